@@ -1,0 +1,76 @@
+// What the glue of every op shares: argument checks with one style of message, the bridge from tensors to the C API's
+// dtypes and streams, threads on the CPU, and the one status check.
+//
+// A message reads: <op>: expected <argument> to be <what>, got <what it is>.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <cstdint>
+
+#include "cuda_ops/core.h"
+
+namespace cuda_ops
+{
+
+using at::Tensor;
+
+// The C API's dtype of a tensor. Refuses what has no kernel: integers and complex everywhere, halves on the CPU.
+cuda_ops_dtype check_dtype(const char *op, const char *argument, const Tensor &tensor);
+
+// Same device and dtype as `reference`, or an error that names both.
+void check_like(const char *op, const char *argument, const Tensor &tensor, const char *reference_name,
+                const Tensor &reference);
+
+void check_same_device(const char *op, const char *argument, const Tensor &tensor, const char *reference_name,
+                       const Tensor &reference);
+
+void check_same_shape(const char *op, const char *argument, const Tensor &tensor, const char *reference_name,
+                      const Tensor &reference);
+
+void check_dim(const char *op, const char *argument, const Tensor &tensor, int64_t minimum, int64_t maximum);
+
+// `tensor` itself if its elements lie in one gap-free block in some order, else a copy that does. at::empty_like of
+// the result has the result's strides, so that an elementwise kernel may run over both as flat arrays.
+Tensor dense(const Tensor &tensor);
+
+// `tensor` laid out with the strides of `reference` (dense, of the same shape): itself if it is, else a copy.
+Tensor dense_like(const Tensor &tensor, const Tensor &reference);
+
+// Throws when `status` is not success, with the cause and, where it is known, the cure.
+void check_status(const char *op, cuda_ops_status status);
+
+// PyTorch's current stream on the current device. In a build without CUDA: an error that says how to get one.
+cuda_ops_stream current_stream(const char *op);
+
+// Elements below which another thread is not worth waking (at::internal::GRAIN_SIZE is PyTorch's own figure).
+constexpr int64_t ELEMENTWISE_GRAIN = 32768;
+
+// Calls kernel(begin, end) over pieces of [0, count) on PyTorch's threads; a status that is not success throws.
+template <typename Kernel>
+void parallel_ranges(const char *op, int64_t count, int64_t grain, const Kernel &kernel)
+{
+    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { check_status(op, kernel(begin, end)); });
+}
+
+} // namespace cuda_ops
+
+// The CUDA launchers exist only in a build with CUDA. A glue file writes its launch inside this macro; without CUDA
+// the call becomes the error of current_stream and the launcher is not referenced.
+#ifdef CUDA_OPS_WITH_CUDA
+#define CUDA_OPS_LAUNCH(op, call) ::cuda_ops::check_status(op, call)
+#else
+#define CUDA_OPS_LAUNCH(op, call) ((void)::cuda_ops::current_stream(op))
+#endif
+
+// Registers `function` for both backends; it looks at its tensors to see where it runs. The CUDA key is registered
+// without CUDA too, so that a CUDA tensor meets our message and not the dispatcher's.
+#define CUDA_OPS_IMPLEMENT(library, name, function)                                                                    \
+    do {                                                                                                               \
+        (library).impl(name, c10::DispatchKey::CPU, function);                                                         \
+        (library).impl(name, c10::DispatchKey::CUDA, function);                                                        \
+    } while (false)

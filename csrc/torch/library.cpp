@@ -1,0 +1,142 @@
+// Home of the cuda_ops library: the shared checks of checks.h, and `build_info`, the one op that takes no tensor.
+#include <ATen/ops/empty_like.h>
+
+#include <string>
+
+#include "checks.h"
+
+#ifdef CUDA_OPS_WITH_CUDA
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#endif
+
+namespace cuda_ops
+{
+
+static const char *const REBUILD_WITH_CUDA =
+    "this build of cuda_ops has no CUDA kernels. Rebuild it where nvcc is found, with "
+    "`CUDA_OPS_CUDA=1 pip install --no-build-isolation -e .`; `python -m cuda_ops doctor` says more.";
+
+static std::string name_of(at::ScalarType dtype)
+{
+    return c10::getDtypeNames(dtype).first;
+}
+
+cuda_ops_dtype check_dtype(const char *op, const char *argument, const Tensor &tensor)
+{
+    switch (tensor.scalar_type()) {
+    case at::kFloat:
+        return CUDA_OPS_FLOAT32;
+    case at::kDouble:
+        return CUDA_OPS_FLOAT64;
+    case at::kHalf:
+    case at::kBFloat16:
+        TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cuda(), op, ": expected ", argument,
+                                    " to be float32 or float64 on the CPU, got ", name_of(tensor.scalar_type()),
+                                    " (float16 and bfloat16 run on CUDA)");
+        return tensor.scalar_type() == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+    default:
+        TORCH_CHECK(false, op, ": expected ", argument, " to be floating point, got ", name_of(tensor.scalar_type()));
+    }
+}
+
+void check_same_device(const char *op, const char *argument, const Tensor &tensor, const char *reference_name,
+                       const Tensor &reference)
+{
+    TORCH_CHECK(tensor.device() == reference.device(), op, ": expected ", argument, " to be on the device of ",
+                reference_name, ", ", reference.device(), ", got ", tensor.device());
+}
+
+void check_like(const char *op, const char *argument, const Tensor &tensor, const char *reference_name,
+                const Tensor &reference)
+{
+    check_same_device(op, argument, tensor, reference_name, reference);
+    TORCH_CHECK(tensor.scalar_type() == reference.scalar_type(), op, ": expected ", argument, " to have the dtype of ",
+                reference_name, ", ", name_of(reference.scalar_type()), ", got ", name_of(tensor.scalar_type()));
+}
+
+void check_same_shape(const char *op, const char *argument, const Tensor &tensor, const char *reference_name,
+                      const Tensor &reference)
+{
+    TORCH_CHECK(tensor.sizes() == reference.sizes(), op, ": expected ", argument, " to have the shape of ",
+                reference_name, ", ", reference.sizes(), ", got ", tensor.sizes());
+}
+
+void check_dim(const char *op, const char *argument, const Tensor &tensor, int64_t minimum, int64_t maximum)
+{
+    if (minimum == maximum)
+        TORCH_CHECK(tensor.dim() == minimum, op, ": expected ", argument, " to have ", minimum,
+                    " dimensions, got shape ", tensor.sizes());
+    TORCH_CHECK(minimum <= tensor.dim() && tensor.dim() <= maximum, op, ": expected ", argument, " to have ", minimum,
+                " to ", maximum, " dimensions, got shape ", tensor.sizes());
+}
+
+Tensor dense(const Tensor &tensor)
+{
+    return tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone(at::MemoryFormat::Preserve);
+}
+
+Tensor dense_like(const Tensor &tensor, const Tensor &reference)
+{
+    if (tensor.strides() == reference.strides())
+        return tensor;
+    Tensor copy = at::empty_like(reference, reference.options().dtype(tensor.scalar_type()));
+    return copy.copy_(tensor);
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+static std::string no_kernel_image_cure()
+{
+    int device = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&properties, device) != cudaSuccess)
+        return "";
+    const std::string sm = std::to_string(properties.major) + "." + std::to_string(properties.minor);
+    return ". The device (" + std::string(properties.name) + ") has compute capability " + sm +
+           ", and cuda_ops was built for " CUDA_OPS_ARCH_LIST ". Rebuild with TORCH_CUDA_ARCH_LIST=" + sm +
+           " pip install --no-build-isolation -e .";
+}
+#endif
+
+void check_status(const char *op, cuda_ops_status status)
+{
+    if (C10_LIKELY(status == CUDA_OPS_SUCCESS))
+        return;
+#ifdef CUDA_OPS_WITH_CUDA
+    if (status >= CUDA_OPS_CUDA_ERROR) {
+        const cudaError_t error = static_cast<cudaError_t>(status - CUDA_OPS_CUDA_ERROR);
+        const bool no_image = error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction;
+        TORCH_CHECK(false, op, ": CUDA error: ", cudaGetErrorString(error), no_image ? no_kernel_image_cure() : "");
+    }
+#endif
+    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE, op, ": ", cuda_ops_status_string(status));
+    TORCH_CHECK(false, op, ": ", cuda_ops_status_string(status));
+}
+
+cuda_ops_stream current_stream(const char *op)
+{
+#ifdef CUDA_OPS_WITH_CUDA
+    (void)op;
+    return c10::cuda::getCurrentCUDAStream().stream();
+#else
+    TORCH_CHECK(false, op, ": ", REBUILD_WITH_CUDA);
+#endif
+}
+
+// What the library says of itself, so that `doctor` can set it beside what the build wrote down.
+static std::string build_info()
+{
+#ifdef CUDA_OPS_WITH_CUDA
+    return "cuda_ops " + std::string(cuda_ops_version()) + " CUDA " + std::to_string(CUDART_VERSION) +
+           " architectures " CUDA_OPS_ARCH_LIST;
+#else
+    return "cuda_ops " + std::string(cuda_ops_version()) + " CPU";
+#endif
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY(cuda_ops, library)
+{
+    library.def("build_info() -> str", []() { return cuda_ops::build_info(); });
+}

@@ -1,0 +1,1 @@
+"""One module an op: its fake kernels, its autograd.Function, its functional and its module, if it has one."""

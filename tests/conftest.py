@@ -1,0 +1,68 @@
+"""Shared set-up: devices, poisoned outputs, and one test per specification where a test asks for `spec`."""
+
+import pytest
+import torch
+from opspec import load_specs
+
+import cuda_ops
+from cuda_ops import _library
+
+SPECS = load_specs()
+CUDA_MISSING = (
+    "needs a GPU"
+    if not torch.cuda.is_available()
+    else None
+    if _library.has_cuda()
+    else "needs a build with CUDA (CUDA_OPS_CUDA=1)"
+)
+CPU_DTYPES = [torch.float32, torch.float64]
+CUDA_DTYPES = [*CPU_DTYPES, torch.float16, torch.bfloat16]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--large", action="store_true", help="run tests that need tens of gigabytes of GPU memory")
+
+
+def pytest_report_header():
+    cuda = f"on {torch.cuda.get_device_name()}" if not CUDA_MISSING else f"CUDA tests skip: {CUDA_MISSING}"
+    return f"cuda_ops {cuda_ops.__version__}, PyTorch {torch.__version__}, {cuda}"
+
+
+def cuda_param(*values, **kwargs):
+    return pytest.param(*values, marks=pytest.mark.cuda, **kwargs)
+
+
+def pytest_generate_tests(metafunc):
+    """`spec` runs over all specifications, `device` over the devices, `device_dtype` over the pairs there are."""
+    if "spec" in metafunc.fixturenames:
+        metafunc.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", ["cpu", cuda_param("cuda", id="cuda")])
+    if "device_dtype" in metafunc.fixturenames:
+        pairs = [pytest.param(("cpu", d), id=f"cpu-{str(d)[6:]}") for d in CPU_DTYPES]
+        pairs += [cuda_param(("cuda", d), id=f"cuda-{str(d)[6:]}") for d in CUDA_DTYPES]
+        metafunc.parametrize("device_dtype", pairs)
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("cuda") and CUDA_MISSING:
+            item.add_marker(pytest.mark.skip(reason=CUDA_MISSING))
+        if item.get_closest_marker("large") and not config.getoption("--large"):
+            item.add_marker(pytest.mark.skip(reason="run with --large"))
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs():
+    """Fills what at::empty returns with NaN (integers: the largest), so that an unwritten output is seen.
+
+    Deterministic algorithms are what PyTorch ties the filling to; they also make our own ops take their deterministic
+    paths, and only warn where a native reference has none.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    # Full float32 on both sides; what TF32 changes has tests of its own.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.use_deterministic_algorithms(False)

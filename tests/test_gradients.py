@@ -1,0 +1,57 @@
+"""Analytic gradients against numeric differentiation, in float64."""
+
+import torch
+from opspec import Make, as_tuple
+from torch.autograd import gradcheck, gradgradcheck
+
+
+def call(spec, sample):
+    """The op as a function of its differentiable tensors alone, which is what gradcheck wants."""
+    tensors = sample.differentiable()
+
+    def function(*values):
+        replace = dict(zip(map(id, tensors), values, strict=True))
+        replaced = sample.map(lambda t: replace.get(id(t), t))
+        outputs = as_tuple(spec.function(*replaced.args, **replaced.kwargs))
+        return tuple(o for o in outputs if o.is_floating_point())
+
+    return function, tensors
+
+
+def test_gradcheck(spec, device):
+    for sample in spec.small_samples(Make(device, torch.float64, requires_grad=True)):
+        function, tensors = call(spec, sample)
+        if spec.random:
+            function = seeded(function)
+        if tensors:
+            assert gradcheck(function, tensors), sample.name
+
+
+def test_gradgradcheck(spec, device):
+    for sample in spec.small_samples(Make(device, torch.float64, requires_grad=True)):
+        function, tensors = call(spec, sample)
+        if not tensors:
+            continue
+        if spec.gradgrad:
+            assert gradgradcheck(function, tensors), sample.name
+            continue
+        # Without a double backward the op must say so, and not give a wrong one.
+        outputs = function(*tensors)
+        grads = torch.autograd.grad(outputs, tensors, [torch.ones_like(o) for o in outputs], create_graph=True)
+        try:
+            torch.autograd.grad([g.sum() for g in grads], tensors)
+        except RuntimeError as error:
+            text = str(error)
+            assert "once_differentiable" in text or "does not require grad" in text, text
+        else:
+            raise AssertionError("differentiable twice, but the specification says gradgrad=False")
+
+
+def seeded(function):
+    """The same random numbers on every call, as numeric differentiation needs."""
+
+    def run(*values):
+        torch.manual_seed(0)
+        return function(*values)
+
+    return run
