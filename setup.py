@@ -23,10 +23,14 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "build_backend"))
+import toolkit  # noqa: E402
+
 # setuptools wants paths relative to setup.py, and pip may start it elsewhere.
 os.chdir(ROOT)
 
-VERSION = re.search(r'CUDA_OPS_VERSION "(.+)"', Path("csrc/include/cuda_ops/core.h").read_text()).group(1)
+CORE = Path("csrc/include/cuda_ops/core.h")
+VERSION = re.search(r'CUDA_OPS_VERSION "(.+)"', CORE.read_text()).group(1)
 # Every architecture from Turing on runs one of these, newer ones through the PTX of the last.
 DEFAULT_ARCHITECTURES = "7.5;8.0;9.0+PTX"
 GIGABYTES_PER_JOB = 3
@@ -47,69 +51,6 @@ def import_torch():
     return torch
 
 
-def wheel_cuda_home(cuda_version):
-    """The toolkit that `pip install cuda-toolkit[nvcc,...]` puts into site-packages, or None."""
-    major = cuda_version.split(".")[0]
-    for site_packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}:
-        home = Path(site_packages) / "nvidia" / f"cu{major}"
-        if (home / "bin" / "nvcc").exists():
-            return str(home)
-    return None
-
-
-def find_cuda_home(cuda_version):
-    """CUDA_HOME, else the nvcc on PATH, else the toolkit from the package index; None if there is no nvcc."""
-    on_path = shutil.which("nvcc")
-    candidates = [
-        os.environ.get("CUDA_HOME"),
-        on_path and str(Path(on_path).resolve().parent.parent),
-        wheel_cuda_home(cuda_version),
-    ]
-    for home in filter(None, candidates):
-        if (Path(home) / "bin" / "nvcc").exists():
-            return home
-    return None
-
-
-def nvcc_version(cuda_home):
-    text = subprocess.run([f"{cuda_home}/bin/nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"release (\d+\.\d+)", text).group(1)
-
-
-def install_nvcc_command(cuda_version):
-    return f'pip install "cuda-toolkit[nvcc,cccl,crt,cudart]=={cuda_version}.*" "nvidia-nvvm=={cuda_version}.*"'
-
-
-def choose_cuda(torch):
-    """(cuda_home or None, why), by CUDA_OPS_CUDA, by the PyTorch that is there and by nvcc; never by a visible GPU."""
-    wanted = os.environ.get("CUDA_OPS_CUDA", "")
-    if wanted not in ("", "0", "1"):
-        fail(f"CUDA_OPS_CUDA must be 0 or 1, got {wanted!r}.")
-    if wanted == "0":
-        return None, "CUDA_OPS_CUDA=0"
-    if torch.version.cuda is None:
-        if wanted == "1":
-            fail(f"CUDA_OPS_CUDA=1, but PyTorch {torch.__version__} is a build without CUDA. Install one with CUDA.")
-        return None, f"PyTorch {torch.__version__} is a build without CUDA"
-    home = find_cuda_home(torch.version.cuda)
-    if home is None:
-        cure = f"`{install_nvcc_command(torch.version.cuda)}` brings one"
-        if wanted == "1":
-            fail(f"CUDA_OPS_CUDA=1, but there is no nvcc in CUDA_HOME, on PATH or in site-packages. {cure}.")
-        return None, f"no nvcc was found; {cure}"
-    version = nvcc_version(home)
-    if version.split(".")[0] != torch.version.cuda.split(".")[0]:
-        problem = (
-            f"nvcc in {home} is of CUDA {version}, and PyTorch {torch.__version__} of CUDA {torch.version.cuda}: "
-            f"their major versions must be the same. `{install_nvcc_command(torch.version.cuda)}` brings the "
-            "matching one; set CUDA_HOME to choose between several"
-        )
-        if wanted == "1":
-            fail(problem + ".")
-        return None, problem
-    return home, f"nvcc {version} in {home}"
-
-
 def limit_jobs():
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     jobs = max(1, min(len(os.sched_getaffinity(0)), int(gigabytes // GIGABYTES_PER_JOB)))
@@ -118,7 +59,10 @@ def limit_jobs():
 
 def extensions():
     torch = import_torch()
-    cuda_home, why = choose_cuda(torch)
+    try:
+        cuda_home, why = toolkit.choose_cuda(torch)
+    except toolkit.ToolkitError as error:
+        fail(error)
     if cuda_home:
         os.environ["CUDA_HOME"] = cuda_home  # read by torch.utils.cpp_extension when it is imported
         if not torch.cuda.is_available():
@@ -177,6 +121,8 @@ def extensions():
         ops.libraries.remove("cudart")
         ops.library_dirs += [f"{cuda_home}/lib", *map(str, Path(torch.__file__).parent.parent.glob("nvidia/cu*/lib"))]
         ops.extra_link_args += [f"-l:libcudart.so.{torch.version.cuda.split('.')[0]}"]
+    # Python's headers are a package of their own on some systems; the ops do without them.
+    has_python_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
     module = cpp_extension.CppExtension(
         name="cuda_ops._C",
         sources=["csrc/python/module.cpp"],
@@ -192,6 +138,12 @@ def extensions():
 
         def run(self):
             print(f"cuda_ops: building {'with CUDA' if cuda_home else 'the CPU backend alone'} ({why})", flush=True)
+            if not has_python_headers:
+                print(
+                    "cuda_ops: without Python.h (python3-dev) cuda_ops._C is left out; only `doctor --kernels` needs it"
+                )
+            if shutil.which(os.environ.get("CXX", "c++")) is None:
+                fail("no C++ compiler was found. Install one (Debian, Ubuntu: `apt install g++`) or name it in CXX.")
             self.run_command("build_clib")
             super().run()
             folder = ROOT / "cuda_ops" if self.inplace else Path(self.build_lib) / "cuda_ops"
@@ -219,7 +171,7 @@ def extensions():
 
     major_minor = ".".join(torch.__version__.split(".")[:2])
     return {
-        "ext_modules": [ops, module],
+        "ext_modules": [ops, *([module] if has_python_headers else [])],
         "libraries": [c_library],
         "cmdclass": {"build_ext": BuildExtension, "build_clib": BuildCLibrary},
         "install_requires": [f"torch=={major_minor}.*", "numpy"],

@@ -1,0 +1,75 @@
+# `make help` lists what there is. Everything happens in .venv; nothing outside of this folder is changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# Warnings are errors in development and CI; `pip install` leaves them warnings, since compilers differ.
+export CUDA_OPS_WERROR ?= 1
+
+C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h')
+
+.PHONY: help mnist test bench doctor build lint format check-gpu clean
+
+help:
+	@echo "make mnist       train the MNIST CNN with our kernels and with PyTorch's, side by side (ARGS='--epochs 3')"
+	@echo "make test        run the test suite (ARGS='-k conv2d')"
+	@echo "make bench       time our ops against PyTorch's (ARGS='conv2d linear')"
+	@echo "make doctor      say what is built, what runs, and what to do where something does not"
+	@echo "make build       compile what has changed"
+	@echo "make check-gpu   tests, compute-sanitizer and MNIST on this machine's GPU, with a report in benchmarks/results"
+	@echo "make lint        ruff, clang-format, and the rules that a machine can check"
+	@echo "make format      let ruff and clang-format mend what they can"
+	@echo "make clean       remove what was built (and not .venv: delete that by hand)"
+	@echo
+	@echo "CUDA_OPS_CUDA=0 builds without the CUDA kernels, CUDA_OPS_CUDA=1 insists on them and brings nvcc if need be."
+
+mnist: build
+	@$(BIN)/python -m cuda_ops mnist $(ARGS)
+
+test: build
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: build
+	@$(BIN)/python -m cuda_ops bench $(ARGS)
+
+doctor: build
+	@$(BIN)/python -m cuda_ops doctor $(ARGS)
+
+check-gpu: build
+	@$(BIN)/python benchmarks/check_gpu.py $(ARGS)
+
+# The environment is made again when the pins change. The stamp comes last, so that a broken install is repeated.
+$(VENV)/.installed: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "cuda_ops: $(PYTHON) is older than 3.10; name another: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	    { echo "cuda_ops: $(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
+	@echo "cuda_ops: installing PyTorch and the other pinned packages into $(VENV) (some gigabytes, once)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+# Compiles into build/ and cuda_ops/; incremental. The editable install after it only writes the link and metadata.
+build: $(VENV)/.installed
+	@$(BIN)/python build_backend/toolkit.py
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@$(BIN)/python -c 'import importlib.metadata as m; m.version("cuda_ops")' 2>/dev/null || \
+	    $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+
+lint: $(VENV)/.installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+	@! grep -nsE '#[[:space:]]*include[[:space:]]*[<"](torch|ATen|c10|pybind11|Python)' -r csrc/cpu csrc/cuda csrc/include csrc/apps \
+	    || { echo "cuda_ops: kernels know nothing of PyTorch or Python (see CONTRIBUTING.md)" >&2; exit 1; }
+	@echo "lint: clean"
+
+format: $(VENV)/.installed
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(C_SOURCES)
+
+clean:
+	@rm -rf build dist cuda_ops.egg-info cuda_ops/*.so cuda_ops/_build_info.json .pytest_cache .hypothesis .ruff_cache runs
+	@find cuda_ops tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

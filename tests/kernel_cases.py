@@ -1,0 +1,73 @@
+"""One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [op ...]
+
+Each op's small samples and its odd-sized ones, in every dtype, in contiguous and channels_last order, forward,
+backward and, where there is one, double backward; then the optimizer. Values are the tests' business, not this
+program's: it only has to reach the kernels.
+"""
+
+import sys
+
+import torch
+from opspec import Make, as_tuple, load_specs
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# compute-sanitizer slows a kernel by two orders of magnitude: the largest samples are for the tests.
+LARGEST = 20_000
+
+
+def run(spec, sample):
+    outputs = [o for o in as_tuple(spec.function(*sample.args, **sample.kwargs)) if o.requires_grad]
+    inputs = sample.differentiable()
+    if not (outputs and inputs):
+        return
+    ones = [torch.ones_like(o) for o in outputs]
+    grads = torch.autograd.grad(outputs, inputs, ones, create_graph=spec.gradgrad, allow_unused=True)
+    again = [g for g in grads if g is not None and g.requires_grad]
+    if spec.gradgrad and again:
+        torch.autograd.grad(again, inputs, [torch.ones_like(g) for g in again], allow_unused=True)
+
+
+def channels_last(tensor):
+    if tensor.dim() != 4:
+        return tensor
+    return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+def run_spec(spec):
+    for dtype in DTYPES:
+        make = Make("cuda", dtype, requires_grad=True)
+        for sample in [*spec.small_samples(make), *spec.samples(make)]:
+            if max(t.numel() for t in sample.tensors()) > LARGEST:
+                continue
+            run(spec, sample)
+            if any(t.dim() == 4 for t in sample.tensors()):
+                run(spec, sample.map(channels_last))
+
+
+def run_optimizer():
+    import cuda_ops
+
+    for dtype in DTYPES:
+        parameters = [torch.randn(n, device="cuda", dtype=dtype, requires_grad=True) for n in (0, 1, 33, 1025)]
+        for options in ({}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, {"maximize": True}):
+            optimizer = cuda_ops.optim.SGD(parameters, lr=0.1, **options)
+            for _ in range(2):
+                for parameter in parameters:
+                    parameter.grad = torch.randn_like(parameter)
+                optimizer.step()
+
+
+def main():
+    chosen = sys.argv[1:]
+    for spec in load_specs():
+        if not chosen or spec.name in chosen:
+            run_spec(spec)
+            print(spec.name, flush=True)
+    if not chosen or "sgd" in chosen:
+        run_optimizer()
+        print("sgd", flush=True)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
