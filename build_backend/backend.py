@@ -7,6 +7,9 @@ development is pinned to. setup.py then makes torch of the version that was buil
 """
 
 import importlib.metadata
+import importlib.util
+import os
+import sys
 import sysconfig
 
 from setuptools.build_meta import *  # noqa: F403
@@ -18,6 +21,11 @@ from setuptools.build_meta import (
 )
 
 DEVELOPMENT_TORCH = "2.11.0"
+
+# Under --no-build-isolation nothing is installed for the build, and setuptools below 70.1 cannot make a wheel alone.
+_setuptools = tuple(map(int, importlib.metadata.version("setuptools").split(".")[:2]))
+if _setuptools < (70, 1) and importlib.util.find_spec("wheel") is None:
+    sys.exit("cuda_ops: this environment cannot build wheels; run `pip install -U wheel ninja` and try again.")
 
 
 def _torch_requirement():
@@ -31,8 +39,6 @@ def _torch_requirement():
 # setuptools runs setup.py to learn its requirements, and setup.py imports torch, which is what is being asked for
 # here. Hence the flag: with it, setup.py describes the project without its extensions.
 def _requirements(hook, config_settings):
-    import os
-
     os.environ["CUDA_OPS_METADATA_ONLY"] = "1"
     try:
         return [*hook(config_settings), _torch_requirement()]
