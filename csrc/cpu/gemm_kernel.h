@@ -28,12 +28,17 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
                     target[(p + q) * width + l] = source[p + q + l * lane_stride];
         }
     for (; p < depth; p++) {
-        if (lane_stride == 1)
-            for (int64_t l = 0; l < lanes; l++)
-                target[p * width + l] = source[p * step + l];
-        else
-            for (int64_t l = 0; l < lanes; l++)
-                target[p * width + l] = source[p * step + l * lane_stride];
+        const REAL *from = source + p * step;
+        REAL *to = target + p * width;
+        int64_t l = 0;
+        if (lane_stride == 1) {
+            for (; l + LANES <= lanes; l += LANES)
+                *(FN(vector) *)(to + l) = *(const FN(vector) *)(from + l);
+            for (; l + QUAD <= lanes; l += QUAD)
+                memcpy(to + l, from + l, 16);
+        }
+        for (; l < lanes; l++)
+            to[l] = from[l * lane_stride];
     }
     if (lanes < width)
         for (p = 0; p < depth; p++)
@@ -86,12 +91,12 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, REAL *output, i
             *(FN(vector) *)(edge[i] + v * LANES) = sum[i][v];
     for (int i = 0; i < rows; i++) {
         REAL *target = output + i * output_row;
-        if (accumulate)
-            for (int64_t j = 0; j < columns; j++)
-                target[j] += edge[i][j];
-        else
-            for (int64_t j = 0; j < columns; j++)
-                target[j] = edge[i][j];
+        int64_t j = 0;
+        if (!accumulate)
+            for (; j + QUAD <= columns; j += QUAD)
+                memcpy(target + j, edge[i] + j, 16);
+        for (; j < columns; j++)
+            target[j] = accumulate ? target[j] + edge[i][j] : edge[i][j];
     }
 }
 
@@ -143,8 +148,8 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
     const int64_t block_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / BLOCK_DEPTH / width * width;
     REAL *const packed_a = workspace;
     REAL *const packed_b = packed_a + BLOCK_ROWS * BLOCK_DEPTH;
-    /* With one tile of rows each element of b is read once: packing it would cost more than it saves. */
-    const bool b_in_place = b_column == 1 && m <= TILE_ROWS;
+    /* For a few tiles of rows packing b would cost more than it saves. */
+    const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
 
     for (int64_t j0 = 0; j0 < n; j0 += block_columns) {
         const int64_t columns = min_i64(block_columns, n - j0);
