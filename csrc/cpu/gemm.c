@@ -83,8 +83,8 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,fma")
-#define VECTOR_BYTES 64 /* 32 registers: 28 sums, 2 of b; a is broadcast from memory by the multiplication */
-#define TILE_ROWS 14
+#define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
+#define TILE_ROWS 12
 #define TARGET(name) name##_avx512
 #include "gemm_passes.h"
 #pragma GCC pop_options
