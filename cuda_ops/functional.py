@@ -1,7 +1,9 @@
 """The ops as functions, with the signatures of torch.nn.functional. One line an op."""
 
+from .ops.linear import linear
 from .ops.square import square
 
 __all__ = [
+    "linear",
     "square",
 ]

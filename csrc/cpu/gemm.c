@@ -1,36 +1,119 @@
-/* Matrix multiplication on one core: the plain three loops, in the order that walks b and output along rows. */
-#ifndef REAL
-
+/* Matrix multiplication on one core. gemm_kernel.h holds the algorithm; this file compiles it once per instruction
+ * set and element type, and picks the widest that the processor has.
+ * Not by CUDA_OPS_SIMD: the clones of a function share one body, and here the size of the register tile, and with it
+ * the layout of the packed operands, follows the width and the number of the vector registers. */
 #include "gemm.h"
 
 #include "common.h"
 
-#define REAL float
-#define FN(name) name##_f32
-#include "gemm.c"
-#include "undef_real.h"
-#define REAL double
-#define FN(name) name##_f64
-#include "gemm.c"
-#include "undef_real.h"
+/* Depth and height of the packed block of a, columns of the packed block of b (see gemm_kernel.h). The block of b's
+ * tile (BLOCK_DEPTH rows of two vectors, 32 KB with AVX-512) stays in the first-level cache, the rest in the second. */
+enum {
+    BLOCK_DEPTH = 256,
+    BLOCK_ROWS = 168, /* a multiple of every TILE_ROWS */
+    BLOCK_B_BYTES = 3 << 19,
+    BLOCK_A_BYTES = BLOCK_ROWS * BLOCK_DEPTH * (int)sizeof(double)
+};
+_Static_assert(BLOCK_A_BYTES + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
 
-#else
+/* target[l + q * target_stride] = source[q + l * source_stride], a square of 16 bytes by 16 bytes. */
+#if defined(__GNUC__) && !defined(__clang__)
+typedef float quad_f32 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef double quad_f64 __attribute__((vector_size(16), aligned(8), may_alias));
+typedef int32_t index_f32 __attribute__((vector_size(16)));
+typedef int64_t index_f64 __attribute__((vector_size(16)));
 
-CUDA_OPS_SIMD void FN(cuda_ops_gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_row, int64_t a_column,
-                                     const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
-                                     bool accumulate, void *workspace)
+CUDA_OPS_INLINE void transpose_quad_f32(float *target, int64_t target_stride, const float *source,
+                                        int64_t source_stride)
 {
-    (void)workspace;
-    for (int64_t i = 0; i < m; i++) {
-        REAL *row = output + i * output_row;
-        if (!accumulate)
-            memset(row, 0, (size_t)n * sizeof(REAL));
-        for (int64_t p = 0; p < k; p++) {
-            const REAL factor = a[i * a_row + p * a_column];
-            for (int64_t j = 0; j < n; j++)
-                row[j] += factor * b[p * b_row + j * b_column];
-        }
-    }
+    const quad_f32 r0 = *(const quad_f32 *)source, r1 = *(const quad_f32 *)(source + source_stride);
+    const quad_f32 r2 = *(const quad_f32 *)(source + 2 * source_stride);
+    const quad_f32 r3 = *(const quad_f32 *)(source + 3 * source_stride);
+    const index_f32 low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
+    const quad_f32 low01 = __builtin_shuffle(r0, r1, low), high01 = __builtin_shuffle(r0, r1, high);
+    const quad_f32 low23 = __builtin_shuffle(r2, r3, low), high23 = __builtin_shuffle(r2, r3, high);
+    *(quad_f32 *)target = __builtin_shuffle(low01, low23, left);
+    *(quad_f32 *)(target + target_stride) = __builtin_shuffle(low01, low23, right);
+    *(quad_f32 *)(target + 2 * target_stride) = __builtin_shuffle(high01, high23, left);
+    *(quad_f32 *)(target + 3 * target_stride) = __builtin_shuffle(high01, high23, right);
 }
 
+CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, const double *source,
+                                        int64_t source_stride)
+{
+    const quad_f64 r0 = *(const quad_f64 *)source, r1 = *(const quad_f64 *)(source + source_stride);
+    const index_f64 left = {0, 2}, right = {1, 3};
+    *(quad_f64 *)target = __builtin_shuffle(r0, r1, left);
+    *(quad_f64 *)(target + target_stride) = __builtin_shuffle(r0, r1, right);
+}
+#else
+CUDA_OPS_INLINE void transpose_quad_f32(float *target, int64_t target_stride, const float *source,
+                                        int64_t source_stride)
+{
+    for (int l = 0; l < 4; l++)
+        for (int q = 0; q < 4; q++)
+            target[l + q * target_stride] = source[q + l * source_stride];
+}
+
+CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, const double *source,
+                                        int64_t source_stride)
+{
+    for (int l = 0; l < 2; l++)
+        for (int q = 0; q < 2; q++)
+            target[l + q * target_stride] = source[q + l * source_stride];
+}
 #endif
+
+/* 16 vector registers of 16 bytes are all that is sure to be there: 8 sums, 2 of b, and scratch for the products. */
+#define VECTOR_BYTES 16
+#define TILE_ROWS 4
+#define TARGET(name) name##_any
+#include "gemm_passes.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CUDA_OPS_NO_CLONES)
+#define WITH_TARGETS
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define VECTOR_BYTES 32 /* 16 registers: 12 sums, 2 of b, 1 of a */
+#define TILE_ROWS 6
+#define TARGET(name) name##_avx2
+#include "gemm_passes.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,fma")
+#define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
+#define TILE_ROWS 12
+#define TARGET(name) name##_avx512
+#include "gemm_passes.h"
+#pragma GCC pop_options
+#endif
+
+void cuda_ops_gemm_f32(float *output, int64_t output_row, const float *a, int64_t a_row, int64_t a_column,
+                       const float *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                       bool accumulate, void *workspace)
+{
+#ifdef WITH_TARGETS
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
+        gemm_f32_avx512(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        gemm_f32_avx2(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else
+#endif
+        gemm_f32_any(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+}
+
+void cuda_ops_gemm_f64(double *output, int64_t output_row, const double *a, int64_t a_row, int64_t a_column,
+                       const double *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                       bool accumulate, void *workspace)
+{
+#ifdef WITH_TARGETS
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
+        gemm_f64_avx512(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        gemm_f64_avx2(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else
+#endif
+        gemm_f64_any(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+}

@@ -1,0 +1,233 @@
+// linear for PyTorch: output = input * weight^T + bias over any leading shape, and its three gradients, each an op of
+// its own, so that a gradient that nobody needs costs nothing and each can be differentiated again.
+#include "cuda_ops/linear.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+// The leading dimensions are one: all that the kernels know are rows.
+struct LinearSizes {
+    int64_t rows, in_features, out_features;
+};
+
+static int64_t rows_of(const Tensor &tensor)
+{
+    int64_t rows = 1;
+    for (int64_t d = 0; d < tensor.dim() - 1; d++)
+        rows *= tensor.size(d);
+    return rows;
+}
+
+// The rows of `tensor` (input or grad_output), whose last dimension must be `expected`, weight's `features`.
+static int64_t check_rows(const char *op, const char *argument, const Tensor &tensor, const char *features,
+                          int64_t expected, const Tensor &weight)
+{
+    TORCH_CHECK(tensor.dim() >= 1, op, ": expected ", argument, " to have at least 1 dimension, got a scalar");
+    TORCH_CHECK(tensor.size(-1) == expected, op, ": expected the last dimension of ", argument, " to be the ", features,
+                " of weight, ", expected, " (weight has shape ", weight.sizes(), "), got ", argument, " of shape ",
+                tensor.sizes());
+    return rows_of(tensor);
+}
+
+static void check_same_rows(const char *op, const Tensor &grad_output, const Tensor &input)
+{
+    TORCH_CHECK(grad_output.dim() >= 1 && input.dim() == grad_output.dim() &&
+                    grad_output.sizes().slice(0, input.dim() - 1) == input.sizes().slice(0, input.dim() - 1),
+                op, ": expected grad_output to have the leading shape of input, got grad_output of shape ",
+                grad_output.sizes(), " and input of shape ", input.sizes());
+}
+
+static Tensor empty_with_last(const Tensor &tensor, int64_t last)
+{
+    std::vector<int64_t> sizes = tensor.sizes().vec();
+    sizes.back() = last;
+    return at::empty(sizes, tensor.options());
+}
+
+// Multiply-adds below which another thread is not worth waking.
+static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
+
+// kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products. The
+// longer side is cut, since each thread packs all of the other operand.
+template <typename Kernel>
+static void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, const Kernel &kernel)
+{
+    const bool by_rows = rows >= columns;
+    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
+    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
+    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
+        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
+        const cuda_ops_linear_block block =
+            by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
+        return kernel(block, workspace.get());
+    });
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+static Tensor workspace_of(int64_t bytes, const Tensor &tensor)
+{
+    return at::empty({bytes}, tensor.options().dtype(at::kByte));
+}
+
+static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
+                                    LinearSizes size, cuda_ops_dtype dtype)
+{
+    const Tensor workspace =
+        workspace_of(cuda_ops_linear_forward_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), x);
+    return cuda_ops_linear_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), bias,
+                                        workspace.data_ptr(), size.rows, size.in_features, size.out_features, dtype,
+                                        current_stream("linear"));
+}
+
+static cuda_ops_status backward_input_cuda(const Tensor &grad_input, const Tensor &g, const Tensor &w, LinearSizes size,
+                                           cuda_ops_dtype dtype)
+{
+    const Tensor workspace = workspace_of(
+        cuda_ops_linear_backward_input_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), g);
+    return cuda_ops_linear_backward_input_cuda(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
+                                               workspace.data_ptr(), size.rows, size.in_features, size.out_features,
+                                               dtype, current_stream("linear_backward_input"));
+}
+
+static cuda_ops_status backward_weight_cuda(const Tensor &grad_weight, const Tensor &g, const Tensor &x,
+                                            LinearSizes size, cuda_ops_dtype dtype)
+{
+    const Tensor workspace = workspace_of(
+        cuda_ops_linear_backward_weight_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), g);
+    return cuda_ops_linear_backward_weight_cuda(grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
+                                                workspace.data_ptr(), size.rows, size.in_features, size.out_features,
+                                                dtype, current_stream("linear_backward_weight"));
+}
+
+static cuda_ops_status backward_bias_cuda(const Tensor &grad_bias, const Tensor &g, int64_t rows, cuda_ops_dtype dtype)
+{
+    const Tensor workspace = workspace_of(cuda_ops_linear_backward_bias_workspace_cuda(rows, g.size(-1), dtype), g);
+    return cuda_ops_linear_backward_bias_cuda(grad_bias.data_ptr(), g.const_data_ptr(), workspace.data_ptr(), rows,
+                                              g.size(-1), dtype, current_stream("linear_backward_bias"));
+}
+#endif
+
+static Tensor linear_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
+{
+    const cuda_ops_dtype dtype = check_dtype("linear", "input", input);
+    check_like("linear", "weight", weight, "input", input);
+    check_dim("linear", "weight", weight, 2, 2);
+    const int64_t rows = check_rows("linear", "input", input, "in_features", weight.size(1), weight);
+    if (bias) {
+        check_like("linear", "bias", *bias, "input", input);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), "linear: expected bias to have shape [",
+                    weight.size(0), "], the out_features of weight, got ", bias->sizes());
+    }
+    const LinearSizes size{rows, weight.size(1), weight.size(0)};
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), w = weight.contiguous();
+    const Tensor b = bias ? bias->contiguous() : Tensor();
+    const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
+    Tensor output = empty_with_last(x, size.out_features);
+    if (output.numel() == 0)
+        return output;
+    if (x.is_cuda())
+        CUDA_OPS_LAUNCH("linear", forward_cuda(output, x, w, bias_data, size, dtype));
+    else
+        parallel_blocks("linear", size.rows, size.out_features, size.in_features,
+                        [&](cuda_ops_linear_block block, void *workspace) {
+                            return cuda_ops_linear_forward_cpu(output.data_ptr(), x.const_data_ptr(),
+                                                               w.const_data_ptr(), bias_data, workspace, size.rows,
+                                                               size.in_features, size.out_features, block, dtype);
+                        });
+    return output;
+}
+
+static Tensor linear_backward_input(const Tensor &grad_output, const Tensor &weight)
+{
+    const char *const op = "linear_backward_input";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_like(op, "weight", weight, "grad_output", grad_output);
+    check_dim(op, "weight", weight, 2, 2);
+    const int64_t rows = check_rows(op, "grad_output", grad_output, "out_features", weight.size(0), weight);
+    const LinearSizes size{rows, weight.size(1), weight.size(0)};
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = grad_output.contiguous(), w = weight.contiguous();
+    Tensor grad_input = empty_with_last(g, size.in_features);
+    if (grad_input.numel() == 0)
+        return grad_input;
+    if (g.is_cuda())
+        CUDA_OPS_LAUNCH(op, backward_input_cuda(grad_input, g, w, size, dtype));
+    else
+        parallel_blocks(
+            op, size.rows, size.in_features, size.out_features, [&](cuda_ops_linear_block block, void *workspace) {
+                return cuda_ops_linear_backward_input_cpu(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
+                                                          workspace, size.rows, size.in_features, size.out_features,
+                                                          block, dtype);
+            });
+    return grad_input;
+}
+
+static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &input)
+{
+    const char *const op = "linear_backward_weight";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_like(op, "input", input, "grad_output", grad_output);
+    check_same_rows(op, grad_output, input);
+    const LinearSizes size{rows_of(input), input.size(-1), grad_output.size(-1)};
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = grad_output.contiguous(), x = input.contiguous();
+    Tensor grad_weight = at::empty({size.out_features, size.in_features}, g.options());
+    if (grad_weight.numel() == 0)
+        return grad_weight;
+    if (g.is_cuda())
+        CUDA_OPS_LAUNCH(op, backward_weight_cuda(grad_weight, g, x, size, dtype));
+    else
+        parallel_blocks(
+            op, size.out_features, size.in_features, size.rows, [&](cuda_ops_linear_block block, void *workspace) {
+                return cuda_ops_linear_backward_weight_cpu(grad_weight.data_ptr(), g.const_data_ptr(),
+                                                           x.const_data_ptr(), workspace, size.rows, size.in_features,
+                                                           size.out_features, block, dtype);
+            });
+    return grad_weight;
+}
+
+static Tensor linear_backward_bias(const Tensor &grad_output)
+{
+    const char *const op = "linear_backward_bias";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    TORCH_CHECK(grad_output.dim() >= 1, op, ": expected grad_output to have at least 1 dimension, got a scalar");
+    const int64_t rows = rows_of(grad_output), out_features = grad_output.size(-1);
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = grad_output.contiguous();
+    Tensor grad_bias = at::empty({out_features}, g.options());
+    if (out_features == 0)
+        return grad_bias;
+    if (g.is_cuda())
+        CUDA_OPS_LAUNCH(op, backward_bias_cuda(grad_bias, g, rows, dtype));
+    else
+        parallel_ranges(op, out_features, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(1, rows)),
+                        [&](int64_t begin, int64_t end) {
+                            return cuda_ops_linear_backward_bias_cpu(grad_bias.data_ptr(), g.const_data_ptr(), rows,
+                                                                     out_features, begin, end, dtype);
+                        });
+    return grad_bias;
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("linear_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+    library.def("linear_backward_input(Tensor grad_output, Tensor weight) -> Tensor");
+    library.def("linear_backward_weight(Tensor grad_output, Tensor input) -> Tensor");
+    library.def("linear_backward_bias(Tensor grad_output) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "linear_forward", cuda_ops::linear_forward);
+    CUDA_OPS_IMPLEMENT(library, "linear_backward_input", cuda_ops::linear_backward_input);
+    CUDA_OPS_IMPLEMENT(library, "linear_backward_weight", cuda_ops::linear_backward_weight);
+    CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);
+}

@@ -1,0 +1,157 @@
+"""linear: output = input @ weight.T + bias, over any leading shape."""
+
+import torch
+from torch import Tensor
+
+from .._autocast import autocast_to_lower
+from .._library import ops
+
+
+@torch.library.register_fake("cuda_ops::linear_forward")
+def _(input, weight, bias):
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+@torch.library.register_fake("cuda_ops::linear_backward_input")
+def _(grad_output, weight):
+    return grad_output.new_empty((*grad_output.shape[:-1], weight.shape[1]))
+
+
+@torch.library.register_fake("cuda_ops::linear_backward_weight")
+def _(grad_output, input):
+    return grad_output.new_empty((grad_output.shape[-1], input.shape[-1]))
+
+
+@torch.library.register_fake("cuda_ops::linear_backward_bias")
+def _(grad_output):
+    return grad_output.new_empty((grad_output.shape[-1],))
+
+
+# The three products are each other's derivatives: output is linear in input and in weight, grad_input in grad_output
+# and in weight, grad_weight in grad_output and in input. So three Functions differentiate any number of times.
+
+
+class LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, weight, bias):
+        # A frozen weight keeps no input alive.
+        ctx.save_for_backward(
+            input if ctx.needs_input_grad[1] else None,
+            weight if ctx.needs_input_grad[0] else None,
+        )
+        return ops.linear_forward(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        input, weight = ctx.saved_tensors
+        grad_input = LinearBackwardInputFunction.apply(grad_output, weight) if ctx.needs_input_grad[0] else None
+        grad_weight = LinearBackwardWeightFunction.apply(grad_output, input) if ctx.needs_input_grad[1] else None
+        grad_bias = LinearBackwardBiasFunction.apply(grad_output) if ctx.needs_input_grad[2] else None
+        return grad_input, grad_weight, grad_bias
+
+
+class LinearBackwardInputFunction(torch.autograd.Function):
+    """grad_input = grad_output @ weight"""
+
+    @staticmethod
+    def forward(ctx, grad_output, weight):
+        ctx.save_for_backward(
+            grad_output if ctx.needs_input_grad[1] else None,
+            weight if ctx.needs_input_grad[0] else None,
+        )
+        return ops.linear_backward_input(grad_output, weight)
+
+    @staticmethod
+    def backward(ctx, grad_grad_input):
+        grad_output, weight = ctx.saved_tensors
+        grad_grad_output = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_output = LinearFunction.apply(grad_grad_input, weight, None)
+        if ctx.needs_input_grad[1]:
+            grad_weight = LinearBackwardWeightFunction.apply(grad_output, grad_grad_input)
+        return grad_grad_output, grad_weight
+
+
+class LinearBackwardWeightFunction(torch.autograd.Function):
+    """grad_weight = grad_output.T @ input, with the leading dimensions of both as one"""
+
+    @staticmethod
+    def forward(ctx, grad_output, input):
+        ctx.save_for_backward(
+            grad_output if ctx.needs_input_grad[1] else None,
+            input if ctx.needs_input_grad[0] else None,
+        )
+        return ops.linear_backward_weight(grad_output, input)
+
+    @staticmethod
+    def backward(ctx, grad_grad_weight):
+        grad_output, input = ctx.saved_tensors
+        grad_grad_output = grad_input = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_output = LinearFunction.apply(input, grad_grad_weight, None)
+        if ctx.needs_input_grad[1]:
+            grad_input = LinearBackwardInputFunction.apply(grad_output, grad_grad_weight)
+        return grad_grad_output, grad_input
+
+
+class LinearBackwardBiasFunction(torch.autograd.Function):
+    """grad_bias = grad_output, summed over its leading dimensions"""
+
+    @staticmethod
+    def forward(ctx, grad_output):
+        ctx.shape = grad_output.shape
+        return ops.linear_backward_bias(grad_output)
+
+    @staticmethod
+    def backward(ctx, grad_grad_bias):
+        return grad_grad_bias.expand(ctx.shape)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    r"""Affine map of the last dimension, :math:`y = x W^T + b`. Like :func:`torch.nn.functional.linear`.
+
+    Args:
+        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        weight: (out_features, in_features), or (in_features) for one output feature without a dimension of its own;
+            dtype and device of `input`.
+        bias: (out_features) or a scalar; a scalar if `weight` has one dimension. dtype and device of `input`.
+
+    Returns:
+        A contiguous tensor (..., out_features); (...) if `weight` has one dimension.
+
+    Raises:
+        RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Products are summed in float32 (float64 for float64), whatever `torch.backends` allows. Under autocast the tensors
+    are cast as PyTorch casts them. Differentiable any number of times.
+
+    Example:
+        >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, -1.0]])
+        >>> cuda_ops.functional.linear(input, weight, torch.tensor([0.5, 0.0]))
+        tensor([[11.5000, -2.0000]])
+    """
+    input, weight, bias = autocast_to_lower("linear", input, weight, bias)
+    if weight.dim() == 1:
+        return linear_of_vector(input, weight, bias)
+    if bias is not None and bias.dim() == 0:
+        bias = bias.expand(weight.shape[0])
+    return LinearFunction.apply(input, weight, bias)
+
+
+def linear_of_vector(input, weight, bias):
+    if bias is not None:
+        if bias.dim() != 0:
+            raise RuntimeError(
+                "linear: expected bias to be a scalar where weight has 1 dimension, "
+                f"got a bias of shape {list(bias.shape)}"
+            )
+        bias = bias.unsqueeze(0)
+    return LinearFunction.apply(input, weight.unsqueeze(0), bias).squeeze(-1)
+
+
+class Linear(torch.nn.Linear):
+    """Like :class:`torch.nn.Linear`, through :func:`cuda_ops.functional.linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
