@@ -127,6 +127,7 @@ def extensions():
         name="cuda_ops._C",
         sources=["csrc/python/module.cpp"],
         include_dirs=include_dirs,
+        define_macros=macros,
         extra_compile_args={"cxx": cxx_flags},
     )
 

@@ -1,7 +1,8 @@
 """Loads the op library, or keeps the reason why it cannot be, and tells it on first use.
 
-`import cuda_ops` never fails for want of the library: `doctor` must be able to run. Every module under ops/ takes
-`ops` from here; it is `torch.ops.cuda_ops` when all is well.
+`import cuda_ops` never fails for want of the library: `doctor` must be able to run. So without it cuda_ops.functional,
+nn and optim are `Missing`, and the modules under ops/, whose fake kernels belong to ops of the library, are not
+imported. They take `ops` from here.
 """
 
 import json
@@ -54,15 +55,15 @@ def _problem():
     return None
 
 
-class _Missing:
-    """Stands in for torch.ops.cuda_ops when the library did not load: any use of it is the error."""
+class Missing:
+    """Stands in for what needs the library when it did not load: any use of it is the error."""
 
     def __getattr__(self, name):
         raise ImportError(problem)
 
 
 problem = _problem()
-ops = _Missing() if problem else torch.ops.cuda_ops
+ops = Missing() if problem else torch.ops.cuda_ops
 
 
 def has_cuda():

@@ -1,0 +1,540 @@
+"""python -m cuda_ops doctor: what is installed, what works, and the cure for what does not.
+
+Everything is tried rather than assumed: the op table comes from calling each functional, forward and backward, on
+each device in each dtype. The command needs nothing but torch, so that it runs where the rest does not.
+"""
+
+import argparse
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+import torch
+
+from . import _library, functional, optim
+
+INSTALL = "pip install --no-build-isolation -e ."
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+PACKAGES = {
+    "numpy": "pip install numpy",
+    "rich": 'pip install -e ".[app]"',
+    "torchvision": 'pip install -e ".[app]"',
+    "matplotlib": 'pip install -e ".[app]"',
+    "pytest": 'pip install -e ".[dev]"',
+    "hypothesis": 'pip install -e ".[dev]"',
+    "cmake": 'pip install -e ".[dev]"',
+}
+# As torchvision knows them.
+MNIST_MD5 = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+
+
+def example_calls(make):
+    """Functional -> (arguments, PyTorch's own function of the same arguments; None: it draws random numbers)."""
+    F = torch.nn.functional
+    labels = torch.tensor([0, 2, 1], device=make.device)
+    weight, bias = make(4), make(4)
+    mean, var = torch.zeros_like(weight).detach(), torch.ones_like(weight).detach()
+    return {
+        "add2": ((make(3, 4), make(4)), torch.add),
+        "avg_pool2d": ((make(1, 2, 4, 4), 2), F.avg_pool2d),
+        "batch_norm": ((make(3, 4), mean, var, weight, bias, True), F.batch_norm),
+        "conv2d": ((make(1, 2, 5, 5), make(3, 2, 3, 3), make(3)), F.conv2d),
+        "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
+        "dropout": ((make(3, 4),), None),
+        "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
+        "log_softmax": ((make(3, 4), 1), F.log_softmax),
+        "max_pool2d": ((make(1, 2, 4, 4), 2), F.max_pool2d),
+        "nll_loss": ((make(3, 4), labels), F.nll_loss),
+        "polynomial": ((make(3, 4),), lambda input: input * input + input + 1),
+        "relu": ((make(3, 4),), F.relu),
+        "square": ((make(3, 4),), torch.square),
+    }
+
+
+class _Make:
+    def __init__(self, device, dtype):
+        self.device, self.dtype = device, dtype
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape):
+        values = torch.rand(shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        return values.to(self.dtype).to(self.device).requires_grad_()
+
+
+def _run(*command):
+    """First lines of what a command prints, or None if it is not there or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def _version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --- one function a section; each returns what it found, and calls problem(cause, cure, broken) ---------------------
+
+
+def check_versions(problem):
+    info = _library.build_info()
+    running = {
+        "cuda_ops": importlib.import_module("cuda_ops").__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+    if _library.problem is None and info.get("cuda_ops") != running["cuda_ops"]:
+        problem(
+            f"the extension is of cuda_ops {info.get('cuda_ops')}, the Python files of {running['cuda_ops']}", INSTALL
+        )
+    return {"built_with": info, "running_with": running, "platform": platform.platform()}
+
+
+def check_extension(problem):
+    found = {"loaded": _library.problem is None, "library": None, "build_info": None, "introspection": None}
+    libraries = sorted(_library.FOLDER.glob("_ops*.so"))
+    found["library"] = str(libraries[0]) if libraries else None
+    if _library.problem:
+        problem(_library.problem, INSTALL)
+    else:
+        found["build_info"] = _library.ops.build_info()
+        written = _library.build_info()["architectures"]
+        if not found["build_info"].endswith(f"architectures {written}" if written else " CPU"):
+            problem(
+                f"the library says '{found['build_info']}' and _build_info.json says architectures {written}: "
+                "they come from different builds",
+                INSTALL,
+            )
+    try:
+        importlib.import_module("cuda_ops._C")
+        found["introspection"] = "loaded"
+    except ImportError as error:
+        others = [path.name for path in sorted(_library.FOLDER.glob("_C*.so"))]
+        why = (
+            f"there is {', '.join(others)}, for another Python than {sys.version.split()[0]}" if others else "not built"
+        )
+        if any(name.endswith(sysconfig.get_config_var("EXT_SUFFIX")) for name in others):
+            why = str(error)
+        found["introspection"] = why
+        problem(
+            f"cuda_ops._C, which lists kernels, does not load ({why}); the ops do without it", INSTALL, broken=False
+        )
+    return found
+
+
+def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether code for an architecture, as in sm_90a or compute_80, runs on a device of that compute capability."""
+    match = re.fullmatch(r"(sm|compute)_(\d+)([af]?)", architecture)
+    if not match:
+        return False
+    kind, number, suffix = match.groups()
+    major, minor = divmod(int(number), 10)
+    if suffix == "a":  # uses what only this one has
+        return capability == (major, minor)
+    if kind == "sm" or suffix == "f":  # machine code (f: PTX as well) is good for later minors of the same major
+        return capability[0] == major and capability[1] >= minor
+    return capability >= (major, minor)
+
+
+def why_no_cuda():
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is a build without CUDA"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).split(". ")[0].split("\n")[0]
+    return "PyTorch finds no GPU"
+
+
+def check_cuda(problem):
+    info = _library.build_info()
+    found = {"available": False, "reason": None, "driver": None, "driver_cuda": None, "devices": []}
+    found["driver"] = _driver_version()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what PyTorch warns of is reported below, with a cure
+        found["available"] = torch.cuda.is_available()
+        if not found["available"]:
+            found["reason"] = why_no_cuda()
+    if found["driver"] and not found["available"]:
+        if torch.version.cuda is None:
+            cure = "pip install --force-reinstall torch  (see pytorch.org for the build with CUDA), then " + INSTALL
+            problem(f"there is an NVIDIA driver, but {found['reason']}", cure, broken=False)
+        elif "hides all GPUs" not in found["reason"]:
+            cure = f"update the NVIDIA driver to one for CUDA {torch.version.cuda}; `nvidia-smi` shows what it is now"
+            problem(f"there is an NVIDIA driver ({found['driver']}), but {found['reason']}", cure)
+    if not found["available"]:
+        return found
+    version = torch._C._cuda_getDriverVersion()
+    found["driver_cuda"] = f"{version // 1000}.{version % 1000 // 10}"
+    if not info.get("cuda") and _library.problem is None:
+        problem(
+            f"there is a GPU, but cuda_ops was built for the CPU alone ({info.get('cuda_reason')})",
+            f"CUDA_OPS_CUDA=1 {INSTALL}",
+            broken=False,
+        )
+    architectures = (info.get("architectures") or "").split()
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = (properties.major, properties.minor)
+        usable = [a for a in architectures if runs_on(a, capability)]
+        found["devices"].append(
+            {
+                "name": properties.name,
+                "compute_capability": f"{capability[0]}.{capability[1]}",
+                "memory_gib": round(properties.total_memory / 2**30, 1),
+                "multiprocessors": properties.multi_processor_count,
+                "runs": usable,
+            }
+        )
+        if not architectures:
+            continue
+        rebuild = f"TORCH_CUDA_ARCH_LIST={capability[0]}.{capability[1]} {INSTALL}"
+        device = f"device {index} ({properties.name}) has compute capability {capability[0]}.{capability[1]}"
+        if not usable:
+            problem(f"{device}, and the build is for {' '.join(architectures)}: no kernel runs there", rebuild)
+        elif not any(a.startswith("sm_") for a in usable):
+            problem(
+                f"{device}, and the build has only PTX for it: the driver compiles every kernel on first use",
+                rebuild,
+                broken=False,
+            )
+    return found
+
+
+def _driver_version():
+    text = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    if text:
+        return text.split("\n")[0]
+    try:
+        match = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return match.group(1) if match else None
+
+
+def find_nvcc():
+    """Where setup.py looks: CUDA_HOME, PATH, the toolkit from the package index."""
+    major = (torch.version.cuda or "").split(".")[0]
+    candidates = [
+        os.environ.get("CUDA_HOME") and Path(os.environ["CUDA_HOME"]) / "bin" / "nvcc",
+        shutil.which("nvcc"),
+        Path(sysconfig.get_path("purelib")) / "nvidia" / f"cu{major}" / "bin" / "nvcc",
+    ]
+    return next((str(path) for path in candidates if path and Path(path).exists()), None)
+
+
+def check_tools(problem):
+    compiler = os.environ.get("CXX", "c++")
+    found = {"compiler": (_run(compiler, "--version") or "").split("\n")[0] or None, "nvcc": None, "nvcc_version": None}
+    if found["compiler"] is None:
+        problem(
+            f"there is no C++ compiler ({compiler}), so that nothing can be rebuilt", "apt install g++", broken=False
+        )
+    found["nvcc"] = find_nvcc()
+    if found["nvcc"]:
+        release = re.search(r"release (\d+\.\d+)", _run(found["nvcc"], "--version") or "")
+        found["nvcc_version"] = release.group(1) if release else None
+    if torch.version.cuda:
+        cuda = torch.version.cuda
+        cure = f'pip install "cuda-toolkit[nvcc,cccl,crt,cudart]=={cuda}.*" "nvidia-nvvm=={cuda}.*"'
+        if found["nvcc"] is None:
+            problem("there is no nvcc, so that CUDA kernels cannot be rebuilt", cure, broken=False)
+        elif found["nvcc_version"] and found["nvcc_version"].split(".")[0] != cuda.split(".")[0]:
+            problem(f"nvcc is of CUDA {found['nvcc_version']}, and PyTorch of CUDA {cuda}", cure, broken=False)
+    return found
+
+
+def check_data(problem):
+    """The four files of MNIST in the repository, or in the working directory."""
+    folder = _library.FOLDER.parent / "data" / "MNIST" / "raw"
+    if not folder.is_dir():
+        folder = Path("data", "MNIST", "raw").absolute()
+    files = {}
+    for name, md5 in MNIST_MD5.items():
+        path = folder / name
+        if not path.is_file():
+            files[name] = "missing"
+        else:
+            good = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == md5
+            files[name] = "ok" if good else "damaged"
+    bad = [name for name, state in files.items() if state != "ok"]
+    if bad:
+        cure = (
+            "git checkout -- data"
+            if (folder.parents[2] / ".git").exists()
+            else ("python -c \"import torchvision; torchvision.datasets.MNIST('data', download=True)\"")
+        )
+        damaged = any(state == "damaged" for state in files.values())
+        problem(f"MNIST in {folder}: {', '.join(f'{n} {files[n]}' for n in bad)}", cure, broken=damaged)
+    return {"folder": str(folder), "files": files}
+
+
+def check_packages(problem):
+    found = {name: _version(name) for name in PACKAGES}
+    found["cmake"] = found["cmake"] or (shutil.which("cmake") and "on PATH")
+    cures = {}
+    for name, version in found.items():
+        if version is None:
+            cures.setdefault(PACKAGES[name], []).append(name)
+    for cure, names in cures.items():
+        problem(f"optional packages that are not installed: {', '.join(names)}", cure, broken=False)
+    return found
+
+
+def try_call(name, device, dtype):
+    """'ok', 'no' (there is no kernel, and it says so), 'no example', or what went wrong."""
+    calls = example_calls(_Make(device, dtype))
+    if name not in calls:
+        return "no example"
+    arguments, reference = calls[name]
+    try:
+        output = getattr(functional, name)(*arguments)
+        tensors = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
+        gradients = torch.autograd.grad(output.sum(), tensors)
+        if reference is None:
+            good = all(t.isfinite().all() for t in (output, *gradients))
+        else:
+            upcast = [
+                t.detach().double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in arguments
+            ]
+            epsilon = torch.finfo(dtype).eps
+            good = torch.allclose(output.double(), reference(*upcast), rtol=16 * epsilon, atol=16 * epsilon)
+        return "ok" if good else "wrong values"
+    except NotImplementedError:
+        return "no"
+    except (RuntimeError, ImportError, ValueError, TypeError) as error:
+        return str(error).split("\n")[0]
+
+
+def try_optimizer(name, device, dtype):
+    """As try_call, for one step of an optimizer."""
+    parameter = _Make(device, dtype)(5)
+    before = parameter.detach().clone()
+    parameter.grad = torch.ones_like(parameter)
+    try:
+        getattr(optim, name)([parameter], lr=0.125).step()
+        return "wrong values" if torch.equal(parameter, before) or not parameter.isfinite().all() else "ok"
+    except NotImplementedError:
+        return "no"
+    except (RuntimeError, ImportError, ValueError, TypeError) as error:
+        return str(error).split("\n")[0]
+
+
+def check_ops(problem):
+    """{op: {"<device> <dtype>": state}}, by calling each of them."""
+    if _library.problem:
+        return {}
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() and _library.has_cuda() else [])]
+    table = {}
+    entries = [(name, try_call, name) for name in functional.__all__]
+    entries += [(f"optim.{name}", try_optimizer, name) for name in optim.__all__]
+    for label, attempt, name in entries:
+        table[label] = {}
+        for device in devices:
+            for dtype in DTYPES:
+                state = attempt(name, device, dtype)
+                table[label][f"{device} {str(dtype)[6:]}"] = state
+                expected = ["ok", "no example"] + (["no"] if device == "cpu" and dtype.itemsize == 2 else [])
+                if state not in expected:
+                    problem(f"{label} on {device} in {str(dtype)[6:]}: {state}", f"{INSTALL} && pytest -k {name} tests")
+    return table
+
+
+def check_kernels(problem):
+    """Per CUDA kernel what the compiler made of it, as the driver tells; a sentence where that cannot be had."""
+    if _library.problem:
+        return "the op library does not load"
+    if not _library.has_cuda():
+        return "this build has no CUDA kernels"
+    if not torch.cuda.is_available():
+        return f"needs a GPU: {why_no_cuda()}"
+    try:
+        from ._kernels import kernels
+
+        return kernels(sorted(_library.FOLDER.glob("_ops*.so"))[0])
+    except (ImportError, RuntimeError, ValueError) as error:
+        problem(f"the kernels cannot be listed: {error}", INSTALL, broken=False)
+        return str(error)
+
+
+SECTIONS = {
+    "versions": check_versions,
+    "extension": check_extension,
+    "cuda": check_cuda,
+    "tools": check_tools,
+    "data": check_data,
+    "packages": check_packages,
+    "ops": check_ops,
+}
+
+
+def examine(with_kernels: bool = False) -> dict:
+    """Everything that doctor knows: a dict a section, and `problems`, each with cause, cure and whether it breaks."""
+    problems = []
+
+    def problem(cause, cure, broken=True):
+        problems.append({"cause": cause, "cure": cure, "broken": broken})
+
+    report = {name: check(problem) for name, check in SECTIONS.items()}
+    if with_kernels:
+        report["kernels"] = check_kernels(problem)
+    report["problems"] = problems
+    report["healthy"] = not any(p["broken"] for p in problems)
+    return report
+
+
+# --- printing -------------------------------------------------------------------------------------------------------
+
+
+def print_table(title, columns, rows):
+    """With rich where it is installed, else in columns of plain text."""
+    rows = [[str(value) for value in row] for row in rows]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+        print(f"\n{title}")
+        for row in [columns, *rows]:
+            print("  " + "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+        return
+    table = Table(title=title, title_justify="left", show_header=any(columns), title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # Text: brackets in a value are no markup
+    console = Console(soft_wrap=False)
+    # Into a pipe or a log without the width of a terminal, nothing shall be folded.
+    if not console.is_terminal:
+        console = Console(width=max(100, console.measure(table).maximum))
+    console.print(table)
+
+
+def _short_name(kernel):
+    """A kernel's name without its return type and its parameters."""
+    return re.sub(r"\([^()]*(\([^()]*\)[^()]*)*\)$", "", kernel.removeprefix("void "))
+
+
+def print_report(report):
+    built, running = report["versions"]["built_with"], report["versions"]["running_with"]
+    cuda, tools, extension = report["cuda"], report["tools"], report["extension"]
+    rows = [[name, built.get(name) or "–", running[name] or "–"] for name in running]
+    rows += [
+        ["compiler", built.get("compiler") or "–", tools["compiler"] or "none"],
+        [
+            "nvcc",
+            built.get("cuda_reason") or "–",
+            f"{tools['nvcc_version']} ({tools['nvcc']})" if tools["nvcc"] else "none",
+        ],
+    ]
+    print_table("versions", ["", "built with", "running with"], rows)
+
+    rows = [
+        ["op library", "loaded" if extension["loaded"] else "not loaded"],
+        ["holds", extension["build_info"] or "–"],
+        ["introspection (cuda_ops._C)", extension["introspection"]],
+        [
+            "driver",
+            f"{cuda['driver'] or 'none'}" + (f", up to CUDA {cuda['driver_cuda']}" if cuda["driver_cuda"] else ""),
+        ],
+        ["CUDA", "available" if cuda["available"] else f"not available: {cuda['reason']}"],
+    ]
+    for index, device in enumerate(cuda["devices"]):
+        runs = " ".join(device["runs"]) or "nothing"
+        rows.append(
+            [
+                f"device {index}",
+                f"{device['name']}, compute capability {device['compute_capability']}, "
+                f"{device['memory_gib']} GiB; of the build it runs {runs}",
+            ]
+        )
+    states = set(report["data"]["files"].values())
+    rows.append(["MNIST", f"{'there' if states == {'ok'} else 'incomplete'} ({report['data']['folder']})"])
+    rows.append(["optional packages", ", ".join(f"{n} {v or '(missing)'}" for n, v in report["packages"].items())])
+    print_table("this machine", ["", ""], rows)
+
+    if report["ops"]:
+        columns = list(next(iter(report["ops"].values())))
+        rows = [
+            [op, *(states[c] if len(states[c]) <= 12 else "error" for c in columns)]
+            for op, states in report["ops"].items()
+        ]
+        print_table("ops, forward and backward", ["", *columns], rows)
+        if not any(column.startswith("cuda") for column in columns):
+            print(f"CUDA is left out: {cuda['reason'] or 'the build has no CUDA kernels'}.")
+
+    if isinstance(report.get("kernels"), str):
+        print(f"kernels: {report['kernels']}.")
+    elif "kernels" in report:
+        columns = ["kernel", "registers", "static shared", "local", "max threads", "occupancy"]
+        rows = [
+            [
+                _short_name(k["name"]),
+                k["registers"],
+                k["static_shared_bytes"],
+                k["local_bytes"],
+                k["max_threads"],
+                f"{k['occupancy']:.0%} at {k['occupancy_threads']}",
+            ]
+            for k in report["kernels"]
+        ]
+        print_table("kernels (bytes; local: spills and arrays; occupancy without dynamic shared memory)", columns, rows)
+
+    for kind, broken in (("Worth knowing", False), ("Broken", True)):
+        found = [p for p in report["problems"] if p["broken"] == broken]
+        if found:
+            print(f"\n{kind}:")
+            for p in found:
+                print(f"- {p['cause']}\n  cure: {p['cure']}")
+    count = sum(p["broken"] for p in report["problems"])
+    where = "on CPU and CUDA" if cuda["available"] and _library.has_cuda() else "on the CPU"
+    print(f"\n{f'Healthy: all ops work {where}.' if report['healthy'] else f'{count} thing(s) broken, see above.'}")
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, and nothing else")
+    parser.add_argument(
+        "--kernels", action="store_true", help="registers, shared and local memory and occupancy of each CUDA kernel"
+    )
+
+
+def main(args) -> int:
+    """0: healthy, which a machine without a GPU is too. 1: something is broken."""
+    report = examine(with_kernels=args.kernels)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(report)
+    return 0 if report["healthy"] else 1
+
+
+if __name__ == "__main__":
+    command = argparse.ArgumentParser(
+        prog="python -m cuda_ops doctor", description="What is installed, what works, and the cure for what does not."
+    )
+    add_arguments(command)
+    sys.exit(main(command.parse_args()))
