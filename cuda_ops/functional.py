@@ -2,10 +2,14 @@
 
 from .ops.add2 import add2
 from .ops.linear import linear
+from .ops.polynomial import polynomial
+from .ops.relu import relu
 from .ops.square import square
 
 __all__ = [
     "add2",
     "linear",
+    "polynomial",
+    "relu",
     "square",
 ]

@@ -1,0 +1,73 @@
+// polynomial for PyTorch: checks, allocation and the choice of backend.
+#include "cuda_ops/polynomial.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+static int64_t check_coefficients(const char *op, at::ArrayRef<double> coefficients)
+{
+    const int64_t count = static_cast<int64_t>(coefficients.size());
+    TORCH_CHECK(1 <= count && count <= CUDA_OPS_POLYNOMIAL_MAX, op, ": expected coefficients to have 1 to ",
+                CUDA_OPS_POLYNOMIAL_MAX, " elements, got ", count);
+    return count;
+}
+
+static Tensor polynomial_forward(const Tensor &input, at::ArrayRef<double> coefficients)
+{
+    const cuda_ops_dtype dtype = check_dtype("polynomial", "input", input);
+    const int64_t coefficient_count = check_coefficients("polynomial", coefficients);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = dense(input);
+    Tensor output = at::empty_like(x);
+    if (x.numel() == 0)
+        return output;
+    if (x.is_cuda())
+        CUDA_OPS_LAUNCH("polynomial", cuda_ops_polynomial_forward_cuda(output.data_ptr(), x.const_data_ptr(), x.numel(),
+                                                                       coefficients.data(), coefficient_count, dtype,
+                                                                       current_stream("polynomial")));
+    else
+        parallel_ranges("polynomial", x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+            return cuda_ops_polynomial_forward_cpu(output.data_ptr(), x.const_data_ptr(), begin, end,
+                                                   coefficients.data(), coefficient_count, dtype);
+        });
+    return output;
+}
+
+static Tensor polynomial_backward(const Tensor &grad_output, const Tensor &input, at::ArrayRef<double> coefficients)
+{
+    const cuda_ops_dtype dtype = check_dtype("polynomial_backward", "input", input);
+    const int64_t coefficient_count = check_coefficients("polynomial_backward", coefficients);
+    check_like("polynomial_backward", "grad_output", grad_output, "input", input);
+    check_same_shape("polynomial_backward", "grad_output", grad_output, "input", input);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = dense(input);
+    const Tensor g = dense_like(grad_output, x);
+    Tensor grad_input = at::empty_like(x);
+    if (x.numel() == 0)
+        return grad_input;
+    if (x.is_cuda())
+        CUDA_OPS_LAUNCH("polynomial_backward",
+                        cuda_ops_polynomial_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
+                                                          x.numel(), coefficients.data(), coefficient_count, dtype,
+                                                          current_stream("polynomial_backward")));
+    else
+        parallel_ranges("polynomial_backward", x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+            return cuda_ops_polynomial_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
+                                                    begin, end, coefficients.data(), coefficient_count, dtype);
+        });
+    return grad_input;
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("polynomial_forward(Tensor input, float[] coefficients) -> Tensor");
+    library.def("polynomial_backward(Tensor grad_output, Tensor input, float[] coefficients) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "polynomial_forward", cuda_ops::polynomial_forward);
+    CUDA_OPS_IMPLEMENT(library, "polynomial_backward", cuda_ops::polynomial_backward);
+}
