@@ -97,7 +97,7 @@ def test_each_step_in_every_dtype(device_dtype, options):
         for r, p in zip(reference, params, strict=True):
             r.grad = None if p.grad is None else p.grad.cpu().double()
         native = torch.optim.SGD(reference, **options)
-        native.load_state_dict(ours.state_dict())
+        native.load_state_dict(copy.deepcopy(ours.state_dict()))
         grads = [None if p.grad is None else p.grad.clone() for p in params]
         ours.step()
         native.step()
@@ -325,7 +325,9 @@ def test_what_is_not_supported_is_refused_by_name():
         SGD(parameters()).load_state_dict(torch.optim.SGD(parameters(), differentiable=True).state_dict())
     embedding = torch.nn.Embedding(4, 3, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(NotImplementedError, match="SGD: expected dense gradients, got one of layout torch.sparse_coo"):
+    with pytest.raises(
+        NotImplementedError, match=r"SGD: expected dense gradients, got one of layout torch\.sparse_coo"
+    ):
         SGD(embedding.parameters()).step()
 
 
@@ -360,14 +362,14 @@ def call_op(device="cpu", *, first=None, device_lr=None, momentum=0.9, shapes=((
 
 
 def test_opcheck(device):
-    torch.library.opcheck(torch.ops.cuda_ops.sgd_, call_op(device))
-    torch.library.opcheck(torch.ops.cuda_ops.sgd_, call_op(device, momentum=0.0))
-    torch.library.opcheck(torch.ops.cuda_ops.sgd_, call_op(device, first=[True, False, True]))
-    torch.library.opcheck(
-        torch.ops.cuda_ops.sgd_, call_op(device, grads=random_tensors([(3,), (2, 2), (0,)], 2, device))
-    )
+    calls = [call_op(device), call_op(device, momentum=0.0), call_op(device, first=[True, False, True])]
+    strided = [t.t() for t in random_tensors([(5, 3)], 2, device)]
+    calls.append(call_op(device, shapes=[(3, 5)], grads=strided))
+    calls.append(call_op(device, shapes=[(3, 5)], params=[t.clone() for t in strided]))
     if device == "cuda":
-        torch.library.opcheck(torch.ops.cuda_ops.sgd_, call_op(device, device_lr=torch.tensor(0.1, device=device)))
+        calls.append(call_op(device, device_lr=torch.tensor(0.1, device=device)))
+    for call in calls:
+        torch.library.opcheck(torch.ops.cuda_ops.sgd_, call)
 
 
 @pytest.mark.parametrize(
