@@ -93,9 +93,9 @@ def test_each_step_in_every_dtype(device_dtype, options):
     ours = SGD(params, **options)
     for step in range(3):
         set_grads(params, step + 1, missing={2} if step == 0 else ())
-        reference = [torch.nn.Parameter(p.detach().cpu().double()) for p in params]
+        reference = [torch.nn.Parameter(p.detach().cpu().double().clone()) for p in params]
         for r, p in zip(reference, params, strict=True):
-            r.grad = None if p.grad is None else p.grad.cpu().double()
+            r.grad = None if p.grad is None else p.grad.cpu().double().clone()
         native = torch.optim.SGD(reference, **options)
         native.load_state_dict(copy.deepcopy(ours.state_dict()))
         grads = [None if p.grad is None else p.grad.clone() for p in params]
@@ -431,8 +431,8 @@ def test_misaligned_parameters():
     """Contiguous, but off by one element: no 16-byte loads."""
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         storage, other = (torch.randn(5001, device="cuda", dtype=dtype) for _ in range(2))
-        expected = torch.nn.Parameter(storage[1:].double())
-        expected.grad = other[1:].double()
+        expected = torch.nn.Parameter(storage[1:].double().clone())
+        expected.grad = other[1:].double().clone()
         param = torch.nn.Parameter(storage[1:])
         param.grad = other[1:]
         torch.optim.SGD([expected], lr=0.1, momentum=0.9, nesterov=True).step()
