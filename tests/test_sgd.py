@@ -350,6 +350,34 @@ def test_backward_through_values_from_before_the_step_is_refused():
         loss.backward()
 
 
+def test_sharded_parameters():
+    """FSDP2 over one process: parameters, gradients and buffers are DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)).double()
+        sharded = torch.nn.Sequential(cuda_ops.nn.Linear(4, 8), cuda_ops.nn.Linear(8, 2)).double()
+        sharded.load_state_dict(plain.state_dict())
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+        ours = SGD(sharded.parameters(), lr=0.1, momentum=0.9)
+        native = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            for model, optimizer in ((sharded, ours), (plain, native)):
+                optimizer.zero_grad()
+                model(torch.ones(3, 4, dtype=torch.float64)).square().sum().backward()
+                optimizer.step()
+        for p, expected in zip(sharded.parameters(), plain.parameters(), strict=True):
+            assert isinstance(p, DTensor)
+            assert isinstance(ours.state[p]["momentum_buffer"], DTensor)
+            assert_close(p.detach().full_tensor(), expected.detach(), 1e-12)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def call_op(device="cpu", *, first=None, device_lr=None, momentum=0.9, shapes=((3,), (2, 2), (0,)), **replaced):
     lists = {
         "params": random_tensors(shapes, 1, device),

@@ -43,8 +43,8 @@ class SGD(torch.optim.SGD):
 
     On CUDA the step of a parameter group is one launch for each dtype and device, up to 96 parameters; more
     parameters take more launches. float16 and bfloat16 parameters are updated in float32 and rounded once, where
-    PyTorch rounds after each operation. A CUDA graph may capture :meth:`step` from the second step on; with momentum,
-    the first one creates the buffers.
+    PyTorch rounds after each operation. Of distributed parameters (FSDP2) each process updates its shard. A CUDA
+    graph may capture :meth:`step` from the second step on; with momentum, the first one creates the buffers.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -122,9 +122,9 @@ class SGD(torch.optim.SGD):
         buffers = [torch.empty_like(p) if b is None else b for p, b in zip(params, buffers, strict=False)]
         lr, device_lr = number_or_tensor(group["lr"], params[0].device)
         ops.sgd_(
-            params,
-            [p.grad for p in params],
-            buffers,
+            [local(p) for p in params],
+            [local(p.grad, p) for p in params],
+            [local(b, p) for b, p in zip(buffers, params, strict=False)],
             first,
             device_lr,
             lr,
@@ -158,6 +158,18 @@ def by_device_and_dtype(params):
             )
         lists.setdefault((p.device, p.dtype), []).append(p)
     return lists.values()
+
+
+def local(tensor, param=None):
+    """The tensor itself, or what this process holds of a distributed one (FSDP), since the step is elementwise."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if param is not None and tensor.placements != param.placements:
+        raise NotImplementedError(
+            f"SGD: expected gradients and momentum buffers to be placed like their parameter, {param.placements}, "
+            f"got {tensor.placements}"
+        )
+    return tensor.to_local()
 
 
 def number_or_tensor(lr, device):
