@@ -1,3 +1,7 @@
 """Optimizers, drop-in for those of torch.optim: same arguments, same state_dict."""
 
-__all__ = []
+from .ops.sgd import SGD
+
+__all__ = [
+    "SGD",
+]

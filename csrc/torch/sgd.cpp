@@ -1,0 +1,152 @@
+// sgd for PyTorch: one step over a list of parameters, in place. Parameters, gradients and momentum buffers may have
+// any strides: what does not lie in memory in the order of its parameter goes through a copy.
+#include "cuda_ops/sgd.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/empty_like.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+// Whether the elements of two dense tensors of one shape lie in the same order. Strides of dimensions of size 1 mean
+// nothing, and do differ: a channels_last weight of one input channel is one.
+static bool same_layout(const Tensor &a, const Tensor &b)
+{
+    for (int64_t d = 0; d < a.dim(); d++)
+        if (a.size(d) != 1 && a.stride(d) != b.stride(d))
+            return false;
+    return true;
+}
+
+// A parameter of the list with its gradient and buffer, as the kernel wants them: dense and in one order.
+struct SgdEntry {
+    Tensor param, grad, buffer;
+};
+
+static SgdEntry prepare(const Tensor &param, const Tensor &grad, const std::optional<Tensor> &buffer)
+{
+    SgdEntry entry;
+    entry.param = dense(param);
+    entry.grad = same_layout(grad, entry.param) ? grad : dense_like(grad, entry.param);
+    if (buffer)
+        entry.buffer = same_layout(*buffer, entry.param) ? *buffer : dense_like(*buffer, entry.param);
+    return entry;
+}
+
+static void check_list(const at::TensorList params, const at::TensorList grads, const at::TensorList buffers,
+                       const c10::List<bool> &first, double momentum)
+{
+    const size_t wanted = momentum != 0 ? params.size() : 0;
+    TORCH_CHECK(grads.size() == params.size(), "sgd: expected as many grads as params, ", params.size(), ", got ",
+                grads.size());
+    TORCH_CHECK(buffers.size() == wanted, "sgd: expected ", wanted, " momentum_buffers for ", params.size(),
+                " params and momentum ", momentum, ", got ", buffers.size());
+    TORCH_CHECK(first.size() == wanted, "sgd: expected ", wanted, " values in first for ", params.size(),
+                " params and momentum ", momentum, ", got ", first.size());
+    for (size_t i = 0; i < params.size(); i++) {
+        check_dtype("sgd", "params", params[i]);
+        check_like("sgd", "params", params[i], "params[0]", params[0]);
+        check_like("sgd", "grads", grads[i], "params", params[i]);
+        check_same_shape("sgd", "grads", grads[i], "params", params[i]);
+        if (wanted > 0) {
+            check_like("sgd", "momentum_buffers", buffers[i], "params", params[i]);
+            check_same_shape("sgd", "momentum_buffers", buffers[i], "params", params[i]);
+        }
+    }
+}
+
+static void sgd_cpu(const std::vector<SgdEntry> &entries, const std::vector<uint8_t> &first,
+                    const cuda_ops_sgd_options &options, cuda_ops_dtype dtype)
+{
+    for (size_t i = 0; i < entries.size(); i++) {
+        const SgdEntry &entry = entries[i];
+        void *const buffer = entry.buffer.defined() ? entry.buffer.data_ptr() : nullptr;
+        parallel_ranges("sgd", entry.param.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+            return cuda_ops_sgd_cpu(entry.param.data_ptr(), entry.grad.const_data_ptr(), buffer, first[i], &options,
+                                    begin, end, dtype);
+        });
+    }
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+static cuda_ops_status sgd_cuda(const std::vector<SgdEntry> &entries, const std::vector<uint8_t> &first,
+                                const cuda_ops_sgd_options &options, const std::optional<Tensor> &device_lr,
+                                cuda_ops_dtype dtype)
+{
+    std::vector<void *> params, buffers;
+    std::vector<const void *> grads;
+    std::vector<int64_t> counts;
+    for (const SgdEntry &entry : entries) {
+        params.push_back(entry.param.data_ptr());
+        grads.push_back(entry.grad.const_data_ptr());
+        buffers.push_back(entry.buffer.defined() ? entry.buffer.data_ptr() : nullptr);
+        counts.push_back(entry.param.numel());
+    }
+    return cuda_ops_sgd_cuda(params.data(), grads.data(), buffers.data(), counts.data(), first.data(),
+                             (int64_t)entries.size(), &options, device_lr ? device_lr->const_data_ptr() : nullptr,
+                             device_lr ? check_dtype("sgd", "device_lr", *device_lr) : CUDA_OPS_FLOAT64, dtype,
+                             current_stream("sgd"));
+}
+#endif
+
+static void sgd_(at::TensorList params, at::TensorList grads, at::TensorList momentum_buffers,
+                 const c10::List<bool> &first, const std::optional<Tensor> &device_lr, double lr, double momentum,
+                 double dampening, double weight_decay, bool nesterov, bool maximize)
+{
+    check_list(params, grads, momentum_buffers, first, momentum);
+    if (params.empty())
+        return;
+    const cuda_ops_dtype dtype = check_dtype("sgd", "params", params[0]);
+    if (device_lr) {
+        check_same_device("sgd", "device_lr", *device_lr, "params", params[0]);
+        const at::ScalarType type = device_lr->scalar_type();
+        TORCH_CHECK(params[0].is_cuda() && device_lr->numel() == 1 && (type == at::kFloat || type == at::kDouble),
+                    "sgd: expected device_lr to be one float32 or float64 on a CUDA device, got ", type, " of shape ",
+                    device_lr->sizes(), " on ", device_lr->device());
+    }
+    const c10::OptionalDeviceGuard guard(at::device_of(params[0]));
+    const bool with_buffers = !momentum_buffers.empty();
+    std::vector<SgdEntry> entries;
+    std::vector<uint8_t> first_flags(params.size());
+    for (size_t i = 0; i < params.size(); i++) {
+        entries.push_back(
+            prepare(params[i], grads[i], with_buffers ? std::optional<Tensor>(momentum_buffers[i]) : std::nullopt));
+        first_flags[i] = with_buffers && first[i];
+    }
+    const cuda_ops_sgd_options options{lr, momentum, dampening, weight_decay, nesterov, maximize};
+    if (params[0].is_cuda())
+        CUDA_OPS_LAUNCH("sgd", sgd_cuda(entries, first_flags, options, device_lr, dtype));
+    else
+        sgd_cpu(entries, first_flags, options, dtype);
+
+    // Autograd sees nothing of the writes above, so that backward through values from before the step is told here.
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto write_back = [](const Tensor &target, const Tensor &result) {
+        if (!target.is_same(result))
+            target.copy_(result);
+        if (!target.is_inference())
+            target.unsafeGetTensorImpl()->bump_version();
+    };
+    for (size_t i = 0; i < params.size(); i++) {
+        write_back(params[i], entries[i].param);
+        if (with_buffers)
+            write_back(momentum_buffers[i], entries[i].buffer);
+    }
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, bool[] first, "
+                "Tensor? device_lr, float lr, float momentum, float dampening, float weight_decay, bool nesterov, "
+                "bool maximize) -> ()");
+    CUDA_OPS_IMPLEMENT(library, "sgd_", cuda_ops::sgd_);
+}

@@ -1,0 +1,180 @@
+"""SGD: torch.optim.SGD with the step of a whole parameter list in one kernel."""
+
+import torch
+from torch import Tensor
+
+from .._library import ops
+
+
+@torch.library.register_fake("cuda_ops::sgd_")
+def _(
+    params,
+    grads,
+    momentum_buffers,
+    first,
+    device_lr,
+    lr,
+    momentum,
+    dampening,
+    weight_decay,
+    nesterov,
+    maximize,
+):
+    return None
+
+
+class SGD(torch.optim.SGD):
+    r"""Stochastic gradient descent, like :class:`torch.optim.SGD`: same arguments, same `state_dict`, which either
+    loads from the other at any step.
+
+    Args:
+        params: parameters, or named parameters, or dicts of parameter groups, as for :class:`torch.optim.SGD`.
+        lr: learning rate, a number or a tensor of one element. A float32 or float64 tensor on the parameters' CUDA
+            device is read by the kernel, without a wait, so that a captured CUDA graph follows its value.
+        momentum, dampening, weight_decay, nesterov, maximize: as for :class:`torch.optim.SGD`.
+        foreach, fused: accepted for the sake of `state_dict`. PyTorch chooses its implementation by them; here every
+            choice is the one implementation.
+        differentiable: must be False.
+
+    Raises:
+        ValueError: a value that :class:`torch.optim.SGD` refuses as well.
+        NotImplementedError: `differentiable=True`; on :meth:`step`, a sparse gradient or a float16 or bfloat16
+            parameter on the CPU.
+
+    On CUDA the step of a parameter group is one launch for each dtype and device, up to 96 parameters; more
+    parameters take more launches. float16 and bfloat16 parameters are updated in float32 and rounded once, where
+    PyTorch rounds after each operation. Of distributed parameters (FSDP2) each process updates its shard. A CUDA
+    graph may capture :meth:`step` from the second step on; with momentum, the first one creates the buffers.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> optimizer = cuda_ops.optim.SGD([weight], lr=0.5)
+        >>> weight.grad = torch.tensor([1.0, -2.0])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([0.5000, 3.0000])
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ):
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        # PyTorch's fused step unscales gradients itself; ours leaves it to GradScaler, as every other optimizer does.
+        self._step_supports_amp_scaling = False
+
+    def add_param_group(self, param_group):
+        """Adds a parameter group with options of its own. See :meth:`torch.optim.Optimizer.add_param_group`."""
+        refuse_differentiable({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for group in self.param_groups:
+            refuse_differentiable(group)
+        self._step_supports_amp_scaling = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Updates the parameters that have a gradient.
+
+        Args:
+            closure: called first, with gradients enabled, if it is given; it computes the loss anew.
+
+        Returns:
+            What `closure` returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for params in by_device_and_dtype(group["params"]):
+                self._step_alike(group, params)
+        return loss
+
+    def _step_alike(self, group, params):
+        """The step of parameters of one group that share device and dtype."""
+        momentum = float(group["momentum"])
+        buffers = [self.state.get(p, {}).get("momentum_buffer") for p in params] if momentum != 0 else []
+        first = [buffer is None for buffer in buffers]
+        buffers = [torch.empty_like(p) if b is None else b for p, b in zip(params, buffers, strict=False)]
+        lr, device_lr = number_or_tensor(group["lr"], params[0].device)
+        ops.sgd_(
+            [local(p) for p in params],
+            [local(p.grad, p) for p in params],
+            [local(b, p) for b, p in zip(buffers, params, strict=False)],
+            first,
+            device_lr,
+            lr,
+            momentum,
+            float(group["dampening"]),
+            float(group["weight_decay"]),
+            group["nesterov"],
+            group["maximize"],
+        )
+        # Not before the step, so that a step that is refused leaves no buffer without a value.
+        for p, buffer, is_first in zip(params, buffers, first, strict=False):
+            if is_first:
+                self.state[p]["momentum_buffer"] = buffer
+
+
+def refuse_differentiable(group):
+    if group.get("differentiable"):
+        raise NotImplementedError("SGD: differentiable=True is not supported")
+
+
+def by_device_and_dtype(params):
+    """The parameters that have a gradient, as lists that share device and dtype, in the order of first appearance."""
+    lists = {}
+    for p in params:
+        if p.grad is None:
+            continue
+        if p.grad.layout != torch.strided:
+            raise NotImplementedError(
+                f"SGD: expected dense gradients, got one of layout {p.grad.layout} for a parameter of shape "
+                f"{list(p.shape)}"
+            )
+        lists.setdefault((p.device, p.dtype), []).append(p)
+    return lists.values()
+
+
+def local(tensor, param=None):
+    """The tensor itself, or what this process holds of a distributed one (FSDP), since the step is elementwise."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if param is not None and tensor.placements != param.placements:
+        raise NotImplementedError(
+            f"SGD: expected gradients and momentum buffers to be placed like their parameter, {param.placements}, "
+            f"got {tensor.placements}"
+        )
+    return tensor.to_local()
+
+
+def number_or_tensor(lr, device):
+    """(lr as a number, None), or (0.0, lr) for a tensor that the kernel can read where it is."""
+    if isinstance(lr, Tensor) and lr.is_cuda and lr.device == device:
+        readable = lr.dtype in (torch.float32, torch.float64)
+        return 0.0, lr.detach() if readable else lr.detach().to(torch.float32)
+    return float(lr), None
