@@ -74,7 +74,9 @@ def extensions():
     warnings = ["-Wall", "-Wextra", *(["-Werror"] if werror else [])]
     c_flags = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-ffp-contract=fast"]
     c_flags += ["-fno-math-errno", "-fno-trapping-math", *warnings]
-    cxx_flags = ["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", *warnings]
+    # Without -fopenmp at::parallel_for, a template, runs on one thread. The libgomp that the link names is the one that
+    # PyTorch has loaded by then.
+    cxx_flags = ["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", "-fopenmp", *warnings]
     # Over the same folders' -I: our warnings are errors in development, and PyTorch's headers have some.
     cxx_flags += [f"-isystem{path}" for path in cpp_extension.include_paths("cuda" if cuda_home else "cpu")]
     nvcc_flags = ["-std=c++17", "-O3", "-Icsrc/cuda", "-Xcompiler=-fvisibility=hidden"]
@@ -96,7 +98,7 @@ def extensions():
         },
     )
 
-    libraries, macros, link_flags = [], [], ["-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
+    libraries, macros, link_flags = [], [], ["-fopenmp", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
     make_extension = cpp_extension.CppExtension
     ops_sources = sorted(glob.glob("csrc/torch/*.cpp"))
     architectures = None

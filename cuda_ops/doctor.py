@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from . import _library, functional, optim
+from ._table import print_table
 
 INSTALL = "pip install --no-build-isolation -e ."
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -407,31 +408,6 @@ def examine(with_kernels: bool = False) -> dict:
 
 
 # --- printing -------------------------------------------------------------------------------------------------------
-
-
-def print_table(title, columns, rows):
-    """With rich where it is installed, else in columns of plain text."""
-    rows = [[str(value) for value in row] for row in rows]
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-        print(f"\n{title}")
-        for row in [columns, *rows]:
-            print("  " + "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
-        return
-    table = Table(title=title, title_justify="left", show_header=any(columns), title_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # Text: brackets in a value are no markup
-    console = Console(soft_wrap=False)
-    # Into a pipe or a log without the width of a terminal, nothing shall be folded.
-    if not console.is_terminal:
-        console = Console(width=max(100, console.measure(table).maximum))
-    console.print(table)
 
 
 def _short_name(kernel):

@@ -14,6 +14,10 @@
 
 #include "cuda_ops/core.h"
 
+#if AT_PARALLEL_OPENMP && !defined(_OPENMP)
+#error "compile with -fopenmp: without it at::parallel_for runs on one thread"
+#endif
+
 namespace cuda_ops
 {
 

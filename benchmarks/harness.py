@@ -1,0 +1,525 @@
+"""Times our ops against PyTorch's own, so that nobody can doubt the result.
+
+- Both sides run in the same process on the same inputs, one sample of each in turn (ours, PyTorch, ours, ...), and what
+  is shown are medians, with the 10th and 90th percentile beside them in the CSV.
+- Before anything is timed, outputs and gradients of the two are compared; a result that is NaN is no result.
+- Inputs are random, and calls go round over so many sets of them that together they exceed three times the largest
+  cache ("cold"). Where that would take too many sets, the row says "hot".
+- Two clocks on CUDA. `kernel`: a CUDA graph of many calls, replayed between two events; that is the GPU's time, and
+  what remains when a training step is captured into a graph. `wall`: eager calls by the host's clock, with the cost
+  of Python and of launching. On the CPU there is only `wall`.
+- PyTorch is shown in its strongest simple variant: where a case knows several (layouts, fused), all are timed and
+  written down, and the ratio is against the fastest.
+- TF32 is off on both sides, or (--tf32) allowed on both.
+- % of ceiling: the least time in which the bytes and floating-point operations that the op cannot do without could be
+  moved and done, by a copy and a torch.mm timed in the same run, as a fraction of the time taken.
+
+A bench_<op>.py declares one `BENCH = Bench(...)`; `python -m cuda_ops bench` runs them.
+"""
+
+import contextlib
+import csv
+import datetime
+import functools
+import gc
+import importlib
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import cuda_ops
+from cuda_ops import _library
+from cuda_ops._table import print_table
+
+HERE = Path(__file__).resolve().parent
+COLUMNS = ["op", "case", "dtype", "direction", "clock", "implementation", "median_us", "p10_us", "p90_us", "samples"]
+COLUMNS += ["cache", "gb_per_s", "tflop_per_s", "percent_of_ceiling"]
+MAX_SETS = 64
+# Largest relative norm between the two results, by dtype; with TF32, or with sums in another order, more.
+AGREE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+class BenchError(ValueError):
+    """Its message says in one line what is wrong and what to do."""
+
+
+# --- what a bench_<op>.py declares ----------------------------------------------------------------------------------
+
+
+class Make:
+    """Makes random tensors of the dtype and on the device of a run; floats require grad unless told otherwise."""
+
+    def __init__(self, device, dtype, seed=0):
+        self.device, self.dtype = torch.device(device), dtype
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+
+    def __call__(self, *shape, requires_grad=True) -> Tensor:
+        values = torch.randn(shape, generator=self.generator, device=self.device, dtype=self.dtype)
+        return values.requires_grad_(requires_grad)
+
+    def integers(self, *shape, high) -> Tensor:
+        return torch.randint(0, high, shape, generator=self.generator, device=self.device)
+
+
+@dataclass
+class Implementation:
+    name: str
+    function: Callable
+    prepare: Callable = lambda *args: args
+    """Turns a case's arguments into this implementation's (another layout, an optimizer), before the clock starts."""
+
+
+@dataclass
+class Case:
+    name: str
+    make: Callable[[Make], tuple]
+    elements: tuple[int, int] = (0, 0)
+    """Elements of the dtype that have to be read and written at the least, forward and backward."""
+    flops: tuple[float, float] = (0, 0)
+    bytes: tuple[int, int] = (0, 0)
+    """Bytes beside those elements, such as indices."""
+
+
+@dataclass
+class Bench:
+    op: str
+    cases: list[Case]
+    """The first one is what --quick runs."""
+    native: list[Implementation]
+    ours: Implementation | None = None
+    """Default: cuda_ops.functional.<op>."""
+    backward: bool = True
+    random: bool = False
+    """Whether the op draws random numbers or works in place, so that results are not compared."""
+
+    def implementations(self) -> list[Implementation]:
+        ours = self.ours
+        if ours is None:
+            if not hasattr(cuda_ops.functional, self.op):
+                raise BenchError(f"cuda_ops.functional has no {self.op} in this build")
+            ours = Implementation("ours", getattr(cuda_ops.functional, self.op))
+        return [ours, *self.native]
+
+
+def elementwise_cases(
+    shapes: Iterable[tuple], streams: tuple[int, int], inputs: int = 1, extra: tuple = ()
+) -> list[Case]:
+    """Cases of an op of `inputs` tensors of one shape, which moves so many such tensors forward and backward."""
+    return [
+        Case(
+            "x".join(map(str, shape)),
+            lambda make, shape=shape: (*(make(*shape) for _ in range(inputs)), *extra),
+            elements=(streams[0] * math.prod(shape), streams[1] * math.prod(shape)),
+        )
+        for shape in shapes
+    ]
+
+
+# Outputs of the two convolutions of the MNIST CNN, by batch size.
+MNIST_SHAPES = [(64, 32, 28, 28), (64, 64, 14, 14), (1024, 32, 28, 28), (1024, 64, 14, 14)]
+MATRIX_SHAPES = [(8192, 768), (8192, 4096), (8192, 16384)]
+
+
+# --- timing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Summary:
+    median: float
+    p10: float
+    p90: float
+    samples: int
+
+
+def summarize(seconds: list[float]) -> Summary:
+    """Median, 10th and 90th percentile, in the unit of the samples."""
+    if len(seconds) == 1:
+        return Summary(seconds[0], seconds[0], seconds[0], 1)
+    deciles = statistics.quantiles(seconds, n=10, method="inclusive")
+    return Summary(statistics.median(seconds), deciles[0], deciles[8], len(seconds))
+
+
+def interleaved(samplers: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """`rounds` samples of each, one of each in turn, so that a drift of the machine meets all of them alike."""
+    samples = {name: [] for name in samplers}
+    for _ in range(rounds):
+        for name, sample in samplers.items():
+            samples[name].append(sample())
+    return samples
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def wall_sampler(calls: list[Callable], device, least_seconds: float) -> Callable[[], float]:
+    """A function that times eager calls by the host's clock, going round over `calls`; seconds for one."""
+    outputs = [call() for call in calls]  # kept, so that an output is not written where the last one still is in cache
+    position = 0
+
+    def run(count):
+        nonlocal position
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            outputs[position] = calls[position]()
+            position = (position + 1) % len(calls)
+        synchronize(device)
+        return (time.perf_counter() - start) / count
+
+    count = max(1, math.ceil(least_seconds / run(len(calls))))
+    return lambda: run(count)
+
+
+def graph_sampler(calls: list[Callable], device, stream, least_seconds: float) -> Callable[[], float]:
+    """As wall_sampler, by CUDA events around replays of a graph of all calls."""
+    # A graph of some calls at least: events around a single short one would time the gap between them.
+    calls = calls * math.ceil(20 / len(calls)) if len(calls) < 20 else calls
+    graph = torch.cuda.CUDAGraph()
+    outputs = []
+    with torch.cuda.graph(graph, stream=stream):
+        outputs.extend(call() for call in calls)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def run(replays):
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000 / (replays * len(calls))
+
+    run(2)
+    replays = max(1, math.ceil(least_seconds / (run(2) * len(calls))))
+    return lambda _outputs=outputs: run(replays)  # the outputs live as long as the graph that writes them
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+
+def cache_bytes(device) -> int:
+    """The last cache before memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = [p.read_text().strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=32 << 20)
+
+
+def memory_budget(settings) -> int:
+    """Bytes that the sets of inputs of one side may take."""
+    if settings.quick:
+        return 256 << 20
+    if settings.device.type == "cuda":
+        return torch.cuda.mem_get_info(settings.device)[0] // 16
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+
+
+def sets_needed(bytes_per_call: int, cache: int, budget: int) -> tuple[int, str]:
+    """How many sets of inputs to go round over, and whether that makes calls "cold"."""
+    wanted = max(1, math.ceil(3 * cache / max(1, bytes_per_call)))
+    allowed = max(1, min(MAX_SETS, budget // max(1, bytes_per_call)))
+    return min(wanted, allowed), "cold" if wanted <= allowed else "hot"
+
+
+def tensors_of(value) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in tensors_of(item)]
+    return []
+
+
+def forward_call(implementation, arguments):
+    return functools.partial(implementation.function, *arguments)
+
+
+def backward_call(implementation, arguments):
+    """A call of backward alone, again and again over one graph. It has to be made on the stream that it will run on."""
+    outputs = [o for o in tensors_of(implementation.function(*arguments)) if o.requires_grad]
+    inputs = [t for t in tensors_of(arguments) if t.requires_grad]
+    grad_outputs = [torch.randn_like(o) for o in outputs]
+    return lambda: torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=True)
+
+
+def copy_arguments(arguments):
+    """Tensors of the same values, so that no side finds its inputs in the cache where the other has left them."""
+    if isinstance(arguments, Tensor):
+        return arguments.detach().clone().requires_grad_(arguments.requires_grad)
+    if isinstance(arguments, (tuple, list)):
+        return type(arguments)(map(copy_arguments, arguments))
+    return arguments
+
+
+def require_agreement(what, results: dict[str, object], dtype):
+    """Every implementation's tensors against the first one's; BenchError if they differ or are not finite."""
+    (first, expected), *others = results.items()
+    for name, actual in others:
+        for a, e in zip(tensors_of(actual), tensors_of(expected), strict=True):
+            distance = (a.double() - e.double()).norm() / e.double().norm().clamp_min(1e-30)
+            if not distance <= AGREE[dtype]:  # and so a NaN is refused
+                raise BenchError(
+                    f"{what}: {first} and {name} differ by {distance:.2g}, so that no time is worth telling"
+                )
+
+
+def require_agreement_of_gradients(what, implementations, arguments, dtype):
+    """As require_agreement, for the gradients of the same grad_outputs."""
+    results, grad_outputs = {}, None
+    for implementation in implementations:
+        copies = implementation.prepare(*copy_arguments(arguments))
+        outputs = [o for o in tensors_of(implementation.function(*copies)) if o.requires_grad]
+        grad_outputs = grad_outputs or [torch.randn_like(o) for o in outputs]
+        inputs = [t for t in tensors_of(copies) if t.requires_grad]
+        results[implementation.name] = torch.autograd.grad(outputs, inputs, grad_outputs)
+    require_agreement(what, results, dtype)
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Settings:
+    device: torch.device
+    dtypes: list[torch.dtype]
+    tf32: bool = False
+    quick: bool = False
+    """Only the first case of each bench, and small ceilings."""
+    rounds: int = 31
+    least_seconds: float = 0.004
+    """How long a sample takes at the least; as many calls as fill it."""
+
+
+QUICK = {"quick": True, "rounds": 5, "least_seconds": 0.0005}
+
+
+@dataclass
+class Ceiling:
+    bytes_per_second: float
+    flops_per_second: float
+
+    def percent(self, seconds, bytes_moved, flops):
+        return 100 * max(bytes_moved / self.bytes_per_second, flops / self.flops_per_second) / seconds
+
+
+@functools.lru_cache
+def measure_ceiling(device, dtype, quick) -> Ceiling:
+    make = Make(device, dtype)
+    big = device.type == "cuda" and not quick
+    source = make((1 << 30 if big else 1 << 26) // dtype.itemsize, requires_grad=False)
+    target = torch.empty_like(source)
+    size = 4096 if big else 1024
+    a, b = make(size, size, requires_grad=False), make(size, size, requires_grad=False)
+    samplers = {
+        "copy": wall_sampler([lambda: target.copy_(source)], device, 0.02),
+        "mm": wall_sampler([lambda: torch.mm(a, b)], device, 0.02),
+    }
+    best = {name: min(samples) for name, samples in interleaved(samplers, 3 if quick else 9).items()}
+    return Ceiling(2 * source.nbytes / best["copy"], 2 * size**3 / best["mm"])
+
+
+def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Settings) -> list[dict]:
+    """Rows of the CSV for one case: an implementation and a clock each."""
+    device, implementations = settings.device, bench.implementations()
+    index = ["forward", "backward"].index(direction)
+    bytes_moved = case.elements[index] * dtype.itemsize + case.bytes[index]
+    count, cache = sets_needed(bytes_moved, cache_bytes(device), memory_budget(settings))
+    make = Make(device, dtype)
+    make_call = [forward_call, backward_call][index]
+    calls = {i.name: [] for i in implementations}
+    for _ in range(count):
+        arguments = case.make(make)
+        for implementation in implementations:
+            calls[implementation.name].append(
+                make_call(implementation, implementation.prepare(*copy_arguments(arguments)))
+            )
+    what = f"{bench.op} {case.name} {str(dtype)[6:]} {direction}"
+    if not bench.random:
+        if direction == "forward":
+            require_agreement(what, {name: some[0]() for name, some in calls.items()}, dtype)
+        else:
+            require_agreement_of_gradients(what, implementations, arguments, dtype)
+    samplers = {("wall", name): wall_sampler(some, device, settings.least_seconds) for name, some in calls.items()}
+    if device.type == "cuda":
+        for name, some in calls.items():
+            try:
+                stream = torch.cuda.current_stream()
+                samplers["kernel", name] = graph_sampler(some, device, stream, settings.least_seconds)
+            except RuntimeError as error:
+                print(f"{what}: {name} cannot be captured into a CUDA graph: {str(error).splitlines()[0]}")
+    ceiling = measure_ceiling(device, dtype, settings.quick)
+    flops = case.flops[index]
+    rows = []
+    for (clock, name), seconds in interleaved(samplers, settings.rounds).items():
+        summary = summarize(seconds)
+        values = [bench.op, case.name, str(dtype)[6:], direction, clock, name]
+        values += [f"{1e6 * s:.3f}" for s in (summary.median, summary.p10, summary.p90)] + [summary.samples, cache]
+        values += [f"{bytes_moved / summary.median / 1e9:.1f}", f"{flops / summary.median / 1e12:.3f}"]
+        values += [f"{ceiling.percent(summary.median, bytes_moved, flops):.1f}"]
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def run_bench(bench: Bench, settings: Settings) -> list[dict]:
+    rows = []
+    for case in bench.cases[:1] if settings.quick else bench.cases:
+        for dtype in settings.dtypes:
+            for direction in ["forward", "backward"] if bench.backward else ["forward"]:
+                rows += time_case(bench, case, dtype, direction, settings)
+                gc.collect()  # graphs hold memory until their cycles are found
+                if settings.device.type == "cuda":
+                    torch.cuda.empty_cache()
+    return rows
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def command_output(*command) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=HERE).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def device_name(device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        model = None
+    return f"CPU {model.group(1) if model else platform.machine()}"
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """What a reader needs to judge or repeat the run."""
+    changed = " with changes" if command_output("git", "status", "--porcelain", "-uno") else ""
+    found = {
+        "device": device_name(settings.device),
+        "torch": torch.__version__,
+        "cuda_ops": cuda_ops.__version__,
+        "commit": (command_output("git", "rev-parse", "--short", "HEAD") or "unknown") + changed,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "tf32": "allowed on both sides" if settings.tf32 else "off on both sides",
+    }
+    if settings.device.type == "cuda":
+        query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
+        found["cuda"], found["cudnn"] = torch.version.cuda, str(torch.backends.cudnn.version())
+        index = settings.device.index or 0
+        found[query] = command_output("nvidia-smi", f"--id={index}", f"--query-gpu={query}", "--format=csv,noheader")
+        found["built for"] = _library.build_info()["architectures"]
+    else:
+        found["threads"] = str(torch.get_num_threads())
+        found["load average"] = f"{os.getloadavg()[0]:.1f}"
+    return found
+
+
+def write_csv(path: Path, rows: list[dict], facts: dict[str, str]):
+    """The facts as lines with a # in front (pandas: comment="#"), then a row for each measurement."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", newline="") as file:
+        file.writelines(f"# {name}: {value}\n" for name, value in facts.items())
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    draft.replace(path)
+
+
+def read_csv(path: Path) -> list[dict]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def comparison(rows: list[dict]) -> list[list[str]]:
+    """Ours beside the fastest of PyTorch's variants, a line for each measurement; the last column is the ratio."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[c] for c in COLUMNS[:5]), {})[row["implementation"]] = row
+    lines = []
+    for key, by_name in groups.items():
+        ours = by_name.pop("ours", None)
+        if ours is None or not by_name:
+            continue
+        name, best = min(by_name.items(), key=lambda item: float(item[1]["median_us"]))
+        ratio = float(best["median_us"]) / float(ours["median_us"])
+        rate = ours["gb_per_s"] if float(ours["tflop_per_s"]) == 0 else f"{ours['tflop_per_s']} TF"
+        lines.append(
+            [
+                *key,
+                ours["cache"],
+                ours["median_us"],
+                best["median_us"],
+                name,
+                rate,
+                ours["percent_of_ceiling"],
+                f"{ratio:.2f}",
+            ]
+        )
+    return lines
+
+
+def print_comparison(rows: list[dict]):
+    lines = comparison(rows)
+    columns = [*COLUMNS[:5], "cache", "ours µs", "PyTorch µs", "variant", "GB/s", "% ceiling", "PyTorch / ours"]
+    styles = ["green" if float(line[-1]) >= 1 else "red" for line in lines]
+    print_table("ours against PyTorch (above 1: ours is faster)", columns, lines, styles)
+    print(f"{sum(float(line[-1]) >= 1 for line in lines)} of {len(lines)} measurements are wins.")
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def all_ops() -> list[str]:
+    return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+
+
+def load_bench(op: str) -> Bench:
+    if op not in all_ops():
+        raise BenchError(f"there is no benchmarks/bench_{op}.py; there are: {', '.join(all_ops())}")
+    if str(HERE) not in sys.path:
+        sys.path.insert(0, str(HERE))
+    return importlib.import_module(f"bench_{op}").BENCH
+
+
+def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
+    """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+    benches = [load_bench(op) for op in (all_ops() if ops in ([], ["all"]) else ops)]
+    facts = environment(settings)
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
+    folder = out / slug(facts["device"])
+    rows = []
+    for bench in benches:
+        if bench.ours is None and not hasattr(cuda_ops.functional, bench.op) and bench.op not in ops:
+            print(f"{bench.op}: left out, cuda_ops.functional has no such op")
+            continue
+        with contextlib.ExitStack() as stack:
+            if settings.device.type == "cuda":
+                stack.enter_context(torch.cuda.device(settings.device))
+                # A graph is captured on a stream that is not the default one, and backward runs where its forward ran.
+                stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+            found = run_bench(bench, settings)
+        # The facts are asked for again, so that the clocks are those of a GPU at work.
+        write_csv(folder / f"{bench.op}.csv", found, environment(settings))
+        print(f"{bench.op}: {len(found)} measurements in {folder / f'{bench.op}.csv'}", flush=True)
+        rows += found
+    print_comparison(rows)
+    return rows

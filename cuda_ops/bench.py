@@ -1,0 +1,76 @@
+"""python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from . import _library
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def benchmarks_folder() -> Path | None:
+    """The folder beside the package, where the package is used from its repository."""
+    folder = _library.FOLDER.parent / "benchmarks"
+    return folder if (folder / "harness.py").is_file() else None
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all; default: all")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, action="append", help="may be repeated; default: float32, on CUDA bfloat16 as well"
+    )
+    parser.add_argument("--quick", action="store_true", help="the first case of each op and few samples")
+    parser.add_argument("--tf32", action="store_true", help="allow TF32 on both sides")
+    parser.add_argument("--out", type=Path, help="folder for <device>/<op>.csv; default: benchmarks/results")
+
+
+def _device(name) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() and _library.has_cuda() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name} cannot be used ({reason}); see `python -m cuda_ops doctor`") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name} has no kernels of cuda_ops: use cpu or cuda")
+    return device
+
+
+def main(args) -> int:
+    """0: done, whoever won. 2: cannot run, with one line that says why and what to do."""
+    try:
+        folder = benchmarks_folder()
+        if folder is None:
+            raise ValueError(
+                "the benchmarks are not part of the installed package: run `python -m cuda_ops bench` with an editable "
+                "install (pip install --no-build-isolation -e .) of the repository"
+            )
+        if _library.problem:
+            raise ValueError(_library.problem)
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        import harness
+
+        device = _device(args.device)
+        default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
+        dtypes = [DTYPES[name] for name in args.dtype or default]
+        if device.type == "cpu" and any(dtype.itemsize == 2 for dtype in dtypes):
+            raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
+        settings = harness.Settings(device, dtypes, tf32=args.tf32, **(harness.QUICK if args.quick else {}))
+        harness.run(args.ops, settings, args.out or folder / "results")
+    except (ValueError, OSError) as error:
+        print(f"cuda_ops bench: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    command = argparse.ArgumentParser(prog="python -m cuda_ops bench", description="Our ops against PyTorch's own.")
+    add_arguments(command)
+    sys.exit(main(command.parse_args()))

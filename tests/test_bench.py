@@ -1,0 +1,200 @@
+"""python -m cuda_ops bench: that its arithmetic is right, that it refuses wrong results, and that it runs."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import cuda_ops
+from cuda_ops import bench
+
+ROOT = Path(cuda_ops.__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import harness  # noqa: E402
+
+
+def run(*arguments, package_in=ROOT):
+    result = subprocess.run(
+        [sys.executable, "-m", "cuda_ops.bench", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(package_in)},
+        cwd=package_in,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_quick_square_on_the_cpu(tmp_path):
+    status, output, errors = run("square", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert status == 0, errors
+    assert "tf32: off on both sides" in output
+    assert "PyTorch / ours" in output
+    (path,) = tmp_path.glob("CPU-*/square.csv")
+    assert f"# torch: {torch.__version__}\n" in path.read_text()
+    rows = harness.read_csv(path)
+    keys = {(r["direction"], r["clock"], r["implementation"]) for r in rows}
+    assert keys == {(d, "wall", i) for d in ("forward", "backward") for i in ("ours", "eager")}
+    for row in rows:
+        assert 0 < float(row["p10_us"]) <= float(row["median_us"]) <= float(row["p90_us"])
+        assert int(row["samples"]) == 5
+        streams = {"forward": 2, "backward": 3}[row["direction"]]
+        moved = streams * math.prod(harness.MNIST_SHAPES[0]) * 4
+        assert float(row["gb_per_s"]) == pytest.approx(moved / float(row["median_us"]) / 1e3, abs=0.06)
+        assert float(row["percent_of_ceiling"]) > 0
+
+
+@pytest.mark.cuda
+def test_quick_square_on_the_gpu(tmp_path):
+    status, output, errors = run("square", "--quick", "--device", "cuda", "--out", tmp_path)
+    assert status == 0, errors
+    assert "cannot be captured" not in output
+    (path,) = tmp_path.glob("*/square.csv")
+    rows = harness.read_csv(path)
+    assert {r["clock"] for r in rows} == {"wall", "kernel"}
+    assert {r["dtype"] for r in rows} == {"float32", "bfloat16"}
+
+
+@pytest.mark.parametrize("op", harness.all_ops())
+def test_every_bench_runs(op):
+    """The first case of each, once, with its comparison of values and gradients."""
+    found = harness.load_bench(op)
+    if found.ours is None and not hasattr(cuda_ops.functional, op):
+        pytest.skip(f"cuda_ops.functional has no {op}")
+    if op == "sgd" and not hasattr(cuda_ops.optim, "SGD"):
+        pytest.skip("cuda_ops.optim has no SGD")
+    settings = harness.Settings(torch.device("cpu"), [torch.float32], quick=True, rounds=1, least_seconds=0)
+    rows = harness.run_bench(found, settings)
+    assert {r["implementation"] for r in rows} == {"ours", *(i.name for i in found.native)}
+    assert {r["direction"] for r in rows} == ({"forward", "backward"} if found.backward else {"forward"})
+
+
+def test_every_functional_has_a_bench():
+    assert set(cuda_ops.functional.__all__) - set(harness.all_ops()) == set()
+
+
+def test_summarize():
+    summary = harness.summarize([float(i) for i in range(100, -1, -1)])
+    assert (summary.median, summary.p10, summary.p90, summary.samples) == (50, 10, 90, 101)
+    # One slow sample moves neither the median nor the percentiles far.
+    assert harness.summarize([1.0] * 30 + [1000.0]).p90 == 1.0
+    assert harness.summarize([7.0]).median == 7
+
+
+def test_samples_are_interleaved():
+    order = []
+    samplers = {name: lambda name=name: order.append(name) or 1.0 for name in "ab"}
+    assert harness.interleaved(samplers, 3) == {"a": [1.0] * 3, "b": [1.0] * 3}
+    assert order == list("ababab")
+
+
+def test_wall_sampler_times_one_call_and_goes_round():
+    seen = []
+
+    def call(index):
+        seen.append(index)
+        time.sleep(0.003)
+
+    sample = harness.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
+    seconds = [sample() for _ in range(6)]
+    assert min(seconds) >= 0.003
+    assert seen[-6:] == [0, 1, 2, 0, 1, 2]
+
+
+def test_sets_of_inputs():
+    assert harness.sets_needed(10, cache=100, budget=1000) == (30, "cold")
+    assert harness.sets_needed(400, cache=100, budget=1000) == (1, "cold")
+    assert harness.sets_needed(1, cache=100, budget=1000) == (harness.MAX_SETS, "hot")
+    assert harness.sets_needed(100, cache=100, budget=200) == (2, "hot")
+    assert harness.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
+
+
+def test_wrong_results_are_refused():
+    good = torch.ones(4)
+    harness.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
+    for bad in (good + 0.1, torch.tensor([1, 1, 1, math.nan])):
+        with pytest.raises(harness.BenchError, match="it: ours and eager differ by"):
+            harness.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
+    wrong = harness.Bench(
+        "square", harness.elementwise_cases([(5, 7)], (2, 3)), [harness.Implementation("cubed", lambda x: x**3)]
+    )
+    settings = harness.Settings(torch.device("cpu"), [torch.float64], **harness.QUICK)
+    with pytest.raises(harness.BenchError, match="square 5x7 float64 forward: ours and cubed differ"):
+        harness.run_bench(wrong, settings)
+
+
+def test_wrong_gradients_are_refused():
+    detached = harness.Implementation("half", lambda x: x * x.detach())
+    implementations = [harness.Implementation("ours", torch.square), detached]
+    arguments = (torch.randn(5, requires_grad=True),)
+    with pytest.raises(harness.BenchError, match="differ"):
+        harness.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
+
+
+def test_ratio_is_against_the_fastest_variant():
+    def row(implementation, median):
+        values = ["op", "case", "float32", "forward", "wall", implementation, median, median, median, "5"]
+        return dict(zip(harness.COLUMNS, [*values, "cold", "1.0", "0.000", "50.0"], strict=True))
+
+    (line,) = harness.comparison([row("ours", "20.0"), row("eager", "40.0"), row("channels_last", "10.0")])
+    assert line[-1] == "0.50"
+    assert "channels_last" in line
+
+
+def test_percent_of_ceiling_is_by_the_tighter_bound():
+    ceiling = harness.Ceiling(bytes_per_second=100, flops_per_second=1000)
+    assert ceiling.percent(1, bytes_moved=50, flops=100) == 50
+    assert ceiling.percent(1, bytes_moved=50, flops=900) == 90
+
+
+def test_csv_is_written_whole(tmp_path):
+    row = dict.fromkeys(harness.COLUMNS, "1")
+    harness.write_csv(tmp_path / "a" / "b.csv", [row], {"torch": "2", "device": "x, y"})
+    assert harness.read_csv(tmp_path / "a" / "b.csv") == [row]
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cubic"], "there is no benchmarks/bench_cubic.py; there are: add2"),
+        (["square", "--device", "toaster"], "device toaster cannot be used"),
+        (["square", "--device", "meta"], "device meta has no kernels"),
+        (["square", "--device", "cpu", "--dtype", "bfloat16"], "the CPU backend has float32 and float64 alone"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.main(parser.parse_args(arguments)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"cuda_ops bench: {message}")
+    assert error.count("\n") == 1
+
+
+def test_without_the_repository(tmp_path):
+    shutil.copytree(ROOT / "cuda_ops", tmp_path / "cuda_ops", ignore=shutil.ignore_patterns("__pycache__"))
+    status, _, errors = run("square", package_in=tmp_path)
+    assert status == 2
+    assert "the benchmarks are not part of the installed package" in errors
+    assert "pip install --no-build-isolation -e ." in errors
+
+
+def test_broken_library_is_told(tmp_path):
+    shutil.copytree(ROOT / "cuda_ops", tmp_path / "cuda_ops", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("results"))
+    info = tmp_path / "cuda_ops" / "_build_info.json"
+    info.write_text(json.dumps({**json.loads(info.read_text()), "torch": "1.13.0"}))
+    status, _, errors = run("square", package_in=tmp_path)
+    assert status == 2
+    assert "was built with PyTorch 1.13.0" in errors
