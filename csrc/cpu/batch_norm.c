@@ -1,0 +1,511 @@
+/* batch_norm on the CPU. With n values in a channel, rstd = 1 / sqrt(variance + eps), normalised = (x - mean) * rstd:
+ *
+ *     output      = normalised * weight + bias
+ *     grad_bias   = sum of grad_output,   grad_weight = sum of grad_output * normalised
+ *     grad_input  = weight * rstd * (grad_output - grad_bias / n - normalised * grad_weight / n)
+ *
+ * and without the two last terms where the statistics are running ones.
+ *
+ * Each elementwise step is brought into the form (x - center) * scale + offset, where center is the mean rounded to the
+ * dtype and offset holds what the rounding left out. So x - center is exact for values near the mean, however large
+ * the mean is, and nothing is lost to a mean that the dtype cannot represent.
+ *
+ * Reductions run over blocks of about PIECE elements that are in the cache for the second of their two passes (mean,
+ * then squares of differences from it). Sums of up to SHORT elements are in the dtype, sums of those in double.
+ * Bound by memory: the moments read input, the normalisation reads and writes; backward reads two arrays, twice, and
+ * writes one. */
+#ifndef REAL
+
+#include "cuda_ops/batch_norm.h"
+
+#include "common.h"
+
+enum {
+    PIECE = 32768,    /* elements of a block: 128 kB of floats */
+    SHORT = 1024,     /* elements that one sum in the dtype covers */
+    LEAST_ROWS = 32,  /* of a block for inner = 1, such that a block has far more elements than it has sums */
+    CHANNEL_TILE = 64 /* channels whose sums stay in the first-level cache, for inner = 1 */
+};
+
+typedef struct shape {
+    int64_t outer, channels, inner;
+} shape;
+
+static int64_t outer_per_block(shape s)
+{
+    if (s.inner == 1)
+        return min_i64(SHORT, max_i64(LEAST_ROWS, PIECE / s.channels));
+    return max_i64(1, PIECE / s.inner);
+}
+
+static int64_t split_count(shape s)
+{
+    const int64_t step = outer_per_block(s);
+    return (s.outer + step - 1) / step;
+}
+
+static int64_t values_of_split(shape s, int64_t split)
+{
+    const int64_t step = outer_per_block(s);
+    return min_i64(step, s.outer - split * step) * s.inner;
+}
+
+/* The workspace: two doubles for each split and channel, then four coefficients in the dtype for each channel. */
+static double *partials_of(const void *workspace, shape s, int64_t split, int which)
+{
+    return (double *)workspace + (2 * split + which) * s.channels;
+}
+
+static void *coefficients_of(const void *workspace, shape s)
+{
+    return partials_of(workspace, s, split_count(s), 0);
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#include "batch_norm.c"
+#include "undef_real.h"
+#define REAL double
+#define FN(name) name##_f64
+#include "batch_norm.c"
+#include "undef_real.h"
+
+/* Calls the version of a function for the dtype. */
+#define DISPATCH(dtype, function, ...)                                                                                 \
+    switch (dtype) {                                                                                                   \
+    case CUDA_OPS_FLOAT32:                                                                                             \
+        function##_f32(__VA_ARGS__);                                                                                   \
+        return CUDA_OPS_SUCCESS;                                                                                       \
+    case CUDA_OPS_FLOAT64:                                                                                             \
+        function##_f64(__VA_ARGS__);                                                                                   \
+        return CUDA_OPS_SUCCESS;                                                                                       \
+    default:                                                                                                           \
+        return CUDA_OPS_UNSUPPORTED_DTYPE;                                                                             \
+    }
+
+static bool is_empty(shape s)
+{
+    return s.outer == 0 || s.channels == 0 || s.inner == 0;
+}
+
+int64_t cuda_ops_batch_norm_blocks_cpu(int64_t outer, int64_t channels, int64_t inner)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return 0;
+    return inner == 1 ? split_count(s) : split_count(s) * channels;
+}
+
+int64_t cuda_ops_batch_norm_rows_cpu(int64_t outer, int64_t channels, int64_t inner)
+{
+    return inner == 1 ? outer : outer * channels;
+}
+
+int64_t cuda_ops_batch_norm_workspace_cpu(int64_t outer, int64_t channels, int64_t inner)
+{
+    const shape s = {outer, channels, inner};
+    return is_empty(s) ? 0 : (2 * split_count(s) + 4) * channels * (int64_t)sizeof(double);
+}
+
+cuda_ops_status cuda_ops_batch_norm_moments_cpu(void *workspace, const void *input, int64_t outer, int64_t channels,
+                                                int64_t inner, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, moments, workspace, input, s, begin, end)
+}
+
+cuda_ops_status cuda_ops_batch_norm_prepare_training_cpu(double *mean, double *variance, void *workspace,
+                                                         const void *weight, const void *bias, int64_t outer,
+                                                         int64_t channels, int64_t inner, double eps,
+                                                         cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, prepare_training, mean, variance, workspace, weight, bias, s, eps)
+}
+
+cuda_ops_status cuda_ops_batch_norm_prepare_inference_cpu(void *workspace, const void *weight, const void *bias,
+                                                          const void *running_mean, const void *running_var,
+                                                          int64_t outer, int64_t channels, int64_t inner, double eps,
+                                                          cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, prepare_inference, workspace, weight, bias, running_mean, running_var, s, eps)
+}
+
+cuda_ops_status cuda_ops_batch_norm_normalize_cpu(void *output, const void *workspace, const void *input, int64_t outer,
+                                                  int64_t channels, int64_t inner, int64_t begin, int64_t end,
+                                                  cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, normalize, output, coefficients_of(workspace, s), input, s, begin, end)
+}
+
+cuda_ops_status cuda_ops_batch_norm_sums_cpu(void *workspace, const void *grad_output, const void *input,
+                                             const void *mean, int64_t outer, int64_t channels, int64_t inner,
+                                             int training, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, sums, workspace, grad_output, input, mean, s, training, begin, end)
+}
+
+cuda_ops_status cuda_ops_batch_norm_prepare_backward_cpu(void *grad_weight, void *grad_bias, void *workspace,
+                                                         const void *weight, const void *mean, const void *variance,
+                                                         int64_t outer, int64_t channels, int64_t inner, double eps,
+                                                         int training, cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, prepare_backward, grad_weight, grad_bias, workspace, weight, mean, variance, s, eps, training)
+}
+
+cuda_ops_status cuda_ops_batch_norm_grad_input_cpu(void *grad_input, const void *workspace, const void *grad_output,
+                                                   const void *input, int64_t outer, int64_t channels, int64_t inner,
+                                                   int training, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, grad_input, grad_input, coefficients_of(workspace, s), grad_output, input, s, training, begin, end)
+}
+
+cuda_ops_status cuda_ops_batch_norm_update_cpu(void *running_mean, void *running_var, const double *mean,
+                                               const double *variance, int64_t channels, int64_t count, double momentum,
+                                               cuda_ops_dtype statistics_dtype)
+{
+    if (count == 0)
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(statistics_dtype, update, running_mean, running_var, mean, variance, channels, count, momentum)
+}
+
+#else
+
+/* For inner > 1, a block is one channel of one split. */
+CUDA_OPS_INLINE double FN(sum_run)(const REAL *x, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i += SHORT) {
+        const int64_t end = min_i64(count, i + SHORT);
+        REAL part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t j = i; j < end; j++)
+            part += x[j];
+        sum += (double)part;
+    }
+    return sum;
+}
+
+/* Adds the sums of x - center and of its squares. */
+CUDA_OPS_INLINE void FN(add_differences)(double *sum, double *squares, const REAL *x, int64_t count, REAL center)
+{
+    for (int64_t i = 0; i < count; i += SHORT) {
+        const int64_t end = min_i64(count, i + SHORT);
+        REAL part = 0, part_squares = 0;
+#pragma omp simd reduction(+ : part, part_squares)
+        for (int64_t j = i; j < end; j++) {
+            const REAL difference = x[j] - center;
+            part += difference;
+            part_squares += difference * difference;
+        }
+        *sum += (double)part;
+        *squares += (double)part_squares;
+    }
+}
+
+/* Adds the sums of g and of g * (x - center). */
+CUDA_OPS_INLINE void FN(add_products)(double *sum, double *products, const REAL *g, const REAL *x, int64_t count,
+                                      REAL center)
+{
+    for (int64_t i = 0; i < count; i += SHORT) {
+        const int64_t end = min_i64(count, i + SHORT);
+        REAL part = 0, part_products = 0;
+#pragma omp simd reduction(+ : part, part_products)
+        for (int64_t j = i; j < end; j++) {
+            part += g[j];
+            part_products += g[j] * (x[j] - center);
+        }
+        *sum += (double)part;
+        *products += (double)part_products;
+    }
+}
+
+/* Mean and sum of squared differences of a block, from differences to a first, rounded mean: what rounding it did is
+ * known from the sum of the differences, and taken back. */
+CUDA_OPS_INLINE void FN(moments_of_plane)(double *mean, double *squares, const REAL *x, int64_t rows, int64_t stride,
+                                          int64_t inner)
+{
+    const double count = (double)(rows * inner);
+    double total = 0;
+    for (int64_t r = 0; r < rows; r++)
+        total += FN(sum_run)(x + r * stride, inner);
+    const REAL center = (REAL)(total / count);
+    double sum = 0, sum_squares = 0;
+    for (int64_t r = 0; r < rows; r++)
+        FN(add_differences)(&sum, &sum_squares, x + r * stride, inner, center);
+    *mean = (double)center + sum / count;
+    *squares = sum_squares - sum * sum / count;
+}
+
+/* The same for `channels` <= CHANNEL_TILE neighbouring channels, for inner = 1. The sums over the block, of at most
+ * SHORT rows, are in the dtype; four rows at a time, so that the sums are loaded and stored once for four elements. */
+CUDA_OPS_INLINE void FN(moments_of_rows)(double *mean, double *squares, const REAL *x, int64_t rows, int64_t stride,
+                                         int64_t channels)
+{
+    REAL center[CHANNEL_TILE], sum[CHANNEL_TILE] = {0}, sum_squares[CHANNEL_TILE] = {0};
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const REAL *a = x + r * stride, *b = a + stride, *c = b + stride, *d = c + stride;
+        for (int64_t k = 0; k < channels; k++)
+            sum[k] += (a[k] + b[k]) + (c[k] + d[k]);
+    }
+    for (; r < rows; r++)
+        for (int64_t k = 0; k < channels; k++)
+            sum[k] += x[r * stride + k];
+    for (int64_t k = 0; k < channels; k++) {
+        center[k] = sum[k] / (REAL)rows;
+        sum[k] = 0;
+    }
+    for (r = 0; r + 4 <= rows; r += 4) {
+        const REAL *a = x + r * stride, *b = a + stride, *c = b + stride, *d = c + stride;
+        for (int64_t k = 0; k < channels; k++) {
+            const REAL da = a[k] - center[k], db = b[k] - center[k], dc = c[k] - center[k], dd = d[k] - center[k];
+            sum[k] += (da + db) + (dc + dd);
+            sum_squares[k] += (da * da + db * db) + (dc * dc + dd * dd);
+        }
+    }
+    for (; r < rows; r++)
+        for (int64_t k = 0; k < channels; k++) {
+            const REAL difference = x[r * stride + k] - center[k];
+            sum[k] += difference;
+            sum_squares[k] += difference * difference;
+        }
+    for (int64_t k = 0; k < channels; k++) {
+        mean[k] = (double)center[k] + (double)sum[k] / (double)rows;
+        squares[k] = (double)sum_squares[k] - (double)sum[k] * (double)sum[k] / (double)rows;
+    }
+}
+
+CUDA_OPS_SIMD static void FN(moments)(void *workspace, const REAL *input, shape s, int64_t begin, int64_t end)
+{
+    const int64_t step = outer_per_block(s);
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t split = s.inner == 1 ? block : block / s.channels;
+        const int64_t first = split * step, rows = min_i64(step, s.outer - first), stride = s.channels * s.inner;
+        double *mean = partials_of(workspace, s, split, 0), *squares = partials_of(workspace, s, split, 1);
+        const REAL *x = input + first * stride;
+        if (s.inner == 1) {
+            for (int64_t c = 0; c < s.channels; c += CHANNEL_TILE)
+                FN(moments_of_rows)(mean + c, squares + c, x + c, rows, stride, min_i64(CHANNEL_TILE, s.channels - c));
+        } else {
+            const int64_t c = block % s.channels;
+            FN(moments_of_plane)(mean + c, squares + c, x + c * s.inner, rows, stride, s.inner);
+        }
+    }
+}
+
+/* Puts down (x - center) * scale + offset for a channel. */
+static void FN(set_forward_coefficients)(void *workspace, const REAL *weight, const REAL *bias, double mean,
+                                         double variance, double eps, shape s, int64_t c)
+{
+    REAL *center = coefficients_of(workspace, s), *scale = center + s.channels, *offset = scale + s.channels;
+    const double factor = (weight ? (double)weight[c] : 1.0) / sqrt(variance + eps);
+    center[c] = (REAL)mean;
+    scale[c] = (REAL)factor;
+    offset[c] = (REAL)((bias ? (double)bias[c] : 0.0) - (mean - (double)center[c]) * factor);
+}
+
+static void FN(prepare_training)(double *mean, double *variance, void *workspace, const REAL *weight, const REAL *bias,
+                                 shape s, double eps)
+{
+    const int64_t splits = split_count(s);
+    const double count = (double)(s.outer * s.inner);
+    for (int64_t c = 0; c < s.channels; c++) {
+        double total = 0, squares = 0;
+        for (int64_t split = 0; split < splits; split++)
+            total += partials_of(workspace, s, split, 0)[c] * (double)values_of_split(s, split);
+        mean[c] = total / count;
+        for (int64_t split = 0; split < splits; split++) {
+            const double difference = partials_of(workspace, s, split, 0)[c] - mean[c];
+            squares += partials_of(workspace, s, split, 1)[c];
+            squares += difference * difference * (double)values_of_split(s, split);
+        }
+        variance[c] = squares / count;
+        FN(set_forward_coefficients)(workspace, weight, bias, mean[c], variance[c], eps, s, c);
+    }
+}
+
+static void FN(prepare_inference)(void *workspace, const REAL *weight, const REAL *bias, const REAL *running_mean,
+                                  const REAL *running_var, shape s, double eps)
+{
+    for (int64_t c = 0; c < s.channels; c++)
+        FN(set_forward_coefficients)(workspace, weight, bias, (double)running_mean[c], (double)running_var[c], eps, s,
+                                     c);
+}
+
+CUDA_OPS_SIMD static void FN(normalize)(REAL *restrict output, const REAL *restrict coefficients,
+                                        const REAL *restrict input, shape s, int64_t begin, int64_t end)
+{
+    const REAL *center = coefficients, *scale = center + s.channels, *offset = scale + s.channels;
+    if (s.inner == 1) {
+        for (int64_t row = begin; row < end; row++) {
+            const REAL *x = input + row * s.channels;
+            REAL *y = output + row * s.channels;
+            for (int64_t c = 0; c < s.channels; c++)
+                y[c] = (x[c] - center[c]) * scale[c] + offset[c];
+        }
+        return;
+    }
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t c = row % s.channels;
+        const REAL m = center[c], a = scale[c], b = offset[c];
+        const REAL *x = input + row * s.inner;
+        REAL *y = output + row * s.inner;
+        for (int64_t i = 0; i < s.inner; i++)
+            y[i] = (x[i] - m) * a + b;
+    }
+}
+
+/* mean and variance are doubles in training, else of the dtype. */
+CUDA_OPS_INLINE double FN(statistic)(const void *statistics, int training, int64_t c)
+{
+    return training ? ((const double *)statistics)[c] : (double)((const REAL *)statistics)[c];
+}
+
+CUDA_OPS_INLINE void FN(sums_of_rows)(double *sums, double *products, const REAL *g, const REAL *x, const REAL *center,
+                                      int64_t rows, int64_t stride, int64_t channels)
+{
+    REAL sum[CHANNEL_TILE] = {0}, product[CHANNEL_TILE] = {0};
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const REAL *ga = g + r * stride, *gb = ga + stride, *gc = gb + stride, *gd = gc + stride;
+        const REAL *xa = x + r * stride, *xb = xa + stride, *xc = xb + stride, *xd = xc + stride;
+        for (int64_t k = 0; k < channels; k++) {
+            const REAL m = center[k];
+            sum[k] += (ga[k] + gb[k]) + (gc[k] + gd[k]);
+            product[k] += (ga[k] * (xa[k] - m) + gb[k] * (xb[k] - m)) + (gc[k] * (xc[k] - m) + gd[k] * (xd[k] - m));
+        }
+    }
+    for (; r < rows; r++)
+        for (int64_t k = 0; k < channels; k++) {
+            sum[k] += g[r * stride + k];
+            product[k] += g[r * stride + k] * (x[r * stride + k] - center[k]);
+        }
+    for (int64_t k = 0; k < channels; k++) {
+        sums[k] = (double)sum[k];
+        products[k] = (double)product[k];
+    }
+}
+
+CUDA_OPS_SIMD static void FN(sums)(void *workspace, const REAL *grad_output, const REAL *input, const void *mean,
+                                   shape s, int training, int64_t begin, int64_t end)
+{
+    const int64_t step = outer_per_block(s);
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t split = s.inner == 1 ? block : block / s.channels;
+        const int64_t first = split * step, rows = min_i64(step, s.outer - first), stride = s.channels * s.inner;
+        double *sums = partials_of(workspace, s, split, 0), *products = partials_of(workspace, s, split, 1);
+        const REAL *g = grad_output + first * stride, *x = input + first * stride;
+        if (s.inner == 1) {
+            for (int64_t c = 0; c < s.channels; c += CHANNEL_TILE) {
+                const int64_t channels = min_i64(CHANNEL_TILE, s.channels - c);
+                REAL center[CHANNEL_TILE];
+                for (int64_t k = 0; k < channels; k++)
+                    center[k] = (REAL)FN(statistic)(mean, training, c + k);
+                FN(sums_of_rows)(sums + c, products + c, g + c, x + c, center, rows, stride, channels);
+            }
+        } else {
+            const int64_t c = block % s.channels;
+            const REAL center = (REAL)FN(statistic)(mean, training, c);
+            double sum = 0, product = 0;
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t offset = r * stride + c * s.inner;
+                FN(add_products)(&sum, &product, g + offset, x + offset, s.inner, center);
+            }
+            sums[c] = sum;
+            products[c] = product;
+        }
+    }
+}
+
+/* Puts down grad_output * scale + (x - center) * slope + offset for each channel; without training slope and offset
+ * are not looked at. */
+static void FN(prepare_backward)(REAL *grad_weight, REAL *grad_bias, void *workspace, const REAL *weight,
+                                 const void *mean, const void *variance, shape s, double eps, int training)
+{
+    REAL *center = coefficients_of(workspace, s), *scale = center + s.channels;
+    REAL *slope = scale + s.channels, *offset = slope + s.channels;
+    const int64_t splits = training || grad_weight ? split_count(s) : 0;
+    const double count = (double)(s.outer * s.inner);
+    for (int64_t c = 0; c < s.channels; c++) {
+        const double m = FN(statistic)(mean, training, c);
+        const double rstd = 1.0 / sqrt(FN(statistic)(variance, training, c) + eps);
+        const double factor = (weight ? (double)weight[c] : 1.0) * rstd;
+        double sum = 0, product = 0;
+        for (int64_t split = 0; split < splits; split++) {
+            sum += partials_of(workspace, s, split, 0)[c];
+            product += partials_of(workspace, s, split, 1)[c];
+        }
+        center[c] = (REAL)m;
+        const double rounding = m - (double)center[c];
+        const double dot = (product - rounding * sum) * rstd; /* of grad_output with the normalised input */
+        const double incline = -factor * rstd * dot / count;
+        scale[c] = (REAL)factor;
+        slope[c] = (REAL)incline;
+        offset[c] = (REAL)(-factor * sum / count - incline * rounding);
+        if (grad_weight) {
+            grad_weight[c] = (REAL)dot;
+            grad_bias[c] = (REAL)sum;
+        }
+    }
+}
+
+CUDA_OPS_SIMD static void FN(grad_input)(REAL *restrict grad_input, const REAL *restrict coefficients,
+                                         const REAL *restrict grad_output, const REAL *restrict input, shape s,
+                                         int training, int64_t begin, int64_t end)
+{
+    const REAL *center = coefficients, *scale = center + s.channels;
+    const REAL *slope = scale + s.channels, *offset = slope + s.channels;
+    const int64_t length = s.inner == 1 ? s.channels : s.inner;
+    for (int64_t row = begin; row < end; row++) {
+        const REAL *x = input + row * length, *g = grad_output + row * length;
+        REAL *y = grad_input + row * length;
+        if (s.inner == 1 && training) {
+            for (int64_t c = 0; c < length; c++)
+                y[c] = g[c] * scale[c] + (x[c] - center[c]) * slope[c] + offset[c];
+        } else if (s.inner == 1) {
+            for (int64_t c = 0; c < length; c++)
+                y[c] = g[c] * scale[c];
+        } else if (training) {
+            const int64_t channel = row % s.channels;
+            const REAL m = center[channel], a = scale[channel], b = slope[channel], c = offset[channel];
+            for (int64_t i = 0; i < length; i++)
+                y[i] = g[i] * a + (x[i] - m) * b + c;
+        } else {
+            const REAL a = scale[row % s.channels];
+            for (int64_t i = 0; i < length; i++)
+                y[i] = g[i] * a;
+        }
+    }
+}
+
+static void FN(update)(REAL *running_mean, REAL *running_var, const double *mean, const double *variance,
+                       int64_t channels, int64_t count, double momentum)
+{
+    const double unbiased = (double)count / (double)(count - 1);
+    for (int64_t c = 0; c < channels; c++) {
+        running_mean[c] = (REAL)((1 - momentum) * (double)running_mean[c] + momentum * mean[c]);
+        running_var[c] = (REAL)((1 - momentum) * (double)running_var[c] + momentum * variance[c] * unbiased);
+    }
+}
+
+#endif
