@@ -9,14 +9,22 @@
 
 #include "common.h"
 
+/* Channels whose maxima are kept at hand while their window is read. */
+enum { LANES = 32 };
+
+/* PLACE, an integer as wide as REAL, so that comparisons of the one select the other without conversions. */
 #define REAL float
+#define PLACE int32_t
 #define FN(name) name##_f32
 #include "max_pool2d.c"
 #include "undef_real.h"
+#undef PLACE
 #define REAL double
+#define PLACE int64_t
 #define FN(name) name##_f64
 #include "max_pool2d.c"
 #include "undef_real.h"
+#undef PLACE
 
 cuda_ops_status cuda_ops_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,
                                                 const cuda_ops_pool2d *pool, int64_t begin, int64_t end,
@@ -113,39 +121,57 @@ CUDA_OPS_SIMD static void FN(max_forward_planes)(REAL *output, int64_t *indices,
         }
 }
 
+/* A window in `lanes` channels, at most LANES of them; `first` is position 0 of the image in the first of these. */
+CUDA_OPS_INLINE void FN(max_channels)(REAL *restrict output, int64_t *restrict indices, const REAL *restrict first,
+                                      int64_t channels, cuda_ops_pool_axis height, cuda_ops_pool_axis width,
+                                      int32_t h_start, int32_t w_start, int64_t lanes)
+{
+    const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start), h_end = cuda_ops_pool_end_tap(height, h_start);
+    const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start), w_end = cuda_ops_pool_end_tap(width, w_start);
+    REAL best[LANES];
+    PLACE place[LANES]; /* relative to the first position, which may be past 32 bits if the window is empty */
+    for (int64_t c = 0; c < lanes; c++) {
+        best[c] = (REAL)-INFINITY;
+        place[c] = 0;
+    }
+    const int64_t start =
+        (int64_t)(h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation;
+    for (int32_t h = h_begin; h < h_end; h++)
+        for (int32_t w = w_begin; w < w_end; w++) {
+            const int64_t position =
+                (int64_t)(h_start + h * height.dilation) * width.input + w_start + w * width.dilation;
+            const REAL *restrict in = first + position * channels;
+            const PLACE here = (PLACE)(position - start);
+            for (int64_t c = 0; c < lanes; c++) {
+                const bool take = in[c] > best[c] || in[c] != in[c];
+                best[c] = take ? in[c] : best[c];
+                place[c] = take ? here : place[c];
+            }
+        }
+    for (int64_t c = 0; c < lanes; c++) {
+        output[c] = best[c];
+        indices[c] = start + place[c];
+    }
+}
+
 CUDA_OPS_SIMD static void FN(max_forward_rows)(REAL *output, int64_t *indices, const REAL *input,
                                                const cuda_ops_pool2d *pool, int64_t begin, int64_t end)
 {
     const cuda_ops_pool_axis height = pool->height, width = pool->width;
     const int64_t channels = pool->channels;
     for (int64_t row = begin; row < end; row++) {
-        const int64_t n = row / height.output;
+        const REAL *image = input + row / height.output * height.input * width.input * channels;
         const int32_t h_start = cuda_ops_pool_start(height, (int32_t)(row % height.output));
-        const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start);
-        const int32_t h_end = cuda_ops_pool_end_tap(height, h_start);
         for (int32_t w = 0; w < width.output; w++) {
             const int32_t w_start = cuda_ops_pool_start(width, w);
-            const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start);
-            const int32_t w_end = cuda_ops_pool_end_tap(width, w_start);
-            REAL *restrict out = output + (row * width.output + w) * channels;
-            int64_t *restrict index = indices + (row * width.output + w) * channels;
-            const int64_t first =
-                (int64_t)(h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation;
-            for (int64_t c = 0; c < channels; c++) {
-                out[c] = (REAL)-INFINITY;
-                index[c] = first;
-            }
-            for (int32_t i = h_begin; i < h_end; i++)
-                for (int32_t j = w_begin; j < w_end; j++) {
-                    const int64_t position =
-                        (int64_t)(h_start + i * height.dilation) * width.input + w_start + j * width.dilation;
-                    const REAL *restrict in = input + (n * height.input * width.input + position) * channels;
-                    for (int64_t c = 0; c < channels; c++) {
-                        const bool take = in[c] > out[c] || in[c] != in[c];
-                        out[c] = take ? in[c] : out[c];
-                        index[c] = take ? position : index[c];
-                    }
-                }
+            REAL *out = output + (row * width.output + w) * channels;
+            int64_t *index = indices + (row * width.output + w) * channels;
+            int64_t c = 0;
+            for (; c + LANES <= channels; c += LANES)
+                FN(max_channels)(out + c, index + c, image + c, channels, height, width, h_start, w_start, LANES);
+            if (c < channels)
+                FN(max_channels)
+            (out + c, index + c, image + c, channels, height, width, h_start, w_start, channels - c);
         }
     }
 }

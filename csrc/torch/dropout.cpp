@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <mutex>
+#include <optional>
 #include <tuple>
 
 #include "checks.h"
@@ -58,7 +59,8 @@ static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 
 // The second output is what backward needs to draw the same numbers again: seed and offset, 2 int64 on the device of
 // input.
-static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p)
+static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
+                                                  const std::optional<Tensor> & /* call */)
 {
     const char *const op = "dropout";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
@@ -124,8 +126,11 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    // The tag keeps torch.compile from taking two calls for one, or repeating one in backward.
-    library.def("dropout_forward(Tensor input, float p) -> (Tensor, Tensor)", {at::Tag::nondeterministic_seeded});
+    // The tag tells torch.compile that a repeated call gives another result. Its elimination of common subexpressions
+    // goes by a list of PyTorch's own ops instead, and would take two calls with the same arguments for one; `call`,
+    // which is not read, is an argument in which they differ.
+    library.def("dropout_forward(Tensor input, float p, Tensor? call=None) -> (Tensor, Tensor)",
+                {at::Tag::nondeterministic_seeded});
     library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> Tensor");
     CUDA_OPS_IMPLEMENT(library, "dropout_forward", cuda_ops::dropout_forward);
     CUDA_OPS_IMPLEMENT(library, "dropout_backward", cuda_ops::dropout_backward);

@@ -7,7 +7,7 @@ from .._library import ops
 
 
 @torch.library.register_fake("cuda_ops::dropout_forward")
-def _(input, p):
+def _(input, p, call=None):
     return torch.empty_like(input), torch.empty(2, dtype=torch.int64, device=input.device)
 
 
@@ -19,8 +19,12 @@ def _(grad_output, state, p, stride):
 class DropoutFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, p):
-        output, state = ops.dropout_forward(input, p)
+        # In a compiled graph each call needs an argument of its own, so that no two are merged. An uninitialised tensor
+        # is one: no two of them are taken for the same.
+        call = torch.empty(0, device=input.device) if torch.compiler.is_compiling() else None
+        output, state = ops.dropout_forward(input, p, call)
         ctx.mark_non_differentiable(state)
+        ctx.set_materialize_grads(False)  # no zeros for the gradient that state does not have
         ctx.save_for_backward(state)
         ctx.p = p
         ctx.stride = output.stride()
@@ -29,6 +33,8 @@ class DropoutFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output, _):
         (state,) = ctx.saved_tensors
+        if grad_output is None:
+            return None, None
         return DropoutBackwardFunction.apply(grad_output, state, ctx.p, ctx.stride), None
 
 

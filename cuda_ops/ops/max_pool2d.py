@@ -27,6 +27,7 @@ class MaxPool2dFunction(torch.autograd.Function):
     def forward(ctx, input, *window):
         output, indices = ops.max_pool2d_forward(input, *window)
         ctx.mark_non_differentiable(indices)
+        ctx.set_materialize_grads(False)  # no zeros for the gradient that indices does not have
         ctx.save_for_backward(indices)
         ctx.input_size = input.shape[-2:]
         ctx.window = window
@@ -35,7 +36,9 @@ class MaxPool2dFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output, _):
         (indices,) = ctx.saved_tensors
-        grad_input = MaxPool2dBackwardFunction.apply(grad_output, indices, ctx.input_size, *ctx.window)
+        grad_input = None
+        if grad_output is not None:
+            grad_input = MaxPool2dBackwardFunction.apply(grad_output, indices, ctx.input_size, *ctx.window)
         return grad_input, *(None for _ in ctx.window)
 
 

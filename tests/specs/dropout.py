@@ -29,6 +29,7 @@ def op_samples(make):
     for input in (x, x.t(), x[:, ::2], x[:0]):
         output, state = forward(input, 0.3)
         yield forward, (input, 0.3)
+        yield forward, (input, 0.3, make(0))
         yield backward, (torch.ones_like(input), state, 0.3, list(output.stride()))
 
 
