@@ -1,13 +1,19 @@
 """The ops as modules, drop-in for those of torch.nn: same constructor arguments, repr and state_dict."""
 
+from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from .ops.dropout import Dropout
 from .ops.linear import Linear
+from .ops.max_pool2d import MaxPool2d
 from .ops.relu import ReLU
 
 __all__ = [
+    "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Dropout",
     "Linear",
+    "MaxPool2d",
     "ReLU",
 ]

@@ -13,6 +13,13 @@
 
 #include <stdint.h>
 
+/* In front of the small functions of these headers that C, C++ and CUDA kernels share. */
+#ifdef __CUDACC__
+#define CUDA_OPS_HOST_DEVICE static __host__ __device__ __forceinline__
+#else
+#define CUDA_OPS_HOST_DEVICE static inline
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,0 +1,81 @@
+/* dropout on the CPU: output = input * (word of Philox >= threshold ? 1 / (1 - p) : 0).
+ * Bound by the ten rounds of Philox, which run on BLOCK counters side by side so that they are vectorised. */
+#ifndef REAL
+
+#include "cuda_ops/dropout.h"
+
+#include "common.h"
+
+/* Counters at a time. More than the compiler would unroll instead of vectorising. */
+enum { BLOCK = 32 };
+
+/* words[4 * i + j] = word j of Philox at counter (low, quadruple + i). */
+CUDA_OPS_INLINE void philox_block(uint32_t words[4 * BLOCK], uint64_t low, uint64_t quadruple, uint64_t seed)
+{
+    for (int i = 0; i < BLOCK; i++) {
+        const uint64_t high = quadruple + (uint64_t)i;
+        uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
+        uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+        /* Only a body without a loop is vectorised over i. */
+#pragma GCC unroll 10
+        for (int round = 0; round < CUDA_OPS_PHILOX_ROUNDS; round++) {
+            cuda_ops_philox_round(&c0, &c1, &c2, &c3, key0, key1);
+            key0 += CUDA_OPS_PHILOX_WEYL_0;
+            key1 += CUDA_OPS_PHILOX_WEYL_1;
+        }
+        words[4 * i] = c0;
+        words[4 * i + 1] = c1;
+        words[4 * i + 2] = c2;
+        words[4 * i + 3] = c3;
+    }
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#include "dropout.c"
+#include "undef_real.h"
+#define REAL double
+#define FN(name) name##_f64
+#include "dropout.c"
+#include "undef_real.h"
+
+cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
+                                     cuda_ops_philox_state philox, cuda_ops_dtype dtype)
+{
+    if (!(p >= 0.0 && p <= 1.0))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        dropout_f32(output, input, begin, end, p, philox.seed, philox.offset);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT64:
+        dropout_f64(output, input, begin, end, p, philox.seed, philox.offset);
+        return CUDA_OPS_SUCCESS;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}
+
+#else
+
+CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, int64_t begin, int64_t end, double p,
+                                      uint64_t seed, uint64_t offset)
+{
+    const uint32_t threshold = cuda_ops_dropout_threshold(p);
+    const REAL scale = (REAL)cuda_ops_dropout_scale(p);
+    const int64_t step = 4 * BLOCK;
+    /* Blocks lie at multiples of their size, so that the mask does not depend on how ranges are cut. */
+    for (int64_t block = begin / step * step; block < end; block += step) {
+        uint32_t words[4 * BLOCK];
+        philox_block(words, offset / 4, (uint64_t)(block / 4), seed);
+        if (begin <= block && block + step <= end) {
+            for (int64_t i = 0; i < step; i++)
+                output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0);
+            continue;
+        }
+        for (int64_t i = max_i64(begin, block); i < min_i64(end, block + step); i++)
+            output[i] = input[i] * (words[i - block] >= threshold ? scale : (REAL)0);
+    }
+}
+
+#endif

@@ -1,0 +1,137 @@
+// dropout for PyTorch: checks, allocation, the choice of backend, and the way to PyTorch's generators.
+#include "cuda_ops/dropout.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+
+#include <mutex>
+#include <optional>
+#include <tuple>
+
+#include "checks.h"
+
+#ifdef CUDA_OPS_WITH_CUDA
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#endif
+
+namespace cuda_ops
+{
+
+static void check_p(const char *op, double p)
+{
+    TORCH_CHECK(0.0 <= p && p <= 1.0, op, ": expected p to be between 0 and 1, got ", p);
+}
+
+// A new key for each call from the CPU generator, whose own algorithm cannot be entered in the middle.
+static cuda_ops_philox_state draw_on_cpu()
+{
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    cuda_ops_philox_state philox{};
+    philox.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+    return philox;
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+// The CUDA generator is a Philox itself: its key, and the next piece of its offset. Under graph capture it gives
+// pointers, to which every replay writes anew.
+static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
+{
+    at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    const at::PhiloxCudaState drawn =
+        at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(CUDA_OPS_DROPOUT_OFFSET_STEP);
+    cuda_ops_philox_state philox{};
+    if (drawn.captured_) {
+        philox.seed_pointer = drawn.seed_.ptr;
+        philox.offset_pointer = drawn.offset_.ptr;
+        philox.offset = drawn.offset_intragraph_;
+    } else {
+        philox.seed = drawn.seed_.val;
+        philox.offset = drawn.offset_.val;
+    }
+    return philox;
+}
+#endif
+
+// The second output is what backward needs to draw the same numbers again: seed and offset, 2 int64 on the device of
+// input.
+static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
+                                                  const std::optional<Tensor> & /* call */)
+{
+    const char *const op = "dropout";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    check_p(op, p);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = dense(input);
+    Tensor output = at::empty_like(x);
+    if (x.numel() == 0)
+        return {output, at::zeros({2}, x.options().dtype(at::kLong))};
+    Tensor state = at::empty({2}, x.options().dtype(at::kLong));
+    if (x.is_cuda()) {
+        CUDA_OPS_LAUNCH(op, cuda_ops_dropout_forward_cuda(output.data_ptr(), state.data_ptr<int64_t>(),
+                                                          x.const_data_ptr(), x.numel(), p,
+                                                          draw_on_cuda(x.device().index()), dtype, current_stream(op)));
+        return {output, state};
+    }
+    const cuda_ops_philox_state philox = draw_on_cpu();
+    state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
+    state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
+    parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+        return cuda_ops_dropout_cpu(output.data_ptr(), x.const_data_ptr(), begin, end, p, philox, dtype);
+    });
+    return {output, state};
+}
+
+// stride: the strides of forward's output. The mask belongs to places in memory, so that backward has to walk through
+// it in the same order, whatever the strides of grad_output.
+static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, double p, at::IntArrayRef stride)
+{
+    const char *const op = "dropout_backward";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_p(op, p);
+    check_same_device(op, "state", state, "grad_output", grad_output);
+    TORCH_CHECK(state.scalar_type() == at::kLong && state.sizes() == at::IntArrayRef({2}), op,
+                ": expected state to be 2 int64, got ", c10::getDtypeNames(state.scalar_type()).first, " of shape ",
+                state.sizes());
+    TORCH_CHECK(static_cast<int64_t>(stride.size()) == grad_output.dim(), op,
+                ": expected stride to have one element a dimension of grad_output, ", grad_output.sizes(), ", got ",
+                stride);
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    Tensor grad_input = at::empty_strided(grad_output.sizes(), stride, grad_output.options());
+    TORCH_CHECK(grad_input.is_non_overlapping_and_dense(), op,
+                ": expected stride to be that of a dense tensor of shape ", grad_output.sizes(), ", got ", stride);
+    const Tensor g = dense_like(grad_output, grad_input), seed_and_offset = state.contiguous();
+    if (g.numel() == 0)
+        return grad_input;
+    if (g.is_cuda()) {
+        CUDA_OPS_LAUNCH(op, cuda_ops_dropout_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(),
+                                                           seed_and_offset.const_data_ptr<int64_t>(), g.numel(), p,
+                                                           dtype, current_stream(op)));
+        return grad_input;
+    }
+    cuda_ops_philox_state philox{};
+    philox.seed = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[0]);
+    philox.offset = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[1]);
+    parallel_ranges(op, g.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+        return cuda_ops_dropout_cpu(grad_input.data_ptr(), g.const_data_ptr(), begin, end, p, philox, dtype);
+    });
+    return grad_input;
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    // The tag tells torch.compile that a repeated call gives another result. Its elimination of common subexpressions
+    // goes by a list of PyTorch's own ops instead, and would take two calls with the same arguments for one; `call`,
+    // which is not read, is an argument in which they differ.
+    library.def("dropout_forward(Tensor input, float p, Tensor? call=None) -> (Tensor, Tensor)",
+                {at::Tag::nondeterministic_seeded});
+    library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "dropout_forward", cuda_ops::dropout_forward);
+    CUDA_OPS_IMPLEMENT(library, "dropout_backward", cuda_ops::dropout_backward);
+}

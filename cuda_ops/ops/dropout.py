@@ -1,0 +1,98 @@
+"""dropout: zeroes elements at random. The mask is not stored: backward draws it again from seed and offset."""
+
+import torch
+from torch import Tensor
+
+from .._library import ops
+
+
+@torch.library.register_fake("cuda_ops::dropout_forward")
+def _(input, p, call=None):
+    return torch.empty_like(input), torch.empty(2, dtype=torch.int64, device=input.device)
+
+
+@torch.library.register_fake("cuda_ops::dropout_backward")
+def _(grad_output, state, p, stride):
+    return torch.empty_strided(grad_output.shape, stride, dtype=grad_output.dtype, device=grad_output.device)
+
+
+class DropoutFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, p):
+        # In a compiled graph each call needs an argument of its own, so that no two are merged. An uninitialised tensor
+        # is one: no two of them are taken for the same.
+        call = torch.empty(0, device=input.device) if torch.compiler.is_compiling() else None
+        output, state = ops.dropout_forward(input, p, call)
+        ctx.mark_non_differentiable(state)
+        ctx.set_materialize_grads(False)  # no zeros for the gradient that state does not have
+        ctx.save_for_backward(state)
+        ctx.p = p
+        ctx.stride = output.stride()
+        return output, state
+
+    @staticmethod
+    def backward(ctx, grad_output, _):
+        (state,) = ctx.saved_tensors
+        if grad_output is None:
+            return None, None
+        return DropoutBackwardFunction.apply(grad_output, state, ctx.p, ctx.stride), None
+
+
+class DropoutBackwardFunction(torch.autograd.Function):
+    """grad_output times forward's mask: linear, and its own gradient is the same product."""
+
+    @staticmethod
+    def forward(ctx, grad_output, state, p, stride):
+        ctx.save_for_backward(state)
+        ctx.p, ctx.stride = p, stride
+        return ops.dropout_backward(grad_output, state, p, stride)
+
+    @staticmethod
+    def backward(ctx, grad_grad_input):
+        (state,) = ctx.saved_tensors
+        return DropoutBackwardFunction.apply(grad_grad_input, state, ctx.p, ctx.stride), None, None, None
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    r"""Zeroes each element with probability `p` and scales the others by :math:`1 / (1 - p)`, so that the expected
+    value stays; as :func:`torch.nn.functional.dropout`.
+
+    The numbers come from Philox-4x32-10, keyed by PyTorch's default generator of input's device: the same after the
+    same :func:`torch.manual_seed`, whatever the number of threads, other ones on every call and on every replay of a
+    CUDA graph. They are not the numbers that PyTorch's own dropout would draw.
+
+    Args:
+        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        p: probability of an element to be zeroed, from 0 to 1.
+        training: if False, `input` is returned as it is.
+        inplace: whether to write the result into `input`.
+
+    Returns:
+        A tensor like `input`, with its strides where they are dense; `input` itself if `inplace`, if not `training`, or
+        if p is 0.
+
+    Raises:
+        ValueError: p is not between 0 and 1.
+        RuntimeError: `input` is not floating point, or `inplace` is asked for a leaf that requires grad.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Differentiable any number of times, with the mask of forward.
+
+    Example:
+        >>> cuda_ops.functional.dropout(torch.ones(3), p=0.5, training=False)
+        tensor([1., 1., 1.])
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: expected p to be between 0 and 1, got {p}")
+    if not training or p == 0.0:
+        return input
+    output, _ = DropoutFunction.apply(input, p)
+    # copy_ is what tells autograd that input has changed.
+    return input.copy_(output) if inplace else output
+
+
+class Dropout(torch.nn.Dropout):
+    """:class:`torch.nn.Dropout`, computed by :func:`cuda_ops.functional.dropout`."""
+
+    def forward(self, input):
+        return dropout(input, self.p, self.training, self.inplace)
