@@ -3,6 +3,7 @@
 from .ops.add2 import add2
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
+from .ops.conv2d import conv2d
 from .ops.dropout import dropout
 from .ops.linear import linear
 from .ops.max_pool2d import max_pool2d
@@ -14,6 +15,7 @@ __all__ = [
     "add2",
     "avg_pool2d",
     "batch_norm",
+    "conv2d",
     "dropout",
     "linear",
     "max_pool2d",

@@ -2,6 +2,7 @@
 
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from .ops.conv2d import Conv2d
 from .ops.dropout import Dropout
 from .ops.linear import Linear
 from .ops.max_pool2d import MaxPool2d
@@ -12,6 +13,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Conv2d",
     "Dropout",
     "Linear",
     "MaxPool2d",

@@ -1,0 +1,1 @@
+#include "cuda_ops/conv2d.h"

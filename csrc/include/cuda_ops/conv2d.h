@@ -1,0 +1,107 @@
+/* conv2d: output[n][o][y][x] = bias[o] + sum over c, r, s of
+ *             weight[o][c][r][s] * input[n][g * C + c][y * stride - padding_top + r * dilation][... alike in x]
+ *
+ * with zeros outside of the input, C = in_channels / groups and g the group of o. Its three gradients are here too:
+ * each is again a sum of products over one index of the same triple (input, weight, output).
+ *
+ *   input, grad_input:     batch x in_channels x in_height x in_width
+ *   weight, grad_weight:   out_channels x in_channels / groups x kernel_height x kernel_width
+ *   output, grad_output:   batch x out_channels x out_height x out_width
+ *   bias, grad_bias:       out_channels; bias may be NULL
+ *
+ * Each of the three tensors is dense in one of two orders, as its flag in the sizes says: the order written above, or
+ * channels last (dimensions 0, 2, 3, 1 from the largest stride to the smallest). Any mix of the flags is allowed.
+ * padding_bottom and padding_right are not given: they follow from out_height and out_width.
+ * in_channels = 0 gives bias alone. Heights, widths, strides, paddings and dilated kernels are below 2^30.
+ *
+ * Products and sums are taken in float32 (for the halves too) or in float64, in an order that depends on nothing but
+ * the sizes: results repeat bit by bit, on the CPU for any number of threads.
+ */
+#ifndef CUDA_OPS_CONV2D_H
+#define CUDA_OPS_CONV2D_H
+
+#include <stddef.h>
+
+#include "cuda_ops/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cuda_ops_conv2d_sizes {
+    int64_t batch, groups;
+    int64_t in_channels, in_height, in_width;
+    int64_t out_channels, out_height, out_width;
+    int64_t kernel_height, kernel_width;
+    int64_t stride_height, stride_width;
+    int64_t padding_top, padding_left;
+    int64_t dilation_height, dilation_width;
+    int input_channels_last, weight_channels_last, output_channels_last;
+} cuda_ops_conv2d_sizes;
+
+/* On the CPU each of the three products takes up to three steps, and `plan` tells what they need:
+ *
+ *   1. prepare (forward, backward_input): packs the weight into `prepared`. Ranges of [0, prepare_count).
+ *   2. run: ranges of [0, count), any of them at the same time, each with a workspace of its own.
+ *   3. reduce (backward_weight): sums the partial results that `run` left in `prepared`. Ranges of [0, reduce_count).
+ *
+ * Both buffers are aligned to 64 bytes and need not be initialised. */
+typedef enum cuda_ops_conv2d_pass {
+    CUDA_OPS_CONV2D_FORWARD = 0,
+    CUDA_OPS_CONV2D_BACKWARD_INPUT = 1,
+    CUDA_OPS_CONV2D_BACKWARD_WEIGHT = 2
+} cuda_ops_conv2d_pass;
+
+typedef struct cuda_ops_conv2d_plan {
+    int64_t prepare_count, count, reduce_count;
+    size_t prepared_bytes;  /* shared by all ranges */
+    size_t workspace_bytes; /* for each range that runs at the same time; a multiple of 64 */
+} cuda_ops_conv2d_plan;
+
+cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
+                                         const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype);
+
+/* pass is FORWARD or BACKWARD_INPUT, as in the plan. */
+cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, cuda_ops_conv2d_pass pass,
+                                            const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                            cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_forward_cpu(void *output, const void *input, const void *prepared, const void *bias,
+                                            const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                            void *workspace, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void *grad_output, const void *prepared,
+                                                   const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                   void *workspace, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *prepared, const void *grad_output, const void *input,
+                                                    const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                    void *workspace, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void *prepared,
+                                                  const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                  cuda_ops_dtype dtype);
+/* Channels [begin, end) of grad_bias[o] = sum of grad_output[:, o, :, :], which has `pixels` = height * width. */
+cuda_ops_status cuda_ops_conv2d_backward_bias_cpu(void *grad_bias, const void *grad_output, int64_t batch,
+                                                  int64_t channels, int64_t pixels, int channels_last, int64_t begin,
+                                                  int64_t end, cuda_ops_dtype dtype);
+
+cuda_ops_status cuda_ops_conv2d_forward_cuda(void *output, const void *input, const void *weight, const void *bias,
+                                             const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype,
+                                             cuda_ops_stream stream);
+cuda_ops_status cuda_ops_conv2d_backward_input_cuda(void *grad_input, const void *grad_output, const void *weight,
+                                                    const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype,
+                                                    cuda_ops_stream stream);
+
+/* Bytes of `workspace`, aligned to 16; 0 where none is needed. */
+size_t cuda_ops_conv2d_backward_weight_workspace_cuda(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_backward_weight_cuda(void *grad_weight, const void *grad_output, const void *input,
+                                                     const cuda_ops_conv2d_sizes *sizes, void *workspace,
+                                                     cuda_ops_dtype dtype, cuda_ops_stream stream);
+size_t cuda_ops_conv2d_backward_bias_workspace_cuda(int64_t batch, int64_t channels, int64_t pixels, int channels_last,
+                                                    cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_backward_bias_cuda(void *grad_bias, const void *grad_output, int64_t batch,
+                                                   int64_t channels, int64_t pixels, int channels_last, void *workspace,
+                                                   cuda_ops_dtype dtype, cuda_ops_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

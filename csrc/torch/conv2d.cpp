@@ -1,0 +1,307 @@
+// conv2d for PyTorch: checks, allocation and the choice of backend of the convolution and its three gradients.
+//
+// Layouts: a tensor is read in the format that its strides suggest, by a copy where it is not dense in it; output is
+// channels_last if input or weight is, and the caller chooses for a gradient.
+#include "cuda_ops/conv2d.h"
+
+#include <ATen/ops/empty.h>
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+using at::IntArrayRef;
+
+// A convolution's parameters as the ops take them. padding is {top, bottom, left, right}.
+struct Parameters {
+    IntArrayRef stride, padding, dilation;
+    int64_t groups;
+};
+
+static bool is_channels_last(const Tensor &tensor)
+{
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+}
+
+static at::MemoryFormat format(bool channels_last)
+{
+    return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+static Tensor dense_image(const Tensor &tensor)
+{
+    return tensor.contiguous(tensor.suggest_memory_format());
+}
+
+static void check_parameters(const char *op, const Parameters &parameters)
+{
+    TORCH_CHECK(parameters.stride.size() == 2 && parameters.dilation.size() == 2 && parameters.padding.size() == 4, op,
+                ": expected stride and dilation to have 2 values and padding 4, got ", parameters.stride, ", ",
+                parameters.dilation, " and ", parameters.padding);
+    for (int64_t value : parameters.stride)
+        TORCH_CHECK(value > 0, op, ": expected stride to be positive, got ", parameters.stride);
+    for (int64_t value : parameters.padding)
+        TORCH_CHECK(value >= 0, op,
+                    ": expected padding to be zero or more, got {top, bottom, left, right} = ", parameters.padding);
+    for (int64_t value : parameters.dilation)
+        TORCH_CHECK(value > 0, op, ": expected dilation to be positive, got ", parameters.dilation);
+    TORCH_CHECK(parameters.groups > 0, op, ": expected groups to be positive, got ", parameters.groups);
+}
+
+// Checks what the shapes of input and weight must satisfy, and returns the sizes of the convolution, without layouts.
+static cuda_ops_conv2d_sizes check_sizes(const char *op, IntArrayRef input, IntArrayRef weight,
+                                         const Parameters &parameters)
+{
+    TORCH_CHECK(input.size() == 4, op, ": expected input to have 4 dimensions, or 3 without a batch, got shape ",
+                input);
+    TORCH_CHECK(weight.size() == 4, op, ": expected weight to have 4 dimensions, got shape ", weight);
+    check_parameters(op, parameters);
+    const int64_t groups = parameters.groups;
+    TORCH_CHECK(weight[0] >= groups && weight[0] % groups == 0, op,
+                ": expected weight to have a positive multiple of groups=", groups,
+                " output channels in dimension 0, got shape ", weight);
+    TORCH_CHECK(input[1] == weight[1] * groups, op, ": expected input to have ", weight[1] * groups,
+                " channels in dimension 1, for weight of shape ", weight, " and groups=", groups, ", got shape ",
+                input);
+    TORCH_CHECK(weight[2] > 0 && weight[3] > 0, op, ": expected weight to have a kernel that is not empty, got shape ",
+                weight);
+
+    cuda_ops_conv2d_sizes sizes{};
+    sizes.batch = input[0];
+    sizes.groups = groups;
+    sizes.in_channels = input[1];
+    // As in PyTorch, no input channels give no output channels.
+    sizes.out_channels = input[1] == 0 ? 0 : weight[0];
+    sizes.in_height = input[2];
+    sizes.in_width = input[3];
+    sizes.kernel_height = weight[2];
+    sizes.kernel_width = weight[3];
+    sizes.stride_height = parameters.stride[0];
+    sizes.stride_width = parameters.stride[1];
+    sizes.padding_top = parameters.padding[0];
+    sizes.padding_left = parameters.padding[2];
+    sizes.dilation_height = parameters.dilation[0];
+    sizes.dilation_width = parameters.dilation[1];
+
+    // The kernels count in int64, but keep rows and columns in 32 bits.
+    constexpr int64_t LIMIT = int64_t(1) << 30;
+    for (int64_t value : {input[2], input[3], weight[2], weight[3], parameters.stride[0], parameters.stride[1],
+                          parameters.dilation[0], parameters.dilation[1], parameters.padding[0], parameters.padding[1],
+                          parameters.padding[2], parameters.padding[3]})
+        TORCH_CHECK(value < LIMIT, op, ": expected heights, widths, stride, padding and dilation to be below ", LIMIT,
+                    ", got ", value);
+    const int64_t height = input[2] + parameters.padding[0] + parameters.padding[1];
+    const int64_t width = input[3] + parameters.padding[2] + parameters.padding[3];
+    const int64_t kernel_height = (weight[2] - 1) * parameters.dilation[0] + 1;
+    const int64_t kernel_width = (weight[3] - 1) * parameters.dilation[1] + 1;
+    TORCH_CHECK(kernel_height <= height && kernel_width <= width, op,
+                ": expected the kernel to be no greater than the padded input, ", height, " x ", width, ", got ",
+                kernel_height, " x ", kernel_width);
+    TORCH_CHECK(kernel_height < LIMIT && kernel_width < LIMIT && height < LIMIT && width < LIMIT, op,
+                ": expected the kernel and the padded input to be smaller than ", LIMIT, ", got ", kernel_height, " x ",
+                kernel_width, " and ", height, " x ", width);
+    TORCH_CHECK(input[0] == 0 || input[1] == 0 || (input[2] > 0 && input[3] > 0), op,
+                ": expected input to have no empty dimension but batch or channels, got shape ", input);
+    sizes.out_height = (height - kernel_height) / sizes.stride_height + 1;
+    sizes.out_width = (width - kernel_width) / sizes.stride_width + 1;
+    return sizes;
+}
+
+static void check_grad_output(const char *op, const Tensor &grad_output, const cuda_ops_conv2d_sizes &sizes)
+{
+    const int64_t expected[] = {sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width};
+    TORCH_CHECK(grad_output.sizes() == IntArrayRef(expected), op,
+                ": expected grad_output to have the shape of output, ", IntArrayRef(expected), ", got ",
+                grad_output.sizes());
+}
+
+static Tensor byte_workspace(const Tensor &like, size_t bytes)
+{
+    return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte));
+}
+
+// What the CPU's products need, and the ranges of their middle step spread over threads.
+struct CpuRun {
+    cuda_ops_conv2d_plan plan{};
+    Tensor prepared, workspaces;
+
+    CpuRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
+           const Tensor &like)
+    {
+        check_status(op, cuda_ops_conv2d_plan_cpu(&plan, pass, &sizes, dtype));
+        prepared = byte_workspace(like, plan.prepared_bytes);
+        workspaces = byte_workspace(like, plan.workspace_bytes * at::get_num_threads());
+    }
+
+    void *workspace() const
+    {
+        return static_cast<char *>(workspaces.mutable_data_ptr()) + plan.workspace_bytes * at::get_thread_num();
+    }
+};
+
+static Tensor conv2d_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups)
+{
+    const char *const op = "conv2d";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    check_like(op, "weight", weight, "input", input);
+    cuda_ops_conv2d_sizes sizes = check_sizes(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups});
+    if (bias) {
+        check_like(op, "bias", *bias, "input", input);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, ": expected bias to have shape [",
+                    weight.size(0), "], one value for each output channel of weight, got ", bias->sizes());
+    }
+    sizes.input_channels_last = is_channels_last(input);
+    sizes.weight_channels_last = is_channels_last(weight);
+    sizes.output_channels_last = sizes.input_channels_last || sizes.weight_channels_last;
+
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = dense_image(input), w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
+    Tensor output = at::empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
+                              x.options().memory_format(format(sizes.output_channels_last)));
+    if (output.numel() == 0)
+        return output;
+    const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
+    if (x.is_cuda()) {
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
+                                                         bias_data, &sizes, dtype, current_stream(op)));
+        return output;
+    }
+    const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x);
+    parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv2d_prepare_cpu(run.prepared.data_ptr(), w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes,
+                                           begin, end, dtype);
+    });
+    parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), run.prepared.const_data_ptr(),
+                                           bias_data, &sizes, begin, end, run.workspace(), dtype);
+    });
+    return output;
+}
+
+static Tensor conv2d_backward_input(const Tensor &grad_output, const Tensor &weight, IntArrayRef input_size,
+                                    bool channels_last, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                    int64_t groups)
+{
+    const char *const op = "conv2d_backward_input";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_like(op, "weight", weight, "grad_output", grad_output);
+    cuda_ops_conv2d_sizes sizes = check_sizes(op, input_size, weight.sizes(), {stride, padding, dilation, groups});
+    check_grad_output(op, grad_output, sizes);
+    sizes.input_channels_last = channels_last;
+    sizes.weight_channels_last = is_channels_last(weight);
+    sizes.output_channels_last = is_channels_last(grad_output);
+
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = dense_image(grad_output), w = dense_image(weight);
+    Tensor grad_input = at::empty(input_size, g.options().memory_format(format(channels_last)));
+    if (grad_input.numel() == 0)
+        return grad_input;
+    if (g.is_cuda()) {
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_input_cuda(grad_input.data_ptr(), g.const_data_ptr(),
+                                                                w.const_data_ptr(), &sizes, dtype, current_stream(op)));
+        return grad_input;
+    }
+    const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g);
+    parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv2d_prepare_cpu(run.prepared.data_ptr(), w.const_data_ptr(), CUDA_OPS_CONV2D_BACKWARD_INPUT,
+                                           &sizes, begin, end, dtype);
+    });
+    parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv2d_backward_input_cpu(grad_input.data_ptr(), g.const_data_ptr(),
+                                                  run.prepared.const_data_ptr(), &sizes, begin, end, run.workspace(),
+                                                  dtype);
+    });
+    return grad_input;
+}
+
+static Tensor conv2d_backward_weight(const Tensor &grad_output, const Tensor &input, IntArrayRef weight_size,
+                                     bool channels_last, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                     int64_t groups)
+{
+    const char *const op = "conv2d_backward_weight";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_like(op, "input", input, "grad_output", grad_output);
+    cuda_ops_conv2d_sizes sizes = check_sizes(op, input.sizes(), weight_size, {stride, padding, dilation, groups});
+    check_grad_output(op, grad_output, sizes);
+    sizes.input_channels_last = is_channels_last(input);
+    sizes.weight_channels_last = channels_last;
+    sizes.output_channels_last = is_channels_last(grad_output);
+
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = dense_image(grad_output), x = dense_image(input);
+    Tensor grad_weight = at::empty(weight_size, g.options().memory_format(format(channels_last)));
+    if (grad_weight.numel() == 0)
+        return grad_weight;
+    if (g.numel() == 0) // the sum over an empty batch
+        return grad_weight.zero_();
+    if (g.is_cuda()) {
+#ifdef CUDA_OPS_WITH_CUDA
+        const Tensor workspace = byte_workspace(g, cuda_ops_conv2d_backward_weight_workspace_cuda(&sizes, dtype));
+#endif
+        CUDA_OPS_LAUNCH(
+            op, cuda_ops_conv2d_backward_weight_cuda(grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
+                                                     &sizes, workspace.mutable_data_ptr(), dtype, current_stream(op)));
+        return grad_weight;
+    }
+    const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g);
+    parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv2d_backward_weight_cpu(run.prepared.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
+                                                   &sizes, begin, end, run.workspace(), dtype);
+    });
+    parallel_ranges(op, run.plan.reduce_count, 16, [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv2d_reduce_weight_cpu(grad_weight.data_ptr(), run.prepared.const_data_ptr(), &sizes, begin,
+                                                 end, dtype);
+    });
+    return grad_weight;
+}
+
+static Tensor conv2d_backward_bias(const Tensor &grad_output)
+{
+    const char *const op = "conv2d_backward_bias";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_dim(op, "grad_output", grad_output, 4, 4);
+    const int channels_last = is_channels_last(grad_output);
+    const int64_t batch = grad_output.size(0), channels = grad_output.size(1);
+    const int64_t pixels = grad_output.size(2) * grad_output.size(3);
+
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = dense_image(grad_output);
+    Tensor grad_bias = at::empty({channels}, g.options());
+    if (g.numel() == 0)
+        return grad_bias.zero_();
+    if (g.is_cuda()) {
+#ifdef CUDA_OPS_WITH_CUDA
+        const Tensor workspace = byte_workspace(
+            g, cuda_ops_conv2d_backward_bias_workspace_cuda(batch, channels, pixels, channels_last, dtype));
+#endif
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_bias_cuda(
+                                grad_bias.data_ptr(), g.const_data_ptr(), batch, channels, pixels, channels_last,
+                                workspace.mutable_data_ptr(), dtype, current_stream(op)));
+        return grad_bias;
+    }
+    parallel_ranges(op, channels, std::max<int64_t>(1, ELEMENTWISE_GRAIN / (batch * pixels)),
+                    [&](int64_t begin, int64_t end) {
+                        return cuda_ops_conv2d_backward_bias_cpu(grad_bias.data_ptr(), g.const_data_ptr(), batch,
+                                                                 channels, pixels, channels_last, begin, end, dtype);
+                    });
+    return grad_bias;
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("conv2d_forward(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[4] padding, "
+                "SymInt[2] dilation, SymInt groups) -> Tensor");
+    library.def("conv2d_backward_input(Tensor grad_output, Tensor weight, SymInt[4] input_size, bool channels_last, "
+                "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
+    library.def("conv2d_backward_weight(Tensor grad_output, Tensor input, SymInt[4] weight_size, bool channels_last, "
+                "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
+    library.def("conv2d_backward_bias(Tensor grad_output) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::conv2d_forward);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_input", cuda_ops::conv2d_backward_input);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_weight", cuda_ops::conv2d_backward_weight);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_bias", cuda_ops::conv2d_backward_bias);
+}

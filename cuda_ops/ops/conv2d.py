@@ -1,0 +1,251 @@
+"""conv2d: convolution in two dimensions, as in torch.nn.functional.conv2d.
+
+A convolution is linear in its input and in its weight, and so are its gradients in each of their arguments: forward,
+backward_input and backward_weight are three sums of products over the same triples (input, weight, output). The
+gradients of each of them are therefore the other two, and their autograd.Functions call each other.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._autocast import autocast_to_lower
+from .._library import ops
+
+
+class Parameters(NamedTuple):
+    """The arguments that all of the ops take in the end."""
+
+    stride: tuple
+    padding: tuple  # top, bottom, left, right
+    dilation: tuple
+    groups: int
+
+
+def is_channels_last(tensor):
+    """Whether the strides of a 4-d tensor are those of channels_last: Tensor::suggest_memory_format of C++, which
+    Python does not have."""
+    stride, size = tensor.stride(), tensor.shape
+    if stride[1] == 0:
+        return False
+    smallest = 0
+    for dim in (1, 3, 2, 0):
+        if size[dim] == 0 or stride[dim] < smallest:
+            return False
+        # N x 1 x 1 x 1 is in both formats; it counts as contiguous.
+        if dim == 0 and smallest == stride[1]:
+            return False
+        smallest = stride[dim] * size[dim]
+    return True
+
+
+def empty_image(size, like, channels_last):
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+@torch.library.register_fake("cuda_ops::conv2d_forward")
+def _(input, weight, bias, stride, padding, dilation, groups):
+    top, bottom, left, right = padding
+    height = (input.shape[2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
+    width = (input.shape[3] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
+    channels = 0 if input.shape[1] == 0 else weight.shape[0]
+    channels_last = is_channels_last(input) or is_channels_last(weight)
+    return empty_image((input.shape[0], channels, height, width), input, channels_last)
+
+
+@torch.library.register_fake("cuda_ops::conv2d_backward_input")
+def _(grad_output, weight, input_size, channels_last, stride, padding, dilation, groups):
+    return empty_image(input_size, grad_output, channels_last)
+
+
+@torch.library.register_fake("cuda_ops::conv2d_backward_weight")
+def _(grad_output, input, weight_size, channels_last, stride, padding, dilation, groups):
+    return empty_image(weight_size, grad_output, channels_last)
+
+
+@torch.library.register_fake("cuda_ops::conv2d_backward_bias")
+def _(grad_output):
+    return grad_output.new_empty(grad_output.shape[1])
+
+
+class Conv2dFunction(torch.autograd.Function):
+    """output = input * weight + bias"""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, parameters):
+        ctx.save_for_backward(input, weight)
+        ctx.parameters = parameters
+        return ops.conv2d_forward(input, weight, bias, *parameters)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        input, weight = ctx.saved_tensors
+        grad_input = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_input = Conv2dInputFunction.apply(
+                grad_output, weight, input.shape, is_channels_last(input), ctx.parameters
+            )
+        if ctx.needs_input_grad[1]:
+            grad_weight = Conv2dWeightFunction.apply(
+                grad_output, input, weight.shape, is_channels_last(weight), ctx.parameters
+            )
+        if ctx.needs_input_grad[2]:
+            # Without input channels there are no output channels, but bias has its size all the same.
+            empty = input.shape[1] == 0
+            grad_bias = grad_output.new_zeros(weight.shape[0]) if empty else Conv2dBiasFunction.apply(grad_output)
+        return grad_input, grad_weight, grad_bias, None
+
+
+class Conv2dInputFunction(torch.autograd.Function):
+    """grad_input of (grad_output, weight). The gradient for grad_output is the convolution of what comes in, in the
+    place of input, and that for weight is a weight gradient with it in that place."""
+
+    @staticmethod
+    def forward(ctx, grad_output, weight, input_size, channels_last, parameters):
+        ctx.save_for_backward(grad_output, weight)
+        ctx.parameters = parameters
+        return ops.conv2d_backward_input(grad_output, weight, input_size, channels_last, *parameters)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_output, weight = ctx.saved_tensors
+        grad_grad_output = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_output = Conv2dFunction.apply(grad, weight, None, ctx.parameters)
+        if ctx.needs_input_grad[1]:
+            grad_weight = Conv2dWeightFunction.apply(
+                grad_output, grad, weight.shape, is_channels_last(weight), ctx.parameters
+            )
+        return grad_grad_output, grad_weight, None, None, None
+
+
+class Conv2dWeightFunction(torch.autograd.Function):
+    """grad_weight of (grad_output, input). What comes in stands in the place of weight in both gradients."""
+
+    @staticmethod
+    def forward(ctx, grad_output, input, weight_size, channels_last, parameters):
+        ctx.save_for_backward(grad_output, input)
+        ctx.parameters = parameters
+        return ops.conv2d_backward_weight(grad_output, input, weight_size, channels_last, *parameters)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_output, input = ctx.saved_tensors
+        grad_grad_output = grad_input = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_output = Conv2dFunction.apply(input, grad, None, ctx.parameters)
+        if ctx.needs_input_grad[1]:
+            grad_input = Conv2dInputFunction.apply(
+                grad_output, grad, input.shape, is_channels_last(input), ctx.parameters
+            )
+        return grad_grad_output, grad_input, None, None, None
+
+
+class Conv2dBiasFunction(torch.autograd.Function):
+    """grad_bias: grad_output summed over all dimensions but that of the channels."""
+
+    @staticmethod
+    def forward(ctx, grad_output):
+        ctx.output_size = grad_output.shape
+        return ops.conv2d_backward_bias(grad_output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.view(1, -1, 1, 1).expand(ctx.output_size)
+
+
+def _pair(name, value):
+    """One integer, or one or two of them, as two."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for v in values:
+        if isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)):
+            raise TypeError(f"conv2d: expected {name} to be an int or two of them, got {value!r}")
+    if len(values) not in (1, 2):
+        raise RuntimeError(f"conv2d: expected {name} to be an int or two of them, got {value!r}")
+    return values if len(values) == 2 else values * 2
+
+
+def _four_paddings(padding, weight, stride, dilation):
+    """Top, bottom, left, right for an int, a pair, 'same' or 'valid'."""
+    if not isinstance(padding, str):
+        height, width = _pair("padding", padding)
+        return height, height, width, width
+    if padding not in ("same", "valid"):
+        raise RuntimeError(f"conv2d: expected padding to be 'same', 'valid', an int or two of them, got {padding!r}")
+    if padding == "valid" or weight.dim() != 4:  # a weight of other dimensions is refused by the op
+        return 0, 0, 0, 0
+    if stride != (1, 1):
+        raise RuntimeError(f"conv2d: expected stride to be 1 with padding='same', got {stride}")
+    # Where the two sides can't be equal, the end gets one more.
+    height, width = (dilation[i] * (weight.shape[2 + i] - 1) for i in (0, 1))
+    return height // 2, height - height // 2, width // 2, width - width // 2
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: str | int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Tensor:
+    r"""Convolution (cross-correlation, as everywhere in PyTorch) over an image of several channels,
+
+    .. math::
+        \text{output}_{n,o,y,x} = \text{bias}_o + \sum_{c,r,s} \text{weight}_{o,c,r,s} \,
+        \text{input}_{n,\,gC+c,\;y\,\text{stride} - \text{padding} + r\,\text{dilation},\;x\ldots}
+
+    with zeros outside of the input, :math:`C` channels in a group, and :math:`g` the group of output channel :math:`o`.
+
+    Args:
+        input: (N, C_in, H, W), or (C_in, H, W) without a batch; any strides; float32 or float64, on CUDA float16 and
+            bfloat16 too (summed in float32).
+        weight: (C_out, C_in / groups, kernel height, kernel width).
+        bias: (C_out), or None.
+        stride: one integer, or one for each of height and width.
+        padding: zeros on both sides, as `stride`; or 'valid' for none; or 'same' for the output to have the size of
+            the input, which takes a stride of 1 (with an even dilated kernel the bottom and the right get one more).
+        dilation: distance of the kernel's elements, as `stride`.
+        groups: into how many separate convolutions the channels are cut.
+
+    Returns:
+        (N, C_out, H_out, W_out), or without N; H_out = (H + paddings - dilation * (kernel - 1) - 1) // stride + 1. It is channels_last if the strides of `input` or `weight` are those of channels_last, else contiguous. A
+        gradient has the format of what it is the gradient of. N = 0 gives an empty output, and as in PyTorch so does
+        C_in = 0.
+
+    Raises:
+        RuntimeError: a tensor is not floating point, its dtype, device or shape does not go with the others, the
+            padded input is smaller than the dilated kernel, stride, dilation or groups are not positive, padding is
+            negative, an unknown word or 'same' with a stride.
+        TypeError: stride, padding or dilation are no integers.
+        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there.
+
+    Under CUDA autocast the tensors are cast to its dtype. Deterministic. Differentiable any number of times.
+
+    Example:
+        >>> image = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])
+        >>> cuda_ops.functional.conv2d(image, torch.ones(1, 1, 2, 2), bias=torch.tensor([0.5]))
+        tensor([[[[12.5000, 16.5000]]]])
+    """
+    input, weight, bias = autocast_to_lower("conv2d", input, weight, bias)
+    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    padding = _four_paddings(padding, weight, stride, dilation)
+    parameters = Parameters(stride, padding, dilation, groups)
+    if input.dim() == 3:
+        return Conv2dFunction.apply(input.unsqueeze(0), weight, bias, parameters).squeeze(0)
+    return Conv2dFunction.apply(input, weight, bias, parameters)
+
+
+class Conv2d(torch.nn.Conv2d):
+    """torch.nn.Conv2d with this convolution: the same arguments, repr and state_dict. padding_mode 'reflect',
+    'replicate' and 'circular' pad by torch.nn.functional.pad first."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return conv2d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
