@@ -5,6 +5,7 @@ each device in each dtype. The command needs nothing but torch, so that it runs 
 """
 
 import argparse
+import ctypes
 import hashlib
 import importlib
 import importlib.metadata
@@ -170,6 +171,13 @@ def why_no_cuda():
     return "PyTorch finds no GPU"
 
 
+def driver_cuda_version():
+    """The newest CUDA version that the driver can run, as 1000 * major + 10 * minor; only where there is a GPU."""
+    version = ctypes.c_int(0)
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
 def check_cuda(problem):
     info = _library.build_info()
     found = {"available": False, "reason": None, "driver": None, "driver_cuda": None, "devices": []}
@@ -188,7 +196,7 @@ def check_cuda(problem):
             problem(f"there is an NVIDIA driver ({found['driver']}), but {found['reason']}", cure)
     if not found["available"]:
         return found
-    version = torch._C._cuda_getDriverVersion()
+    version = driver_cuda_version()
     found["driver_cuda"] = f"{version // 1000}.{version % 1000 // 10}"
     if not info.get("cuda") and _library.problem is None:
         problem(

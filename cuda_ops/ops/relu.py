@@ -47,7 +47,9 @@ class ReLUInplaceFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output):
         (output,) = ctx.saved_tensors
-        return ReLUBackwardFunction.apply(grad_output, output)
+        # Detached, since it is constant for the backward: in place on a view, the saved output would otherwise lead to
+        # this very node on a second way, and a double backward would run it twice.
+        return ReLUBackwardFunction.apply(grad_output, output.detach())
 
 
 class ReLUBackwardFunction(torch.autograd.Function):
