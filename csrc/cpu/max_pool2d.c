@@ -88,7 +88,7 @@ CUDA_OPS_INLINE void FN(max_row)(REAL *restrict output, int64_t *restrict indice
                 index = take ? offset : index;
             }
         output[w] = best;
-        indices[w] = first_index + index;
+        indices[w] = rows > 0 && tap_begin < tap_end ? first_index + index : -1;
     }
 }
 
@@ -128,20 +128,19 @@ CUDA_OPS_INLINE void FN(max_channels)(REAL *restrict output, int64_t *restrict i
 {
     const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start), h_end = cuda_ops_pool_end_tap(height, h_start);
     const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start), w_end = cuda_ops_pool_end_tap(width, w_start);
+    const bool empty = h_begin >= h_end || w_begin >= w_end;
+    const PLACE first_place =
+        empty ? -1 : (PLACE)((h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation);
     REAL best[LANES];
-    PLACE place[LANES]; /* relative to the first position, which may be past 32 bits if the window is empty */
+    PLACE place[LANES];
     for (int64_t c = 0; c < lanes; c++) {
         best[c] = (REAL)-INFINITY;
-        place[c] = 0;
+        place[c] = first_place;
     }
-    const int64_t start =
-        (int64_t)(h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation;
     for (int32_t h = h_begin; h < h_end; h++)
         for (int32_t w = w_begin; w < w_end; w++) {
-            const int64_t position =
-                (int64_t)(h_start + h * height.dilation) * width.input + w_start + w * width.dilation;
-            const REAL *restrict in = first + position * channels;
-            const PLACE here = (PLACE)(position - start);
+            const PLACE here = (PLACE)((h_start + h * height.dilation) * width.input + w_start + w * width.dilation);
+            const REAL *restrict in = first + here * channels;
             for (int64_t c = 0; c < lanes; c++) {
                 const bool take = in[c] > best[c] || in[c] != in[c];
                 best[c] = take ? in[c] : best[c];
@@ -150,7 +149,7 @@ CUDA_OPS_INLINE void FN(max_channels)(REAL *restrict output, int64_t *restrict i
         }
     for (int64_t c = 0; c < lanes; c++) {
         output[c] = best[c];
-        indices[c] = start + place[c];
+        indices[c] = place[c];
     }
 }
 

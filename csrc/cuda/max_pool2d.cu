@@ -26,9 +26,9 @@ __global__ void __launch_bounds__(THREADS)
                       h_end = cuda_ops_pool_end_tap(height, h_start);
         const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start), w_end = cuda_ops_pool_end_tap(width, w_start);
         A best = -INFINITY;
-        // An empty window's index is past the plane, and may be past 32 bits.
-        int64_t index =
-            (int64_t)(h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation;
+        int32_t index = -1;
+        if (h_begin < h_end && w_begin < w_end)
+            index = (h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation;
         for (int32_t h = h_begin; h < h_end; h++)
             for (int32_t w = w_begin; w < w_end; w++) {
                 const int32_t offset = (h_start + h * height.dilation) * width.input + w_start + w * width.dilation;

@@ -55,8 +55,8 @@ class MaxPool2dBackwardFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_grad_input):
         (indices,) = ctx.saved_tensors
-        # The index of a window without any position in the input is past the plane's end.
-        inside = indices < grad_grad_input.shape[-2] * grad_grad_input.shape[-1]
+        # The index of a window without any position in the input is -1.
+        inside = (indices >= 0) & (indices < grad_grad_input.shape[-2] * grad_grad_input.shape[-1])
         places = torch.where(inside, indices, 0).flatten(-2)
         picked = grad_grad_input.flatten(-2).gather(-1, places).view(indices.shape)
         return torch.where(inside, picked, 0), *(None for _ in range(ctx.rest))
@@ -93,7 +93,8 @@ def max_pool2d(
 
     Returns:
         The maxima, with input's memory format, or if `return_indices` the pair of them and of their places in the
-        plane, :math:`h \cdot W + w` in int64.
+        plane, :math:`h \cdot W + w` in int64. A window all of whose positions are padding, as dilation and ceil_mode
+        together can make one, gives minus infinity and the place -1 (PyTorch: a place that is not the window's).
 
     Raises:
         RuntimeError: a pair is neither an int nor two ints, or out of range; `input` is not floating point, not of 3 or

@@ -5,8 +5,8 @@
  *   indices:                           h * width.input + w of the value taken
  *
  * NaN is larger than everything, and of several NaNs the last is taken, of several equal values the first, in the
- * order of rows. A window with no position in the input (dilation and ceil_mode can make one) gives -infinity and an
- * index past the plane's end.
+ * order of rows. A window with no position in the input (dilation and ceil_mode can make one) gives -infinity and the
+ * index -1.
  * backward: grad_input[i] = the sum of grad_output over the windows whose index is i. Indices are those that forward
  * gave; others read and write nothing outside of the arrays, and what they contribute is not specified.
  * No workspace. Results repeat bit by bit.
