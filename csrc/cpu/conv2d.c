@@ -70,10 +70,8 @@ static bool valid_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, 
            kernel < SIZE_LIMIT && (kernel - 1) * dilation < SIZE_LIMIT;
 }
 
-static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *s, cuda_ops_dtype dtype)
+cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *s)
 {
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
-        return CUDA_OPS_UNSUPPORTED_DTYPE;
     const bool valid =
         valid_axis(s->in_height, s->out_height, s->kernel_height, s->stride_height, s->padding_top,
                    s->dilation_height) &&
@@ -83,28 +81,36 @@ static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *s, cuda_ops_dtyp
     return valid ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
 }
 
+static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
+{
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    return cuda_ops_conv2d_check_sizes(sizes);
+}
+
 /* The least distance from a row of target to the row of source that a tap takes, and how far taps lie apart. */
 static void tap_extent(const struct product *p, int64_t *first_y, int64_t *extent_y, int64_t *first_x,
                        int64_t *extent_x)
 {
-    int64_t low = SIZE_LIMIT * 4, high = -low, distance;
-    for (int64_t y = 0; y < p->target_step_y; y++)
+    int64_t low = 4 * SIZE_LIMIT, high = -low, distance;
+    for (int64_t y = 0; y < p->residues_y; y++)
         for (int64_t r = 0; r < p->kernel_height; r++)
             if (tap_row(p, y, r, &distance)) {
                 low = min_i64(low, distance);
                 high = max_i64(high, distance);
             }
-    *first_y = low;
-    *extent_y = high - low + 1;
-    low = SIZE_LIMIT * 4, high = -low;
-    for (int64_t x = 0; x < p->target_step_x; x++)
+    /* No tap at all: a large stride whose taps all meet the padding. */
+    *first_y = low <= high ? low : 0;
+    *extent_y = max_i64(1, high - low + 1);
+    low = 4 * SIZE_LIMIT, high = -low;
+    for (int64_t x = 0; x < p->residues_x; x++)
         for (int64_t s = 0; s < p->kernel_width; s++)
             if (tap_column(p, x, s, &distance)) {
                 low = min_i64(low, distance);
                 high = max_i64(high, distance);
             }
-    *first_x = low;
-    *extent_x = high - low + 1;
+    *first_x = low <= high ? low : 0;
+    *extent_x = max_i64(1, high - low + 1);
 }
 
 static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
@@ -131,6 +137,8 @@ static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv
         .target = backward ? input : output,
         .target_step_y = backward ? s->stride_height : 1,
         .target_step_x = backward ? s->stride_width : 1,
+        .residues_y = backward ? min_i64(s->stride_height, s->in_height) : 1,
+        .residues_x = backward ? min_i64(s->stride_width, s->in_width) : 1,
         .kernel_height = s->kernel_height,
         .kernel_width = s->kernel_width,
         .weight = {.group = out_channels * weight.image,
@@ -170,8 +178,8 @@ static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv
 static void fill_offsets(const struct product *p, int64_t *offsets)
 {
     const int64_t planes = p->remainders_y * p->remainders_x;
-    for (int64_t y = 0; y < p->target_step_y; y++)
-        for (int64_t x = 0; x < p->target_step_x; x++)
+    for (int64_t y = 0; y < p->residues_y; y++)
+        for (int64_t x = 0; x < p->residues_x; x++)
             for (int64_t r = 0, dy, dx; r < p->kernel_height; r++) {
                 if (!tap_row(p, y, r, &dy))
                     continue;
@@ -353,8 +361,8 @@ static void FN(pack_weight)(const struct product *p, REAL *packed, const REAL *w
         }
         const REAL *const from = weight + group * p->weight.group + m * p->weight.target_channel;
         int64_t first_tap = 0;
-        for (int64_t y = 0; y < p->target_step_y; y++)
-            for (int64_t x = 0; x < p->target_step_x; x++) {
+        for (int64_t y = 0; y < p->residues_y; y++)
+            for (int64_t x = 0; x < p->residues_x; x++) {
                 const int64_t depth = residue_depth(p, y, x);
                 REAL *to =
                     packed + p->target_channels * (p->groups * first_tap + group * depth) + tile * depth + m - tile;

@@ -40,7 +40,8 @@ struct product {
 
     int64_t target_channels, target_height, target_width; /* channels of one group */
     struct image_layout target;
-    int64_t target_step_y, target_step_x; /* target is cut into this many residues each way */
+    int64_t target_step_y, target_step_x; /* rows and columns of target fall into residues modulo these */
+    int64_t residues_y, residues_x;       /* residues that have any row or column */
 
     /* A staged plane has `pitch` columns and rows for `block_rows` rows of each residue of target. */
     int64_t block_rows, blocks, pitch, plane;
@@ -49,7 +50,7 @@ struct product {
     struct {
         int64_t group, target_channel, source_channel, row, column;
     } weight;
-    int64_t depth; /* taps of all residues together: source_channels * kernel_height * kernel_width */
+    int64_t depth; /* source_channels * kernel_height * kernel_width: at least the taps of all residues together */
 
     /* dy(r) = (tap_y + residue + r * tap_step_y) / target_step_y where that divides, and r takes no part where not. */
     int64_t tap_y, tap_x, tap_step_y, tap_step_x;

@@ -4,6 +4,7 @@
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
 
 typedef REAL FN(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef INDEX FN(index) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL FN(half_vector) __attribute__((vector_size(VECTOR_BYTES / 2), aligned(sizeof(REAL)), may_alias));
 
 /* A row of a picture is a few vectors long, too short for a call of memcpy: whole vectors, the last of which overlaps
@@ -149,8 +150,8 @@ static void FN(run)(const struct product *p, REAL *target, const REAL *source, c
         for (int64_t group = 0; group < p->groups; group++) {
             FN(stage)(staged, source + image * p->source.image + group * p->source_channels * p->source.channel, p, u0);
             int64_t first_tap = 0;
-            for (int64_t y = 0; y < p->target_step_y; y++)
-                for (int64_t x = 0; x < p->target_step_x; x++) {
+            for (int64_t y = 0; y < p->residues_y; y++)
+                for (int64_t x = 0; x < p->residues_x; x++) {
                     const int64_t depth = residue_depth(p, y, x);
                     const int64_t height = ceil_div_i64(p->target_height - y, p->target_step_y);
                     const int64_t u_count = min_i64(p->block_rows, height - u0);
@@ -232,21 +233,73 @@ CUDA_OPS_INLINE void FN(weight_panel)(const int vectors, REAL *sums, const REAL 
     }
 }
 
-/* to[(u * v_count + v) * width + l] = grad[channel l][u][v], zero for lanes <= l < width. */
-static void FN(transpose_grad)(REAL *restrict to, int64_t width, const REAL *restrict grad, int64_t lanes,
-                               const struct image_layout *stride, int64_t u_count, int64_t v_count)
+#if defined(__GNUC__) && !defined(__clang__)
+/* The transpose of LANES x LANES elements, by halving: each round interleaves the first half of the rows with the
+ * second, which moves the highest bit of an element's row into the lowest of its column. */
+CUDA_OPS_INLINE void FN(transpose)(FN(vector) rows[LANES])
 {
-    for (int64_t u = 0; u < u_count; u++)
-        for (int64_t v = 0; v < v_count; v++) {
-            const REAL *const from = grad + u * stride->row + v * stride->column;
-            if (stride->channel == 1)
-                FN(copy_run)(to, from, lanes);
-            else
-                for (int64_t l = 0; l < lanes; l++)
-                    to[l] = from[l * stride->channel];
-            FN(zero_run)(to + lanes, width - lanes);
-            to += width;
+    FN(index) low = {0}, high = {0};
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) {
+        low[l] = l / 2 + l % 2 * LANES;
+        high[l] = low[l] + LANES / 2;
+    }
+#pragma GCC unroll 4
+    for (int width = 1; width < LANES; width *= 2) {
+        FN(vector) next[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = __builtin_shuffle(rows[i], rows[i + LANES / 2], low);
+            next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + LANES / 2], high);
         }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            rows[i] = next[i];
+    }
+}
+
+/* to[i * width + l] = from[l * channel + i] for as many i below `count` as there are whole vectors of, and all `width`
+ * lanes, with zeros from `lanes` on. Returns how many i that were. */
+static int64_t FN(transpose_blocks)(REAL *restrict to, int64_t width, const REAL *restrict from, int64_t lanes,
+                                    int64_t channel, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int64_t l = 0; l < width; l += LANES) {
+            FN(vector) rows[LANES];
+#pragma GCC unroll 16
+            for (int q = 0; q < LANES; q++)
+                rows[q] = l + q < lanes ? *(const FN(vector) *)(from + (l + q) * channel + i) : (FN(vector)){0};
+            FN(transpose)(rows);
+#pragma GCC unroll 16
+            for (int q = 0; q < LANES; q++)
+                *(FN(vector) *)(to + (i + q) * width + l) = rows[q];
+        }
+    return i;
+}
+#else
+static int64_t FN(transpose_blocks)(REAL *restrict to, int64_t width, const REAL *restrict from, int64_t lanes,
+                                    int64_t channel, int64_t count)
+{
+    (void)to, (void)width, (void)from, (void)lanes, (void)channel, (void)count;
+    return 0;
+}
+#endif
+
+/* to[i * width + l] = from[channel l][pixel i], zero for lanes <= l < width. The pixels of a block of rows lie at one
+ * distance from each other in either layout. */
+static void FN(transpose_grad)(REAL *restrict to, int64_t width, const REAL *restrict from, int64_t lanes,
+                               int64_t channel, int64_t pixel, int64_t count)
+{
+    int64_t i = pixel == 1 ? FN(transpose_blocks)(to, width, from, lanes, channel, count) : 0;
+    for (; i < count; i++) {
+        if (channel == 1)
+            FN(copy_run)(to + i * width, from + i * pixel, lanes);
+        else
+            for (int64_t l = 0; l < lanes; l++)
+                to[i * width + l] = from[l * channel + i * pixel];
+        FN(zero_run)(to + i * width + lanes, width - lanes);
+    }
 }
 
 /* Parts [begin, end) of `parts` of backward_weight: a part takes its share of images x blocks of rows, in order, and
@@ -273,7 +326,7 @@ static void FN(run_weight)(const struct product *p, REAL *partial, int64_t parti
                     FN(transpose_grad)(grad, width,
                                        grad_output + image * p->target.image +
                                            (group * p->target_channels + m) * p->target.channel + u0 * p->target.row,
-                                       lanes, &p->target, u_count, v_count);
+                                       lanes, p->target.channel, p->target.column, u_count * v_count);
                     if (width == VECTORS * LANES)
                         FN(weight_panel)(VECTORS, to, staged, offsets, depth, grad, u_count, v_count, p->pitch);
                     else

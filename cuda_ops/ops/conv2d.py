@@ -212,7 +212,8 @@ def conv2d(
         groups: into how many separate convolutions the channels are cut.
 
     Returns:
-        (N, C_out, H_out, W_out), or without N; H_out = (H + paddings - dilation * (kernel - 1) - 1) // stride + 1. It is channels_last if the strides of `input` or `weight` are those of channels_last, else contiguous. A
+        (N, C_out, H_out, W_out), or without N; H_out = (H + paddings - dilation * (kernel - 1) - 1) // stride + 1.
+        It is channels_last if the strides of `input` or of `weight` are those of channels_last, else contiguous. A
         gradient has the format of what it is the gradient of. N = 0 gives an empty output, and as in PyTorch so does
         C_in = 0.
 

@@ -39,6 +39,9 @@ typedef struct cuda_ops_conv2d_sizes {
     int input_channels_last, weight_channels_last, output_channels_last;
 } cuda_ops_conv2d_sizes;
 
+/* Whether the sizes are within the limits; every other function asks it first. */
+cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *sizes);
+
 /* On the CPU each of the three products takes up to three steps, and `plan` tells what they need:
  *
  *   1. prepare (forward, backward_input): packs the weight into `prepared`. Ranges of [0, prepare_count).
