@@ -102,6 +102,9 @@ class OpSpec:
     gradgrad: bool = False
     relative_norm: dict[torch.dtype, float] = field(default_factory=dict)
     """Overrides RELATIVE_NORM, with the reason in a comment."""
+    expanded_dim: int = 0
+    """The dimension that the layout 'expanded' repeats; another one where equal values along the first are degenerate
+    (with a reason in a comment)."""
     nonfinite: bool = True
     """Whether NaN and Inf in the first argument travel as in PyTorch (values compared with equal_nan)."""
     random: bool = False

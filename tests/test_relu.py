@@ -84,6 +84,9 @@ def test_inplace_without_grad(device):
     with torch.no_grad():
         cuda_ops.functional.relu(input, inplace=True)
     assert input._version > version
+    version = input._version
+    torch.ops.cuda_ops.relu_inplace(input)
+    assert input._version > version
     with torch.inference_mode():
         input = torch.tensor([1.0, -1.0], device=device)
         assert cuda_ops.functional.relu(input, inplace=True).tolist() == [1.0, 0.0]

@@ -12,7 +12,7 @@ from opspec import (
 )
 
 
-def in_layout(tensor, layout):
+def in_layout(tensor, layout, expanded_dim=0):
     """A tensor with the values of `tensor` (but for 'expanded') whose strides or address are unusual."""
     t = tensor.detach()
     if t.dim() == 0 or not t.is_floating_point():
@@ -35,8 +35,8 @@ def in_layout(tensor, layout):
         buffer[1:] = t.reshape(-1)
         t = buffer[1:].view(t.shape)
     elif layout == "expanded":  # stride 0
-        if t.shape[0] > 0:
-            t = t[:1].expand(t.shape)
+        if t.shape[expanded_dim] > 0:
+            t = t.narrow(expanded_dim, 0, 1).expand(t.shape)
     elif layout == "channels_last" and t.dim() == 4:
         t = t.contiguous(memory_format=torch.channels_last)
     return t.requires_grad_(tensor.requires_grad)
@@ -52,7 +52,7 @@ def check(spec, sample, dtype, grad_layout=None):
     outputs = as_tuple(spec.function(*sample.args, **sample.kwargs))
     grad_outputs = random_grad_outputs(outputs)
     if grad_layout:
-        grad_outputs = [in_layout(g, grad_layout) for g in grad_outputs]
+        grad_outputs = [in_layout(g, grad_layout, spec.expanded_dim) for g in grad_outputs]
     differentiable = sample.differentiable()
     grads = ()
     if differentiable and grad_outputs:
@@ -90,9 +90,13 @@ def test_layouts_of_inputs(spec, device_dtype, layout):
     if spec.random:
         pytest.skip("random: has tests of its own")
     for sample in spec.samples(Make(device, dtype, requires_grad=True)):
-        check(spec, sample.map(lambda t: in_layout(t, layout)), dtype)
+
+        def convert(tensor):
+            return in_layout(tensor, layout, spec.expanded_dim)
+
+        check(spec, sample.map(convert), dtype)
         first = sample.tensors()[0]
-        check(spec, sample.map(lambda t, first=first: in_layout(t, layout) if t is first else t), dtype)
+        check(spec, sample.map(lambda t, first=first: convert(t) if t is first else t), dtype)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -22,7 +22,7 @@
 
 enum {
     PIECE = 32768,    /* elements of a block: 128 kB of floats */
-    SHORT = 1024,     /* elements that one sum in the dtype covers */
+    SHORT = 256,      /* elements that one sum in the dtype covers */
     LEAST_ROWS = 32,  /* of a block for inner = 1, such that a block has far more elements than it has sums */
     CHANNEL_TILE = 64 /* channels whose sums stay in the first-level cache, for inner = 1 */
 };

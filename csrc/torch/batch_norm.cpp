@@ -293,6 +293,9 @@ static void batch_norm_update(Tensor &running_mean, Tensor &running_var, const T
         running_mean.copy_(new_mean);
     if (!new_var.is_same(running_var))
         running_var.copy_(new_var);
+    // What saved the old values for its backward is to notice.
+    running_mean.unsafeGetTensorImpl()->bump_version();
+    running_var.unsafeGetTensorImpl()->bump_version();
 }
 
 } // namespace cuda_ops

@@ -43,6 +43,8 @@ static void relu_inplace(Tensor &input)
     // Its elements did not lie in one block, and x is a copy.
     if (!x.is_same(input))
         input.copy_(x);
+    // What saved the old values for its backward is to notice.
+    input.unsafeGetTensorImpl()->bump_version();
 }
 
 static Tensor relu_backward(const Tensor &grad_output, const Tensor &output)

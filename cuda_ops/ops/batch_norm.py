@@ -1,7 +1,5 @@
 """batch_norm: normalisation by channel, with the statistics of the batch or with running ones."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
@@ -100,6 +98,8 @@ def _parameter_dtype(input, weight, bias):
 
 
 def _backward(ctx, grad_output, input, weight, mean, variance, training):
+    if grad_output is None:
+        return None, None, None
     needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     grad_input, grad_weight, grad_bias = BatchNormBackwardFunction.apply(
         grad_output,
@@ -293,7 +293,9 @@ def batch_norm(
         return BatchNormInferenceFunction.apply(input, weight, bias, running_mean, running_var, eps)
     if (running_mean is None) != (running_var is None):
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
-    count = math.prod(size for d, size in enumerate(input.shape) if d != 1)
+    count = 1  # values of a channel
+    for size in (*input.shape[:1], *input.shape[2:]):
+        count *= size
     if input.dim() >= 2 and count == 1:
         raise ValueError(
             f"batch_norm: Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
