@@ -4,6 +4,7 @@ undefined-behaviour sanitizers. And: kernels know nothing of PyTorch."""
 import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,14 @@ C_TESTS = sorted(filter(has_header, (ROOT / "tests" / "c").glob("test_*.c")))
 def library(tmp_path_factory):
     """The C11 kernels, compiled as the tests are."""
     folder = tmp_path_factory.mktemp("c_api")
-    objects = []
-    for source in sorted((CSRC / "cpu").glob("*.c")):
-        objects.append(folder / f"{source.stem}.o")
-        compile_c("-c", source, "-o", objects[-1])
-    return objects
+
+    def compile_one(source):
+        target = folder / f"{source.stem}.o"
+        compile_c("-c", source, "-o", target)
+        return target
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(compile_one, sorted((CSRC / "cpu").glob("*.c"))))
 
 
 @pytest.mark.parametrize("test", C_TESTS, ids=lambda path: path.stem)
