@@ -142,4 +142,14 @@ static inline void *guarded_numbers(int64_t count, uint64_t seed, cuda_ops_dtype
 #define CHECK_UNWRITTEN(array, index, dtype)                                                                           \
     CHECK(isnan(get(array, index, dtype)), "element %lld was written", (long long)(index))
 
+/* The call over ranges [begin, end) of [0, count): two of them, as two threads would take them. */
+#define IN_TWO_PIECES(count, begin, end, call)                                                                         \
+    do {                                                                                                               \
+        const int64_t count_ = (count);                                                                                \
+        for (int piece_ = 0; piece_ < 2; piece_++) {                                                                   \
+            const int64_t begin = piece_ * (count_ / 2), end = piece_ ? count_ : count_ / 2;                           \
+            CHECK_OK(call);                                                                                            \
+        }                                                                                                              \
+    } while (0)
+
 #endif
