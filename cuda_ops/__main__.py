@@ -6,6 +6,7 @@ import sys
 
 from . import __version__
 from ._errors import UserError
+from .training.distributed import World
 
 COMMANDS = {
     "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
@@ -47,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         args = make_parser(arguments).parse_args(arguments)
         return args.main(args)
     except UserError as error:
-        print(f"python -m cuda_ops {args.command}: error: {error}", file=sys.stderr)
+        if World.from_environment().is_first:  # under torchrun one process speaks for all
+            print(f"python -m cuda_ops {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Loads the op library, or keeps the reason why it cannot be, and tells it on first use.
 
 `import cuda_ops` never fails for want of the library: `doctor` must be able to run. Every module under ops/ takes
-`ops` and `register_fake` from here; they are `torch.ops.cuda_ops` and `torch.library.register_fake` when all is well.
+`ops` from here; it is `torch.ops.cuda_ops` when all is well.
 """
 
 import json
@@ -63,11 +63,6 @@ class _Missing:
 
 problem = _problem()
 ops = _Missing() if problem else torch.ops.cuda_ops
-
-
-def register_fake(name):
-    """torch.library.register_fake, which refuses an op that is not there: without the library it does nothing."""
-    return (lambda function: function) if problem else torch.library.register_fake(name)
 
 
 def has_cuda():

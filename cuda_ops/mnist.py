@@ -182,20 +182,23 @@ def _finish(run, console, test_images) -> int:
     from .training.tables import backend_table, notes, parity_lines, parity_table, to_rich
 
     outcome = results(run)
-    write_report(run, outcome, test_images)
     console.print(to_rich(backend_table(outcome), f"MNIST CNN on {outcome['device']['name']}"))
     for line in notes(outcome):
         console.print(line, highlight=False, style="dim")
     for name in outcome["parity"]:
-        console.print(to_rich(parity_table(outcome, name), "gradients of the first step, relative distances"))
+        console.print(to_rich(parity_table(outcome, name), f"{name} against native, relative distances"))
         for line in parity_lines(outcome, name):
             console.print(line, highlight=False)
-    console.print(f"Report: {', '.join(str(run.settings.out / name) for name in FILES)}", highlight=False)
-    if run.settings.save:
-        save_weights(run, run.settings.save)
-        console.print(f"Weights: {run.settings.save}", highlight=False)
+    try:
+        write_report(run, outcome, test_images)
+        console.print(f"Report: {', '.join(str(run.settings.out / name) for name in FILES)}", highlight=False)
+        if run.settings.save:
+            save_weights(run, run.settings.save)
+            console.print(f"Weights: {run.settings.save}", highlight=False)
+    except OSError as error:
+        raise UserError(f"{error.filename or run.settings.out} cannot be written: {error.strerror}") from error
     for problem in outcome["problems"]:
-        console.print(f"FAILED: {problem}", highlight=False, style="bold red")
+        console.print(f"FAILED: {problem}", highlight=False, style="bold red", soft_wrap=True)
     if run.interrupted:
         return 130
     return 0 if outcome["ok"] else 1

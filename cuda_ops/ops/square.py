@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from .._library import ops, register_fake
+from .._library import ops
 
 
-@register_fake("cuda_ops::square_forward")
+@torch.library.register_fake("cuda_ops::square_forward")
 def _(input):
     return torch.empty_like(input)
 
 
-@register_fake("cuda_ops::square_backward")
+@torch.library.register_fake("cuda_ops::square_backward")
 def _(grad_output, input):
     return torch.empty_like(input)
 

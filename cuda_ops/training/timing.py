@@ -1,5 +1,6 @@
 """Milliseconds of each phase of a training step, and the memory that it takes."""
 
+import itertools
 import time
 
 import torch
@@ -35,8 +36,7 @@ class PhaseTimer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for marks in self._pending:
-            pairs = zip(marks, marks[1:], strict=False)
-            self.steps.append([self._milliseconds(begin, end) for begin, end in pairs])
+            self.steps.append([self._milliseconds(begin, end) for begin, end in itertools.pairwise(marks)])
         self._pending.clear()
 
     def _mark(self):
