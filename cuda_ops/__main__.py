@@ -1,0 +1,60 @@
+"""python -m cuda_ops <command>: each command is a module of its own with add_arguments(parser) and main(args)."""
+
+import argparse
+import importlib
+import sys
+
+from . import __version__
+from ._errors import UserError
+from .training.distributed import World
+
+COMMANDS = {
+    "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
+    "bench": "time our ops beside PyTorch's",
+    "doctor": "what is built, what runs, what is missing, and how to mend it",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line; argparse would put the whole usage before it."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
+    """The parser; of the commands, only the one in `arguments` is imported."""
+    parser = Parser(
+        prog="python -m cuda_ops",
+        description="PyTorch ops in hand-written C and CUDA. Each command has a --help of its own.",
+    )
+    parser.add_argument("--version", action="version", version=f"cuda_ops {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name == chosen:
+            module = importlib.import_module(f".{name}", __package__)
+            command.description = module.__doc__
+            module.add_arguments(command)
+            command.set_defaults(main=module.main)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        args = make_parser(arguments).parse_args(arguments)
+        return args.main(args)
+    except UserError as error:
+        if World.from_environment().is_first:  # under torchrun one process speaks for all
+            print(f"python -m cuda_ops {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Trains the MNIST CNN with our ops and with PyTorch's, side by side: same weights, same batches, in turns.
+
+Prints milliseconds of every phase of a training step, accuracy, and how far gradients and losses are apart; writes
+report.png, report.md and report.json into --out. Under torchrun it trains data-parallel:
+
+    torchrun --nproc-per-node=2 -m cuda_ops mnist --device cpu
+
+exit status: 0 all is well; 1 the backends part beyond rounding, or training diverged; 2 the command cannot be done as
+asked, the message says why; 130 interrupted, with a report of what was done so far.
+"""
+
+import argparse
+import importlib
+import signal
+import threading
+from pathlib import Path
+
+import torch
+
+from ._errors import UserError
+from .data import Batches, default_root, mnist
+from .models import BACKENDS
+from .training import compare
+from .training.distributed import World
+from .training.settings import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_EPOCHS,
+    DTYPES,
+    Settings,
+    check_outputs,
+    check_sizes,
+    resolve,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    add = parser.add_argument
+    add("--backend", choices=["both", *BACKENDS], default="both", help="whose layers to train with (default: both)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto, a GPU if there is one)")
+    epochs, sizes = DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE
+    add("--epochs", type=int, help=f"default: {epochs['cpu']} on the CPU, {epochs['cuda']} on a GPU")
+    add("--batch-size", type=int, help=f"default: {sizes['cpu']} on the CPU, {sizes['cuda']} on a GPU")
+    add(
+        "--lr",
+        type=float,
+        default=0.1,
+        help="highest learning rate of plain SGD: it rises to it over the first tenth of the run and falls to zero "
+        "at its end (default: 0.1)",
+    )
+    add("--seed", type=int, default=0, help="of the first weights and the order of the batches (default: 0)")
+    add(
+        "--dtype",
+        choices=list(DTYPES),
+        default="float32",
+        help="bfloat16 and float16 mean autocast, on a GPU only (default: float32)",
+    )
+    add(
+        "--data-dir",
+        type=Path,
+        default=default_root(),
+        help="the folder that holds MNIST/raw/*.gz (default: data of the repository)",
+    )
+    add(
+        "--data-on",
+        choices=["host", "device"],
+        default="host",
+        help="where the data set lies: in host memory, each batch being copied, or on the device (default: host)",
+    )
+    add("--limit", type=int, metavar="N", help="a quick try: the first N training and the first N test pictures only")
+    add("--save", type=Path, metavar="FILE", help="write the trained weights there (of custom, if both are trained)")
+    add("--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="for the report (default: runs/mnist)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit status. Raises UserError where it cannot be done as asked."""
+    _require_packages()
+    world = World.from_environment()
+    settings = resolve(args, world)
+    train_set = mnist(settings.data_root, train=True, limit=settings.limit)
+    test_set = mnist(settings.data_root, train=False, limit=settings.limit)
+    check_sizes(settings, len(train_set[1]))
+    check_outputs(settings)
+    _set_precision()
+    world.join(settings.device)
+    try:
+        return _run(settings, world, train_set, test_set)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{settings.device} has too little memory for --batch-size {settings.batch_size}: take a smaller one"
+        ) from error
+    finally:
+        world.leave()
+
+
+def _require_packages():
+    for package in ("matplotlib", "rich", "torchvision"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise UserError(f'{package} is missing ({error}): run `pip install "cuda_ops[app]"`') from error
+
+
+def _set_precision():
+    # float32 means float32 on both sides, where PyTorch's convolutions would take TF32; and native may choose its
+    # fastest algorithms, as whoever cares for speed lets it.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+
+
+class Interruption:
+    """Takes note of Ctrl-C, so that a step in progress ends before the run does; the second one ends it at once."""
+
+    def __init__(self, world: World):
+        # torchrun passes on the Ctrl-C that its processes have got already.
+        self.patient = world.size > 1
+        self.noted = False
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exception):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number, frame):
+        if self.noted and not self.patient:
+            raise KeyboardInterrupt
+        self.noted = True
+
+    def __call__(self) -> bool:
+        return self.noted
+
+
+def _run(settings: Settings, world: World, train_set, test_set) -> int:
+    from rich.console import Console
+
+    console = Console(quiet=not world.is_first)
+    device, dtype = settings.device, settings.tensor_dtype
+    batches = Batches(*train_set, device, dtype, settings.keep_on_device)
+    test_batches = Batches(*test_set, device, dtype, settings.keep_on_device)
+    run = compare.prepare(settings, world, batches)
+    with Interruption(world) as stop, _progress(console, run) as advance:
+        compare.train(run, batches, stop, advance)
+        # Running statistics differ between processes: the first one's model is the one that is tested and saved.
+        if world.is_first and not run.interrupted:
+            compare.test(run, test_batches, stop)
+    if not world.is_first:
+        return 130 if run.interrupted else 0
+    if run.steps_done == 0:
+        raise KeyboardInterrupt
+    return _finish(run, console, test_set[0])
+
+
+def _progress(console, run):
+    """A progress bar over the steps of all backends, as a context manager that gives what moves it on."""
+    import contextlib
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    @contextlib.contextmanager
+    def bar():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+        with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.quiet) as progress:
+            task = progress.add_task("training", total=run.steps_planned * len(run.backends))
+
+            def advance(run):
+                losses = ", ".join(f"{b.name} {b.losses[-1]:.4f}" for b in run.backends.values() if b.losses)
+                done = sum(len(b.losses) for b in run.backends.values())
+                progress.update(task, completed=done, description=f"loss {losses}")
+
+            yield advance
+
+    return bar()
+
+
+def _finish(run, console, test_images) -> int:
+    from .training.report import FILES, save_weights, write_report
+    from .training.results import results
+    from .training.tables import backend_table, notes, parity_lines, parity_table, to_rich
+
+    outcome = results(run)
+    console.print(to_rich(backend_table(outcome), f"MNIST CNN on {outcome['device']['name']}"))
+    for line in notes(outcome):
+        console.print(line, highlight=False, style="dim")
+    for name in outcome["parity"]:
+        console.print(to_rich(parity_table(outcome, name), f"{name} against native, relative distances"))
+        for line in parity_lines(outcome, name):
+            console.print(line, highlight=False)
+    try:
+        write_report(run, outcome, test_images)
+        console.print(f"Report: {', '.join(str(run.settings.out / name) for name in FILES)}", highlight=False)
+        if run.settings.save:
+            save_weights(run, run.settings.save)
+            console.print(f"Weights: {run.settings.save}", highlight=False)
+    except OSError as error:
+        raise UserError(f"{error.filename or run.settings.out} cannot be written: {error.strerror}") from error
+    for problem in outcome["problems"]:
+        console.print(f"FAILED: {problem}", highlight=False, style="bold red", soft_wrap=True)
+    if run.interrupted:
+        return 130
+    return 0 if outcome["ok"] else 1

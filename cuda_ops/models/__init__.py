@@ -1,0 +1,6 @@
+"""Models whose layers come from a backend of choice: cuda_ops.nn or torch.nn."""
+
+from .backends import BACKENDS, Backend, get_backend
+from .mnist_cnn import MnistCNN
+
+__all__ = ["BACKENDS", "Backend", "MnistCNN", "get_backend"]

@@ -1,0 +1,42 @@
+"""Where a model's layers, loss and optimizer come from. A further backend is one more line in BACKENDS."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from .. import nn, optim
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A name, and the two namespaces that take the place of torch.nn and torch.optim."""
+
+    name: str
+    nn: ModuleType
+    optim: ModuleType
+    needs_extension: bool
+    """Whether it calls our compiled ops."""
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("custom", nn, optim, needs_extension=True),
+        Backend("native", torch.nn, torch.optim, needs_extension=False),
+    )
+}
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name.
+
+    Args:
+        name: a key of BACKENDS: "custom" or "native".
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+    return BACKENDS[name]

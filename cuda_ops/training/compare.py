@@ -1,0 +1,214 @@
+"""Trains several backends side by side: same initial weights, same batches in the same order, in turns."""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..data import Batches
+from ..models import MnistCNN, get_backend
+from .distributed import World
+from .loop import Evaluation, Trainer, evaluate, learning_rate
+from .parity import Snapshot
+from .settings import Settings
+from .timing import MemoryMeter
+
+# Steps that one backend takes before the next one takes the same: long enough that a GPU is not left waiting at every
+# step, short enough that a machine that slows down slows all of them.
+BLOCK = 10
+# Steps of each backend that are not timed: allocators, libraries' choices of algorithm and caches settle in them.
+WARMUP = 10
+# The train loss of the table is the mean over this many steps, the last ones.
+LAST_STEPS = 50
+
+
+@dataclass
+class BackendRun:
+    """One backend's side of a run."""
+
+    name: str
+    model: torch.nn.Module
+    trainer: Trainer
+    memory: MemoryMeter
+    losses: list[float] = field(default_factory=list)
+    first_step: Snapshot | None = None
+    evaluation: Evaluation | None = None
+    logits: Tensor | None = None
+    """Of some test pictures, in evaluation mode, from the last weights of the reference backend."""
+
+    @property
+    def train_loss(self) -> float | None:
+        last = self.losses[-LAST_STEPS:]
+        return sum(last) / len(last) if last else None
+
+
+@dataclass
+class Run:
+    """All that a report tells."""
+
+    settings: Settings
+    world: World
+    steps_planned: int
+    backends: dict[str, BackendRun]
+    initial_state: dict[str, Tensor]
+    zero_gradients: tuple[str, ...] = ()
+    """Parameters whose gradient is zero but for rounding."""
+    exact_gradients: dict[str, Tensor] | None = None
+    """Of the first step, by native layers in float64."""
+    first_lr: float = 0.0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that every backend has taken."""
+        return min(len(b.losses) for b in self.backends.values())
+
+    @property
+    def warmup(self) -> int:
+        return min(WARMUP, self.steps_done // 2)
+
+
+def prepare(settings: Settings, world: World, batches: Batches) -> Run:
+    """Makes the models of all backends, with the same weights, and their trainers."""
+    torch.manual_seed(settings.seed)
+    initial_state = MnistCNN("native").to(settings.tensor_dtype).state_dict()
+    backends = {}
+    for name in settings.backends:
+        memory = MemoryMeter(settings.device)
+        before = _allocated(settings.device)
+        model = MnistCNN(name).to(settings.device, settings.tensor_dtype)
+        model.load_state_dict(initial_state, strict=True)
+        trainer = Trainer(
+            world.wrap(model, settings.device),
+            batches,
+            get_backend(name),
+            settings.lr,
+            settings.dtype if settings.autocast else None,
+        )
+        memory.resident = _allocated(settings.device) - before
+        backends[name] = BackendRun(name, model, trainer, memory)
+    steps = settings.epochs * (len(batches) // settings.batch_size)
+    return Run(settings, world, steps, backends, initial_state, MnistCNN.zero_gradients)
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def batch_order(count: int, batch_size: int, epochs: int, seed: int):
+    """The indices of every batch of a run, each epoch shuffled anew; pictures that fill no whole batch sit out."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator)[: count // batch_size * batch_size].split(batch_size)
+
+
+def exact_gradients(run: Run, batches: Batches, indices: Tensor) -> dict[str, Tensor] | None:
+    """The gradients of the first step by native layers in float64, which tell an error from rounding; None where the
+    device's memory is too small for it."""
+    settings = run.settings
+    double = Batches(batches.images, batches.labels, batches.device, torch.float64, batches.home == batches.device)
+    model = MnistCNN("native")
+    model.load_state_dict(run.initial_state)
+    try:
+        model.to(settings.device, torch.float64)
+        images, labels = double(indices)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        double = images = None
+    return {name: run.world.mean(p.grad).cpu() for name, p in model.named_parameters()}
+
+
+def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Callable[[Run], None]):
+    """Trains all backends of `run`, in blocks of steps that take turns; their order in a turn alternates.
+
+    Args:
+        run: from `prepare`.
+        batches: the training set.
+        stop: asked after every step (with several processes: every block) whether to end early.
+        on_progress: called after every block.
+    """
+    settings, world = run.settings, run.world
+    order = list(batch_order(len(batches), settings.batch_size, settings.epochs, settings.seed))
+    order = [batches.place(world.share(batch)) for batch in order]
+    if len(run.backends) > 1:
+        run.exact_gradients = exact_gradients(run, batches, order[0])
+    begin = time.perf_counter()
+    for number, first in enumerate(range(0, run.steps_planned, BLOCK)):
+        steps = range(first, min(first + BLOCK, run.steps_planned))
+        turns = list(run.backends.values())
+        for backend in turns if number % 2 == 0 else reversed(turns):
+            # Several processes must end at the same step, or one waits for the others for ever.
+            stop_here = stop if world.size == 1 else lambda: False
+            _train_block(run, backend, steps, order, stop_here)
+            run.seconds = time.perf_counter() - begin
+            on_progress(run)
+        if world.any(stop(), settings.device):
+            run.interrupted = True
+            return
+
+
+def _train_block(run: Run, backend: BackendRun, steps: range, order: list[Tensor], stop: Callable[[], bool]):
+    losses = []
+    with backend.memory:
+        for step in steps:
+            if stop():
+                break
+            lr = learning_rate(step, run.steps_planned, run.settings.lr)
+            if step == 0:
+                losses.append(_first_step(run, backend, order[0], lr))
+            else:
+                losses.append(backend.trainer.step(order[step], lr))
+        backend.trainer.timer.collect()
+    if losses:
+        backend.losses += run.world.mean(torch.stack(losses).double()).tolist()
+
+
+def _first_step(run: Run, backend: BackendRun, indices: Tensor, lr: float) -> Tensor:
+    """The step whose gradients are compared."""
+    gradients = {}
+
+    def keep():
+        scale = backend.trainer.scaler.get_scale()
+        for name, parameter in backend.model.named_parameters():
+            gradients[name] = parameter.grad.detach().cpu().double() / scale
+
+    run.first_lr = lr
+    loss = backend.trainer.step(indices, lr, keep)
+    state = {name: tensor.detach().cpu().clone() for name, tensor in backend.model.state_dict().items()}
+    backend.first_step = Snapshot(gradients, state)
+    return loss
+
+
+def test(run: Run, batches: Batches, on_batch: Callable[[], None]):
+    """Evaluates every backend on the test set, and the reference's weights in every backend on some of its pictures.
+
+    Args:
+        run: after `train`.
+        batches: the test set.
+        on_batch: called after each batch.
+    """
+    precision = run.settings.dtype if run.settings.autocast else None
+    reference = run.backends.get("native")
+    some = Batches(batches.images[:500], batches.labels[:500], batches.device, batches.dtype, keep_on_device=True)
+    for backend in run.backends.values():
+        backend.evaluation = evaluate(backend.model, batches, autocast_dtype=precision, on_batch=on_batch)
+        if reference:
+            model = copy.deepcopy(backend.model)
+            model.load_state_dict(reference.model.state_dict(), strict=True)
+            backend.logits = _logits(model, some, precision)
+
+
+@torch.no_grad()
+def _logits(model: torch.nn.Module, batches: Batches, precision: torch.dtype | None) -> Tensor:
+    from .loop import autocast
+
+    model.eval()
+    images, _ = batches(batches.place(torch.arange(len(batches))))
+    with autocast(batches.device, precision):
+        return model(images).cpu().double()

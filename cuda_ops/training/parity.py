@@ -1,0 +1,213 @@
+"""Whether a backend computes what PyTorch computes, but for rounding.
+
+Compared are the gradients of the first step, tensor by tensor, what that step made of weights and running statistics,
+the loss curves, and the logits in evaluation mode. How far rounding alone may take them apart:
+
+Gradients. A rounding error is 1e-7 in float32, but where a ReLU or a max-pool is all but undecided, it decides, and one
+picture's gradient goes another way. One such decision in a batch of B moves a gradient of this network by up to about
+0.02 / sqrt(B) of its norm (seen between PyTorch's own memory formats: 2e-3 at B = 128); half as much again is allowed,
+and never more than 5e-3. Beyond that there are gradients that are ill-conditioned: that of the weight before a batch
+norm is a small difference of large sums, and PyTorch's own float32 is 1e-3 away from float64 at B = 512. So the first
+step is also done by native layers in float64, and a backend that is far from native passes if it is as close to float64
+as native is, within a factor of two. A gradient that is one percent wrong passes neither.
+
+A gradient that is zero but for rounding (the model names them) has no relative distance of its own: it is set against
+the norm of all gradients together.
+
+Loss curves part exponentially, as every step amplifies the differences of the one before. So the first steps are
+judged strictly, and the rest by the mean over windows of steps.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+EARLY_STEPS = 10
+WINDOW = 50
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What rounding can do in a dtype."""
+
+    rounding: float
+    """Relative norm of a distance where nothing is undecided."""
+    decisions: float
+    """What a ReLU or max-pool that goes the other way adds, times 1 / sqrt(batch size); at most `most_decisions`."""
+    most_decisions: float
+    early_loss: float
+    """Relative distance of the losses of the first EARLY_STEPS steps."""
+    window_loss: float
+    """Relative distance of the mean losses of each WINDOW of steps."""
+
+    def gradient(self, batch_size: int) -> float:
+        return self.rounding + min(self.decisions / math.sqrt(batch_size), self.most_decisions)
+
+
+LIMITS = {
+    # 1e-16 decides nothing: no ReLU input and no two values under a max-pool are that close.
+    torch.float64: Limits(1e-9, 0, 0, 1e-9, 0.01),
+    torch.float32: Limits(1e-4, 0.03, 5e-3, 1e-3, 0.1),
+    # A step of rounding is 2^-8 and 2^-11 here, at each of the layers; float64 is what then tells error from rounding.
+    torch.bfloat16: Limits(1e-2, 0, 0, 2e-2, 0.2),
+    torch.float16: Limits(2e-3, 0.03, 5e-3, 5e-3, 0.2),
+}
+
+
+@dataclass
+class Snapshot:
+    """The first step of a backend."""
+
+    gradients: dict[str, Tensor]
+    """float64, on the CPU, averaged over the processes, without the loss scale."""
+    state: dict[str, Tensor]
+    """state_dict after the step, on the CPU."""
+
+
+@dataclass
+class Row:
+    """One tensor's distance to native's, as a relative norm."""
+
+    name: str
+    kind: str
+    """gradient, update, statistic or logits."""
+    scale: float
+    """What the distances are relative to: native's norm, or that of all gradients."""
+    distance: float
+    limit: float
+    from_exact: float | None = None
+    """The backend's distance to float64."""
+    native_from_exact: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        # Written so that a NaN fails.
+        if self.distance <= self.limit:
+            return True
+        if self.from_exact is None or self.native_from_exact is None:
+            return False
+        return self.from_exact <= max(self.limit, 2 * self.native_from_exact)
+
+
+@dataclass
+class Parity:
+    """How far a backend is from native, and what of it is beyond rounding."""
+
+    rows: list[Row] = field(default_factory=list)
+    largest_loss_distance: float | None = None
+    early_loss_distance: float | None = None
+    window_loss_distance: float | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def norm(tensors) -> float:
+    """The norm of all numbers in the tensors together."""
+    return math.sqrt(sum(t.double().square().sum().item() for t in tensors))
+
+
+def compare_gradients(run, backend: Snapshot, native: Snapshot, exact: dict[str, Tensor] | None) -> list[Row]:
+    """A row for each parameter's gradient."""
+    limit = LIMITS[run.settings.dtype].gradient(run.settings.batch_size)
+    rows = []
+    for name, expected in native.gradients.items():
+        zero = name in run.zero_gradients
+        scale = norm(native.gradients.values()) if zero else norm([expected])
+        row = Row(name, "gradient", scale, norm([backend.gradients[name] - expected]) / scale, limit)
+        if exact:
+            exact_scale = norm(exact.values()) if zero else norm([exact[name]])
+            row.from_exact = norm([backend.gradients[name] - exact[name]]) / exact_scale
+            row.native_from_exact = norm([expected - exact[name]]) / exact_scale
+        rows.append(row)
+    return rows
+
+
+def compare_updates(run, backend: Snapshot, lr: float) -> list[Row]:
+    """A row for each parameter: whether the first step took lr times the backend's own gradient from it."""
+    rows = []
+    for name, gradient in backend.gradients.items():
+        before = run.initial_state[name].double()
+        step = lr * gradient
+        distance = norm([backend.state[name].double() - (before - step)])
+        # The new weights are rounded to their own dtype, and the gradient, the step and the loss scale before them.
+        epsilon = torch.finfo(run.settings.tensor_dtype).eps
+        scale = norm([before]) + norm([step])
+        rows.append(Row(name, "update", scale, distance / scale, epsilon))
+    return rows
+
+
+def compare_statistics(run, backend: Snapshot, native: Snapshot) -> list[Row]:
+    """A row for each buffer: the running mean, variance and count of the batch norms after the first step."""
+    limit = LIMITS[run.settings.dtype].rounding
+    rows = []
+    for name, expected in native.state.items():
+        if name not in backend.gradients:
+            scale = norm([expected])
+            distance = norm([backend.state[name].double() - expected.double()]) / scale
+            rows.append(Row(name, "statistic", scale, distance, limit))
+    return rows
+
+
+def relative(a: float, b: float) -> float:
+    return abs(a - b) / abs(b) if b else abs(a - b)
+
+
+def compare_losses(parity: Parity, losses: list[float], native: list[float], limits: Limits):
+    """Fills in the distances of the loss curves, and what of them is beyond rounding."""
+    pairs = list(zip(losses, native, strict=False))  # an interrupted run may have one backend ahead of the other
+    if not pairs:
+        return
+    distances = [abs(a - b) for a, b in pairs]
+    if not all(math.isfinite(value) for pair in pairs for value in pair):
+        return  # said elsewhere: training diverged
+    parity.largest_loss_distance = max(distances)
+    parity.early_loss_distance = max(relative(a, b) for a, b in pairs[:EARLY_STEPS])
+    if not parity.early_loss_distance <= limits.early_loss:
+        parity.problems.append(
+            f"losses of the first {min(EARLY_STEPS, len(pairs))} steps are {parity.early_loss_distance:.2g} of "
+            f"native's apart, and rounding explains {limits.early_loss:.0e}"
+        )
+    windows = [pairs[i : i + WINDOW] for i in range(0, len(pairs) - WINDOW + 1, WINDOW)]
+    means = [[sum(side) / WINDOW for side in zip(*window, strict=True)] for window in windows]
+    parity.window_loss_distance = max((relative(a, b) for a, b in means), default=None)
+    if parity.window_loss_distance is not None and not parity.window_loss_distance <= limits.window_loss:
+        parity.problems.append(
+            f"mean losses over {WINDOW} steps are {parity.window_loss_distance:.2g} of native's apart, and rounding "
+            f"explains {limits.window_loss:.0e}"
+        )
+
+
+def judge(run, name: str) -> Parity | None:
+    """Compares a backend of a run with native.
+
+    Args:
+        run: a compare.Run, finished or interrupted.
+        name: of the backend.
+
+    Returns:
+        None if the run has no native side, or was interrupted before both had taken a step.
+    """
+    backend, native = run.backends[name], run.backends.get("native")
+    if native is None or name == "native" or not (backend.first_step and native.first_step):
+        return None
+    limits = LIMITS[run.settings.dtype]
+    parity = Parity()
+    parity.rows += compare_gradients(run, backend.first_step, native.first_step, run.exact_gradients)
+    parity.rows += compare_updates(run, backend.first_step, run.first_lr)
+    parity.rows += compare_statistics(run, backend.first_step, native.first_step)
+    if backend.logits is not None and native.logits is not None:
+        scale = norm([native.logits])
+        distance = norm([backend.logits - native.logits]) / scale
+        parity.rows.append(Row("in evaluation mode", "logits", scale, distance, limits.rounding))
+    for row in parity.rows:
+        if not row.ok:
+            parity.problems.append(
+                f"{row.kind} {row.name} is {row.distance:.2g} away, and rounding explains {row.limit:.1g}"
+            )
+    compare_losses(parity, backend.losses, native.losses, limits)
+    return parity
