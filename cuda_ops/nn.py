@@ -1,3 +1,11 @@
 """The ops as modules, drop-in for those of torch.nn: same constructor arguments, repr and state_dict."""
 
-__all__ = []
+from .ops.cross_entropy import CrossEntropyLoss
+from .ops.log_softmax import LogSoftmax
+from .ops.nll_loss import NLLLoss
+
+__all__ = [
+    "CrossEntropyLoss",
+    "LogSoftmax",
+    "NLLLoss",
+]
