@@ -4,9 +4,12 @@ from .ops.add2 import add2
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
+from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
 from .ops.linear import linear
+from .ops.log_softmax import log_softmax
 from .ops.max_pool2d import max_pool2d
+from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
 from .ops.relu import relu
 from .ops.square import square
@@ -16,9 +19,12 @@ __all__ = [
     "avg_pool2d",
     "batch_norm",
     "conv2d",
+    "cross_entropy",
     "dropout",
     "linear",
+    "log_softmax",
     "max_pool2d",
+    "nll_loss",
     "polynomial",
     "relu",
     "square",

@@ -3,9 +3,12 @@
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.conv2d import Conv2d
+from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.linear import Linear
+from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
+from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
 
 __all__ = [
@@ -14,8 +17,11 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Conv2d",
+    "CrossEntropyLoss",
     "Dropout",
     "Linear",
+    "LogSoftmax",
     "MaxPool2d",
+    "NLLLoss",
     "ReLU",
 ]

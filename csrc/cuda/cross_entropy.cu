@@ -1,0 +1,229 @@
+// cross_entropy: loss = sum(q * (logsumexp - input)) for each column; grad_input = scale * (sum(q) * softmax - q),
+// where q is how much each class counts (see the header).
+// Maps a team of threads (team.cuh) to a column. Forward reads a column once for the largest and the sum of
+// exponentials; for class indices without smoothing the loss then takes one more element, else one more pass, mostly
+// from cache. It keeps three numbers a column, from which backward makes the softmax again in one pass.
+// Bound by memory: one read forward, one read and one write backward.
+#include "cuda_ops/cross_entropy.h"
+
+#include "loss.cuh"
+#include "team.cuh"
+
+// What forward and backward share. Names as in the header.
+template <typename T>
+struct problem {
+    const T *input;
+    const int64_t *target;
+    const T *probabilities;
+    const T *weight;
+    int64_t columns, classes, inner, ignore_index;
+    accumulate_type<T> keep;   // 1 - label_smoothing: what is left to the target
+    accumulate_type<T> spread; // label_smoothing / classes: what every class gets
+};
+
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> class_weight(const problem<T> &p, int64_t c)
+{
+    return p.weight ? load_as_accumulate(p.weight[c]) : accumulate_type<T>(1);
+}
+
+// How much class c counts by its probability, if there are any, and by smoothing; `at` is where its element is.
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> share_of_class(const problem<T> &p, int64_t c, int64_t at)
+{
+    const accumulate_type<T> share =
+        p.probabilities ? load_as_accumulate(p.probabilities[at]) * p.keep + p.spread : p.spread;
+    return class_weight(p, c) * share;
+}
+
+// `losses` without a reduction, `partials` with one; the other is null.
+template <typename T, int TEAM, bool STRIDED>
+__global__ void __launch_bounds__(TEAM_THREADS)
+    cross_entropy_forward_kernel(T *losses, accumulate_type<T> *statistics, double *partials,
+                                 cuda_ops_index_error *error, problem<T> p)
+{
+    typedef accumulate_type<T> A;
+    constexpr int SLOTS = TEAM_THREADS / TEAM;
+    __shared__ log_sum_exp<A> scratch[TEAM_THREADS];
+    __shared__ A sum_scratch[TEAM_THREADS];
+    __shared__ double partial_scratch[WARP_SIZE];
+    const team_place place = place_in_team(TEAM, STRIDED);
+    const bool all_classes_count = p.probabilities || p.spread > 0;
+    double loss_sum = 0, weight_sum = 0;
+    for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < p.columns; first += (int64_t)gridDim.x * SLOTS) {
+        const int64_t column = first + place.slot;
+        const int64_t offset = column_offset(column, p.classes, p.inner);
+        const int64_t length = column < p.columns ? p.classes : 0;
+        const log_sum_exp<A> state =
+            team_log_sum_exp<TEAM, STRIDED>(p.input + offset, length, p.inner, place.rank, scratch);
+        const A log_sum = log_of_sum(state);
+        A loss = 0, q_sum = 0;
+        if (all_classes_count) {
+            for (int64_t c = place.rank; c < length; c += TEAM) {
+                const int64_t at = offset + c * p.inner;
+                const A share = share_of_class(p, c, at);
+                loss += share * (log_sum - (load_as_accumulate(p.input[at]) - state.maximum));
+                q_sum += share;
+            }
+            loss = team_reduce<TEAM, STRIDED>(loss, sum_scratch);
+            q_sum = team_reduce<TEAM, STRIDED>(q_sum, sum_scratch);
+        }
+        // No barrier from here to the end of the loop: one thread of each team finishes its column.
+        if (place.rank != 0 || column >= p.columns)
+            continue;
+        A column_weight = 1;
+        if (!p.probabilities) {
+            const int64_t t = p.target[column];
+            column_weight = 0;
+            if (t == p.ignore_index) {
+                loss = q_sum = 0;
+            } else if (!is_class(t, p.classes)) {
+                record_bad_index(error, column, t, p.classes);
+                loss = A(CUDART_NAN);
+                q_sum = 0;
+            } else {
+                column_weight = class_weight(p, t);
+                const A q = p.keep * column_weight;
+                loss += q * (log_sum - (load_as_accumulate(p.input[offset + t * p.inner]) - state.maximum));
+                q_sum += q;
+            }
+        }
+        statistics[column] = state.maximum;
+        statistics[p.columns + column] = log_sum;
+        statistics[2 * p.columns + column] = q_sum;
+        if (losses)
+            losses[column] = store_from_accumulate<T>(loss);
+        loss_sum += loss;
+        weight_sum += column_weight;
+    }
+    if (partials)
+        write_partials(partials, loss_sum, weight_sum, partial_scratch);
+}
+
+// total_weight is null unless the reduction was a mean.
+template <typename T>
+__global__ void __launch_bounds__(TEAM_THREADS)
+    cross_entropy_backward_kernel(T *grad_input, const T *grad_output, const accumulate_type<T> *statistics,
+                                  const accumulate_type<T> *total_weight, problem<T> p, bool grad_per_column,
+                                  team_shape shape)
+{
+    typedef accumulate_type<T> A;
+    const team_place place = place_in_team(shape.team, shape.strided);
+    const int slots = TEAM_THREADS / shape.team;
+    const bool all_classes_count = p.probabilities || p.spread > 0;
+    for (int64_t column = (int64_t)blockIdx.x * slots + place.slot; column < p.columns;
+         column += (int64_t)gridDim.x * slots) {
+        const int64_t t = p.probabilities ? -1 : p.target[column];
+        const bool bad = !p.probabilities && t != p.ignore_index && !is_class(t, p.classes);
+        const bool counts = p.probabilities || (t != p.ignore_index && !bad);
+        A scale = 0; // zero, even where grad_output is NaN, for a column that is left out
+        if (counts) {
+            scale = load_as_accumulate(grad_output[grad_per_column ? column : 0]);
+            if (total_weight) // the mean itself is 0 / 0 without any weight
+                scale = *total_weight == A(0) ? A(CUDART_NAN) : scale / *total_weight;
+        }
+        const A maximum = statistics[column], log_sum = statistics[p.columns + column];
+        const A factor = counts ? scale * statistics[2 * p.columns + column] : A(0);
+        const A target_share = counts && !p.probabilities ? p.keep * class_weight(p, t) : A(0);
+        const int64_t offset = column_offset(column, p.classes, p.inner);
+        for (int64_t c = place.rank; c < p.classes; c += shape.team) {
+            const int64_t at = offset + c * p.inner;
+            A grad = factor * exp((load_as_accumulate(p.input[at]) - maximum) - log_sum);
+            if (all_classes_count)
+                grad -= scale * share_of_class(p, c, at);
+            if (c == t)
+                grad -= scale * target_share;
+            grad_input[at] = store_from_accumulate<T>(bad ? A(0) : grad);
+        }
+    }
+}
+
+extern "C" size_t cuda_ops_cross_entropy_workspace_cuda(int64_t outer, int64_t classes, int64_t inner)
+{
+    return partials_bytes(clamp_to_partials(team_blocks(outer * inner, choose_team(classes, inner))));
+}
+
+template <typename T>
+static problem<T> make_problem(const void *input, const int64_t *target, const void *probabilities, const void *weight,
+                               int64_t outer, int64_t classes, int64_t inner, int64_t ignore_index,
+                               double label_smoothing)
+{
+    typedef accumulate_type<T> A;
+    return {(const T *)input,
+            target,
+            (const T *)probabilities,
+            (const T *)weight,
+            outer * inner,
+            classes,
+            inner,
+            ignore_index,
+            A(1 - label_smoothing),
+            A(label_smoothing / (double)classes)};
+}
+
+template <typename T>
+static cuda_ops_status cross_entropy_forward(T *losses, void *statistics, void *total_weight, double *partials,
+                                             cuda_ops_index_error *error, const problem<T> &p,
+                                             cuda_ops_reduction reduction, cudaStream_t stream)
+{
+    const team_shape shape = choose_team(p.classes, p.inner);
+    const unsigned int grid = clamp_to_partials(team_blocks(p.columns, shape));
+    const bool reduced = reduction != CUDA_OPS_REDUCTION_NONE;
+    T *column_losses = reduced ? nullptr : losses;
+    double *block_sums = reduced ? partials : nullptr;
+    CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
+                           (cross_entropy_forward_kernel<T, TEAM, STRIDED><<<grid, TEAM_THREADS, 0, stream>>>(
+                               column_losses, (accumulate_type<T> *)statistics, block_sums, error, p)));
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || !reduced)
+        return status;
+    return launch_loss_reduce(losses, total_weight, partials, grid, reduction, stream);
+}
+
+template <typename T>
+static cuda_ops_status cross_entropy_backward(T *grad_input, const T *grad_output, const void *statistics,
+                                              const void *total_weight, const problem<T> &p,
+                                              cuda_ops_reduction reduction, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const team_shape shape = choose_team(p.classes, p.inner);
+    const void *divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
+    cross_entropy_backward_kernel<<<clamp_grid(team_blocks(p.columns, shape)), TEAM_THREADS, 0, stream>>>(
+        grad_input, grad_output, (const A *)statistics, (const A *)divisor, p, reduction == CUDA_OPS_REDUCTION_NONE,
+        shape);
+    return launch_status();
+}
+
+extern "C" cuda_ops_status
+cuda_ops_cross_entropy_forward_cuda(void *losses, void *statistics, void *total_weight, void *workspace,
+                                    cuda_ops_index_error *error, const void *input, const int64_t *target,
+                                    const void *probabilities, const void *weight, int64_t outer, int64_t classes,
+                                    int64_t inner, int64_t ignore_index, double label_smoothing,
+                                    cuda_ops_reduction reduction, cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    if (outer == 0 || inner == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T,
+                      return cross_entropy_forward((T *)losses, statistics, total_weight, (double *)workspace, error,
+                                                   make_problem<T>(input, target, probabilities, weight, outer, classes,
+                                                                   inner, ignore_index, label_smoothing),
+                                                   reduction, stream));
+    return CUDA_OPS_SUCCESS;
+}
+
+extern "C" cuda_ops_status
+cuda_ops_cross_entropy_backward_cuda(void *grad_input, const void *grad_output, const void *input,
+                                     const int64_t *target, const void *probabilities, const void *weight,
+                                     const void *statistics, const void *total_weight, int64_t outer, int64_t classes,
+                                     int64_t inner, int64_t ignore_index, double label_smoothing,
+                                     cuda_ops_reduction reduction, cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    if (outer == 0 || classes == 0 || inner == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T,
+                      return cross_entropy_backward((T *)grad_input, (const T *)grad_output, statistics, total_weight,
+                                                    make_problem<T>(input, target, probabilities, weight, outer,
+                                                                    classes, inner, ignore_index, label_smoothing),
+                                                    reduction, stream));
+    return CUDA_OPS_SUCCESS;
+}

@@ -1,0 +1,138 @@
+// nll_loss: loss = -weight[target] * input[target] for each column; grad_input is zero but at the target.
+// Forward maps one thread to a column, in a grid-stride loop, and reduces in two stages (loss.cuh). Backward maps
+// threads to elements as team.cuh does, and writes each once: cheaper than to fill with zeros and scatter after.
+// Bound by memory: one scattered read a column forward, one write an element backward.
+#include "cuda_ops/nll_loss.h"
+
+#include "loss.cuh"
+#include "team.cuh"
+
+static constexpr int THREADS = 256;
+
+// `losses` without a reduction, `partials` with one; the other is null.
+template <typename T>
+__global__ void nll_loss_forward_kernel(T *losses, double *partials, cuda_ops_index_error *error, const T *input,
+                                        const int64_t *target, const T *weight, int64_t columns, int64_t classes,
+                                        int64_t inner, int64_t ignore_index)
+{
+    typedef accumulate_type<T> A;
+    __shared__ double scratch[WARP_SIZE];
+    double loss_sum = 0, weight_sum = 0;
+    for (int64_t column = global_thread_index(); column < columns; column += global_thread_count()) {
+        const int64_t t = target[column];
+        A loss = 0, w = 0;
+        if (t != ignore_index) {
+            if (is_class(t, classes)) {
+                w = weight ? load_as_accumulate(weight[t]) : A(1);
+                loss = -w * load_as_accumulate(input[column_offset(column, classes, inner) + t * inner]);
+            } else {
+                record_bad_index(error, column, t, classes);
+                loss = A(CUDART_NAN);
+            }
+        }
+        if (losses)
+            losses[column] = store_from_accumulate<T>(loss);
+        loss_sum += loss;
+        weight_sum += w;
+    }
+    if (partials)
+        write_partials(partials, loss_sum, weight_sum, scratch);
+}
+
+// total_weight is null unless the reduction was a mean.
+template <typename T>
+__global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, const int64_t *target, const T *weight,
+                                         const accumulate_type<T> *total_weight, int64_t columns, int64_t classes,
+                                         int64_t inner, int64_t ignore_index, bool grad_per_column, team_shape shape)
+{
+    typedef accumulate_type<T> A;
+    const team_place place = place_in_team(shape.team, shape.strided);
+    const int slots = TEAM_THREADS / shape.team;
+    for (int64_t column = (int64_t)blockIdx.x * slots + place.slot; column < columns;
+         column += (int64_t)gridDim.x * slots) {
+        const int64_t t = target[column];
+        A value = 0;
+        if (t != ignore_index && is_class(t, classes)) {
+            value = -load_as_accumulate(grad_output[grad_per_column ? column : 0]);
+            if (weight)
+                value *= load_as_accumulate(weight[t]);
+            if (total_weight)
+                value /= *total_weight;
+        }
+        const int64_t offset = column_offset(column, classes, inner);
+        for (int64_t c = place.rank; c < classes; c += shape.team)
+            grad_input[offset + c * inner] = store_from_accumulate<T>(c == t ? value : A(0));
+    }
+}
+
+static unsigned int forward_grid(int64_t columns)
+{
+    return clamp_to_partials(ceil_div(columns, THREADS));
+}
+
+extern "C" size_t cuda_ops_nll_loss_workspace_cuda(int64_t outer, int64_t inner)
+{
+    return partials_bytes(forward_grid(outer * inner));
+}
+
+template <typename T>
+static cuda_ops_status nll_loss_forward(T *losses, void *total_weight, double *partials, cuda_ops_index_error *error,
+                                        const T *input, const int64_t *target, const T *weight, int64_t columns,
+                                        int64_t classes, int64_t inner, int64_t ignore_index,
+                                        cuda_ops_reduction reduction, cudaStream_t stream)
+{
+    const unsigned int grid = forward_grid(columns);
+    const bool reduced = reduction != CUDA_OPS_REDUCTION_NONE;
+    nll_loss_forward_kernel<<<grid, THREADS, 0, stream>>>(reduced ? nullptr : losses, reduced ? partials : nullptr,
+                                                          error, input, target, weight, columns, classes, inner,
+                                                          ignore_index);
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || !reduced)
+        return status;
+    return launch_loss_reduce(losses, total_weight, partials, grid, reduction, stream);
+}
+
+template <typename T>
+static cuda_ops_status nll_loss_backward(T *grad_input, const T *grad_output, const int64_t *target, const T *weight,
+                                         const void *total_weight, int64_t columns, int64_t classes, int64_t inner,
+                                         int64_t ignore_index, cuda_ops_reduction reduction, cudaStream_t stream)
+{
+    const team_shape shape = choose_team(classes, inner);
+    const void *divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
+    nll_loss_backward_kernel<<<clamp_grid(team_blocks(columns, shape)), TEAM_THREADS, 0, stream>>>(
+        grad_input, grad_output, target, weight, (const accumulate_type<T> *)divisor, columns, classes, inner,
+        ignore_index, reduction == CUDA_OPS_REDUCTION_NONE, shape);
+    return launch_status();
+}
+
+extern "C" cuda_ops_status cuda_ops_nll_loss_forward_cuda(void *losses, void *total_weight, void *workspace,
+                                                          cuda_ops_index_error *error, const void *input,
+                                                          const int64_t *target, const void *weight, int64_t outer,
+                                                          int64_t classes, int64_t inner, int64_t ignore_index,
+                                                          cuda_ops_reduction reduction, cuda_ops_dtype dtype,
+                                                          cuda_ops_stream stream)
+{
+    if (outer == 0 || inner == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T,
+                      return nll_loss_forward((T *)losses, total_weight, (double *)workspace, error, (const T *)input,
+                                              target, (const T *)weight, outer * inner, classes, inner, ignore_index,
+                                              reduction, stream));
+    return CUDA_OPS_SUCCESS;
+}
+
+extern "C" cuda_ops_status cuda_ops_nll_loss_backward_cuda(void *grad_input, const void *grad_output,
+                                                           const int64_t *target, const void *weight,
+                                                           const void *total_weight, int64_t outer, int64_t classes,
+                                                           int64_t inner, int64_t ignore_index,
+                                                           cuda_ops_reduction reduction, cuda_ops_dtype dtype,
+                                                           cuda_ops_stream stream)
+{
+    if (outer == 0 || classes == 0 || inner == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T,
+                      return nll_loss_backward((T *)grad_input, (const T *)grad_output, target, (const T *)weight,
+                                               total_weight, outer * inner, classes, inner, ignore_index, reduction,
+                                               stream));
+    return CUDA_OPS_SUCCESS;
+}

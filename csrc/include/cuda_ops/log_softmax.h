@@ -1,0 +1,35 @@
+/* log_softmax: output = input - log(sum(exp(input))), the sum along the middle dimension.
+ *
+ *   input, output, grad_output, grad_input: [outer, cols, inner], dense, of the same dtype
+ *   output may be input, and grad_input may be grad_output or output
+ *   no workspace
+ * A column (see loss.h) with a NaN or +inf in it, or of -inf alone, is NaN throughout.
+ */
+#ifndef CUDA_OPS_LOG_SOFTMAX_H
+#define CUDA_OPS_LOG_SOFTMAX_H
+
+#include "cuda_ops/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Columns [begin, end) of the outer * inner there are, so that the caller spreads ranges over threads. */
+cuda_ops_status cuda_ops_log_softmax_forward_cpu(void *output, const void *input, int64_t cols, int64_t inner,
+                                                 int64_t begin, int64_t end, cuda_ops_dtype dtype);
+/* grad_input = grad_output - exp(output) * sum(grad_output) */
+cuda_ops_status cuda_ops_log_softmax_backward_cpu(void *grad_input, const void *grad_output, const void *output,
+                                                  int64_t cols, int64_t inner, int64_t begin, int64_t end,
+                                                  cuda_ops_dtype dtype);
+
+cuda_ops_status cuda_ops_log_softmax_forward_cuda(void *output, const void *input, int64_t outer, int64_t cols,
+                                                  int64_t inner, cuda_ops_dtype dtype, cuda_ops_stream stream);
+cuda_ops_status cuda_ops_log_softmax_backward_cuda(void *grad_input, const void *grad_output, const void *output,
+                                                   int64_t outer, int64_t cols, int64_t inner, cuda_ops_dtype dtype,
+                                                   cuda_ops_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

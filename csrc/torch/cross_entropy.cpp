@@ -1,0 +1,164 @@
+// cross_entropy for PyTorch: checks, allocation and the choice of backend.
+#include "cuda_ops/cross_entropy.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "loss.h"
+
+namespace cuda_ops
+{
+
+static IndexErrors index_errors("cross_entropy");
+
+// The arguments that forward and backward share, checked, and dense where a kernel reads them.
+struct CrossEntropy {
+    cuda_ops_dtype dtype;
+    LossShape shape;
+    cuda_ops_reduction reduction;
+    bool has_probabilities;
+    Tensor input, target, weight;
+
+    // One of the two is null.
+    const int64_t *indices() const
+    {
+        return has_probabilities ? nullptr : target.const_data_ptr<int64_t>();
+    }
+    const void *probabilities() const
+    {
+        return has_probabilities ? target.const_data_ptr() : nullptr;
+    }
+};
+
+// A floating-point target holds class probabilities, an integer one class indices.
+static void check_target(const char *op, const Tensor &target, const Tensor &input, const LossShape &shape,
+                         int64_t ignore_index)
+{
+    const auto dtype = [&] { return c10::getDtypeNames(target.scalar_type()).first; };
+    const bool same_shape = target.sizes() == input.sizes();
+    if (!target.is_floating_point()) {
+        TORCH_CHECK(!same_shape, op, ": expected target, which has the shape of input, to hold class probabilities in ",
+                    "floating point, got ", dtype());
+        check_class_indices(op, target, input, shape);
+        return;
+    }
+    TORCH_CHECK(same_shape, op, ": expected target to be int64 of shape ", at::IntArrayRef(shape.loss_sizes),
+                " (class indices) or floating point of shape ", input.sizes(), " (class probabilities), got ", dtype(),
+                " of shape ", target.sizes());
+    check_like(op, "target", target, "input", input);
+    TORCH_CHECK(ignore_index < 0, op, ": expected ignore_index to be negative with class probabilities, ",
+                "which have no index to ignore, got ", ignore_index);
+}
+
+static CrossEntropy check(const char *op, const Tensor &input, const Tensor &target,
+                          const std::optional<Tensor> &weight, int64_t reduction, int64_t ignore_index,
+                          double label_smoothing)
+{
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const LossShape shape = loss_shape(op, input);
+    check_target(op, target, input, shape, ignore_index);
+    check_class_weight(op, weight, input, shape);
+    TORCH_CHECK(0 <= label_smoothing && label_smoothing <= 1, op, ": expected label_smoothing to be in [0, 1], got ",
+                label_smoothing);
+    const bool has_probabilities = target.is_floating_point();
+    return {dtype,
+            shape,
+            check_reduction(op, reduction),
+            has_probabilities,
+            input.contiguous(),
+            has_probabilities ? target.contiguous() : target.to(at::kLong).contiguous(),
+            weight ? weight->contiguous() : Tensor()};
+}
+
+// The loss, the statistics of each column that backward needs, and total_weight, which is empty without a reduction.
+static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &input, const Tensor &target,
+                                                                const std::optional<Tensor> &weight, int64_t reduction,
+                                                                int64_t ignore_index, double label_smoothing)
+{
+    const char *op = "cross_entropy";
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const CrossEntropy p = check(op, input, target, weight, reduction, ignore_index, label_smoothing);
+    const LossShape &shape = p.shape;
+    Tensor loss = empty_loss(p.input, shape, p.reduction), total_weight = empty_total_weight(p.input, p.reduction);
+    Tensor statistics = at::empty({3, shape.columns()}, p.input.options().dtype(accumulate_dtype(input)));
+    // Without classes there are no probabilities to sum up, and PyTorch's mean over them is one over nothing.
+    if (shape.columns() == 0 || (p.has_probabilities && shape.classes == 0)) {
+        fill_loss_of_nothing(loss, total_weight, p.reduction);
+        return {loss, statistics.zero_(), total_weight};
+    }
+    if (p.input.is_cuda()) {
+        cuda_ops_index_error *error = index_errors.record();
+        const Tensor workspace = empty_workspace(
+            p.input,
+            CUDA_OPS_WORKSPACE_BYTES(cuda_ops_cross_entropy_workspace_cuda(shape.outer, shape.classes, shape.inner)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_cross_entropy_forward_cuda(
+                                loss.data_ptr(), statistics.data_ptr(), total_weight.data_ptr(), workspace.data_ptr(),
+                                error, p.input.const_data_ptr(), p.indices(), p.probabilities(),
+                                pointer_or_null(p.weight), shape.outer, shape.classes, shape.inner, ignore_index,
+                                label_smoothing, p.reduction, p.dtype, current_stream(op)));
+        index_errors.check_now(error);
+        return {loss, statistics, total_weight};
+    }
+    if (!p.has_probabilities)
+        check_targets_cpu(op, p.target, shape, ignore_index);
+    void *losses = p.reduction == CUDA_OPS_REDUCTION_NONE ? loss.data_ptr() : nullptr;
+    reduce_columns_cpu(
+        op, loss, total_weight, shape, p.reduction, p.dtype, [&](double *partial, int64_t begin, int64_t end) {
+            return cuda_ops_cross_entropy_forward_cpu(losses, partial, statistics.data_ptr(), p.input.const_data_ptr(),
+                                                      p.indices(), p.probabilities(), pointer_or_null(p.weight),
+                                                      shape.columns(), shape.classes, shape.inner, begin, end,
+                                                      ignore_index, label_smoothing, p.dtype);
+        });
+    return {loss, statistics, total_weight};
+}
+
+static Tensor cross_entropy_backward(const Tensor &grad_output, const Tensor &input, const Tensor &target,
+                                     const std::optional<Tensor> &weight, const Tensor &statistics,
+                                     const Tensor &total_weight, int64_t reduction, int64_t ignore_index,
+                                     double label_smoothing)
+{
+    const char *op = "cross_entropy_backward";
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const CrossEntropy p = check(op, input, target, weight, reduction, ignore_index, label_smoothing);
+    const LossShape &shape = p.shape;
+    check_grad_output(op, grad_output, input, shape, p.reduction);
+    check_total_weight(op, total_weight, input, p.reduction);
+    check_same_device(op, "statistics", statistics, "input", input);
+    TORCH_CHECK(statistics.scalar_type() == accumulate_dtype(input) && statistics.is_contiguous() &&
+                    statistics.dim() == 2 && statistics.size(0) == 3 && statistics.size(1) == shape.columns(),
+                op, ": expected statistics to be those of forward, [3, ", shape.columns(), "], got ",
+                statistics.sizes());
+    const Tensor g = grad_output.contiguous();
+    Tensor grad_input = at::empty_like(p.input, at::MemoryFormat::Contiguous);
+    if (grad_input.numel() == 0)
+        return grad_input;
+    if (p.input.is_cuda()) {
+        index_errors.record(); // raises what forward found, if it is known by now
+        CUDA_OPS_LAUNCH(op, cuda_ops_cross_entropy_backward_cuda(
+                                grad_input.data_ptr(), g.const_data_ptr(), p.input.const_data_ptr(), p.indices(),
+                                p.probabilities(), pointer_or_null(p.weight), statistics.const_data_ptr(),
+                                total_weight.const_data_ptr(), shape.outer, shape.classes, shape.inner, ignore_index,
+                                label_smoothing, p.reduction, p.dtype, current_stream(op)));
+    } else {
+        parallel_ranges(op, shape.columns(), columns_per_task(shape), [&](int64_t begin, int64_t end) {
+            return cuda_ops_cross_entropy_backward_cpu(
+                grad_input.data_ptr(), g.const_data_ptr(), p.input.const_data_ptr(), p.indices(), p.probabilities(),
+                pointer_or_null(p.weight), statistics.const_data_ptr(), total_weight.const_data_ptr(), shape.columns(),
+                shape.classes, shape.inner, begin, end, ignore_index, label_smoothing, p.reduction, p.dtype);
+        });
+    }
+    return grad_input;
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("cross_entropy_forward(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index, "
+                "float label_smoothing) -> (Tensor, Tensor, Tensor)");
+    library.def("cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
+                "Tensor statistics, Tensor total_weight, int reduction, int ignore_index, float label_smoothing) "
+                "-> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "cross_entropy_forward", cuda_ops::cross_entropy_forward);
+    CUDA_OPS_IMPLEMENT(library, "cross_entropy_backward", cuda_ops::cross_entropy_backward);
+}

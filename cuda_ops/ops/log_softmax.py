@@ -1,0 +1,97 @@
+"""log_softmax: input - log(sum(exp(input))) along one dimension."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import _get_softmax_dim
+
+from .._autocast import autocast_to_float32
+from .._library import ops
+
+
+@torch.library.register_fake("cuda_ops::log_softmax_forward")
+def _(input, dim):
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("cuda_ops::log_softmax_backward")
+def _(grad_output, output, dim):
+    return torch.empty_like(output, memory_format=torch.contiguous_format)
+
+
+class LogSoftmaxFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, dim):
+        output = ops.log_softmax_forward(input, dim)
+        ctx.save_for_backward(output)
+        ctx.dim = dim
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (output,) = ctx.saved_tensors
+        return LogSoftmaxBackwardFunction.apply(grad_output, output, ctx.dim), None
+
+
+class LogSoftmaxBackwardFunction(torch.autograd.Function):
+    """grad_input = grad_output - exp(output) * sum(grad_output). Its own gradients, which are needed for second
+    derivatives alone, are composed of PyTorch's differentiable ops."""
+
+    @staticmethod
+    def forward(ctx, grad_output, output, dim):
+        ctx.save_for_backward(grad_output, output)
+        ctx.dim = dim
+        return ops.log_softmax_backward(grad_output, output, dim)
+
+    @staticmethod
+    def backward(ctx, grad_grad_input):
+        grad_output, output = ctx.saved_tensors
+        weighted = grad_grad_input * output.exp()
+        grad_grad_output = grad_of_output = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_output = grad_grad_input - weighted.sum(ctx.dim, keepdim=True)
+        if ctx.needs_input_grad[1]:
+            grad_of_output = -weighted * grad_output.sum(ctx.dim, keepdim=True)
+        return grad_grad_output, grad_of_output, None
+
+
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    r"""Logarithm of the softmax, :math:`\text{output}_i = \text{input}_i - \log \sum_j \exp(\text{input}_j)` along
+    `dim`, in a form that neither overflows nor loses digits for large inputs.
+
+    Args:
+        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        dim: the dimension whose exponentials sum up to 1. None is deprecated: it warns, and picks 0 for an input of
+            0, 1 or 3 dimensions and 1 for others, as PyTorch does.
+        dtype: if given, `input` is cast to it first.
+
+    Returns:
+        A contiguous tensor with the shape of `input`; where a NaN or +inf is along `dim`, or -inf alone, all NaN.
+
+    Raises:
+        RuntimeError: `input` is not floating point.
+        IndexError: `input` has no dimension `dim`.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Under autocast it computes in float32. Differentiable any number of times; from the second derivative on by
+    PyTorch's own ops.
+
+    Example:
+        >>> cuda_ops.functional.log_softmax(torch.tensor([0.0, 0.0]), dim=0)
+        tensor([-0.6931, -0.6931])
+    """
+    if dim is None:
+        dim = _get_softmax_dim("log_softmax", input.dim(), _stacklevel)
+    if dtype is not None:
+        input = input.to(dtype)
+    else:
+        (input,) = autocast_to_float32(input)
+    return LogSoftmaxFunction.apply(input, dim)
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """torch.nn.LogSoftmax on cuda_ops.functional.log_softmax."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return log_softmax(input, self.dim, _stacklevel=5)
