@@ -218,12 +218,10 @@ def cache_bytes(device) -> int:
     return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=32 << 20)
 
 
-def memory_budget(settings) -> int:
-    """Bytes that the sets of inputs of one side may take."""
-    if settings.quick:
-        return 256 << 20
-    if settings.device.type == "cuda":
-        return torch.cuda.mem_get_info(settings.device)[0] // 16
+def memory_budget(device) -> int:
+    """Bytes that the sets of inputs of one side may take, if nothing else is asked for."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 16
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
 
 
@@ -300,9 +298,11 @@ class Settings:
     rounds: int = 31
     least_seconds: float = 0.004
     """How long a sample takes at the least; as many calls as fill it."""
+    budget: int | None = None
+    """Bytes for the sets of inputs of one side; None: memory_budget."""
 
 
-QUICK = {"quick": True, "rounds": 5, "least_seconds": 0.0005}
+QUICK = {"quick": True, "rounds": 5, "least_seconds": 0.0005, "budget": 256 << 20}
 
 
 @dataclass
@@ -335,7 +335,7 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
     device, implementations = settings.device, bench.implementations()
     index = ["forward", "backward"].index(direction)
     bytes_moved = case.elements[index] * dtype.itemsize + case.bytes[index]
-    count, cache = sets_needed(bytes_moved, cache_bytes(device), memory_budget(settings))
+    count, cache = sets_needed(bytes_moved, cache_bytes(device), settings.budget or memory_budget(device))
     make = Make(device, dtype)
     make_call = [forward_call, backward_call][index]
     calls = {i.name: [] for i in implementations}

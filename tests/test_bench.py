@@ -71,7 +71,7 @@ def test_every_bench_runs(op):
         pytest.skip(f"cuda_ops.functional has no {op}")
     if op == "sgd" and not hasattr(cuda_ops.optim, "SGD"):
         pytest.skip("cuda_ops.optim has no SGD")
-    settings = harness.Settings(torch.device("cpu"), [torch.float32], quick=True, rounds=1, least_seconds=0)
+    settings = harness.Settings(torch.device("cpu"), [torch.float32], quick=True, rounds=1, least_seconds=0, budget=1)
     rows = harness.run_bench(found, settings)
     assert {r["implementation"] for r in rows} == {"ours", *(i.name for i in found.native)}
     assert {r["direction"] for r in rows} == ({"forward", "backward"} if found.backward else {"forward"})
