@@ -135,7 +135,8 @@ def upcast(sample: Sample) -> Sample:
     def convert(tensor):
         copy = tensor.detach().cpu()
         copy = copy.to(torch.float64) if copy.is_floating_point() else copy
-        return copy.clone().requires_grad_(tensor.requires_grad)
+        # Contiguous: layouts are a matter of the op under test, and some native backward passes refuse a few.
+        return copy.clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
 
     return sample.map(convert)
 

@@ -52,13 +52,23 @@ def buffers(optimizer):
     return {i: s["momentum_buffer"] for i, s in optimizer.state_dict()["state"].items()}
 
 
+def flat(tensors):
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
 def assert_same_run(ours, native, tolerance=1e-14):
+    """All parameters of a group together, and all buffers: a lone element may be all but zero after a few steps, and its
+    rounding, which is that of the values before, no small part of it."""
     for group, expected in zip(ours.param_groups, native.param_groups, strict=True):
-        for p, e in zip(group["params"], expected["params"], strict=True):
-            assert_close(p.detach(), e.detach().double(), tolerance, "parameter")
-    assert buffers(ours).keys() == buffers(native).keys()
-    for i, buffer in buffers(ours).items():
-        assert_close(buffer, buffers(native)[i].double(), tolerance, f"momentum buffer {i}")
+        if group["params"]:
+            assert [p.shape for p in group["params"]] == [e.shape for e in expected["params"]]
+            assert_close(flat(group["params"]), flat(expected["params"]).double(), tolerance, "parameters")
+    mine, theirs = buffers(ours), buffers(native)
+    assert mine.keys() == theirs.keys()
+    held = [i for i, buffer in theirs.items() if buffer is not None]
+    assert held == [i for i, buffer in mine.items() if buffer is not None]
+    if held:
+        assert_close(flat(mine[i] for i in held), flat(theirs[i] for i in held).double(), tolerance, "momentum buffers")
 
 
 @settings(max_examples=60, deadline=None)
@@ -493,8 +503,8 @@ def test_cuda_graph_follows_lr_and_gradients():
             e.grad.copy_(grad)
         graph.replay()
         native.step()
-    # lr is 0.1f on the device and 0.1 beside.
-    assert_same_run(ours, native, 1e-7)
+    # lr is 0.1f on the device and 0.1 beside, and each of the steps rounds to float32.
+    assert_same_run(ours, native, 1e-6)
 
 
 @pytest.mark.cuda

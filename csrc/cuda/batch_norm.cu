@@ -13,8 +13,8 @@
 //
 // Variance: each thread takes CHUNK values at a time, computes their mean and their squared differences from it, and
 // merges them into its own (Chan's formula), so that there is one division a chunk and no difference of large sums.
-// All values are taken relative to the first of their channel; that keeps the digits of a mean that is far larger than
-// the deviation. For the same reason (3) computes (x - center) * scale + offset, where center is the mean rounded to
+// All values are taken relative to one of their channel; that keeps the digits of a mean that is far larger than the
+// deviation. For the same reason (3) computes (x - center) * scale + offset, where center is the mean rounded to
 // float, and offset holds what the rounding left out.
 //
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
@@ -166,6 +166,15 @@ __device__ __forceinline__ moments<A> warp_merge(moments<A> value)
     return value;
 }
 
+// What the values of a channel are taken relative to: the median of three of them, which a single value far from the
+// others (a first one, say) cannot be. Relative to a value that is far off, all others would lose their last digits.
+template <typename A>
+__device__ __forceinline__ A middle_of(A a, A b, A c)
+{
+    const A low = a < b ? a : b, high = a < b ? b : a;
+    return c < low ? low : (c > high ? high : c);
+}
+
 // Moments of one split of one channel, for inner > 1. `segments` is how many units a plane is.
 template <typename T>
 __global__ void moments_of_planes_kernel(double *partials, const T *input, int64_t channels, int64_t inner,
@@ -175,7 +184,10 @@ __global__ void moments_of_planes_kernel(double *partials, const T *input, int64
     __shared__ moments<A> scratch[WARPS];
     const int64_t channel = blockIdx.x % channels, split = blockIdx.x / channels;
     const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
-    const A origin = load_as_accumulate(input[channel * inner]);
+    const int64_t outer = p.units / segments;
+    const A origin = middle_of(load_as_accumulate(input[channel * inner]),
+                               load_as_accumulate(input[(outer / 2 * channels + channel) * inner + inner / 2]),
+                               load_as_accumulate(input[((outer - 1) * channels + channel + 1) * inner - 1]));
     const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
     moments<A> mine = {A(0), A(0), A(0)};
     for (int64_t unit = split * p.step + group; unit < end; unit += groups) {
@@ -220,7 +232,10 @@ __global__ void moments_of_rows_kernel(double *partials, const T *input, int64_t
     const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
     const int64_t channel = blockIdx.x % p.tiles * p.lanes + lane, split = blockIdx.x / p.tiles;
     const bool inside = channel < channels;
-    const A origin = inside ? load_as_accumulate(input[channel]) : A(0);
+    const A origin = inside ? middle_of(load_as_accumulate(input[channel]),
+                                        load_as_accumulate(input[p.units / 2 * channels + channel]),
+                                        load_as_accumulate(input[(p.units - 1) * channels + channel]))
+                            : A(0);
     const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
     moments<A> mine = {A(0), A(0), A(0)};
     // Threads beyond the last channel have no values, but take part in the barriers below.
