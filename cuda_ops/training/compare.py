@@ -12,7 +12,7 @@ from ..data import Batches
 from ..models import MnistCNN, get_backend
 from .distributed import World
 from .loop import Evaluation, Trainer, evaluate, learning_rate
-from .parity import Snapshot
+from .parity import EARLY_STEPS, Snapshot, early_losses_agree
 from .settings import Settings
 from .timing import MemoryMeter
 
@@ -58,6 +58,8 @@ class Run:
     """Parameters whose gradient is zero but for rounding."""
     exact_gradients: dict[str, Tensor] | None = None
     """Of the first step, by native layers in float64."""
+    exact_losses: list[float] | None = None
+    """Of the first EARLY_STEPS steps, likewise; only where a backend's are not native's within a narrow limit."""
     first_lr: float = 0.0
     seconds: float = 0.0
     interrupted: bool = False
@@ -106,22 +108,31 @@ def batch_order(count: int, batch_size: int, epochs: int, seed: int):
         yield from torch.randperm(count, generator=generator)[: count // batch_size * batch_size].split(batch_size)
 
 
-def exact_gradients(run: Run, batches: Batches, indices: Tensor) -> dict[str, Tensor] | None:
-    """The gradients of the first step by native layers in float64, which tell an error from rounding; None where the
-    device's memory is too small for it."""
+def exact_start(run: Run, batches: Batches, order: list[Tensor]):
+    """Native layers in float64 over some first steps, which tell an error from rounding: the gradients of the first and
+    the losses of all of them. (None, None) where the device's memory is too small for it."""
     settings = run.settings
     double = Batches(batches.images, batches.labels, batches.device, torch.float64, batches.home == batches.device)
     model = MnistCNN("native")
     model.load_state_dict(run.initial_state)
+    gradients, losses = None, []
     try:
         model.to(settings.device, torch.float64)
-        images, labels = double(indices)
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step, indices in enumerate(order):
+            images, labels = double(indices)
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            for parameter in model.parameters():
+                parameter.grad = run.world.mean(parameter.grad)
+            gradients = gradients or {name: p.grad.cpu() for name, p in model.named_parameters()}
+            losses.append(run.world.mean(loss.detach()).item())
+            optimizer.param_groups[0]["lr"] = learning_rate(step, run.steps_planned, settings.lr)
+            optimizer.step()
+            optimizer.zero_grad()
     except torch.OutOfMemoryError:
-        return None
-    finally:
-        double = images = None
-    return {name: run.world.mean(p.grad).cpu() for name, p in model.named_parameters()}
+        return None, None
+    return gradients, losses
 
 
 def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Callable[[Run], None]):
@@ -137,7 +148,7 @@ def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Cal
     order = list(batch_order(len(batches), settings.batch_size, settings.epochs, settings.seed))
     order = [batches.place(world.share(batch)) for batch in order]
     if len(run.backends) > 1:
-        run.exact_gradients = exact_gradients(run, batches, order[0])
+        run.exact_gradients, _ = exact_start(run, batches, order[:1])
     begin = time.perf_counter()
     for number, first in enumerate(range(0, run.steps_planned, BLOCK)):
         steps = range(first, min(first + BLOCK, run.steps_planned))
@@ -148,6 +159,9 @@ def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Cal
             _train_block(run, backend, steps, order, stop_here)
             run.seconds = time.perf_counter() - begin
             on_progress(run)
+        # Ten steps in float64 take a while on a CPU, and most runs do without.
+        if number == 0 and not all(early_losses_agree(run, name) for name in run.backends):
+            _, run.exact_losses = exact_start(run, batches, order[:EARLY_STEPS])
         if world.any(stop(), settings.device):
             run.interrupted = True
             return
