@@ -34,7 +34,13 @@
  * Sanitizers run before the choice could be made, so that their builds do without. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) &&               \
     !defined(CUDA_OPS_NO_CLONES)
-#define CUDA_OPS_SIMD __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+/* Levels and features, never models such as arch=haswell: a clone for a model is picked on that very model alone, and
+ * every other processor, newer ones too, would get the default. */
+#if __GNUC__ >= 12
+#define CUDA_OPS_SIMD __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define CUDA_OPS_SIMD __attribute__((target_clones("default", "avx2", "avx512f")))
+#endif
 #else
 #define CUDA_OPS_SIMD
 #endif
