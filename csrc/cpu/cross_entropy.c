@@ -92,7 +92,7 @@ CUDA_OPS_INLINE REAL FN(share)(const REAL *y, const REAL *weight, int64_t c, REA
 }
 
 /* sum(share * (log_sum - (x - maximum))) and sum(share) over the classes of each of `count` columns: all of the loss
- * for probabilities, the smoothing's part for class indices. Four sums a row leave the additions room to overlap. */
+ * for probabilities, the smoothing's part for class indices. */
 CUDA_OPS_INLINE void FN(share_sums)(double *loss, double *share_sum, const REAL *x, const REAL *y, const REAL *weight,
                                     const problem *p, int64_t count, const REAL *maximum, const REAL *log_sum)
 {
@@ -100,15 +100,16 @@ CUDA_OPS_INLINE void FN(share_sums)(double *loss, double *share_sum, const REAL 
     const int64_t cols = p->classes, inner = p->inner;
     if (inner == 1) {
         for (int64_t i = 0; i < count; i++) {
-            double losses[4] = {0}, shares[4] = {0};
+            const REAL *row = x + i * cols, *row_y = y ? y + i * cols : NULL;
+            double losses = 0, shares = 0;
+#pragma omp simd reduction(+ : losses, shares)
             for (int64_t c = 0; c < cols; c++) {
-                const int64_t at = i * cols + c;
-                const REAL share = FN(share)(y ? y + at : NULL, weight, c, keep, spread);
-                losses[c % 4] += share * (log_sum[i] - (x[at] - maximum[i]));
-                shares[c % 4] += share;
+                const REAL share = FN(share)(row_y ? row_y + c : NULL, weight, c, keep, spread);
+                losses += share * (log_sum[i] - (row[c] - maximum[i]));
+                shares += share;
             }
-            loss[i] = (losses[0] + losses[1]) + (losses[2] + losses[3]);
-            share_sum[i] = (shares[0] + shares[1]) + (shares[2] + shares[3]);
+            loss[i] = losses;
+            share_sum[i] = shares;
         }
         return;
     }

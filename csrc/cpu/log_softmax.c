@@ -75,22 +75,18 @@ CUDA_OPS_SIMD static void FN(log_softmax_forward)(REAL *output, const REAL *inpu
     }
 }
 
-/* Sum along a row, in LANES partial sums and blocks as in log_sum_exp.h. */
+/* Sum along a row, in blocks as in log_sum_exp.h. */
 CUDA_OPS_INLINE REAL FN(row_sum)(const REAL *x, int64_t cols)
 {
-    const int64_t whole = cols - cols % LANES;
     double sum = 0;
-    for (int64_t first = 0; first < whole; first += SUM_BLOCK) {
-        const int64_t last = min_i64(first + SUM_BLOCK, whole);
-        REAL lanes[LANES] = {0};
-        for (int64_t c = first; c < last; c += LANES)
-            for (int l = 0; l < LANES; l++)
-                lanes[l] += x[c + l];
-        for (int l = 0; l < LANES; l++)
-            sum += lanes[l];
+    for (int64_t first = 0; first < cols; first += SUM_BLOCK) {
+        const int64_t last = min_i64(first + SUM_BLOCK, cols);
+        REAL block = 0;
+#pragma omp simd reduction(+ : block)
+        for (int64_t c = first; c < last; c++)
+            block += x[c];
+        sum += block;
     }
-    for (int64_t c = whole; c < cols; c++)
-        sum += x[c];
     return (REAL)sum;
 }
 
@@ -105,15 +101,19 @@ CUDA_OPS_SIMD static void FN(log_softmax_backward)(REAL *grad_input, const REAL 
         if (inner == 1) {
             for (int64_t i = 0; i < count; i++, g += cols, y += cols, dx += cols) {
                 const REAL sum = FN(row_sum)(g, cols);
-                /* Through a block on the stack, so that grad_input may be either of the inputs. */
-                for (int64_t first = 0; first < cols; first += LANES) {
-                    const int64_t rest = min_i64(cols - first, LANES);
-                    REAL lanes[LANES];
-                    FN(padded_lanes)(lanes, y + first, rest);
+                const int64_t whole = cols - cols % LANES;
+                /* grad_input may be either of the inputs, which is no dependence between iterations. */
+#pragma omp simd
+                for (int64_t c = 0; c < whole; c++)
+                    dx[c] = g[c] - FN(exponential)(y[c]) * sum;
+                if (whole < cols) {
+                    REAL tail[LANES];
+                    FN(padded_lanes)(tail, y + whole, cols - whole);
+#pragma omp simd
                     for (int l = 0; l < LANES; l++)
-                        lanes[l] = FN(exponential)(lanes[l]) * sum;
-                    for (int64_t l = 0; l < rest; l++)
-                        dx[first + l] = g[first + l] - lanes[l];
+                        tail[l] = FN(exponential)(tail[l]) * sum;
+                    for (int64_t c = whole; c < cols; c++)
+                        dx[c] = g[c] - tail[c - whole];
                 }
             }
         } else {

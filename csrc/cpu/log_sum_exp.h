@@ -40,34 +40,27 @@ CUDA_OPS_INLINE void FN(padded_lanes)(REAL *lanes, const REAL *x, int64_t count)
 CUDA_OPS_INLINE void FN(row_log_sum_exp)(const REAL *x, int64_t cols, REAL *maximum, REAL *log_sum)
 {
     const int64_t whole = cols - cols % LANES;
-    REAL tail[LANES], lanes[LANES];
-    FN(padded_lanes)(tail, x + whole, cols - whole);
-    for (int l = 0; l < LANES; l++)
-        lanes[l] = tail[l];
-    for (int64_t c = 0; c < whole; c += LANES)
-        for (int l = 0; l < LANES; l++)
-            lanes[l] = x[c + l] > lanes[l] ? x[c + l] : lanes[l];
-    /* A NaN in the tail would win every comparison against it. */
     REAL largest = -(REAL)INFINITY;
-    for (int l = 0; l < LANES; l++)
-        largest = lanes[l] > largest ? lanes[l] : largest;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < cols; c++)
+        largest = x[c] > largest ? x[c] : largest;
 
     double sum = 0;
     for (int64_t first = 0; first < whole; first += SUM_BLOCK) {
         const int64_t last = min_i64(first + SUM_BLOCK, whole);
-        for (int l = 0; l < LANES; l++)
-            lanes[l] = 0;
-        for (int64_t c = first; c < last; c += LANES)
-            for (int l = 0; l < LANES; l++)
-                lanes[l] += FN(exponential)(x[c + l] - largest);
-        for (int l = 0; l < LANES; l++)
-            sum += lanes[l];
+        REAL block = 0;
+#pragma omp simd reduction(+ : block)
+        for (int64_t c = first; c < last; c++)
+            block += FN(exponential)(x[c] - largest);
+        sum += block;
     }
     if (whole < cols) {
+        REAL tail[LANES], block = 0;
+        FN(padded_lanes)(tail, x + whole, cols - whole);
+#pragma omp simd reduction(+ : block)
         for (int l = 0; l < LANES; l++)
-            lanes[l] = FN(exponential)(tail[l] - largest);
-        for (int l = 0; l < LANES; l++)
-            sum += lanes[l];
+            block += FN(exponential)(tail[l] - largest);
+        sum += block;
     }
     *maximum = largest;
     *log_sum = (REAL)log(sum);
@@ -114,11 +107,13 @@ CUDA_OPS_INLINE void FN(columns_log_sum_exp)(const REAL *x, int64_t cols, int64_
 CUDA_OPS_INLINE void FN(row_softmax)(REAL *output, const REAL *x, int64_t cols, REAL factor, REAL maximum, REAL log_sum)
 {
     const int64_t whole = cols - cols % LANES;
+#pragma omp simd
     for (int64_t c = 0; c < whole; c++)
         output[c] = factor * FN(exponential)((x[c] - maximum) - log_sum);
     if (whole < cols) {
         REAL tail[LANES];
         FN(padded_lanes)(tail, x + whole, cols - whole);
+#pragma omp simd
         for (int l = 0; l < LANES; l++)
             tail[l] = factor * FN(exponential)((tail[l] - maximum) - log_sum);
         for (int64_t c = whole; c < cols; c++)

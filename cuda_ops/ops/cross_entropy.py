@@ -178,14 +178,15 @@ def cross_entropy(
 
     Returns:
         One number, or with reduction 'none' one for each sample. In the dtype of `input` (with class probabilities:
-        what `input`, `target` and `weight` promote to); the halves compute in float32, sums over samples are in float64.
+        what `input`, `target` and `weight` promote to); the halves compute in float32, sums over samples are taken in
+        float64.
 
     Raises:
         IndexError: a target is neither a class nor `ignore_index`. On CUDA, where waiting for the kernel would cost
-            more than the kernel, the loss is NaN, the sample's gradient zero, and the next call of cross_entropy (forward
-            or backward) that finds the mistake recorded raises; with CUDA_OPS_CHECK_INDICES=1 in the environment the
-            call itself waits and raises (not while a CUDA graph is being captured). The position counts the elements
-            of `target` in row-major order.
+            more than the kernel, the loss is NaN, the sample's gradient zero, and the next call of cross_entropy
+            (forward or backward) that finds the mistake recorded raises; with CUDA_OPS_CHECK_INDICES=1 in the
+            environment the call itself waits and raises (not while a CUDA graph is being captured). The position
+            counts the elements of `target` in row-major order.
         ValueError: `target` has another number of samples than `input`; `input` has no dimension; an unknown reduction.
         RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1]; `weight`
             requires grad with class indices; an `ignore_index` that is not negative with class probabilities.
