@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--lr",
         type=float,
         default=0.1,
-        help="highest learning rate of plain SGD: it rises to it over the first tenth of the run and falls to zero "
-        "at its end (default: 0.1)",
+        help="highest learning rate of plain SGD: it rises to it over the first three tenths of the run and falls to "
+        "zero at its end (default: 0.1)",
     )
     add("--seed", type=int, default=0, help="of the first weights and the order of the batches (default: 0)")
     add(

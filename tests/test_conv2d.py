@@ -212,7 +212,8 @@ def test_compile_follows_sizes(device, dynamic):
                 results.append([output, *torch.autograd.grad(output, tensors, torch.ones_like(output))])
             for eager, traced in zip(*results, strict=True):
                 assert eager.stride() == traced.stride()
-                assert torch.equal(eager, traced)
+                # Not the same bits: the traced backward may meet a grad_output of another format, summed in its order.
+                assert_close(traced, eager.double(), 2e-6)
 
 
 MODULES = [

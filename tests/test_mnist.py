@@ -106,11 +106,11 @@ def test_training_with_our_ops_learns():
 
 def test_learning_rate_rises_and_falls():
     rates = [learning_rate(step, 100, 0.5) for step in range(100)]
-    assert rates[0] == 0.05
-    assert max(rates) == pytest.approx(0.5, rel=0.1)
-    assert rates.index(max(rates)) in (9, 10)
+    assert rates[0] == pytest.approx(0.5 / 30)
+    assert max(rates) == 0.5
+    assert rates.index(max(rates)) == 29
     assert 0 < rates[-1] < 0.01
-    assert learning_rate(0, 1, 0.5) == 0.5
+    assert 0 < learning_rate(0, 1, 0.5) <= 0.5
 
 
 # The data
@@ -197,7 +197,7 @@ def test_both_backends_within_rounding(finished):
     for row in rows:
         assert row["ok"]
         assert row["relative_distance"] <= 5e-3
-    assert report["parity"]["custom"]["early_loss_relative_distance"] <= 1e-3
+    assert report["parity"]["custom"]["early_loss_relative_distance"] <= 5e-4
 
 
 def test_report_json(finished):
@@ -526,5 +526,5 @@ def test_two_processes_train_data_parallel(tmp_path):
     assert report["command"].startswith("torchrun --nproc-per-node=2 -m cuda_ops mnist")
     assert report["steps_done"] == 6
     assert report["ok"], report["problems"]
-    assert result.stdout.count("samples/s") == 1
+    assert result.stdout.count("whole step") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -15,9 +15,10 @@ A gradient that is zero but for rounding (the model names them) has no relative 
 the norm of all gradients together.
 
 Loss curves part exponentially, as every step amplifies the differences of the one before. So the first steps are
-judged strictly, and the rest by the mean over windows of steps. Where the first losses are beyond that (in the halves
-native's own are several percent from those of float64), a backend passes if it is as close to float64 as native is,
-within a factor of two, there too.
+judged strictly, and of the rest the second half, where a falling learning rate brings the curves together again, by the
+mean over windows of steps: there two backends that differ by rounding were up to 3 % apart (one epoch, batches of 64 and
+128). Where the first losses are beyond their limit (in the halves native's own are several percent from those of
+float64), a backend passes if it is as close to float64 as native is, within a factor of two, there too.
 """
 
 import math
@@ -26,8 +27,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-EARLY_STEPS = 10
+EARLY_STEPS = 3
 WINDOW = 50
+# Near zero a loss is a few hard pictures, and a ratio of two such says little.
+SMALL_LOSS = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Limits:
     early_loss: float
     """Relative distance of the losses of the first EARLY_STEPS steps."""
     window_loss: float
-    """Relative distance of the mean losses of each WINDOW of steps."""
+    """Distance of the mean losses of each WINDOW of steps in the second half of the run, relative to the loss, or to
+    SMALL_LOSS where that is more."""
 
     def gradient(self, batch_size: int) -> float:
         return self.rounding + min(self.decisions / math.sqrt(batch_size), self.most_decisions)
@@ -51,7 +55,7 @@ class Limits:
 LIMITS = {
     # 1e-16 decides nothing: no ReLU input and no two values under a max-pool are that close.
     torch.float64: Limits(1e-9, 0, 0, 1e-9, 0.01),
-    torch.float32: Limits(1e-4, 0.03, 5e-3, 1e-3, 0.1),
+    torch.float32: Limits(1e-4, 0.03, 5e-3, 5e-4, 0.1),
     # A step of rounding is 2^-8 and 2^-11 here, at each of the layers; float64 is what then tells error from rounding.
     torch.bfloat16: Limits(1e-2, 0, 0, 2e-2, 0.2),
     torch.float16: Limits(2e-3, 0.03, 5e-3, 5e-3, 0.2),
@@ -198,9 +202,10 @@ def compare_losses(
             f"losses of the first {min(EARLY_STEPS, len(pairs))} steps are {parity.early_loss_distance:.2g} of "
             f"native's apart, and rounding explains {limits.early_loss:.0e}"
         )
-    windows = [pairs[i : i + WINDOW] for i in range(0, len(pairs) - WINDOW + 1, WINDOW)]
+    half = range(len(pairs) // 2, len(pairs) - WINDOW + 1, WINDOW)
+    windows = [pairs[i : i + WINDOW] for i in half]
     means = [[sum(side) / WINDOW for side in zip(*window, strict=True)] for window in windows]
-    parity.window_loss_distance = max((relative(a, b) for a, b in means), default=None)
+    parity.window_loss_distance = max((abs(a - b) / max(b, SMALL_LOSS) for a, b in means), default=None)
     if parity.window_loss_distance is not None and not parity.window_loss_distance <= limits.window_loss:
         parity.problems.append(
             f"mean losses over {WINDOW} steps are {parity.window_loss_distance:.2g} of native's apart, and rounding "

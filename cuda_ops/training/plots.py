@@ -71,7 +71,7 @@ def _phases(axis, results: dict):
         positions = [p + (i - (len(backends) - 1) / 2) * width for p in range(len(PHASES))]
         means = [times[phase]["mean"] for phase in PHASES]
         bars = axis.bar(positions, means, width, label=name, color=COLORS.get(name))
-        axis.bar_label(bars, fmt="%.2g", fontsize=8)
+        axis.bar_label(bars, fmt="%.3g", fontsize=8)
     axis.set_xticks(range(len(PHASES)), PHASES)
     axis.set(title="milliseconds a step, by phase", ylabel="ms")
     if backends:

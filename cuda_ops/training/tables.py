@@ -1,5 +1,6 @@
 """The tables of a run, once as rows of text, and from them for the terminal and for report.md."""
 
+from .parity import EARLY_STEPS
 from .timing import PHASES, WHOLE_STEP
 
 Table = tuple[list[str], list[list[str]]]
@@ -75,7 +76,7 @@ def parity_lines(results: dict, name: str) -> list[str]:
     if parity["largest_loss_distance"] is not None:
         lines.append(
             f"Loss curves over {results['steps_done']} steps: largest distance {parity['largest_loss_distance']:.1e}, "
-            f"over the first ten steps {parity['early_loss_relative_distance']:.1e} of the loss."
+            f"over the first {EARLY_STEPS} steps {parity['early_loss_relative_distance']:.1e} of the loss."
         )
     lines.append("Parity: within rounding." if parity["ok"] else "Parity: BEYOND ROUNDING.")
     return lines
