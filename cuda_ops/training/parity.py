@@ -16,9 +16,9 @@ the norm of all gradients together.
 
 Loss curves part exponentially, as every step amplifies the differences of the one before. So the first steps are
 judged strictly, and of the rest the second half, where a falling learning rate brings the curves together again, by
-the mean over windows of steps: there two backends that differ by rounding were up to 3 % apart (one epoch, batches of 64
-and 128). Where the first losses are beyond their limit (in the halves native's own are several percent from those of
-float64), a backend passes if it is as close to float64 as native is, within a factor of two, there too.
+the mean over windows of steps: there two backends that differ by rounding were up to 3 % apart (one epoch, batches of
+64 and 128). Where the first losses are beyond their limit (in the halves native's own are several percent from those
+of float64), a backend passes if it is as close to float64 as native is, within a factor of two, there too.
 """
 
 import math
