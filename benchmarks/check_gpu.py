@@ -2,7 +2,7 @@
 
     python benchmarks/check_gpu.py [--only tests sanitizer mnist] [--commit ID]
 
-Runs the test suite; compute-sanitizer's memcheck, racecheck and initcheck over one small case of every kernel
+Runs the test suite; compute-sanitizer's memcheck, racecheck, initcheck and synccheck over one small case of every kernel
 (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`. Writes benchmarks/results/<gpu>/check.json and
 mnist/; exits 1 if anything failed.
 """
@@ -12,11 +12,13 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -50,43 +52,58 @@ def run(command, log, **environment):
     return status, round(time.monotonic() - start, 1), log.read_text().splitlines()[-12:]
 
 
-def check_tests(logs, arguments):
+def check_tests(logs, options):
     junit = logs / "tests.xml"
-    command = [sys.executable, "-m", "pytest", f"--junitxml={junit}", "-q", *arguments]
+    command = [sys.executable, "-m", "pytest", f"--junitxml={junit}", "-q", *options.pytest]
     status, seconds, tail = run(command, logs / "tests.log")
     suite = next(iter(xml.etree.ElementTree.parse(junit).getroot()))
     counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
     return {"ok": status == 0, "seconds": seconds, **counts, "tail": tail}
 
 
-def check_sanitizer(logs, _):
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
+def sanitize(name, case, logs):
+    """One of compute-sanitizer's tools over the kernels of one op; (its last summary, whether that says clean)."""
+    # Without the caching allocator every tensor is an allocation of its own, so that memcheck sees its bounds and
+    # initcheck its bytes.
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    log = logs / f"{name}-{case}.log"
+    with open(log, "w") as output:
+        status = subprocess.run(
+            [
+                "compute-sanitizer",
+                f"--tool={name}",
+                "--error-exitcode=9",
+                sys.executable,
+                "tests/kernel_cases.py",
+                case,
+            ],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths},
+            check=False,
+        ).returncode
+    text = log.read_text()
+    summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
+    ran = re.search(rf"^{case}$", text, re.MULTILINE) is not None
+    return summaries[-1] if summaries else text[-500:], status == 0 and bool(summaries) and ran
+
+
+def check_sanitizer(logs, arguments):
+    if shutil.which("compute-sanitizer") is None:
         return {"ok": False, "tail": ["compute-sanitizer is not on PATH; it is a part of the CUDA toolkit"]}
-    processes = {}
-    results = {"ok": True}
+    cases = [*sorted(path.stem for path in (ROOT / "tests" / "specs").glob("[a-z]*.py")), "sgd"]
+    pairs = [(name, case) for case in cases for name in SANITIZERS]
+    start = time.monotonic()
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        outcomes = list(pool.map(lambda pair: sanitize(*pair, logs), pairs))
+    results = {"ok": all(clean for _, clean in outcomes), "seconds": round(time.monotonic() - start, 1)}
     for name in SANITIZERS:
-        # Without the caching allocator every tensor is an allocation of its own, so that memcheck sees its bounds and
-        # initcheck its bytes.
-        environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-        if extra := os.environ.get("PYTHONPATH"):
-            environment["PYTHONPATH"] += f":{extra}"
-        log = open(logs / f"{name}.log", "w")  # noqa: SIM115, closed below
-        command = [tool, f"--tool={name}", "--error-exitcode=9", "--kernel-name-exclude=kernel_substring=at::", "--"]
-        if name != "initcheck":
-            command = [tool, f"--tool={name}", "--error-exitcode=9", "--"]
-        command += [sys.executable, "tests/kernel_cases.py"]
-        processes[name] = (
-            subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment),
-            log,
-        )
-    for name, (process, log) in processes.items():
-        status = process.wait()
-        log.close()
-        text = (logs / f"{name}.log").read_text()
-        summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", text)
-        results[name] = {"ok": status == 0 and bool(summaries), "summary": summaries[-1] if summaries else text[-500:]}
-        results["ok"] &= results[name]["ok"]
+        results[name] = {
+            case: summary
+            for (tool, case), (summary, clean) in zip(pairs, outcomes, strict=True)
+            if tool == name and not clean
+        } or f"clean over {len(cases)} ops"
     return results
 
 
@@ -108,7 +125,8 @@ def main():
     parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--commit", default=commit_id(), help="the commit that is checked (default: HEAD)")
     parser.add_argument("--logs", type=Path, default=ROOT / "runs" / "check_gpu", help="where the full logs go")
-    parser.add_argument("--pytest", nargs="*", default=[], metavar="ARGUMENT", help="arguments for pytest")
+    parser.add_argument("--pytest", type=shlex.split, default=[], metavar="ARGUMENTS", help="arguments for pytest")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="sanitizer processes at a time")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("check_gpu: PyTorch sees no GPU here; `python -m cuda_ops doctor` says why")
@@ -124,7 +142,7 @@ def main():
     checks = {"tests": check_tests, "sanitizer": check_sanitizer, "mnist": check_mnist}
     for step in arguments.only:
         print(f"{step} …", flush=True)
-        report[step] = checks[step](arguments.logs, arguments.pytest)
+        report[step] = checks[step](arguments.logs, arguments)
         print(json.dumps(report[step], indent=1, ensure_ascii=False), flush=True)
     folder = RESULTS / gpu_name()
     folder.mkdir(parents=True, exist_ok=True)
