@@ -2,9 +2,9 @@
 
     python benchmarks/check_gpu.py [--only tests sanitizer mnist] [--commit ID]
 
-Runs the test suite; compute-sanitizer's memcheck, racecheck, initcheck and synccheck over one small case of every kernel
-(tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`. Writes benchmarks/results/<gpu>/check.json and
-mnist/; exits 1 if anything failed.
+Runs the test suite; compute-sanitizer's memcheck, racecheck, initcheck and synccheck over one small case of every
+kernel (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`. Writes benchmarks/results/<gpu>/check.json
+and mnist/; exits 1 if anything failed.
 """
 
 import argparse

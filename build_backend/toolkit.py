@@ -26,10 +26,19 @@ def install_command(cuda_version):
     return "pip install " + " ".join(f'"{package}"' for package in packages(cuda_version))
 
 
+def _home_of(nvcc):
+    """The toolkit of an nvcc, which may be a script that calls the real one: nvcc says itself where it lies."""
+    result = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+    )
+    here = re.search(r"^#\$ _HERE_=(.+)$", result.stdout + result.stderr, re.MULTILINE)
+    return Path(here.group(1)).parent if here else Path(nvcc).resolve().parent.parent
+
+
 def _homes(cuda_version):
     yield os.environ.get("CUDA_HOME")
     on_path = shutil.which("nvcc")
-    yield on_path and Path(on_path).resolve().parent.parent
+    yield on_path and _home_of(on_path)
     # The wheels put theirs under site-packages, also seen from the environment that pip isolates a build in.
     for site_packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}:
         yield Path(site_packages) / "nvidia" / f"cu{cuda_version.split('.')[0]}"

@@ -67,6 +67,19 @@ def test_cuda_home_comes_first_then_path_then_site_packages(monkeypatch, tmp_pat
     assert toolkit.choose_cuda(CUDA_BUILD)[0] == named
 
 
+def test_an_nvcc_on_path_that_is_a_script(monkeypatch, tmp_path):
+    """Some machines have a script in /usr/local/bin that calls the real one: its folder is no toolkit."""
+    real = fake_toolkit(tmp_path / "cuda-13.0", "13.0")
+    nvcc = Path(real) / "bin" / "nvcc"
+    nvcc.write_text(nvcc.read_text() + f"echo '#$ _HERE_={real}/bin' >&2\n")
+    script = tmp_path / "bin" / "nvcc"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {nvcc} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert toolkit.choose_cuda(CUDA_BUILD)[0] == real
+
+
 def test_an_nvcc_of_another_major_version_is_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", fake_toolkit(tmp_path / "old", "12.8") + "/bin")
     home, why = toolkit.choose_cuda(CUDA_BUILD)

@@ -51,8 +51,9 @@ inline cuda_ops_pool2d make_pool2d(const char *op, at::IntArrayRef sizes, const 
         const auto narrow = [](int64_t size) {
             return static_cast<int32_t>(std::min<int64_t>(size, std::numeric_limits<int32_t>::max()));
         };
-        (axis == 0 ? pool.height : pool.width) = {narrow(input),  narrow(output),  narrow(kernel),
-                                                  narrow(stride), narrow(padding), narrow(dilation)};
+        cuda_ops_pool_axis &geometry = axis == 0 ? pool.height : pool.width;
+        geometry = cuda_ops_pool_axis{narrow(input),  narrow(output),  narrow(kernel),
+                                      narrow(stride), narrow(padding), narrow(dilation)};
     }
     TORCH_CHECK(cuda_ops_pool2d_valid(&pool), op,
                 ": expected input's planes, and the reach of a window, to have less than 2^31 positions, got shape ",
