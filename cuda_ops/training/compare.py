@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data import Batches
 from ..models import MnistCNN, get_backend
 from .distributed import World
-from .loop import Evaluation, Trainer, evaluate, learning_rate
+from .loop import Evaluation, Trainer, autocast, evaluate, learning_rate
 from .parity import Snapshot
 from .settings import Settings
 from .timing import MemoryMeter
@@ -110,17 +110,16 @@ def exact_gradients(run: Run, batches: Batches, indices: Tensor) -> dict[str, Te
     """The gradients of the first step by native layers in float64, which tell an error from rounding; None where the
     device's memory is too small for it."""
     settings = run.settings
-    double = Batches(batches.images, batches.labels, batches.device, torch.float64, batches.home == batches.device)
+    keep_on_device = batches.home == batches.device
+    double = Batches(batches.images, batches.labels, batches.device, torch.float64, keep_on_device)
     model = MnistCNN("native")
     model.load_state_dict(run.initial_state)
+    model.to(settings.device, torch.float64)
     try:
-        model.to(settings.device, torch.float64)
         images, labels = double(indices)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
     except torch.OutOfMemoryError:
         return None
-    finally:
-        double = images = None
     return {name: run.world.mean(p.grad).cpu() for name, p in model.named_parameters()}
 
 
@@ -185,19 +184,18 @@ def _first_step(run: Run, backend: BackendRun, indices: Tensor, lr: float) -> Te
     return loss
 
 
-def test(run: Run, batches: Batches, on_batch: Callable[[], None]):
+def test(run: Run, batches: Batches):
     """Evaluates every backend on the test set, and the reference's weights in every backend on some of its pictures.
 
     Args:
         run: after `train`.
         batches: the test set.
-        on_batch: called after each batch.
     """
     precision = run.settings.dtype if run.settings.autocast else None
     reference = run.backends.get("native")
     some = Batches(batches.images[:500], batches.labels[:500], batches.device, batches.dtype, keep_on_device=True)
     for backend in run.backends.values():
-        backend.evaluation = evaluate(backend.model, batches, autocast_dtype=precision, on_batch=on_batch)
+        backend.evaluation = evaluate(backend.model, batches, autocast_dtype=precision)
         if reference:
             model = copy.deepcopy(backend.model)
             model.load_state_dict(reference.model.state_dict(), strict=True)
@@ -206,8 +204,6 @@ def test(run: Run, batches: Batches, on_batch: Callable[[], None]):
 
 @torch.no_grad()
 def _logits(model: torch.nn.Module, batches: Batches, precision: torch.dtype | None) -> Tensor:
-    from .loop import autocast
-
     model.eval()
     images, _ = batches(batches.place(torch.arange(len(batches))))
     with autocast(batches.device, precision):
