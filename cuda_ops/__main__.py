@@ -44,6 +44,8 @@ def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show × or ‖ is no reason to fail
     try:
         args = make_parser(arguments).parse_args(arguments)
         return args.main(args)

@@ -10,6 +10,7 @@ asked, the message says why; 130 interrupted, with a report of what was done so 
 """
 
 import argparse
+import contextlib
 import importlib
 import signal
 import threading
@@ -43,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--lr",
         type=float,
-        default=0.1,
+        default=0.07,
         help="highest learning rate of plain SGD: it rises to it over the first three tenths of the run and falls to "
-        "zero at its end (default: 0.1)",
+        "zero at its end (default: 0.07)",
     )
     add("--seed", type=int, default=0, help="of the first weights and the order of the batches (default: 0)")
     add(
@@ -81,6 +82,8 @@ def main(args: argparse.Namespace) -> int:
     check_sizes(settings, len(train_set[1]))
     check_outputs(settings)
     _set_precision()
+    if settings.device.type == "cuda":
+        torch.cuda.set_device(settings.device)
     world.join(settings.device)
     try:
         return _run(settings, world, train_set, test_set)
@@ -146,7 +149,7 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
         compare.train(run, batches, stop, advance)
         # Running statistics differ between processes: the first one's model is the one that is tested and saved.
         if world.is_first and not run.interrupted:
-            compare.test(run, test_batches, stop)
+            compare.test(run, test_batches)
     if not world.is_first:
         return 130 if run.interrupted else 0
     if run.steps_done == 0:
@@ -156,8 +159,6 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
 
 def _progress(console, run):
     """A progress bar over the steps of all backends, as a context manager that gives what moves it on."""
-    import contextlib
-
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     @contextlib.contextmanager

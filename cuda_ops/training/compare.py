@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data import Batches
 from ..models import MnistCNN, get_backend
 from .distributed import World
-from .loop import Evaluation, Trainer, evaluate, learning_rate
+from .loop import Evaluation, Trainer, autocast, evaluate, learning_rate
 from .parity import EARLY_STEPS, Snapshot, early_losses_agree
 from .settings import Settings
 from .timing import MemoryMeter
@@ -112,13 +112,14 @@ def exact_start(run: Run, batches: Batches, order: list[Tensor]):
     """Native layers in float64 over some first steps, which tell an error from rounding: the gradients of the first and
     the losses of all of them. (None, None) where the device's memory is too small for it."""
     settings = run.settings
-    double = Batches(batches.images, batches.labels, batches.device, torch.float64, batches.home == batches.device)
+    keep_on_device = batches.home == batches.device
+    double = Batches(batches.images, batches.labels, batches.device, torch.float64, keep_on_device)
     model = MnistCNN("native")
     model.load_state_dict(run.initial_state)
+    model.to(settings.device, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     gradients, losses = None, []
     try:
-        model.to(settings.device, torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         for step, indices in enumerate(order):
             images, labels = double(indices)
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -159,7 +160,7 @@ def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Cal
             _train_block(run, backend, steps, order, stop_here)
             run.seconds = time.perf_counter() - begin
             on_progress(run)
-        # Ten steps in float64 take a while on a CPU, and most runs do without.
+        # These steps in float64 take a while on a CPU, and most runs do without.
         if number == 0 and not all(early_losses_agree(run, name) for name in run.backends):
             _, run.exact_losses = exact_start(run, batches, order[:EARLY_STEPS])
         if world.any(stop(), settings.device):
@@ -199,19 +200,18 @@ def _first_step(run: Run, backend: BackendRun, indices: Tensor, lr: float) -> Te
     return loss
 
 
-def test(run: Run, batches: Batches, on_batch: Callable[[], None]):
+def test(run: Run, batches: Batches):
     """Evaluates every backend on the test set, and the reference's weights in every backend on some of its pictures.
 
     Args:
         run: after `train`.
         batches: the test set.
-        on_batch: called after each batch.
     """
     precision = run.settings.dtype if run.settings.autocast else None
     reference = run.backends.get("native")
     some = Batches(batches.images[:500], batches.labels[:500], batches.device, batches.dtype, keep_on_device=True)
     for backend in run.backends.values():
-        backend.evaluation = evaluate(backend.model, batches, autocast_dtype=precision, on_batch=on_batch)
+        backend.evaluation = evaluate(backend.model, batches, autocast_dtype=precision)
         if reference:
             model = copy.deepcopy(backend.model)
             model.load_state_dict(reference.model.state_dict(), strict=True)
@@ -220,8 +220,6 @@ def test(run: Run, batches: Batches, on_batch: Callable[[], None]):
 
 @torch.no_grad()
 def _logits(model: torch.nn.Module, batches: Batches, precision: torch.dtype | None) -> Tensor:
-    from .loop import autocast
-
     model.eval()
     images, _ = batches(batches.place(torch.arange(len(batches))))
     with autocast(batches.device, precision):

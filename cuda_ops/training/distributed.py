@@ -32,7 +32,6 @@ class World:
         """Meets the other processes: over NCCL on GPUs, over gloo on CPUs."""
         if self.size > 1:
             if device.type == "cuda":
-                torch.cuda.set_device(device)
                 dist.init_process_group("nccl", device_id=device)
             else:
                 dist.init_process_group("gloo")

@@ -52,7 +52,7 @@ class Trainer:
         model: torch.nn.Module,
         batches: Batches,
         backend: str | Backend = "custom",
-        lr: float = 0.1,
+        lr: float = 0.07,
         autocast: torch.dtype | None = None,
     ):
         backend = get_backend(backend) if isinstance(backend, str) else backend
@@ -136,7 +136,6 @@ def evaluate(
     batches: Batches,
     batch_size: int = 500,
     autocast_dtype: torch.dtype | None = None,
-    on_batch: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Runs the model over all of `batches` in evaluation mode, and leaves it in the mode that it was in.
 
@@ -145,7 +144,6 @@ def evaluate(
         batches: the test set.
         batch_size: pictures at a time.
         autocast_dtype: for mixed precision, as in training.
-        on_batch: called after each batch.
 
     Returns:
         Its answers beside the right ones.
@@ -163,8 +161,6 @@ def evaluate(
             images, _ = batches(batches.place(indices))
             with autocast(batches.device, autocast_dtype):
                 predictions.append(model(images).argmax(1))
-            if on_batch:
-                on_batch()
     finally:
         model.train(was_training)
     return Evaluation(torch.cat(predictions).cpu(), batches.labels.cpu())

@@ -81,7 +81,7 @@ def _phases(axis, results: dict):
 def _confusion(axis, backend):
     confusion = backend.evaluation.confusion
     wrong = confusion.clone().fill_diagonal_(0)
-    axis.imshow(wrong, cmap="Reds")
+    axis.imshow(wrong.numpy(), cmap="Reds")
     for row in range(10):
         for column in range(10):
             count = int(confusion[row, column])
@@ -102,6 +102,6 @@ def _misread(axis, backend, images: Tensor):
         canvas[top + 6 : top + 34, left + 4 : left + 32] = images[index, 0]
         answer, label = int(evaluation.predictions[index]), int(evaluation.labels[index])
         axis.text(left + 18, top + 4, f"{label} read as {answer}", color="white", ha="center", fontsize=6)
-    axis.imshow(canvas, cmap="gray")
+    axis.imshow(canvas.numpy(), cmap="gray")
     axis.set_title(f"misread digits, {backend.name}: the first {len(indices)} of {len(evaluation.misread)}")
     axis.axis("off")

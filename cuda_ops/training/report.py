@@ -68,9 +68,8 @@ def as_markdown(results: dict) -> str:
         "# MNIST, side by side",
         f"`{results['command']}`",
         f"On {results['device']['name']}; {settings['dtype']}, {settings['epochs']} epochs of batches of "
-        f"{settings['batch_size']}, plain SGD with a learning rate of {settings['lr']:g} (rising over the first "
-        f"three tenths of the run, then falling to zero), seed {settings['seed']}, data in "
-        f"{settings['data_on']} memory.",
+        f"{settings['batch_size']}, plain SGD with a learning rate of {settings['lr']:g} (rising over the first three "
+        f"tenths of the run, then falling to zero), seed {settings['seed']}, data in {settings['data_on']} memory.",
         *[f"**{problem}**" for problem in results["problems"]],
         markdown(backend_table(results)),
         *notes(results),

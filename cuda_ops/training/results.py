@@ -104,7 +104,7 @@ def _parity_results(parity: Parity) -> dict:
         "problems": parity.problems,
         "largest_loss_distance": parity.largest_loss_distance,
         "early_loss_relative_distance": parity.early_loss_distance,
-        "window_loss_relative_distance": parity.window_loss_distance,
+        "last_loss_relative_distance": parity.last_loss_distance,
         "rows": [
             {
                 "name": row.name,

@@ -102,7 +102,9 @@ def notes(results: dict) -> list[str]:
             f"Peak memory of one backend is not known on the CPU; the whole process took {megabytes:,.0f} MB at most."
         )
     else:
-        lines.append("Peak memory is what model and optimizer hold plus the most that a step took on top.")
+        lines.append(
+            "Peak memory is what model and optimizer hold plus the most that a step took on top, without the data set."
+        )
     if settings["processes"] > 1:
         lines.append(
             f"{settings['processes']} processes: times and memory are those of the first, samples/s and losses of all "
