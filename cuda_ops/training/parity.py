@@ -242,5 +242,5 @@ def judge(run, name: str) -> Parity | None:
             parity.problems.append(
                 f"{row.kind} {row.name} is {row.distance:.2g} away, and rounding explains {row.limit:.1g}"
             )
-    compare_losses(parity, backend.losses, native.losses, limits, finished=not run.interrupted, run.exact_losses)
+    compare_losses(parity, backend.losses, native.losses, limits, not run.interrupted, run.exact_losses)
     return parity
