@@ -94,9 +94,9 @@ def test_training_with_our_ops_learns():
     batches = Batches(*mnist(limit=512))
     trainer = Trainer(MnistCNN("custom"), batches, lr=0.1)
     first = trainer.step(torch.arange(64)).item()
-    for indices in torch.randperm(512).split(64):
-        last = trainer.step(indices).item()
-    assert last < 0.7 * first
+    for _ in range(3):  # PyTorch's own layers, from these weights, wander for as long before they descend
+        losses = [trainer.step(indices).item() for indices in torch.randperm(512).split(64)]
+    assert sum(losses) / len(losses) < 0.7 * first
     result = evaluate(trainer.model, batches)
     assert trainer.model.training, "evaluate leaves the mode as it was"
     assert result.confusion.sum() == 512
