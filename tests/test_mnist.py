@@ -92,11 +92,12 @@ def test_backends_compute_the_same(device):
 def test_training_with_our_ops_learns():
     torch.manual_seed(0)
     batches = Batches(*mnist(limit=512))
-    trainer = Trainer(MnistCNN("custom"), batches, lr=0.1)
+    trainer = Trainer(MnistCNN("custom"), batches, lr=0.02)
     first = trainer.step(torch.arange(64)).item()
-    for _ in range(3):  # PyTorch's own layers, from these weights, wander for as long before they descend
-        losses = [trainer.step(indices).item() for indices in torch.randperm(512).split(64)]
-    assert sum(losses) / len(losses) < 0.7 * first
+    for _ in range(2):
+        for indices in torch.randperm(512).split(64):
+            last = trainer.step(indices).item()
+    assert last < 0.6 * first
     result = evaluate(trainer.model, batches)
     assert trainer.model.training, "evaluate leaves the mode as it was"
     assert result.confusion.sum() == 512

@@ -22,7 +22,7 @@ HALVES = (torch.bfloat16, torch.float16)
 # By device type: two CPU cores do one epoch with both backends in a minute, and a batch of 64 brings it above 98.5 % of
 # the test set; a GPU does three epochs in seconds. Either has several hundred steps to average times over.
 DEFAULT_EPOCHS = {"cpu": 1, "cuda": 3}
-DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 256}
+DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 128}
 
 
 @dataclass(frozen=True)

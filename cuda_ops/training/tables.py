@@ -1,5 +1,6 @@
 """The tables of a run, once as rows of text, and from them for the terminal and for report.md."""
 
+from .compare import BLOCK
 from .parity import EARLY_STEPS
 from .timing import PHASES, WHOLE_STEP
 
@@ -85,10 +86,10 @@ def parity_lines(results: dict, name: str) -> list[str]:
 def notes(results: dict) -> list[str]:
     """How the numbers were made, and what they do not say."""
     timing, settings = results["timing"], results["settings"]
+    turns = f", the backends in turns of {BLOCK} steps" if len(results["backends"]) > 1 else ""
     lines = [
         f"Times are means over {timing['measured_steps']} steps after {timing['warmup_steps']} of warm-up, of "
-        f"{settings['batch_size']} pictures each, the backends in turns of ten steps; measured by "
-        f"{timing['measured_by']}."
+        f"{settings['batch_size']} pictures each{turns}; measured by {timing['measured_by']}."
     ]
     if timing["measured_steps"] < 100:
         lines.append("Fewer than 100 steps were timed: take more --epochs or a smaller --batch-size for steady times.")
