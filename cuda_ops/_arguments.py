@@ -20,21 +20,19 @@ def check_tensors_or_none(op: str, **tensors):
             raise TypeError(f"{op}: expected {name} to be a Tensor or None, got {type(value).__name__}")
 
 
-def is_integer(value) -> bool:
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
-
-
 def as_integer(value):
     """`value` as an int (or what stands for one while a graph is traced), or a TypeError. As in PyTorch, an integer of
     NumPy or a tensor of one integer will do, a bool will not."""
-    if is_integer(value):
-        return value
     if isinstance(value, bool):
         raise TypeError
+    if isinstance(value, (int, torch.SymInt)):
+        return value
     return operator.index(value)
 
 
 def integer(op: str, name: str, value):
+    if type(value) is int:
+        return value
     try:
         return as_integer(value)
     except TypeError:
@@ -43,6 +41,8 @@ def integer(op: str, name: str, value):
 
 def pair(op: str, name: str, value) -> tuple:
     """An int, or one or two of them in a sequence, as (height, width)."""
+    if type(value) is int:  # the common case, in a function that small calls do feel
+        return value, value
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     try:
         values = tuple([as_integer(v) for v in values])

@@ -294,6 +294,40 @@ def test_negative_views(name, images):
     assert torch.equal(CALLS[name](view), CALLS[name](images))
 
 
+def test_writes_into_negative_views():
+    """They once went beyond the dispatcher's stack. Repeated, since a heap that is hurt does not fall at once."""
+
+    def negative(*values):
+        view = torch.complex(torch.zeros(len(values)), -torch.tensor(values)).conj().imag
+        assert view.is_neg()
+        return view
+
+    for _ in range(50):
+        x = negative(1.0, -2.0, 3.0)
+        assert F.relu(x, inplace=True) is x
+        assert x.tolist() == [1.0, 0.0, 3.0]
+        dense = torch._neg_view(torch.tensor([1.0, -2.0]))
+        assert F.relu(dense, inplace=True).tolist() == [0.0, 2.0]
+
+        ours = (negative(1.0, 2.0), negative(3.0, 4.0))
+        # PyTorch's own batch_norm loses what it writes into such views.
+        native = (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+        batch = torch.tensor([[1.0, 2.0], [3.0, 7.0]])
+        F.batch_norm(batch, *ours, training=True)
+        torch.nn.functional.batch_norm(batch, *native, training=True)
+        torch.testing.assert_close(ours, native)
+
+        runs = []
+        for optim in (cuda_ops.optim, torch.optim):
+            weight = negative(1.0, -1.0).requires_grad_()
+            optimizer = optim.SGD([weight], lr=0.5, momentum=0.9)
+            for _ in range(2):
+                weight.grad = negative(2.0, -4.0)
+                optimizer.step()
+            runs.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
+        torch.testing.assert_close(*runs)
+
+
 def test_threads_of_python_share_a_model(images):
     model = small_net(cuda_ops.nn).eval()
     parameters = list(model.parameters())

@@ -215,15 +215,15 @@ def cross_entropy(
     ignore_index = integer("cross_entropy", "ignore_index", ignore_index)
     reduction = reduction_number("cross_entropy", size_average, reduce, reduction)
     input, target, weight = autocast_to_float32(input, target, weight)
-    if target.is_floating_point():
+    if not target.is_floating_point():
+        refuse_weight_gradient("cross_entropy", weight)
+    elif input.is_floating_point():  # else the op refuses it
         tensors = (input, target) if weight is None else (input, target, weight)
         dtype = tensors[0].dtype
         for tensor in tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype)
         input, target = input.to(dtype), target.to(dtype)
         weight = None if weight is None else weight.to(dtype)
-    else:
-        refuse_weight_gradient("cross_entropy", weight)
     return CrossEntropyFunction.apply(input, target, weight, reduction, ignore_index, label_smoothing)[0]
 
 
