@@ -27,6 +27,7 @@ BACKBONE = [
     "csrc/torch/library.cpp",
     "csrc/python/module.cpp",
     "cuda_ops/__init__.py",
+    "cuda_ops/_arguments.py",
     "cuda_ops/_library.py",
     "cuda_ops/ops/__init__.py",
     "tests/conftest.py",
