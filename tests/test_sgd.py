@@ -57,8 +57,8 @@ def flat(tensors):
 
 
 def assert_same_run(ours, native, tolerance=1e-14):
-    """All parameters of a group together, and all buffers: a lone element may be all but zero after a few steps, and its
-    rounding, which is that of the values before, no small part of it."""
+    """All parameters of a group together, and all buffers: a lone element may be all but zero after a few steps, and
+    its rounding, which is that of the values before, no small part of it."""
     for group, expected in zip(ours.param_groups, native.param_groups, strict=True):
         if group["params"]:
             assert [p.shape for p in group["params"]] == [e.shape for e in expected["params"]]
