@@ -8,19 +8,26 @@ import torch
 from torch import Tensor
 
 
-def _cast(tensor, dtype):
+def _enabled(device_type):
+    # PyTorch raises for devices that autocast does not know, such as meta.
+    return device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type)
+
+
+def _is_cast(tensor):
     # As in PyTorch, float64 is left alone: whoever computes in it does so on purpose.
-    if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64:
-        return tensor.to(dtype)
-    return tensor
+    return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _cast(tensor, dtype):
+    return tensor.to(dtype) if _is_cast(tensor) else tensor
 
 
 def autocast_to_lower(op: str, input: Tensor, *others: Tensor | None):
     """The tensors (None stays None) in autocast's dtype if autocast is on for the device of `input`."""
     device_type = input.device.type
-    if not torch.is_autocast_enabled(device_type):
+    if not _enabled(device_type):
         return (input, *others)
-    if device_type == "cpu":
+    if device_type == "cpu" and any(_is_cast(tensor) for tensor in (input, *others)):
         raise NotImplementedError(
             f"{op}: autocast on the CPU is not supported (the CPU backend computes in float32 and float64)"
         )
@@ -30,6 +37,6 @@ def autocast_to_lower(op: str, input: Tensor, *others: Tensor | None):
 
 def autocast_to_float32(input: Tensor, *others: Tensor | None):
     """The tensors (None stays None) in float32 if autocast is on for the device of `input`."""
-    if not torch.is_autocast_enabled(input.device.type):
+    if not _enabled(input.device.type):
         return (input, *others)
     return tuple(_cast(tensor, torch.float32) for tensor in (input, *others))

@@ -3,6 +3,8 @@
 import torch
 from torch.nn import _reduction
 
+from ._arguments import expect
+
 
 def reduction_number(op, size_average, reduce, reduction):
     """`reduction` as the ops take it: 0 for 'none', 1 for 'mean', 2 for 'sum'. The two legacy arguments come first if
@@ -28,6 +30,22 @@ def columns_shape(input):
 def accumulate_dtype(input):
     """The dtype of sums over elements of `input`: float32 for the halves."""
     return torch.float64 if input.dtype == torch.float64 else torch.float32
+
+
+def check_target_shape(op, input, target):
+    """The checks of csrc/torch/loss.cpp on shapes, for fake kernels."""
+    got = f"for an input of shape {list(input.shape)}, got {list(target.shape)}"
+    expect(input.dim() >= 1, op, "input to have a dimension of classes, got shape []", check=torch._check_value)
+    columns = columns_shape(input)
+    if input.dim() == 1 and target.dim() == 1:
+        expect(target.shape[0] == 1, op, "target to have shape [] {}", got, check=torch._check_value)
+        return
+    message = "target to have shape {} {}"
+    if target.dim() >= 1 and columns:
+        expect(target.shape[0] == columns[0], op, message, list(columns), got, check=torch._check_value)
+    expect(target.dim() == len(columns), op, message, list(columns), got)
+    for size, wanted in zip(target.shape, columns, strict=True):
+        expect(size == wanted, op, message, list(columns), got)
 
 
 def empty_loss(input, reduction):

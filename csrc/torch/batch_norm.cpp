@@ -277,8 +277,8 @@ static void batch_norm_update(Tensor &running_mean, Tensor &running_var, const T
                     statistic->toString());
     }
     const c10::OptionalDeviceGuard guard(at::device_of(running_mean));
-    const Tensor m = mean.contiguous(), v = variance.contiguous();
-    const Tensor new_mean = running_mean.contiguous(), new_var = running_var.contiguous();
+    const Tensor m = dense(mean), v = dense(variance);
+    const Tensor new_mean = dense(running_mean), new_var = dense(running_var);
     if (count == 0 || m.numel() == 0)
         return;
     if (new_mean.is_cuda())
@@ -315,4 +315,5 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_inference", cuda_ops::batch_norm_forward_inference);
     CUDA_OPS_IMPLEMENT(library, "batch_norm_backward", cuda_ops::batch_norm_backward);
     CUDA_OPS_IMPLEMENT(library, "batch_norm_update", cuda_ops::batch_norm_update);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_update");
 }

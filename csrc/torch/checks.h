@@ -38,7 +38,8 @@ void check_same_shape(const char *op, const char *argument, const Tensor &tensor
 
 void check_dim(const char *op, const char *argument, const Tensor &tensor, int64_t minimum, int64_t maximum);
 
-// `tensor` itself if its elements lie in one gap-free block in some order, else a copy that does. at::empty_like of
+// `tensor` itself if its elements lie in one gap-free block in some order (and are not a view of their negatives), else
+// a copy that does. at::empty_like of
 // the result has the result's strides, so that an elementwise kernel may run over both as flat arrays.
 Tensor dense(const Tensor &tensor);
 
@@ -78,3 +79,9 @@ void parallel_ranges(const char *op, int64_t count, int64_t grain, const Kernel 
         (library).impl(name, c10::DispatchKey::CPU, function);                                                         \
         (library).impl(name, c10::DispatchKey::CUDA, function);                                                        \
     } while (false)
+
+// For an op that writes into its arguments and returns nothing: lets it have tensors whose negation is still to be done
+// (the imaginary part of a conjugate is one), which it resolves by `dense`. PyTorch's own handling of them, which makes
+// a copy and writes the result back, takes the result from what the op returns, and here it would read past the stack.
+#define CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, name)                                                                   \
+    (library).impl(name, c10::DispatchKey::Negative, torch::CppFunction::makeFallthrough())

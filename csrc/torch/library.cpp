@@ -73,12 +73,13 @@ void check_dim(const char *op, const char *argument, const Tensor &tensor, int64
 
 Tensor dense(const Tensor &tensor)
 {
-    return tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone(at::MemoryFormat::Preserve);
+    return tensor.is_non_overlapping_and_dense() && !tensor.is_neg() ? tensor
+                                                                     : tensor.clone(at::MemoryFormat::Preserve);
 }
 
 Tensor dense_like(const Tensor &tensor, const Tensor &reference)
 {
-    if (tensor.strides() == reference.strides())
+    if (tensor.strides() == reference.strides() && !tensor.is_neg())
         return tensor;
     Tensor copy = at::empty_like(reference, reference.options().dtype(tensor.scalar_type()));
     return copy.copy_(tensor);

@@ -40,7 +40,7 @@ static void relu_inplace(Tensor &input)
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
     launch_forward(x, x, dtype);
-    // Its elements did not lie in one block, and x is a copy.
+    // Its elements did not lie in one block, or as their negatives, and x is a copy.
     if (!x.is_same(input))
         input.copy_(x);
     // What saved the old values for its backward is to notice.
@@ -79,5 +79,6 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("relu_backward(Tensor grad_output, Tensor output) -> Tensor");
     CUDA_OPS_IMPLEMENT(library, "relu_forward", cuda_ops::relu_forward);
     CUDA_OPS_IMPLEMENT(library, "relu_inplace", cuda_ops::relu_inplace);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "relu_inplace");
     CUDA_OPS_IMPLEMENT(library, "relu_backward", cuda_ops::relu_backward);
 }

@@ -15,14 +15,14 @@
 namespace cuda_ops
 {
 
-// Whether the elements of two dense tensors of one shape lie in the same order. Strides of dimensions of size 1 mean
-// nothing, and do differ: a channels_last weight of one input channel is one.
+// Whether the elements of two dense tensors of one shape lie in the same order, and neither as their negatives. Strides
+// of dimensions of size 1 mean nothing, and do differ: a channels_last weight of one input channel is one.
 static bool same_layout(const Tensor &a, const Tensor &b)
 {
     for (int64_t d = 0; d < a.dim(); d++)
         if (a.size(d) != 1 && a.stride(d) != b.stride(d))
             return false;
-    return true;
+    return !a.is_neg() && !b.is_neg();
 }
 
 // A parameter of the list with its gradient and buffer, as the kernel wants them: dense and in one order.
@@ -149,4 +149,5 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor? device_lr, float lr, float momentum, float dampening, float weight_decay, bool nesterov, "
                 "bool maximize) -> ()");
     CUDA_OPS_IMPLEMENT(library, "sgd_", cuda_ops::sgd_);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "sgd_");
 }

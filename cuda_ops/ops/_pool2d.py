@@ -3,14 +3,7 @@
 import torch
 from torch._prims_common import suggest_memory_format
 
-
-def pair(op: str, name: str, value) -> tuple[int, int]:
-    """An int, one int in a sequence or two of them, as (height, width)."""
-    if isinstance(value, (tuple, list)):
-        if len(value) not in (1, 2):
-            raise RuntimeError(f"{op}: expected {name} to be an int or two ints, got {value}")
-        return value[0], value[-1]
-    return value, value
+from .._arguments import expect, pair
 
 
 def pair_or_kernel(op: str, name: str, value, kernel_size: tuple[int, int]) -> tuple[int, int]:
@@ -28,12 +21,31 @@ def _pooled_size(input, kernel, stride, padding, dilation, ceil_mode):
     return torch.sym_min((room + stride - 1) // stride, (input + padding - 1) // stride) + 1
 
 
-def empty_pooled(input, kernel_size, stride, padding, dilation, ceil_mode, dtype=None):
+def _check_sizes(op, input, kernel_size, stride, padding, dilation):
+    shape = tuple(input.shape)
+    expect(len(shape) in (3, 4), op, "input to have 3 or 4 dimensions, got shape {}", shape)
+    for size in shape[-3:]:
+        expect(size > 0, op, "input to have no empty dimension but the batch, got shape {}", shape)
+    for name, values in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation)):
+        expect(min(values) > 0, op, "{} to be positive 32-bit integers, got {}", name, values)
+    expect(min(padding) >= 0, op, "padding to be non-negative 32-bit integers, got {}", padding)
+    half = all(p <= k // 2 for p, k in zip(padding, kernel_size, strict=True))
+    expect(
+        half, op, "padding to be at most half of kernel_size, got padding {} and kernel_size {}", padding, kernel_size
+    )
+
+
+def empty_pooled(op, input, kernel_size, stride, padding, dilation, ceil_mode, dtype=None):
     """A tensor with the shape and strides of the pooled `input`, for fake kernels."""
+    _check_sizes(op, input, kernel_size, stride, padding, dilation)
     plane = [
         _pooled_size(*axis, ceil_mode)
         for axis in zip(input.shape[-2:], kernel_size, stride, padding, dilation, strict=True)
     ]
+    for size in plane:
+        expect(
+            size > 0, op, "input to have room for a window of kernel_size {}, got shape {}", kernel_size, input.shape
+        )
     return torch.empty(
         (*input.shape[:-2], *plane),
         dtype=dtype or input.dtype,

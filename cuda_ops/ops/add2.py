@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors
 from .._library import ops
 
 
@@ -34,6 +35,7 @@ def add2(input: Tensor, other: Tensor) -> Tensor:
         A tensor of the broadcast shape, with the strides of `input` where they are dense.
 
     Raises:
+        TypeError: `input` or `other` is no tensor.
         RuntimeError: `input` is not floating point, or dtype, device or shape of `other` do not fit it (PyTorch's own
             add would promote the dtype).
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -44,6 +46,7 @@ def add2(input: Tensor, other: Tensor) -> Tensor:
         >>> cuda_ops.functional.add2(torch.tensor([1.0, -3.0]), torch.tensor([10.0, 20.0]))
         tensor([11., 17.])
     """
+    check_tensors("add2", input=input, other=other)
     if input.shape != other.shape:
         # The views that broadcasting makes are autograd's, and so is the sum over their repeated elements in backward.
         input, other = torch.broadcast_tensors(input, other)

@@ -3,15 +3,16 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors, integer, pair
 from .._library import ops
-from ._pool2d import empty_pooled, pair, pair_or_kernel
+from ._pool2d import empty_pooled, pair_or_kernel
 
 NO_DILATION = (1, 1)
 
 
 @torch.library.register_fake("cuda_ops::avg_pool2d_forward")
 def _(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
-    return empty_pooled(input, kernel_size, stride, padding, NO_DILATION, ceil_mode)
+    return empty_pooled("avg_pool2d", input, kernel_size, stride, padding, NO_DILATION, ceil_mode)
 
 
 @torch.library.register_fake("cuda_ops::avg_pool2d_backward")
@@ -97,7 +98,8 @@ def avg_pool2d(
         The means, with input's memory format.
 
     Raises:
-        RuntimeError: a pair is neither an int nor two ints, or out of range; `divisor_override` is 0; `input` is not
+        TypeError: a pair is not of ints, `divisor_override` is no int, or `input` is no tensor.
+        RuntimeError: a pair is not one int or two, or out of range; `divisor_override` is 0; `input` is not
             floating point, not of 3 or 4 dimensions, empty but for N, or too small for one window.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
@@ -108,6 +110,7 @@ def avg_pool2d(
         tensor([[[ 2.5000,  4.5000],
                  [10.5000, 12.5000]]])
     """
+    check_tensors("avg_pool2d", input=input)
     kernel_size = pair("avg_pool2d", "kernel_size", kernel_size)
     return AvgPool2dFunction.apply(
         input,
@@ -116,7 +119,7 @@ def avg_pool2d(
         pair("avg_pool2d", "padding", padding),
         ceil_mode,
         count_include_pad,
-        divisor_override,
+        None if divisor_override is None else integer("avg_pool2d", "divisor_override", divisor_override),
     )
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._library import ops
 
 
@@ -11,14 +12,25 @@ def _empty_like(input):
     return torch.empty_like(input, memory_format=suggest_memory_format(input))
 
 
+def _check_channels(input, **tensors):
+    expect(input.dim() >= 2, "batch_norm", "input to have at least 2 dimensions, got shape {}", list(input.shape))
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            message = f"{name} to have one element for each channel of input, {{}}, got shape {{}}"
+            fits = tensor.dim() == 1 and tensor.shape[0] == input.shape[1]
+            expect(fits, "batch_norm", message, input.shape[1], list(tensor.shape))
+
+
 @torch.library.register_fake("cuda_ops::batch_norm_forward_training")
 def _(input, weight, bias, eps):
+    _check_channels(input, weight=weight, bias=bias)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
 
 @torch.library.register_fake("cuda_ops::batch_norm_forward_inference")
 def _(input, weight, bias, running_mean, running_var, eps):
+    _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
     return _empty_like(input)
 
 
@@ -268,6 +280,7 @@ def batch_norm(
         A tensor of the shape and dtype of `input`, channels_last if `input` is, else contiguous.
 
     Raises:
+        TypeError: a tensor is none, or `momentum` no number.
         ValueError: training with one value per channel, or with only one of the running statistics; `eps` is not
             above 0.
         RuntimeError: not training, and a running statistic is None; `input` is not floating point or has less than
@@ -282,6 +295,10 @@ def batch_norm(
         tensor([[-1.0000],
                 [ 1.0000]])
     """
+    check_tensors("batch_norm", input=input)
+    check_tensors_or_none("batch_norm", running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    if not isinstance(momentum, (int, float, torch.SymFloat)):
+        raise TypeError(f"batch_norm: expected momentum to be a number, got {momentum!r}")
     if eps <= 0.0:
         raise ValueError(f"batch_norm: expected eps to be positive, got {eps}")
     for name, statistic in (("running_mean", running_mean), ("running_var", running_var)):
@@ -300,11 +317,31 @@ def batch_norm(
         raise ValueError(
             f"batch_norm: Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
         )
+    if running_mean is not None:
+        _check_running("running_mean", running_mean, input)
+        _check_running("running_var", running_var, input)
     output, mean, variance = BatchNormTrainingFunction.apply(input, weight, bias, eps)
     if running_mean is not None:
         # Outside of the Function, which so writes into none of its inputs.
         ops.batch_norm_update(running_mean, running_var, mean, variance, momentum, count)
     return output
+
+
+def _check_running(name, statistic, input):
+    """What the op of evaluation demands, so that a module which trains does evaluate."""
+    if input.dim() < 2:
+        return  # refused by the op
+    if statistic.dim() != 1 or statistic.shape[0] != input.shape[1]:
+        raise RuntimeError(
+            f"batch_norm: expected {name} to have one element for each channel of input, {input.shape[1]}, "
+            f"got shape {list(statistic.shape)}"
+        )
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    if statistic.dtype != input.dtype and not (half and statistic.dtype == torch.float32):
+        raise RuntimeError(
+            f"batch_norm: expected {name} to have the dtype of input, {str(input.dtype)[6:]}, "
+            f"got {str(statistic.dtype)[6:]}"
+        )
 
 
 class _Forward:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
 from .._library import ops
 
@@ -45,8 +46,34 @@ def empty_image(size, like, channels_last):
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
+def _check_sizes(input, weight, stride, padding, dilation, groups):
+    """The checks of csrc/torch/conv2d.cpp, for fake kernels."""
+    shape, op = tuple(weight), "conv2d"
+    expect(len(input) == 4, op, "input to have 4 dimensions, or 3 without a batch, got shape {}", tuple(input))
+    expect(len(weight) == 4, op, "weight to have 4 dimensions, got shape {}", shape)
+    for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
+        for value in values:
+            expect(value > 0, op, "{} to be positive, got {}", name, values)
+    for value in padding:
+        expect(value >= 0, op, "padding to be zero or more, got {}", padding)
+    multiple = "weight to have a positive multiple of groups={} output channels in dimension 0, got shape {}"
+    expect(weight[0] >= groups, op, multiple, groups, shape)
+    expect(weight[0] % groups == 0, op, multiple, groups, shape)
+    channels = "input to have {} channels in dimension 1, for weight of shape {} and groups={}, got shape {}"
+    expect(input[1] == weight[1] * groups, op, channels, weight[1] * groups, shape, groups, tuple(input))
+    for axis in (0, 1):
+        padded = input[2 + axis] + padding[2 * axis] + padding[2 * axis + 1]
+        kernel = (weight[2 + axis] - 1) * dilation[axis] + 1
+        expect(weight[2 + axis] > 0, op, "weight to have a kernel that is not empty, got shape {}", shape)
+        expect(kernel <= padded, op, "the kernel to be no greater than the padded input, {}, got {}", padded, kernel)
+
+
 @torch.library.register_fake("cuda_ops::conv2d_forward")
 def _(input, weight, bias, stride, padding, dilation, groups):
+    _check_sizes(input.shape, weight.shape, stride, padding, dilation, groups)
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
+        expect(fits, "conv2d", "bias to have shape [{}], got {}", weight.shape[0], tuple(bias.shape))
     top, bottom, left, right = padding
     height = (input.shape[2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
     width = (input.shape[3] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
@@ -156,21 +183,10 @@ class Conv2dBiasFunction(torch.autograd.Function):
         return grad.view(1, -1, 1, 1).expand(ctx.output_size)
 
 
-def _pair(name, value):
-    """One integer, or one or two of them, as two."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    for v in values:
-        if isinstance(v, bool) or not isinstance(v, (int, torch.SymInt)):
-            raise TypeError(f"conv2d: expected {name} to be an int or two of them, got {value!r}")
-    if len(values) not in (1, 2):
-        raise RuntimeError(f"conv2d: expected {name} to be an int or two of them, got {value!r}")
-    return values if len(values) == 2 else values * 2
-
-
 def _four_paddings(padding, weight, stride, dilation):
     """Top, bottom, left, right for an int, a pair, 'same' or 'valid'."""
     if not isinstance(padding, str):
-        height, width = _pair("padding", padding)
+        height, width = pair("conv2d", "padding", padding)
         return height, height, width, width
     if padding not in ("same", "valid"):
         raise RuntimeError(f"conv2d: expected padding to be 'same', 'valid', an int or two of them, got {padding!r}")
@@ -221,7 +237,7 @@ def conv2d(
         RuntimeError: a tensor is not floating point, its dtype, device or shape does not go with the others, the
             padded input is smaller than the dilated kernel, stride, dilation or groups are not positive, padding is
             negative, an unknown word or 'same' with a stride.
-        TypeError: stride, padding or dilation are no integers.
+        TypeError: stride, padding, dilation or groups are no integers, or a tensor is none.
         NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there.
 
     Under CUDA autocast the tensors are cast to its dtype. Deterministic. Differentiable any number of times.
@@ -231,8 +247,11 @@ def conv2d(
         >>> cuda_ops.functional.conv2d(image, torch.ones(1, 1, 2, 2), bias=torch.tensor([0.5]))
         tensor([[[[12.5000, 16.5000]]]])
     """
+    check_tensors("conv2d", input=input, weight=weight)
+    check_tensors_or_none("conv2d", bias=bias)
     input, weight, bias = autocast_to_lower("conv2d", input, weight, bias)
-    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    stride, dilation = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
+    groups = integer("conv2d", "groups", groups)
     padding = _four_paddings(padding, weight, stride, dilation)
     parameters = Parameters(stride, padding, dilation, groups)
     if input.dim() == 3:

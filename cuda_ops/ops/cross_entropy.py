@@ -9,14 +9,24 @@ import math
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
 from .._library import ops
-from .._loss import accumulate_dtype, columns_shape, empty_loss, reduction_number, refuse_weight_gradient
+from .._loss import (
+    accumulate_dtype,
+    check_target_shape,
+    columns_shape,
+    empty_loss,
+    reduction_number,
+    refuse_weight_gradient,
+)
 from .log_softmax import LogSoftmaxFunction
 
 
 @torch.library.register_fake("cuda_ops::cross_entropy_forward")
 def _(input, target, weight, reduction, ignore_index, label_smoothing):
+    if not target.is_floating_point():
+        check_target_shape("cross_entropy", input, target)
     loss, total_weight = empty_loss(input, reduction)
     statistics = input.new_empty((3, math.prod(columns_shape(input))), dtype=accumulate_dtype(input))
     return loss, statistics, total_weight
@@ -187,6 +197,7 @@ def cross_entropy(
             (forward or backward) that finds the mistake recorded raises; with CUDA_OPS_CHECK_INDICES=1 in the
             environment the call itself waits and raises (not while a CUDA graph is being captured). The position
             counts the elements of `target` in row-major order.
+        TypeError: `input`, `target` or `weight` is no tensor, or `ignore_index` no int.
         ValueError: `target` has another number of samples than `input`; `input` has no dimension; an unknown reduction.
         RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1]; `weight`
             requires grad with class indices; an `ignore_index` that is not negative with class probabilities.
@@ -199,17 +210,20 @@ def cross_entropy(
         >>> cuda_ops.functional.cross_entropy(torch.zeros(2, 4), torch.tensor([3, 0]))
         tensor(1.3863)
     """
+    check_tensors("cross_entropy", input=input, target=target)
+    check_tensors_or_none("cross_entropy", weight=weight)
+    ignore_index = integer("cross_entropy", "ignore_index", ignore_index)
     reduction = reduction_number("cross_entropy", size_average, reduce, reduction)
     input, target, weight = autocast_to_float32(input, target, weight)
-    if target.is_floating_point():
+    if not target.is_floating_point():
+        refuse_weight_gradient("cross_entropy", weight)
+    elif input.is_floating_point():  # else the op refuses it
         tensors = (input, target) if weight is None else (input, target, weight)
         dtype = tensors[0].dtype
         for tensor in tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype)
         input, target = input.to(dtype), target.to(dtype)
         weight = None if weight is None else weight.to(dtype)
-    else:
-        refuse_weight_gradient("cross_entropy", weight)
     return CrossEntropyFunction.apply(input, target, weight, reduction, ignore_index, label_smoothing)[0]
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors
 from .._library import ops
 
 
@@ -72,6 +73,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         if p is 0.
 
     Raises:
+        TypeError: `input` is no tensor.
         ValueError: p is not between 0 and 1.
         RuntimeError: `input` is not floating point, or `inplace` is asked for a leaf that requires grad.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -82,6 +84,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         >>> cuda_ops.functional.dropout(torch.ones(3), p=0.5, training=False)
         tensor([1., 1., 1.])
     """
+    check_tensors("dropout", input=input)
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: expected p to be between 0 and 1, got {p}")
     if not training or p == 0.0:

@@ -3,12 +3,24 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_to_lower
 from .._library import ops
 
 
 @torch.library.register_fake("cuda_ops::linear_forward")
 def _(input, weight, bias):
+    expect(weight.dim() == 2, "linear", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    expect(input.dim() >= 1, "linear", "input to have at least 1 dimension, got a scalar")
+    message = (
+        "the last dimension of input to be the in_features of weight, {} (weight has shape {}), got input of shape {}"
+    )
+    fits = input.shape[-1] == weight.shape[1]
+    expect(fits, "linear", message, weight.shape[1], list(weight.shape), list(input.shape))
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
+        message = "bias to have shape [{}], the out_features of weight, got {}"
+        expect(fits, "linear", message, weight.shape[0], list(bias.shape))
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
@@ -114,12 +126,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
         weight: (out_features, in_features), or (in_features) for one output feature without a dimension of its own;
             dtype and device of `input`.
-        bias: (out_features) or a scalar; a scalar if `weight` has one dimension. dtype and device of `input`.
+        bias: (out_features), or one number for all of them; a scalar if `weight` has one dimension. dtype and device of
+            `input`.
 
     Returns:
         A contiguous tensor (..., out_features); (...) if `weight` has one dimension.
 
     Raises:
+        TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
@@ -131,10 +145,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> cuda_ops.functional.linear(input, weight, torch.tensor([0.5, 0.0]))
         tensor([[11.5000, -2.0000]])
     """
+    check_tensors("linear", input=input, weight=weight)
+    check_tensors_or_none("linear", bias=bias)
     input, weight, bias = autocast_to_lower("linear", input, weight, bias)
     if weight.dim() == 1:
         return linear_of_vector(input, weight, bias)
-    if bias is not None and bias.dim() == 0:
+    if bias is not None and weight.dim() == 2 and (bias.dim() == 0 or bias.shape == (1,)):
         bias = bias.expand(weight.shape[0])
     return LinearFunction.apply(input, weight, bias)
 

@@ -4,12 +4,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import _get_softmax_dim
 
+from .._arguments import check_tensors, expect, integer
 from .._autocast import autocast_to_float32
 from .._library import ops
 
 
 @torch.library.register_fake("cuda_ops::log_softmax_forward")
 def _(input, dim):
+    bound = max(input.dim(), 1)
+    message = "dim to be in [{}, {}] for an input of shape {}, got {}"
+    shape = list(input.shape)
+    expect(-bound <= dim < bound, "log_softmax", message, -bound, bound - 1, shape, dim, check=torch._check_index)
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
@@ -70,6 +75,7 @@ def log_softmax(
         A contiguous tensor with the shape of `input`; where a NaN or +inf is along `dim`, or -inf alone, all NaN.
 
     Raises:
+        TypeError: `input` is no tensor, or `dim` no int.
         RuntimeError: `input` is not floating point.
         IndexError: `input` has no dimension `dim`.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -81,13 +87,14 @@ def log_softmax(
         >>> cuda_ops.functional.log_softmax(torch.tensor([0.0, 0.0]), dim=0)
         tensor([-0.6931, -0.6931])
     """
+    check_tensors("log_softmax", input=input)
     if dim is None:
         dim = _get_softmax_dim("log_softmax", input.dim(), _stacklevel)
     if dtype is not None:
         input = input.to(dtype)
     else:
         (input,) = autocast_to_float32(input)
-    return LogSoftmaxFunction.apply(input, dim)
+    return LogSoftmaxFunction.apply(input, integer("log_softmax", "dim", dim))
 
 
 class LogSoftmax(torch.nn.LogSoftmax):

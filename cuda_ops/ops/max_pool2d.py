@@ -4,14 +4,18 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from .._arguments import check_tensors, pair
 from .._library import ops
-from ._pool2d import empty_pooled, pair, pair_or_kernel
+from ._pool2d import empty_pooled, pair_or_kernel
 
 
 @torch.library.register_fake("cuda_ops::max_pool2d_forward")
 def _(input, kernel_size, stride, padding, dilation, ceil_mode):
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return empty_pooled(input, *window), empty_pooled(input, *window, dtype=torch.int64)
+    return (
+        empty_pooled("max_pool2d", input, *window),
+        empty_pooled("max_pool2d", input, *window, dtype=torch.int64),
+    )
 
 
 @torch.library.register_fake("cuda_ops::max_pool2d_backward")
@@ -97,7 +101,8 @@ def max_pool2d(
         together can make one, gives minus infinity and the place -1 (PyTorch: a place that is not the window's).
 
     Raises:
-        RuntimeError: a pair is neither an int nor two ints, or out of range; `input` is not floating point, not of 3 or
+        TypeError: a pair is not of ints; `input` is no tensor.
+        RuntimeError: a pair is not one int or two, or out of range; `input` is not floating point, not of 3 or
             4 dimensions, empty but for N, or too small for one window.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
@@ -108,6 +113,7 @@ def max_pool2d(
         tensor([[[ 5.,  7.],
                  [13., 15.]]])
     """
+    check_tensors("max_pool2d", input=input)
     kernel_size = pair("max_pool2d", "kernel_size", kernel_size)
     output, indices = MaxPool2dFunction.apply(
         input,

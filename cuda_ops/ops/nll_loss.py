@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
 from .._library import ops
-from .._loss import empty_loss, reduction_number, refuse_weight_gradient
+from .._loss import check_target_shape, empty_loss, reduction_number, refuse_weight_gradient
 
 
 @torch.library.register_fake("cuda_ops::nll_loss_forward")
 def _(input, target, weight, reduction, ignore_index):
+    check_target_shape("nll_loss", input, target)
     return empty_loss(input, reduction)
 
 
@@ -88,6 +90,7 @@ def nll_loss(
             or backward) that finds the mistake recorded raises; with CUDA_OPS_CHECK_INDICES=1 in the environment the
             call itself waits and raises (not while a CUDA graph is being captured). The position counts the elements
             of `target` in row-major order.
+        TypeError: `input`, `target` or `weight` is no tensor, or `ignore_index` no int.
         ValueError: `target` has another number of samples than `input`; `input` has no dimension; an unknown reduction.
         RuntimeError: another mismatch of shapes, dtypes or devices; `weight` requires grad.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -98,6 +101,9 @@ def nll_loss(
         >>> cuda_ops.functional.nll_loss(torch.tensor([[-0.5, -2.0]]), torch.tensor([1]))
         tensor(2.)
     """
+    check_tensors("nll_loss", input=input, target=target)
+    check_tensors_or_none("nll_loss", weight=weight)
+    ignore_index = integer("nll_loss", "ignore_index", ignore_index)
     reduction = reduction_number("nll_loss", size_average, reduce, reduction)
     refuse_weight_gradient("nll_loss", weight)
     input, weight = autocast_to_float32(input, weight)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors
 from .._library import ops
 
 
@@ -72,6 +73,7 @@ def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -
         A tensor like `input`, with its strides where they are dense.
 
     Raises:
+        TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; there are no coefficients, or more than 64.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU; `coefficients` is, or contains, a tensor.
 
@@ -81,6 +83,7 @@ def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -
         >>> cuda_ops.functional.polynomial(torch.tensor([1.0, -3.0]))
         tensor([3., 7.])
     """
+    check_tensors("polynomial", input=input)
     if isinstance(coefficients, Tensor) or any(isinstance(c, Tensor) for c in coefficients):
         raise NotImplementedError(
             "polynomial: expected coefficients to be numbers, got a tensor (they are constants, without a gradient; "

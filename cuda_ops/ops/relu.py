@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors
 from .._library import ops
 
 
@@ -80,6 +81,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         A tensor like `input`, with its strides where they are dense; `input` itself if `inplace`.
 
     Raises:
+        TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -90,6 +92,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         >>> cuda_ops.functional.relu(torch.tensor([1.0, -3.0]))
         tensor([1., 0.])
     """
+    check_tensors("relu", input=input)
     if not inplace:
         return ReLUFunction.apply(input)
     if torch.compiler.is_compiling():

@@ -176,5 +176,6 @@ def number_or_tensor(lr, device):
     """(lr as a number, None), or (0.0, lr) for a tensor that the kernel can read where it is."""
     if isinstance(lr, Tensor) and lr.is_cuda and lr.device == device:
         readable = lr.dtype in (torch.float32, torch.float64)
-        return 0.0, lr.detach() if readable else lr.detach().to(torch.float32)
+        lr = lr.detach().resolve_neg()
+        return 0.0, lr if readable else lr.to(torch.float32)
     return float(lr), None

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._arguments import check_tensors
 from .._library import ops
 
 
@@ -55,6 +56,7 @@ def square(input: Tensor) -> Tensor:
         A tensor like `input`, with its strides where they are dense.
 
     Raises:
+        TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
@@ -64,4 +66,5 @@ def square(input: Tensor) -> Tensor:
         >>> cuda_ops.functional.square(torch.tensor([1.0, -3.0]))
         tensor([1., 9.])
     """
+    check_tensors("square", input=input)
     return SquareFunction.apply(input)

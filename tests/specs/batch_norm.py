@@ -202,7 +202,18 @@ SPEC = OpSpec(
                 training=True,
             ),
             RuntimeError,
-            r"batch_norm_update: expected mean and variance to have the shape of running_mean, \[4\], got \[3\]",
+            r"batch_norm: expected running_mean to have one element for each channel of input, 3, got shape \[4\]",
+        ),
+        Bad(
+            "running statistics of another dtype, training",
+            lambda device: call(
+                device,
+                running_mean=torch.ones(3, device=device, dtype=torch.float64),
+                running_var=torch.ones(3, device=device, dtype=torch.float64),
+                training=True,
+            ),
+            RuntimeError,
+            "batch_norm: expected running_mean to have the dtype of input, float32, got float64",
         ),
         Bad(
             "weight of another dtype",

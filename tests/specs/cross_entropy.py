@@ -123,6 +123,14 @@ SPEC = OpSpec(
     gradgrad=True,
     bad=[
         Bad(
+            "integers beside probabilities",
+            lambda device: cuda_ops.functional.cross_entropy(
+                torch.ones(2, 3, device=device, dtype=torch.int64), torch.ones(2, 3, device=device)
+            ),
+            RuntimeError,
+            "cross_entropy: expected input to be floating point, got int64",
+        ),
+        Bad(
             "integers",
             lambda device: cuda_ops.functional.cross_entropy(
                 torch.ones(2, 3, device=device, dtype=torch.int64), torch.zeros(2, device=device, dtype=torch.int64)

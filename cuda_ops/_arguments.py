@@ -1,0 +1,59 @@
+"""Types of arguments, checked where PyTorch checks them, so that a wrong one is a TypeError that names it and not an
+error of the dispatcher; and the check of a condition on sizes, for fake kernels."""
+
+import operator
+
+import torch
+from torch import Tensor
+
+
+def check_tensors(op: str, **tensors):
+    """Refuses what is no tensor."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{op}: expected {name} to be a Tensor, got {type(value).__name__}")
+
+
+def check_tensors_or_none(op: str, **tensors):
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{op}: expected {name} to be a Tensor or None, got {type(value).__name__}")
+
+
+def as_integer(value):
+    """`value` as an int (or what stands for one while a graph is traced), or a TypeError. As in PyTorch, an integer of
+    NumPy or a tensor of one integer will do, a bool will not."""
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    return operator.index(value)
+
+
+def integer(op: str, name: str, value):
+    if type(value) is int:
+        return value
+    try:
+        return as_integer(value)
+    except TypeError:
+        raise TypeError(f"{op}: expected {name} to be an int, got {value!r}") from None
+
+
+def pair(op: str, name: str, value) -> tuple:
+    """An int, or one or two of them in a sequence, as (height, width)."""
+    if type(value) is int:  # the common case, in a function that small calls do feel
+        return value, value
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    try:
+        values = tuple([as_integer(v) for v in values])
+    except TypeError:
+        raise TypeError(f"{op}: expected {name} to be an int or two of them, got {value!r}") from None
+    if len(values) not in (1, 2):
+        raise RuntimeError(f"{op}: expected {name} to be an int or two of them, got {value!r}")
+    return values if len(values) == 2 else values * 2
+
+
+def expect(condition, op: str, message: str, *values, check=torch._check):
+    """For fake kernels, which meta tensors meet where others meet the checks of the glue: raises unless `condition`,
+    which may be symbolic, holds."""
+    check(condition, lambda: f"{op}: expected " + message.format(*values))

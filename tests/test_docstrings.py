@@ -1,0 +1,33 @@
+"""What the documentation shows is run: the Example of every docstring, with its output, and the README's Python."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import cuda_ops
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = [f"{module}.{name}" for module in ("functional", "optim") for name in getattr(cuda_ops, module).__all__]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_prints_what_it_says(name):
+    module, member = name.split(".")
+    documented = getattr(getattr(cuda_ops, module), member)
+    globs = {"torch": torch, "cuda_ops": cuda_ops}
+    (test,) = doctest.DocTestFinder(recurse=False).find(documented, name, globs=globs)
+    assert test.examples, f"{name} has no example"
+    assert test.examples[-1].want, f"{name}: the last line of the example prints nothing"
+    report = []
+    result = doctest.DocTestRunner().run(test, out=report.append)
+    assert result.failed == 0, "".join(report)
+
+
+def test_readme_python_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})

@@ -1,0 +1,402 @@
+"""What users do when they swap torch.nn for cuda_ops.nn, beyond computing: arguments of the wrong type, meta tensors,
+copies and files of modules, functional_call, checkpoints, hooks, threads, autograd's guards, gradient penalties."""
+
+import copy
+import inspect
+import io
+import os
+import pickle
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import cuda_ops
+from cuda_ops import functional as F
+
+
+def small_net(nn, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2),
+        torch.nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.LogSoftmax(1),
+    )
+
+
+@pytest.fixture
+def images():
+    return torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(1)) - 0.5
+
+
+# One call of each functional that takes the tensor x, [3, 1, 8, 8], on its device and in its dtype. A new op need
+# not be here: its specification is what tests it.
+CALLS = {
+    "add2": lambda x: F.add2(x, x),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "batch_norm": lambda x: F.batch_norm(x, x.new_zeros(1), x.new_ones(1), training=True),
+    "conv2d": lambda x: F.conv2d(x, x.new_ones(2, 1, 3, 3), x.new_ones(2)),
+    "cross_entropy": lambda x: F.cross_entropy(x.flatten(1), torch.arange(3, device=x.device)),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "linear": lambda x: F.linear(x, x.new_ones(4, 8), x.new_ones(4)),
+    "log_softmax": lambda x: F.log_softmax(x, 1),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "nll_loss": lambda x: F.nll_loss(x.flatten(1), torch.arange(3, device=x.device)),
+    "polynomial": lambda x: F.polynomial(x),
+    "relu": lambda x: F.relu(x),
+    "square": lambda x: F.square(x),
+}
+# The other tensors of each functional, to be replaced one at a time.
+REQUIRED = {"add2": ["other"], "conv2d": ["weight"], "cross_entropy": ["target"], "linear": ["weight"]}
+REQUIRED["nll_loss"] = ["target"]
+OPTIONAL = {
+    "conv2d": ["bias"],
+    "linear": ["bias"],
+    "batch_norm": ["weight", "bias", "running_mean", "running_var"],
+    "cross_entropy": ["weight"],
+    "nll_loss": ["weight"],
+}
+FILL = {"kernel_size": 2, "running_mean": None, "running_var": None}
+NO_TENSORS = [1.0, [1.0], np.ones(3, dtype=np.float32)]
+
+
+def call_with(name, **changed):
+    """functional.<name>, with ones for each tensor that it must have."""
+    arguments = {"input": torch.ones(3, 4)}
+    for parameter in inspect.signature(getattr(F, name)).parameters.values():
+        if parameter.default is inspect.Parameter.empty and parameter.name != "input":
+            arguments[parameter.name] = FILL.get(parameter.name, torch.ones(3, 4))
+    return getattr(F, name)(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("value", NO_TENSORS, ids=["number", "list", "array"])
+def test_what_is_no_tensor_is_a_type_error(name, value):
+    got = type(value).__name__
+    for argument in ["input", *REQUIRED.get(name, [])]:
+        with pytest.raises(TypeError, match=f"{name}: expected {argument} to be a Tensor, got {got}"):
+            call_with(name, **{argument: value})
+    for argument in OPTIONAL.get(name, []):
+        with pytest.raises(TypeError, match=f"{name}: expected {argument} to be a Tensor or None, got {got}"):
+            call_with(name, **{argument: value})
+
+
+@pytest.mark.parametrize("value", [1.0, True, "one", None], ids=repr)
+def test_what_is_no_integer_is_a_type_error(value):
+    x, weight, target = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1), torch.tensor([0])
+    calls = {
+        ("conv2d", "groups"): lambda: F.conv2d(x, weight, groups=value),
+        ("conv2d", "stride"): lambda: F.conv2d(x, weight, stride=value),
+        ("max_pool2d", "kernel_size"): lambda: F.max_pool2d(x, value),
+        ("max_pool2d", "dilation"): lambda: F.max_pool2d(x, 2, dilation=(1, value)),
+        ("avg_pool2d", "padding"): lambda: F.avg_pool2d(x, 2, padding=[value]),
+        ("nll_loss", "ignore_index"): lambda: F.nll_loss(torch.ones(1, 2), target, ignore_index=value),
+        ("cross_entropy", "ignore_index"): lambda: F.cross_entropy(torch.ones(1, 2), target, ignore_index=value),
+    }
+    if value is not None:
+        calls["log_softmax", "dim"] = lambda: F.log_softmax(x, value)
+        calls["avg_pool2d", "divisor_override"] = lambda: F.avg_pool2d(x, 2, divisor_override=value)
+    for (op, argument), call in calls.items():
+        with pytest.raises(TypeError, match=f"{op}: expected {argument} to be an int"):
+            call()
+    with pytest.raises(TypeError, match="batch_norm: expected momentum to be a number, got None"):
+        F.batch_norm(x, torch.zeros(1), torch.ones(1), training=True, momentum=None)
+
+
+@pytest.mark.parametrize("two", [np.int64(2), torch.tensor(2)], ids=["numpy", "tensor"])
+def test_integers_of_numpy_and_tensors_are_integers(two):
+    x, weight = torch.rand(1, 1, 6, 6), torch.rand(1, 1, 3, 3)
+    native = torch.nn.functional
+    for ours, theirs in (
+        (F.conv2d(x, weight, stride=two, padding=(two, 1)), native.conv2d(x, weight, stride=2, padding=(2, 1))),
+        (F.max_pool2d(x, two, (two, 1)), native.max_pool2d(x, 2, (2, 1))),
+        (F.avg_pool2d(x, [two]), native.avg_pool2d(x, 2)),
+        (F.log_softmax(x, two), native.log_softmax(x, 2)),
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_linear_spreads_a_bias_of_one_number(shape):
+    """As PyTorch does."""
+    x, bias = torch.rand(2, 2, 3, requires_grad=True), torch.rand(shape, requires_grad=True)
+    for weight in (torch.rand(4, 3), torch.rand(1, 3)):
+        results = []
+        for linear in (F.linear, torch.nn.functional.linear):
+            output = linear(x, weight, bias)
+            results.append((output, *torch.autograd.grad(output.square().sum(), (x, bias))))
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_meta_tensors_tell_shape_and_strides(name, images):
+    actual, expected = CALLS[name](images.to("meta")), CALLS[name](images)
+    assert actual.is_meta
+    assert (actual.shape, actual.stride(), actual.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
+def test_a_meta_model_runs_forward_and_backward(images):
+    model = small_net(cuda_ops.nn).to("meta")
+    output = model(images.to("meta"))
+    assert output.shape == (3, 5)
+    output.sum().backward()
+    assert all(p.grad.shape == p.shape for p in model.parameters())
+    assert model.to_empty(device="cpu")[0].weight.device.type == "cpu"
+
+
+BAD_SHAPES = {
+    "linear features": lambda ones: F.linear(ones(2, 4), ones(3, 5)),
+    "linear bias": lambda ones: F.linear(ones(2, 5), ones(3, 5), ones(4)),
+    "linear weight": lambda ones: F.linear(ones(2, 5), ones(1, 3, 5)),
+    "linear scalar weight": lambda ones: F.linear(ones(2, 5), ones([]), ones([])),
+    "conv2d channels": lambda ones: F.conv2d(ones(1, 1, 4, 4), ones(2, 3, 3, 3)),
+    "conv2d groups": lambda ones: F.conv2d(ones(1, 4, 4, 4), ones(3, 2, 3, 3), groups=2),
+    "conv2d kernel": lambda ones: F.conv2d(ones(1, 1, 4, 4), ones(2, 1, 3, 9)),
+    "conv2d bias": lambda ones: F.conv2d(ones(1, 1, 4, 4), ones(2, 1, 3, 3), ones(3)),
+    "conv2d stride": lambda ones: F.conv2d(ones(1, 1, 4, 4), ones(2, 1, 3, 3), stride=0),
+    "conv2d padding": lambda ones: F.conv2d(ones(1, 1, 4, 4), ones(2, 1, 3, 3), padding=-1),
+    "conv2d dimensions": lambda ones: F.conv2d(ones(4, 4), ones(2, 1, 3, 3)),
+    "max_pool2d room": lambda ones: F.max_pool2d(ones(1, 1, 4, 4), 9),
+    "max_pool2d padding": lambda ones: F.max_pool2d(ones(1, 1, 4, 4), 2, padding=2),
+    "avg_pool2d stride": lambda ones: F.avg_pool2d(ones(1, 1, 4, 4), 2, 0),
+    "avg_pool2d dimensions": lambda ones: F.avg_pool2d(ones(4, 4), 2),
+    "avg_pool2d empty": lambda ones: F.avg_pool2d(ones(1, 0, 4, 4), 2),
+    "batch_norm statistics": lambda ones: F.batch_norm(ones(2, 3), ones(4), ones(4)),
+    "batch_norm weight": lambda ones: F.batch_norm(ones(2, 3), None, None, ones(4), training=True),
+    "log_softmax dim": lambda ones: F.log_softmax(ones(2, 3), 2),
+    "nll_loss batch": lambda ones: F.nll_loss(ones(2, 3), ones(4).long()),
+    "nll_loss dimensions": lambda ones: F.nll_loss(ones(2, 3), ones(2, 1).long()),
+    "cross_entropy batch": lambda ones: F.cross_entropy(ones(2, 3), ones(4).long()),
+    "cross_entropy positions": lambda ones: F.cross_entropy(ones(2, 3, 4), ones(2, 5).long()),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SHAPES)
+def test_meta_tensors_are_refused_where_others_are(name):
+    """With the same error type, so that a model can be proved on the meta device before it is given memory."""
+    op = name.split()[0]
+    with pytest.raises(Exception, match=f"^{op}: expected ") as real:
+        BAD_SHAPES[name](torch.ones)
+    with pytest.raises(real.type, match=f"^{op}: expected "):
+        BAD_SHAPES[name](lambda *size: torch.ones(*size, device="meta"))
+
+
+def test_cpu_autocast_leaves_float64_alone(images):
+    x = images.double()
+    with torch.autocast("cpu", torch.bfloat16):
+        for name in ("conv2d", "linear"):
+            assert CALLS[name](x).dtype == torch.float64
+            with pytest.raises(NotImplementedError, match=f"{name}: autocast on the CPU is not supported"):
+                CALLS[name](images)
+
+
+def test_modules_copy_pickle_and_save(images):
+    model = small_net(cuda_ops.nn).eval()
+    expected = model(images)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    loaded = small_net(torch.nn, seed=5).eval()
+    loaded.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    torch.testing.assert_close(loaded(images), expected)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(images), expected)
+        torch.testing.assert_close(twin.double()(images.double()).float(), expected)
+
+
+def test_functional_call_and_hooks(images):
+    ours, native = small_net(cuda_ops.nn), small_net(torch.nn)
+    calls = []
+    ours[0].register_forward_hook(lambda *_: calls.append("forward"))
+    ours[3].register_full_backward_hook(lambda *_: calls.append("backward"))
+    doubled = {name: (2 * value).detach().requires_grad_() for name, value in native.named_parameters()}
+    results = []
+    for model in (ours, native):
+        output = torch.func.functional_call(model, doubled, (images,))
+        results.append((output, *torch.autograd.grad(output.square().sum(), tuple(doubled.values()))))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    assert calls == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_repeats_the_same_bits(images, use_reentrant):
+    gradients = []
+    for run in (lambda m, x: m(x), lambda m, x: checkpoint(m, x, use_reentrant=use_reentrant)):
+        model = small_net(cuda_ops.nn).insert(2, cuda_ops.nn.Dropout(0.5))
+        torch.manual_seed(3)
+        run(model, images.clone().requires_grad_()).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+def test_backward_twice_and_no_third_time(images):
+    model = small_net(cuda_ops.nn)
+    loss = model(images).square().sum()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
+    loss.backward()
+    for parameter, grad in zip(model.parameters(), once, strict=True):
+        assert torch.equal(parameter.grad, 2 * grad)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradient_penalty(images, training):
+    """(|dy/dx| - 1)^2 through a whole model, as for Wasserstein GANs."""
+    results = []
+    for nn in (cuda_ops.nn, torch.nn):
+        model = small_net(nn).double().train(training)
+        x = images.double().requires_grad_()
+        (grad,) = torch.autograd.grad(model(x)[:, 0].sum(), x, create_graph=True)
+        ((grad.flatten(1).norm(dim=1) - 1) ** 2).mean().backward()
+        results.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "conv2d", "cross_entropy", "polynomial", "square"])
+def test_a_saved_input_that_changes_is_noticed(name, images):
+    x = images.clone().requires_grad_() * 1
+    output = CALLS[name](x)
+    if name == "conv2d":  # whose weight needs a gradient for input to be saved
+        output = F.conv2d(x, torch.ones(1, 1, 3, 3, requires_grad=True))
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_mode_and_vmap_are_refused(name, images):
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        CALLS[name](torch.autograd.forward_ad.make_dual(images, torch.ones_like(images)))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.vmap(CALLS[name])(images.expand(2, *images.shape))
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"dropout"}))
+def test_negative_views(name, images):
+    """A tensor whose negation is still to be done: the imaginary part of a conjugate."""
+    view = torch.complex(images, -images).conj().imag
+    assert view.is_neg()
+    assert torch.equal(CALLS[name](view), CALLS[name](images))
+
+
+def test_writes_into_negative_views():
+    """They once went beyond the dispatcher's stack. Repeated, since a heap that is hurt does not fall at once."""
+
+    def negative(*values):
+        view = torch.complex(torch.zeros(len(values)), -torch.tensor(values)).conj().imag
+        assert view.is_neg()
+        return view
+
+    for _ in range(50):
+        x = negative(1.0, -2.0, 3.0)
+        assert F.relu(x, inplace=True) is x
+        assert x.tolist() == [1.0, 0.0, 3.0]
+        dense = torch._neg_view(torch.tensor([1.0, -2.0]))
+        assert F.relu(dense, inplace=True).tolist() == [0.0, 2.0]
+
+        ours = (negative(1.0, 2.0), negative(3.0, 4.0))
+        # PyTorch's own batch_norm loses what it writes into such views.
+        native = (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+        batch = torch.tensor([[1.0, 2.0], [3.0, 7.0]])
+        F.batch_norm(batch, *ours, training=True)
+        torch.nn.functional.batch_norm(batch, *native, training=True)
+        torch.testing.assert_close(ours, native)
+
+        runs = []
+        for optim in (cuda_ops.optim, torch.optim):
+            weight = negative(1.0, -1.0).requires_grad_()
+            optimizer = optim.SGD([weight], lr=0.5, momentum=0.9)
+            for _ in range(2):
+                weight.grad = negative(2.0, -4.0)
+                optimizer.step()
+            runs.append((weight.detach(), optimizer.state[weight]["momentum_buffer"]))
+        torch.testing.assert_close(*runs)
+
+
+def test_threads_of_python_share_a_model(images):
+    model = small_net(cuda_ops.nn).eval()
+    parameters = list(model.parameters())
+    inputs = [images * k for k in range(16)]
+
+    def step(x):
+        output = model(x)
+        return output, *torch.autograd.grad(output.square().sum(), parameters)
+
+    expected = [step(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for actual, wanted in zip(pool.map(step, inputs * 4), expected * 4, strict=True):
+            assert all(torch.equal(a, w) for a, w in zip(actual, wanted, strict=True))
+
+
+def test_a_training_step_gives_the_same_bits_on_any_number_of_threads():
+    x, target = torch.rand(32, 1, 32, 32, generator=torch.Generator().manual_seed(2)), torch.arange(32) % 5
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            model = small_net(cuda_ops.nn)
+            model[6] = cuda_ops.nn.Linear(256, 5)
+            model.insert(2, cuda_ops.nn.Dropout(0.3))
+            optimizer = cuda_ops.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), target).backward()
+                optimizer.step()
+            results.append(model.state_dict())
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in other)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_computes_on_one_thread():
+    """As DataLoader's workers do. On several, OpenMP does not survive a fork, and PyTorch's own ops hang as well."""
+    x = torch.rand(64, 3, 32, 32)
+    expected = F.square(x)
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            os._exit(0 if torch.equal(F.square(x), expected) else 1)
+        finally:
+            os._exit(2)
+    for _ in range(600):
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            assert status == 0
+            return
+        time.sleep(0.05)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")
+
+
+def test_signatures_are_those_of_pytorch():
+    """Names, order and defaults. Those of PyTorch's that are builtins keep them in their docstring."""
+    for name in sorted(set(F.__all__) & set(dir(torch.nn.functional))):
+        ours = inspect.signature(getattr(F, name)).parameters
+        # max_pool2d itself takes anything, and passes it on.
+        native = torch.nn.functional._max_pool2d if name == "max_pool2d" else getattr(torch.nn.functional, name)
+        try:
+            theirs = {p.name: repr(p.default) for p in inspect.signature(native).parameters.values()}
+        except ValueError:
+            line = re.search(rf"{name}\((.*?)\) -> Tensor", native.__doc__).group(1)
+            theirs = dict(part.strip().split("=") if "=" in part else (part.strip(), "") for part in line.split(","))
+            assert list(ours) == list(theirs), name
+            defaults = {n: d for n, d in theirs.items() if d}
+            assert {n: repr(ours[n].default) for n in defaults} == defaults, name
+        else:
+            assert [(p.name, repr(p.default)) for p in ours.values()] == list(theirs.items()), name
