@@ -62,7 +62,7 @@ def check_tests(logs, options):
 
 
 def sanitize(name, case, logs):
-    """One of compute-sanitizer's tools over the kernels of one op; (its last summary, whether that says clean)."""
+    """One of compute-sanitizer's tools over the kernels of one op; (its summary or what went wrong, whether clean)."""
     # Without the caching allocator every tensor is an allocation of its own, so that memcheck sees its bounds and
     # initcheck its bytes.
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
@@ -86,7 +86,8 @@ def sanitize(name, case, logs):
     text = log.read_text()
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
     ran = re.search(rf"^{case}$", text, re.MULTILINE) is not None
-    return summaries[-1] if summaries else text[-500:], status == 0 and bool(summaries) and ran
+    clean = status == 0 and bool(summaries) and ran
+    return summaries[-1] if clean else f"exit {status}: {text[-800:]}", clean
 
 
 def check_sanitizer(logs, arguments):

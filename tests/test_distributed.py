@@ -37,7 +37,7 @@ for model, optimizer_class, loss_function in (
         if list(module.parameters(recurse=False)):
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = optimizer_class(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = optimizer_class(model.parameters(), lr=0.01, momentum=0.9)
     curve = []
     for _ in range(3):
         optimizer.zero_grad()

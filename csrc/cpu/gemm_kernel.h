@@ -67,7 +67,7 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, REAL *output, i
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                sum[i][v] += a[i] * right[v];
+                sum[i][v] = MULTIPLY_ADD(a[i], right[v], sum[i][v]);
         a += rows;
         b += b_row;
     }
@@ -193,3 +193,4 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef REAL
 #undef FN
 #undef TRANSPOSE_QUAD
+#undef MULTIPLY_ADD

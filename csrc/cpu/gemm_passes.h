@@ -1,13 +1,17 @@
 /* One instruction set's passes over gemm_kernel.h: float and double. No include guard: gemm.c includes it once for each
- * set, with VECTOR_BYTES, TILE_ROWS and TARGET defined, which end here. */
+ * set, with VECTOR_BYTES, TILE_ROWS, TARGET and MULTIPLY_ADD_* defined, which end here. */
 #define REAL float
 #define FN(name) TARGET(name##_f32)
 #define TRANSPOSE_QUAD transpose_quad_f32
+#define MULTIPLY_ADD MULTIPLY_ADD_F32
 #include "gemm_kernel.h"
 #define REAL double
 #define FN(name) TARGET(name##_f64)
 #define TRANSPOSE_QUAD transpose_quad_f64
+#define MULTIPLY_ADD MULTIPLY_ADD_F64
 #include "gemm_kernel.h"
 #undef VECTOR_BYTES
 #undef TILE_ROWS
 #undef TARGET
+#undef MULTIPLY_ADD_F32
+#undef MULTIPLY_ADD_F64

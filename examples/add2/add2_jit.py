@@ -43,7 +43,8 @@ def build(build_dir: Path, cuda: bool) -> str:
         sources=sources,
         extra_include_paths=[str(CSRC / "include"), str(CSRC / "cuda")],
         extra_cflags=flags,
-        extra_ldflags=[str(compile_c(CSRC / "cpu" / "add2.c", build_dir))],
+        # The second flag as in CMakeLists.txt: with a libstdc++ that is linked statically, exceptions would crash.
+        extra_ldflags=[str(compile_c(CSRC / "cpu" / "add2.c", build_dir)), "-Wl,--exclude-libs,ALL"],
         build_directory=str(build_dir),
         with_cuda=cuda,
         is_python_module=False,  # a library of ops, with no Python in it, rather than a module to import
