@@ -85,8 +85,10 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #define VECTOR_BYTES 32 /* 16 registers: 12 sums, 2 of b, 1 of a */
 #define TILE_ROWS 6
 #define TARGET(name) name##_avx2
-#define MULTIPLY_ADD_F32(a, b, sum) (vector_f32_avx2) _mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(sum))
-#define MULTIPLY_ADD_F64(a, b, sum) (vector_f64_avx2) _mm256_fmadd_pd(_mm256_set1_pd(a), (__m256d)(b), (__m256d)(sum))
+#define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
+    (lane_vector_f32_avx2) _mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(sum))
+#define MULTIPLY_ADD_F64(a, b, sum)                                                                                    \
+    (lane_vector_f64_avx2) _mm256_fmadd_pd(_mm256_set1_pd(a), (__m256d)(b), (__m256d)(sum))
 #include "gemm_passes.h"
 #pragma GCC pop_options
 
@@ -95,8 +97,10 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
 #define TILE_ROWS 12
 #define TARGET(name) name##_avx512
-#define MULTIPLY_ADD_F32(a, b, sum) (vector_f32_avx512) _mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(sum))
-#define MULTIPLY_ADD_F64(a, b, sum) (vector_f64_avx512) _mm512_fmadd_pd(_mm512_set1_pd(a), (__m512d)(b), (__m512d)(sum))
+#define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
+    (lane_vector_f32_avx512) _mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(sum))
+#define MULTIPLY_ADD_F64(a, b, sum)                                                                                    \
+    (lane_vector_f64_avx512) _mm512_fmadd_pd(_mm512_set1_pd(a), (__m512d)(b), (__m512d)(sum))
 #include "gemm_passes.h"
 #pragma GCC pop_options
 #endif

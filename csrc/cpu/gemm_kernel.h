@@ -11,6 +11,8 @@
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
 #define QUAD ((int)(16 / sizeof(REAL)))
 
+/* A vector in a register or on the stack, and one anywhere in an array. */
+typedef REAL FN(lane_vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL FN(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 
 /* target[p * width + l] = source[p * step + l * lane_stride], zero for lanes <= l < width. */
@@ -52,14 +54,14 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, REAL *output, i
                               const REAL *restrict a, const REAL *restrict b, int64_t b_row, int64_t depth,
                               bool accumulate)
 {
-    FN(vector) sum[TILE_ROWS][2];
+    FN(lane_vector) sum[TILE_ROWS][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
-            sum[i][v] = (FN(vector)){0};
+            sum[i][v] = (FN(lane_vector)){0};
     for (int64_t p = 0; p < depth; p++) {
-        FN(vector) right[2];
+        FN(lane_vector) right[2];
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             right[v] = *(const FN(vector) *)(b + v * LANES);
