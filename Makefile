@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# ninja, cmake and the formatters of the environment, for what starts them by name.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # Warnings are errors in development and CI; `pip install` leaves them warnings, since compilers differ.
 export CUDA_OPS_WERROR ?= 1

@@ -129,7 +129,10 @@ def check_extension(problem):
                 INSTALL,
             )
     try:
-        importlib.import_module("cuda_ops._C")
+        module = importlib.import_module("cuda_ops._C")
+        # An editable install of another copy answers for submodules that this copy lacks.
+        if Path(module.__file__).resolve().parent != _library.FOLDER:
+            raise ImportError(f"it was found in another copy of cuda_ops, {Path(module.__file__).parent}")
         found["introspection"] = "loaded"
     except ImportError as error:
         others = [path.name for path in sorted(_library.FOLDER.glob("_C*.so"))]
