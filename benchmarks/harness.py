@@ -405,7 +405,7 @@ def device_name(device) -> str:
 
 
 def slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def environment(settings: Settings) -> dict[str, str]:
