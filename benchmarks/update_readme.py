@@ -66,8 +66,8 @@ def check():
 def ops():
     lines = [
         "GPU time of one call, float32 without TF32, from replays of a CUDA graph over inputs that are cold in the L2 "
-        "(`python -m cuda_ops bench`; the csv files hold all cases, dtypes, p10, p90 and the wall time of eager calls). "
-        "PyTorch's side is the fastest of its variants; below 1 it is ahead:",
+        "(`python -m cuda_ops bench`; the csv files hold all cases and dtypes, p10, p90 and the wall time of eager "
+        "calls). PyTorch's side is the fastest of its variants; below 1 it is ahead:",
         "",
         "| op, case | direction | cuda_ops, µs | PyTorch, µs | PyTorch / cuda_ops |",
         "|---|---|---|---|---|",
