@@ -38,7 +38,7 @@ def test_quick_square_on_the_cpu(tmp_path):
     assert status == 0, errors
     assert "tf32: off on both sides" in output
     assert "PyTorch / ours" in output
-    (path,) = tmp_path.glob("CPU-*/square.csv")
+    (path,) = tmp_path.glob("cpu-*/square.csv")
     assert f"# torch: {torch.__version__}\n" in path.read_text()
     rows = harness.read_csv(path)
     keys = {(r["direction"], r["clock"], r["implementation"]) for r in rows}
