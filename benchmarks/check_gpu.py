@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
+from harness import slug
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -32,8 +33,8 @@ STEPS = ["tests", "sanitizer", "mnist"]
 
 
 def gpu_name():
-    """The folder of this GPU's results: 'NVIDIA H200' is nvidia-h200."""
-    return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    """The folder of this GPU's results, the same as that of `bench`."""
+    return slug(torch.cuda.get_device_name())
 
 
 def run(command, log, **environment):
