@@ -136,6 +136,45 @@ __device__ __forceinline__ A block_sum(A value, A *scratch)
     return value;
 }
 
+// Programmatic dependent launch (Hopper): a kernel started by launch_dependent may begin while the one before it on the
+// stream still runs, so that its launch and prologue hide under that one's tail. Every thread of such a kernel calls
+// wait_for_predecessor() before it touches memory that an earlier kernel wrote, or writes memory that one reads; every
+// thread, or the kernel after it could overtake the one before. Before Hopper all three are ordinary launches.
+__device__ __forceinline__ void wait_for_predecessor()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// From here on the next kernel may be started, once every block has said so or ended. It still waits for this one's
+// memory in wait_for_predecessor().
+__device__ __forceinline__ void release_successor()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <typename... Parameters, typename... Arguments>
+static inline void launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                                    cudaStream_t stream, Arguments... arguments)
+{
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = major >= 9 ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
+}
+
 // Status of the launch just made. Launchers end with it; cudaGetLastError also clears the error, so that a bad
 // launch is reported by the call that made it and by no later one.
 static inline cuda_ops_status launch_status()
