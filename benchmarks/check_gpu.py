@@ -1,10 +1,10 @@
 """Checks the CUDA kernels on this machine's GPU and writes the report that is committed with them.
 
-    python benchmarks/check_gpu.py [--only tests sanitizer mnist] [--commit ID]
+    python benchmarks/check_gpu.py [--only tests large sanitizer mnist] [--commit ID]
 
-Runs the test suite; compute-sanitizer's memcheck, racecheck, initcheck and synccheck over one small case of every
-kernel (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`. Writes benchmarks/results/<gpu>/check.json
-and mnist/; exits 1 if anything failed.
+Runs the test suite; the tests of sizes above 2^31 elements; compute-sanitizer's memcheck, racecheck, initcheck and
+synccheck over one small case of every kernel (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`.
+Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # synccheck as well: it finds barriers that not all threads reach.
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-STEPS = ["tests", "sanitizer", "mnist"]
+STEPS = ["tests", "large", "sanitizer", "mnist"]
 
 
 def gpu_name():
@@ -53,14 +53,35 @@ def run(command, log, **environment):
     return status, round(time.monotonic() - start, 1), log.read_text().splitlines()[-12:]
 
 
-def check_tests(logs, options):
-    junit = logs / "tests.xml"
-    command = [sys.executable, "-m", "pytest", f"--junitxml={junit}", "-q", *options.pytest]
+def pytest(name, arguments, logs):
+    junit = logs / f"{name}.xml"
+    command = [sys.executable, "-m", "pytest", f"--junitxml={junit}", "-q", *arguments]
     # One thread a worker of pytest-xdist, or they fight for the cores.
-    status, seconds, tail = run(command, logs / "tests.log", OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    status, seconds, tail = run(command, logs / f"{name}.log", OMP_NUM_THREADS=threads)
+    result = {"ok": status == 0, "seconds": seconds}
+    if not junit.exists():
+        return {**result, "tail": tail}
     suite = next(iter(xml.etree.ElementTree.parse(junit).getroot()))
-    counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
-    return {"ok": status == 0, "seconds": seconds, **counts, "tail": tail}
+    count = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
+    result["failed"] = count["failures"] + count["errors"]
+    result["passed"] = count["tests"] - result["failed"] - count["skipped"]
+    result["skipped"] = count["skipped"]
+    wrong = [
+        case for case in suite.iter("testcase") if case.find("failure") is not None or case.find("error") is not None
+    ]
+    if wrong:
+        result["failures"] = [f"{case.get('classname')}::{case.get('name')}" for case in wrong]
+    return result
+
+
+def check_tests(logs, options):
+    return pytest("tests", options.pytest, logs)
+
+
+def check_large(logs, _):
+    # One at a time: each takes most of a GPU's memory.
+    return pytest("large", ["--large", "tests/test_large.py"], logs)
 
 
 def sanitize(name, case, logs):
@@ -142,7 +163,7 @@ def main():
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
-    checks = {"tests": check_tests, "sanitizer": check_sanitizer, "mnist": check_mnist}
+    checks = {"tests": check_tests, "large": check_large, "sanitizer": check_sanitizer, "mnist": check_mnist}
     for step in arguments.only:
         print(f"{step} …", flush=True)
         report[step] = checks[step](arguments.logs, arguments)

@@ -31,7 +31,7 @@ def mnist():
         f"![MNIST with cuda_ops and with PyTorch, side by side](benchmarks/results/{GPU}/mnist/report.png)",
         "",
         f"On one {report['device']['name']}, eager, {settings['dtype']} without TF32, {settings['epochs']} epochs of "
-        f"batches of {settings['batch_size']} (`{report['command']}`, commit `{check['mnist']['commit'][:7]}`):",
+        f"batches of {settings['batch_size']} (`{report['command']}`, commit `{check['commit'][:7]}`):",
         "",
         "| | cuda_ops | PyTorch | PyTorch / cuda_ops |",
         "|---|---|---|---|",
@@ -47,19 +47,18 @@ def mnist():
 
 def check():
     report = json.loads((RESULTS / GPU / "check.json").read_text())
-    tests, sanitizer = report["tests"], report["sanitizer"]
     lines = [
-        f"Checked on {report['gpu']} (PyTorch {report['torch']}, CUDA {report['cuda']}; "
-        f"`benchmarks/results/{GPU}/check.json`):",
+        f"Checked on {report['gpu']} at commit `{report['commit'][:7]}` (PyTorch {report['torch']}, CUDA "
+        f"{report['cuda']}; `python benchmarks/check_gpu.py`, written to `benchmarks/results/{GPU}/check.json`):",
         "",
-        f"- tests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped "
-        f"(commit `{tests['commit'][:7]}`)",
     ]
-    lines += [f"  - {name}: {why}" for name, why in tests.get("failures", {}).items()]
-    lines += [
-        f"- compute-sanitizer {tool}: {sanitizer[tool]} (commit `{sanitizer['commit'][:7]}`)"
-        for tool in ("memcheck", "racecheck", "initcheck", "synccheck")
-    ]
+    for step, what in (("tests", "tests"), ("large", "tests of more than 2³¹ elements")):
+        result = report[step]
+        lines.append(f"- {what}: {result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped")
+        lines += [f"  - failed: {name}" for name in result.get("failures", [])]
+    for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
+        found = report["sanitizer"][tool]
+        lines.append(f"- compute-sanitizer {tool}: {found if isinstance(found, str) else f'errors in {list(found)}'}")
     return lines
 
 
