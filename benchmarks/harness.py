@@ -225,10 +225,11 @@ def memory_budget(device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
 
 
-def sets_needed(bytes_per_call: int, cache: int, budget: int) -> tuple[int, str]:
-    """How many sets of inputs to go round over, and whether that makes calls "cold"."""
+def sets_needed(bytes_per_call: int, cache: int, budget: int, bytes_held: int = 0) -> tuple[int, str]:
+    """How many sets of inputs to go round over, and whether that makes calls "cold". A set holds `bytes_held`, which is
+    more than a call moves where it reads a part of them."""
     wanted = max(1, math.ceil(3 * cache / max(1, bytes_per_call)))
-    allowed = max(1, min(MAX_SETS, budget // max(1, bytes_per_call)))
+    allowed = max(1, min(MAX_SETS, budget // max(1, bytes_per_call, bytes_held)))
     return min(wanted, allowed), "cold" if wanted <= allowed else "hot"
 
 
@@ -335,8 +336,9 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
     device, implementations = settings.device, bench.implementations()
     index = ["forward", "backward"].index(direction)
     bytes_moved = case.elements[index] * dtype.itemsize + case.bytes[index]
-    count, cache = sets_needed(bytes_moved, cache_bytes(device), settings.budget or memory_budget(device))
     make = Make(device, dtype)
+    held = sum(t.nbytes for t in tensors_of(case.make(make)))
+    count, cache = sets_needed(bytes_moved, cache_bytes(device), settings.budget or memory_budget(device), held)
     make_call = [forward_call, backward_call][index]
     calls = {i.name: [] for i in implementations}
     for _ in range(count):
