@@ -9,6 +9,10 @@ def samples(make):
     for cols in [1, 7, 8, 9, 10, 16, 31, 32, 33, 1023, 1024, 1025]:
         yield Sample((make(5, cols), 1), name=f"rows of {cols}")
     yield Sample((make(1, 5003), -1), name="one long row")
+    # Rows that the GPU keeps in the registers of 32, 128 or 512 threads, two, four or eight vectors each, and one more.
+    for cols in [264, 520, 1032, 2056, 4104, 8200, 16384, 16392, 32776]:
+        yield Sample((make(2, cols), 1), name=f"vectors: {cols}")
+    yield Sample((make(9, 512), 1), name="several rows a block")
     yield Sample((make(700, 10), 1), name="several tasks and blocks")
     yield Sample((make(), 0), name="no dimensions")
     yield Sample((make(33), -1), name="one dimension")
