@@ -6,6 +6,7 @@ from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
+from .ops.gather_normalize import gather_normalize
 from .ops.linear import linear
 from .ops.log_softmax import log_softmax
 from .ops.max_pool2d import max_pool2d
@@ -21,6 +22,7 @@ __all__ = [
     "conv2d",
     "cross_entropy",
     "dropout",
+    "gather_normalize",
     "linear",
     "log_softmax",
     "max_pool2d",
