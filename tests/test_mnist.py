@@ -123,11 +123,12 @@ def test_batches_are_normalised_alike_wherever_the_data_lies(device):
     assert images.dtype == torch.uint8
     for keep_on_device in (False, True):
         batches = Batches(images, labels, device, keep_on_device=keep_on_device)
-        x, y = batches(batches.place(torch.tensor([3, 5])))
-        assert x.device.type == y.device.type == device
         expected = (images[[3, 5]].double() / 255 - 0.1307) / 0.3081
-        assert_close(x, expected, 1e-6, "images")
-        assert y.tolist() == labels[[3, 5]].tolist()
+        for load in (batches, batches.gather):
+            x, y = load(batches.place(torch.tensor([3, 5])))
+            assert x.device.type == y.device.type == device
+            assert_close(x, expected, 1e-6, "images")
+            assert y.tolist() == labels[[3, 5]].tolist()
 
 
 def test_batch_order_is_a_shuffle_of_whole_batches():

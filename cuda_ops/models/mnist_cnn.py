@@ -45,8 +45,22 @@ class MnistCNN(torch.nn.Module):
         self.linear1 = nn.Linear(64 * 7 * 7, 128)
         self.linear2 = nn.Linear(128, 10)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, labels: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
+        """The logits of `input`, or with `labels` their `loss`."""
         x = self.pool(self.relu(self.norm1(self.conv1(input))))
         x = self.pool(self.relu(self.norm2(self.conv2(x))))
-        x = self.relu(self.linear1(x.flatten(1)))
-        return self.linear2(x)
+        x = self.linear2(self.relu(self.linear1(x.flatten(1))))
+        if labels is None:
+            return x
+        cross_entropy = get_backend(self.backend).functional.cross_entropy
+        return cross_entropy(x, labels, label_smoothing=label_smoothing)
+
+    def loss(self, images: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The mean cross-entropy of the logits of `images`.
+
+        Args:
+            images: (N, 1, 28, 28).
+            labels: (N,), int64, the digits.
+            label_smoothing: as for torch.nn.functional.cross_entropy.
+        """
+        return self(images, labels, label_smoothing)
