@@ -55,7 +55,7 @@ def test_parameter_count_is_that_of_the_docstring():
 
 
 def test_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match="backend: expected one of custom, native, got 'fast'"):
+    with pytest.raises(ValueError, match="backend: expected one of fused, custom, native, got 'fast'"):
         MnistCNN("fast")
 
 
@@ -495,7 +495,8 @@ def test_missing_package(package, monkeypatch, tmp_path, capsys):
 # The commands
 
 
-MNIST_HELP = "--backend --device --epochs --batch-size --lr --seed --dtype --data-dir --data-on --limit --save --out"
+MNIST_HELP = "--backend --device --epochs --batch-size --lr --seed --dtype --data-dir --data-on --limit --graph"
+MNIST_HELP += " --save --out"
 HELP = {"": " ".join(COMMANDS), "mnist": MNIST_HELP + " torchrun 130", "bench": "--device --dtype", "doctor": "--json"}
 
 

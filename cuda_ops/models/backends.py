@@ -23,6 +23,8 @@ class Backend:
 BACKENDS = {
     backend.name: backend
     for backend in (
+        # Its layers' parameters are those of "custom"; MnistCNN runs several of them at a time.
+        Backend("fused", nn, functional, optim, needs_extension=True),
         Backend("custom", nn, functional, optim, needs_extension=True),
         Backend("native", torch.nn, torch.nn.functional, torch.optim, needs_extension=False),
     )
@@ -33,7 +35,7 @@ def get_backend(name: str) -> Backend:
     """The backend of that name.
 
     Args:
-        name: a key of BACKENDS: "custom" or "native".
+        name: a key of BACKENDS: "fused", "custom" or "native".
 
     Raises:
         ValueError: there is none of that name.

@@ -3,7 +3,26 @@
 import torch
 from torch import Tensor
 
+from .. import functional
 from .backends import get_backend
+
+
+def _block(input: Tensor, conv: torch.nn.Conv2d, norm: torch.nn.BatchNorm2d, channels_last: bool) -> Tensor:
+    """Convolution, batch norm, ReLU and 2×2 max pooling as one op."""
+    return functional.conv_bn_relu_pool(
+        input,
+        conv.weight,
+        conv.bias,
+        norm.running_mean,
+        norm.running_var,
+        norm.weight,
+        norm.bias,
+        training=norm.training,
+        momentum=norm.momentum,
+        eps=norm.eps,
+        padding=conv.padding,
+        channels_last=channels_last,
+    )
 
 
 class MnistCNN(torch.nn.Module):
@@ -13,8 +32,9 @@ class MnistCNN(torch.nn.Module):
     linear (3136 → 128) · ReLU · linear (128 → 10).
 
     Args:
-        backend: "custom" for the layers of cuda_ops.nn, "native" for those of torch.nn. Parameters and buffers have
-            the same names and shapes in both, so that one state_dict fits both.
+        backend: "custom" for the layers of cuda_ops.nn, "native" for those of torch.nn; "fused" for our ops that each
+            do the work of several layers (conv_bn_relu_pool, linear_relu, linear_cross_entropy). Parameters and buffers
+            have the same names and shapes in all of them, so that one state_dict fits all.
 
     Shape:
         Input (N, 1, 28, 28), output (N, 10): one logit a digit.
@@ -47,6 +67,8 @@ class MnistCNN(torch.nn.Module):
 
     def forward(self, input: Tensor, labels: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
         """The logits of `input`, or with `labels` their `loss`."""
+        if self.backend == "fused":
+            return self._fused(input, labels, label_smoothing)
         x = self.pool(self.relu(self.norm1(self.conv1(input))))
         x = self.pool(self.relu(self.norm2(self.conv2(x))))
         x = self.linear2(self.relu(self.linear1(x.flatten(1))))
@@ -54,6 +76,20 @@ class MnistCNN(torch.nn.Module):
             return x
         cross_entropy = get_backend(self.backend).functional.cross_entropy
         return cross_entropy(x, labels, label_smoothing=label_smoothing)
+
+    def _fused(self, input: Tensor, labels: Tensor | None, label_smoothing: float) -> Tensor:
+        if self.training:
+            # Both counters in one launch.
+            torch._foreach_add_([self.norm1.num_batches_tracked, self.norm2.num_batches_tracked], 1)
+        # What conv2 reads is channels_last, its tensor cores' order; what it writes is contiguous, so that flatten is a
+        # view.
+        x = _block(input, self.conv1, self.norm1, channels_last=True)
+        x = _block(x, self.conv2, self.norm2, channels_last=False)
+        x = functional.linear_relu(x.flatten(1), self.linear1.weight, self.linear1.bias)
+        weight, bias = self.linear2.weight, self.linear2.bias
+        if labels is None:
+            return functional.linear(x, weight, bias)
+        return functional.linear_cross_entropy(x, weight, labels, bias, label_smoothing=label_smoothing)
 
     def loss(self, images: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The mean cross-entropy of the logits of `images`.
