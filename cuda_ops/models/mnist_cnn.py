@@ -7,24 +7,6 @@ from .. import functional
 from .backends import get_backend
 
 
-def _block(input: Tensor, conv: torch.nn.Conv2d, norm: torch.nn.BatchNorm2d, channels_last: bool) -> Tensor:
-    """Convolution, batch norm, ReLU and 2×2 max pooling as one op."""
-    return functional.conv_bn_relu_pool(
-        input,
-        conv.weight,
-        conv.bias,
-        norm.running_mean,
-        norm.running_var,
-        norm.weight,
-        norm.bias,
-        training=norm.training,
-        momentum=norm.momentum,
-        eps=norm.eps,
-        padding=conv.padding,
-        channels_last=channels_last,
-    )
-
-
 class MnistCNN(torch.nn.Module):
     r"""Two blocks of convolution, batch norm, ReLU and max pooling, then two linear layers; 421,834 parameters.
 
@@ -78,13 +60,12 @@ class MnistCNN(torch.nn.Module):
         return cross_entropy(x, labels, label_smoothing=label_smoothing)
 
     def _fused(self, input: Tensor, labels: Tensor | None, label_smoothing: float) -> Tensor:
-        if self.training:
-            # Both counters in one launch.
-            torch._foreach_add_([self.norm1.num_batches_tracked, self.norm2.num_batches_tracked], 1)
+        from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules as block  # needs the extension
+
         # What conv2 reads is channels_last, its tensor cores' order; what it writes is contiguous, so that flatten is a
         # view.
-        x = _block(input, self.conv1, self.norm1, channels_last=True)
-        x = _block(x, self.conv2, self.norm2, channels_last=False)
+        x = block(input, self.conv1, self.norm1, channels_last=True)
+        x = block(x, self.conv2, self.norm2, channels_last=False)
         x = functional.linear_relu(x.flatten(1), self.linear1.weight, self.linear1.bias)
         weight, bias = self.linear2.weight, self.linear2.bias
         if labels is None:
