@@ -38,6 +38,7 @@ ROUNDS = (3, 25)
 # The whole network's multiply-adds forward; backward takes twice as many, but for the picture's gradient.
 MACS = {"conv1": 28 * 28 * 32 * 9, "conv2": 14 * 14 * 64 * 288, "linear1": 3136 * 128, "linear2": 1280}
 PARAMETERS = 421_834
+LAYERS = ("conv", "norm", "linear")
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,22 @@ def set_precision(precision: str):
     torch.backends.cudnn.benchmark = True
 
 
+def parameter_groups(model):
+    """In the order of LAYERS."""
+    groups = {kind: [] for kind in LAYERS}
+    for name, parameter in model.named_parameters():
+        groups[next(kind for kind in LAYERS if name.startswith(kind))].append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
+
+
 # --- a step ---------------------------------------------------------------------------------------------------------
 
 
-def make_step(variant: Variant, precision: str, data, device, steps_per_graph: int = 1) -> GraphedStep:
-    """The step of a variant, of the same initial weights for all."""
+def make_step(
+    variant: Variant, precision: str, data, device, steps_per_graph: int = 1, label_smoothing: float = 0.0
+) -> GraphedStep:
+    """The step of a variant, of the same initial weights for all. The optimizer has a parameter group each for the
+    convolutions, the batch norms and the linear layers."""
     torch.manual_seed(0)
     model = MnistCNN(variant.backend).to(device)
     if not variant.ours and variant.channels_last:
@@ -91,14 +103,14 @@ def make_step(variant: Variant, precision: str, data, device, steps_per_graph: i
     half = precision == "bf16"
     batches = Batches(*data, device, torch.bfloat16 if half and variant.ours else torch.float32, keep_on_device=True)
     options = {"fused": True} if not variant.ours and device.type == "cuda" else {}
-    optimizer = get_backend(variant.backend).optim.SGD(model.parameters(), lr=0.01, **options)
+    optimizer = get_backend(variant.backend).optim.SGD(parameter_groups(model), lr=0.01, **options)
     load = batches.gather if variant.ours else batches
 
     def loss(indices):
         images, labels = load(indices)
         if not variant.ours and variant.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return model.loss(images, labels)
+        return model.loss(images, labels, label_smoothing)
 
     if variant.compile_mode:
         loss = torch.compile(loss, mode=variant.compile_mode, dynamic=False)

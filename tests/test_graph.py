@@ -104,6 +104,30 @@ def test_several_steps_in_one_graph(table, device):
     assert_same(model.state_dict(), twin.state_dict())
 
 
+@pytest.mark.parametrize("steps_per_graph", [1, 3])
+def test_learning_rates_of_groups(steps_per_graph, device):
+    """A table of [steps, groups]; it lies in host memory, as schedules do."""
+    models, losses = [net(cuda_ops.nn, device) for _ in range(2)], []
+    table = torch.tensor([[0.1, 0.0], [0.2, 0.1], [0.05, 0.3]]).repeat(3, 1)
+    batches = batches_of(9, device)
+    stacked = [torch.stack(tensors) for tensors in zip(*batches, strict=True)]
+    optimizers = [
+        cuda_ops.optim.SGD([{"params": m[0].parameters()}, {"params": m[1:].parameters()}], lr=0.5) for m in models
+    ]
+    step = GraphedStep(models[0], criterion_of(cuda_ops.nn, models[0]), optimizers[0], steps_per_graph=steps_per_graph)
+    losses = step.run(*stacked, lr=table)
+    expected, loss = [], criterion_of(cuda_ops.nn, models[1])
+    for batch, rates in zip(batches, table.tolist(), strict=True):
+        for group, rate in zip(optimizers[1].param_groups, rates, strict=True):
+            group["lr"] = rate
+        optimizers[1].zero_grad()
+        expected.append(loss(*batch))
+        expected[-1].backward()
+        optimizers[1].step()
+    assert torch.equal(losses, torch.stack(expected).detach())
+    assert_same(models[0].state_dict(), models[1].state_dict())
+
+
 def test_the_source_is_part_of_the_step(device):
     images, labels = data(64, device)
     batches = Batches(images, labels, device, keep_on_device=True)

@@ -102,8 +102,9 @@ class GraphedStep:
         Args:
             batch: what `loss`, or `source`, is called with; with several steps per graph stacked along a new first
                 dimension.
-            lr: the learning rate of all parameter groups for this call; with several steps per graph it may be a
-                tensor of one for each step. None leaves the optimizer's.
+            lr: the learning rate of all parameter groups for this call, or a tensor of one for each group; with several
+                steps per graph it may be a tensor of one for each step, or of [steps, groups]. None leaves the
+                optimizer's.
 
         Returns:
             The loss, without dimensions, or with several steps per graph one for each.
@@ -112,7 +113,7 @@ class GraphedStep:
             self._check_stacked(batch)
         if not self.graph:
             return self._plain(batch, lr)
-        table = isinstance(lr, Tensor) and lr.dim() == 1
+        table = self.steps_per_graph > 1 and isinstance(lr, Tensor) and lr.dim() > 0
         self._update_lr(None if table else lr)
         key = self._key(batch, table)
         captured = self._graphs.get(key)
@@ -138,7 +139,7 @@ class GraphedStep:
 
         Args:
             batches: as for a call, any number of steps.
-            lr: one learning rate for each step, or None.
+            lr: [steps] or [steps, groups], or None.
 
         Returns:
             The loss of each step, on the device.
@@ -165,7 +166,12 @@ class GraphedStep:
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _steps(self, batch, table: Tensor | None) -> Tensor:
+    def _each(self, lr):
+        """One learning rate for each parameter group."""
+        several = isinstance(lr, list) or (isinstance(lr, Tensor) and lr.dim() > 0)
+        return lr if several else [lr] * len(self.optimizer.param_groups)
+
+    def _steps(self, batch, table) -> Tensor:
         """As many steps as `batch` holds, with the learning rates of `table`, if there is one."""
         if self.steps_per_graph == 1:
             return self._step(batch)
@@ -173,8 +179,8 @@ class GraphedStep:
         losses = []
         for i in range(len(batch[0])):
             if table is not None:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = table[i]
+                for group, rate in zip(self.optimizer.param_groups, self._each(table[i]), strict=True):
+                    group["lr"] = rate
             losses.append(self._step([tensor[i] for tensor in batch]))
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -185,11 +191,12 @@ class GraphedStep:
         batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
         if lr is None:
             return self._steps(batch, None)
-        table = lr.tolist() if isinstance(lr, Tensor) and lr.dim() == 1 else None
-        if table is None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = float(lr)
-        return self._steps(batch, table)
+        lr = lr.tolist() if isinstance(lr, Tensor) else lr
+        if isinstance(lr, list) and self.steps_per_graph > 1:
+            return self._steps(batch, lr)
+        for group, rate in zip(self.optimizer.param_groups, self._each(lr), strict=True):
+            group["lr"] = rate
+        return self._steps(batch, None)
 
     def _first(self, batch, table) -> Tensor:
         """The step that is taken before one like it is captured."""
@@ -285,8 +292,8 @@ class GraphedStep:
                 group["lr"] = mine
         if lr is None or (not isinstance(lr, Tensor) and (lr, self._lr_versions()) == self._lr_set):
             return
-        for mine in self._lrs:
-            mine.copy_(lr, non_blocking=True) if isinstance(lr, Tensor) else mine.fill_(lr)
+        for mine, rate in zip(self._lrs, self._each(lr), strict=True):
+            mine.copy_(rate, non_blocking=True) if isinstance(rate, Tensor) else mine.fill_(rate)
         self._lr_set = None if isinstance(lr, Tensor) else (lr, self._lr_versions())
 
     def _lr_versions(self):
