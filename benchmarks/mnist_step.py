@@ -126,24 +126,21 @@ def make_step(
 
 def prepared(variant: Variant, precision: str, batch: int, data, device):
     """A function that takes n steps, ready to be timed; compiled, captured, warm."""
-    steps_per_graph = 16 if batch <= 1024 else 4
-    step = make_step(variant, precision, data, device, steps_per_graph)
-    order = torch.randint(len(data[1]), (steps_per_graph, batch), device=device)
+    block = 1 if not variant.graph else 16 if batch <= 1024 else 4
+    step = make_step(variant, precision, data, device, block)
+    order = torch.randint(len(data[1]), (block, batch), device=device)
+    indices = order if block > 1 else order[0]
     for _ in range(3):
-        losses = step.run(order)
+        losses = step(indices)
     if not losses.isfinite().all():
         raise RuntimeError(f"{variant.name}, {precision}, batch {batch}: the loss is not finite")
 
     def steps(count):
         """Takes at least `count` steps and says how many."""
-        rounds = -(-count // steps_per_graph)
-        for _ in range(rounds):
-            if variant.graph:
-                step(order)
-            else:
-                for row in order:
-                    step(row)
-        return rounds * steps_per_graph
+        calls = -(-count // block)
+        for _ in range(calls):
+            step(indices)
+        return calls * block
 
     return steps
 
@@ -255,6 +252,13 @@ print(json.dumps([b - a for a, b in zip(times, times[1:])]))
 COLD_PARTS = ("import torch", "import cuda_ops", "device", "first step", "second step")
 
 
+def fresh_environment(cache: str = "") -> dict[str, str]:
+    """For a process of its own: where cuda_ops is, and where the compiler keeps what it has compiled."""
+    path = os.pathsep.join([str(harness.HERE.parent), os.environ.get("PYTHONPATH", "")])
+    caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache} if cache else {}
+    return {**os.environ, **caches, "PYTHONPATH": path}
+
+
 def cold_start(device, with_compile: bool, repeats: int, deadline: float) -> dict[str, dict[str, float]]:
     """Seconds of each part, in a fresh process each time; the median of some. The compiler's cache is empty."""
     variants = {"PyTorch": ("native", "eager"), "custom": ("custom", "eager"), "fused": ("fused", "eager")}
@@ -267,9 +271,7 @@ def cold_start(device, with_compile: bool, repeats: int, deadline: float) -> dic
             if time.perf_counter() > deadline:
                 break
             with tempfile.TemporaryDirectory() as cache:
-                root = str(harness.HERE.parent)
-                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
-                environment["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+                environment = fresh_environment(cache)
                 command = [sys.executable, "-c", COLD, backend, str(device), mode]
                 result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
             if result.returncode:
@@ -376,7 +378,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
             for precision, batch in [("bf16", 64), ("bf16", 1024)][: 1 if quick else 2]:
                 with contextlib.suppress(RuntimeError):
                     race.timelines[f"{precision}, batch {batch}"] = timeline(precision, batch, data, device)
-    race.cold = cold_start(device, with_compile, 1 if quick else 3, deadline)
+    if not quick:
+        race.cold = cold_start(device, with_compile, 3, deadline)
     race.facts["seconds"] = f"{time.perf_counter() - begin:.0f}"
     folder = out / harness.slug(race.facts["device"])
     mnist_report.write(race, folder)
