@@ -1,6 +1,11 @@
-"""python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/."""
+"""python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/.
+
+`bench mnist` is the race of whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` the time
+to 99 % of its test set (benchmarks/mnist_99.py).
+"""
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -8,6 +13,7 @@ import torch
 
 from . import _library
 
+RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99"}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -18,13 +24,19 @@ def benchmarks_folder() -> Path | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all; default: all")
+    parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all (default), or mnist or mnist-99")
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
         "--dtype", choices=DTYPES, action="append", help="may be repeated; default: float32, on CUDA bfloat16 as well"
     )
     parser.add_argument("--quick", action="store_true", help="the first case of each op and few samples")
     parser.add_argument("--tf32", action="store_true", help="allow TF32 on both sides")
+    parser.add_argument("--seconds", type=float, default=300, help="mnist: about how long it may take; default: 300")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
+    )
+    parser.add_argument("--batch", type=int, action="append", help="mnist: a batch size; may be repeated; default: all")
+    parser.add_argument("--precision", action="append", choices=["fp32", "tf32", "bf16"], help="mnist: may be repeated")
     parser.add_argument("--out", type=Path, help="folder for <device>/<op>.csv; default: benchmarks/results")
 
 
@@ -40,6 +52,18 @@ def _device(name) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name} has no kernels of cuda_ops: use cpu or cuda")
     return device
+
+
+def _race(args, device, out: Path) -> int:
+    if len(args.ops) > 1:
+        raise ValueError(f"{args.ops[0]} is a run of its own: name nothing beside it")
+    if args.dtype or args.tf32:
+        raise ValueError(f"{args.ops[0]} has --precision in the place of --dtype and --tf32")
+    if args.seconds <= 0:
+        raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
+    race = importlib.import_module(RACES[args.ops[0]])
+    race.run(device, out, args.seconds, args.quick, args.compile, args.batch, args.precision)
+    return 0
 
 
 def main(args) -> int:
@@ -58,6 +82,8 @@ def main(args) -> int:
         import harness
 
         device = _device(args.device)
+        if set(args.ops) & set(RACES):
+            return _race(args, device, args.out or folder / "results")
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
         dtypes = [DTYPES[name] for name in args.dtype or default]
         if device.type == "cpu" and any(dtype.itemsize == 2 for dtype in dtypes):

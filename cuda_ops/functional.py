@@ -7,6 +7,7 @@ from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
+from .ops.gather_normalize import gather_normalize
 from .ops.linear import linear
 from .ops.log_softmax import log_softmax
 from .ops.max_pool2d import max_pool2d
@@ -23,6 +24,7 @@ __all__ = [
     "conv_bn_relu_pool",
     "cross_entropy",
     "dropout",
+    "gather_normalize",
     "linear",
     "log_softmax",
     "max_pool2d",

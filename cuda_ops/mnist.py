@@ -36,7 +36,12 @@ from .training.settings import (
 
 def add_arguments(parser: argparse.ArgumentParser):
     add = parser.add_argument
-    add("--backend", choices=["both", *BACKENDS], default="both", help="whose layers to train with (default: both)")
+    add(
+        "--backend",
+        choices=["all", "both", *BACKENDS],
+        default="all",
+        help="whose layers to train with; both: custom and native (default: all)",
+    )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto, a GPU if there is one)")
     epochs, sizes = DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE
     add("--epochs", type=int, help=f"default: {epochs['cpu']} on the CPU, {epochs['cuda']} on a GPU")
@@ -68,7 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="where the data set lies: in host memory, each batch being copied, or on the device (default: host)",
     )
     add("--limit", type=int, metavar="N", help="a quick try: the first N training and the first N test pictures only")
-    add("--save", type=Path, metavar="FILE", help="write the trained weights there (of custom, if both are trained)")
+    add(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="on a GPU, time the whole step as one CUDA graph too (default: --graph)",
+    )
+    add("--save", type=Path, metavar="FILE", help="write the trained weights there (of the first backend of several)")
     add("--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="for the report (default: runs/mnist)")
 
 
@@ -147,6 +158,8 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     run = compare.prepare(settings, world, batches)
     with Interruption(world) as stop, _progress(console, run) as advance:
         compare.train(run, batches, stop, advance)
+        if settings.graph and not run.interrupted:
+            compare.time_graphs(run, train_set)
         # Running statistics differ between processes: the first one's model is the one that is tested and saved.
         if world.is_first and not run.interrupted:
             compare.test(run, test_batches)

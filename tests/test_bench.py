@@ -151,6 +151,47 @@ def test_percent_of_ceiling_is_by_the_tighter_bound():
     assert ceiling.percent(1, bytes_moved=50, flops=900) == 90
 
 
+def test_quick_race_of_the_mnist_step(device, tmp_path):
+    arguments = ["--quick", "--no-compile", "--device", device, "--batch", 16, "--precision", "fp32"]
+    status, _, errors = run("mnist", *arguments, "--out", tmp_path)
+    assert status == 0, errors
+    (path,) = tmp_path.glob("*/mnist_step.csv")
+    rows = harness.read_csv(path)
+    assert {row["batch"] for row in rows} == {"16"}
+    variants = {row["variant"] for row in rows}
+    wanted = {"custom graph", "fused graph", "PyTorch graph"} if device == "cuda" else {"custom", "fused"}
+    assert wanted <= variants
+    report = json.loads(path.with_suffix(".json").read_text())
+    assert report["left_out"] == []
+    assert min(float(row["p10_us"]) for row in rows) > report["floors"]["fp32"]["16"] > 0
+    assert "fastest PyTorch / fastest ours" in path.with_suffix(".md").read_text()
+    assert path.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    if device == "cuda":
+        assert report["timelines"]
+
+
+def test_quick_time_to_99_percent(device, tmp_path):
+    status, _, errors = run("mnist-99", "--quick", "--no-compile", "--device", device, "--out", tmp_path)
+    assert status == 0, errors
+    (path,) = tmp_path.glob("*/mnist_99.json")
+    report = json.loads(path.read_text())
+    assert report["pictures"] == 20 * report["recipe"]["batch"]
+    for result in report["variants"].values():
+        assert result["milliseconds"]["mean"] > 0
+        assert result["accuracy"]["mean"] > 0.2
+
+
+def test_learning_rates_of_the_recipe_rise_and_fall():
+    import mnist_99
+
+    rates = mnist_99.Recipe(steps=100, lr=0.2, conv=4, norm=2, warmup=0.25).learning_rates()
+    assert rates.shape == (100, 3)
+    torch.testing.assert_close(rates[24], torch.tensor([0.8, 0.4, 0.2]))
+    assert rates[:, 2].argmax() == 24
+    assert 0 < rates[-1, 2] < 0.01
+    assert 0 < rates[0, 2] < 0.01
+
+
 def test_csv_is_written_whole(tmp_path):
     row = dict.fromkeys(harness.COLUMNS, "1")
     harness.write_csv(tmp_path / "a" / "b.csv", [row], {"torch": "2", "device": "x, y"})
@@ -161,6 +202,9 @@ def test_csv_is_written_whole(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["mnist", "--tf32"], "mnist has --precision in the place of --dtype and --tf32"),
+        (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
+        (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),
         (["cubic"], "there is no benchmarks/bench_cubic.py; there are: add2"),
         (["square", "--device", "toaster"], "device toaster cannot be used"),
         (["square", "--device", "meta"], "device meta has no kernels"),

@@ -40,8 +40,8 @@ def environment():
 # The model
 
 
-@pytest.mark.parametrize("source, target", [("native", "custom"), ("custom", "native")])
-def test_one_state_dict_fits_both_backends(source, target):
+@pytest.mark.parametrize("source, target", [("native", "custom"), ("custom", "native"), ("custom", "fused")])
+def test_one_state_dict_fits_all_backends(source, target):
     torch.manual_seed(1)
     state = MnistCNN(source).state_dict()
     model = MnistCNN(target)
@@ -55,15 +55,16 @@ def test_parameter_count_is_that_of_the_docstring():
 
 
 def test_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match="backend: expected one of custom, native, got 'fast'"):
+    with pytest.raises(ValueError, match="backend: expected one of fused, custom, native, got 'fast'"):
         MnistCNN("fast")
 
 
-def test_backends_compute_the_same(device):
+@pytest.mark.parametrize("backend", ["custom", "fused"])
+def test_backends_compute_the_same(backend, device):
     """Two steps of training in float64: losses, gradients, running statistics and the evaluation."""
     torch.manual_seed(0)
     native = MnistCNN("native").to(device, torch.float64)
-    custom = MnistCNN("custom").to(device, torch.float64)
+    custom = MnistCNN(backend).to(device, torch.float64)
     custom.load_state_dict(native.state_dict())
     batches = Batches(*mnist(limit=64), device, torch.float64)
     trainers = [Trainer(model, batches, model.backend, lr=0.1) for model in (native, custom)]
@@ -123,11 +124,12 @@ def test_batches_are_normalised_alike_wherever_the_data_lies(device):
     assert images.dtype == torch.uint8
     for keep_on_device in (False, True):
         batches = Batches(images, labels, device, keep_on_device=keep_on_device)
-        x, y = batches(batches.place(torch.tensor([3, 5])))
-        assert x.device.type == y.device.type == device
         expected = (images[[3, 5]].double() / 255 - 0.1307) / 0.3081
-        assert_close(x, expected, 1e-6, "images")
-        assert y.tolist() == labels[[3, 5]].tolist()
+        for load in (batches, batches.gather):
+            x, y = load(batches.place(torch.tensor([3, 5])))
+            assert x.device.type == y.device.type == device
+            assert_close(x, expected, 1e-6, "images")
+            assert y.tolist() == labels[[3, 5]].tolist()
 
 
 def test_batch_order_is_a_shuffle_of_whole_batches():
@@ -177,20 +179,21 @@ def test_short_extracted_file_is_extracted_anew(data_copy):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of both backends: (folder, exit status, weights)."""
+    """A run of all backends: (folder, exit status, weights)."""
     folder = tmp_path_factory.mktemp("run")
     weights = folder / "weights.pt"
     status = main([*QUICK, "--epochs", "2", "--out", str(folder / "report"), "--save", str(weights)])
     return folder / "report", status, weights
 
 
-def test_both_backends_within_rounding(finished):
+@pytest.mark.parametrize("backend", ["custom", "fused"])
+def test_backends_within_rounding(finished, backend):
     folder, status, _ = finished
     report = read(folder)
     assert report["problems"] == []
     assert status == 0
     assert report["ok"] is True
-    rows = report["parity"]["custom"]["rows"]
+    rows = report["parity"][backend]["rows"]
     names = [name for name, _ in MnistCNN("native").named_parameters()]
     assert [row["name"] for row in rows if row["kind"] == "gradient"] == names
     assert [row["name"] for row in rows if row["kind"] == "update"] == names
@@ -198,7 +201,7 @@ def test_both_backends_within_rounding(finished):
     for row in rows:
         assert row["ok"]
         assert row["relative_distance"] <= 5e-3
-    assert report["parity"]["custom"]["early_loss_relative_distance"] <= 5e-4
+    assert report["parity"][backend]["early_loss_relative_distance"] <= 5e-4
 
 
 def test_report_json(finished):
@@ -209,7 +212,8 @@ def test_report_json(finished):
     assert report["device"]["type"] == "cpu"
     assert report["device"]["name"]
     assert report["command"]
-    for backend in ("custom", "native"):
+    assert list(report["backends"]) == ["fused", "custom", "native"]
+    for backend in report["backends"]:
         result = report["backends"][backend]
         times = result["milliseconds"]
         assert list(times) == [*PHASES, "whole step"]
@@ -220,6 +224,7 @@ def test_report_json(finished):
         assert 0.1 < result["test_accuracy"] <= 1
         assert sum(map(sum, result["confusion"])) == 192
         assert result["peak_memory_bytes"] is None, "not known on the CPU"
+        assert result["graph_milliseconds"] == {}, "there are none on the CPU"
 
 
 def test_report_md_and_png(finished):
@@ -231,13 +236,13 @@ def test_report_md_and_png(finished):
     assert sorted(path.name for path in folder.iterdir()) == FILES, "no temporary file is left"
 
 
-def test_saved_weights_load_into_both(finished):
+def test_saved_weights_load_into_all(finished):
     state = torch.load(finished[2], weights_only=True)
-    for backend in ("native", "custom"):
+    for backend in ("native", "custom", "fused"):
         model = MnistCNN(backend)
         model.load_state_dict(state, strict=True)
         accuracy = evaluate(model, Batches(*mnist(train=False, limit=192))).accuracy
-        assert accuracy == pytest.approx(read(finished[0])["backends"]["custom"]["test_accuracy"])
+        assert accuracy == pytest.approx(read(finished[0])["backends"]["fused"]["test_accuracy"])
 
 
 def test_same_seed_same_losses(finished, tmp_path):
@@ -251,8 +256,8 @@ def test_same_seed_same_losses(finished, tmp_path):
 
 def test_float64_run(tmp_path):
     assert main([*QUICK, "--epochs", "1", "--dtype", "float64", "--out", str(tmp_path)]) == 0
-    rows = read(tmp_path)["parity"]["custom"]["rows"]
-    assert max(row["relative_distance"] for row in rows if row["kind"] == "gradient") < 1e-9
+    for parity in read(tmp_path)["parity"].values():
+        assert max(row["relative_distance"] for row in parity["rows"] if row["kind"] == "gradient") < 1e-9
 
 
 @pytest.mark.parametrize("dtype", [cuda_param(d) for d in ("float32", "float64", "bfloat16", "float16")])
@@ -262,6 +267,7 @@ def test_run_on_cuda(dtype, tmp_path):
     for result in read(tmp_path)["backends"].values():
         assert result["peak_memory_bytes"] > 1e6
         assert result["test_accuracy"] > 0.5
+        assert bool(result["graph_milliseconds"]) == (dtype != "float16")
 
 
 # A wrong backend is found out
@@ -314,7 +320,8 @@ def test_backend_that_is_one_percent_wrong_fails(wrong, monkeypatch, tmp_path, c
     namespace, name, make, message = WRONG[wrong]
     monkeypatch.setattr(getattr(cuda_ops, namespace), name, make())
     # lr: a gradient's step must stand out of the rounding of the weights that it is added to.
-    assert main([*QUICK, "--epochs", "1", "--lr", "0.5" if wrong == "update" else "0.1", "--out", str(tmp_path)]) == 1
+    arguments = [*QUICK, "--backend", "both", "--epochs", "1"]
+    assert main([*arguments, "--lr", "0.5" if wrong == "update" else "0.1", "--out", str(tmp_path)]) == 1
     assert f"FAILED: custom: {message}" in capsys.readouterr().out
     assert not read(tmp_path)["ok"]
 
@@ -494,7 +501,8 @@ def test_missing_package(package, monkeypatch, tmp_path, capsys):
 # The commands
 
 
-MNIST_HELP = "--backend --device --epochs --batch-size --lr --seed --dtype --data-dir --data-on --limit --save --out"
+MNIST_HELP = "--backend --device --epochs --batch-size --lr --seed --dtype --data-dir --data-on --limit --graph"
+MNIST_HELP += " --save --out"
 HELP = {"": " ".join(COMMANDS), "mnist": MNIST_HELP + " torchrun 130", "bench": "--device --dtype", "doctor": "--json"}
 
 

@@ -55,6 +55,8 @@ __global__ void __launch_bounds__(THREADS)
     constexpr int SIZE = vector16<T>::size;
     const bool momentum = scalars.momentum != A(0);
     A lr = scalars.lr;
+    release_successor();
+    wait_for_predecessor();
     if (scalars.device_lr)
         lr = scalars.device_lr_is_double ? A(*(const double *)scalars.device_lr) : A(*(const float *)scalars.device_lr);
 
@@ -111,7 +113,7 @@ static cuda_ops_status launch(const SgdList<T> &list, const SgdScalars<accumulat
 {
     if (list.tensors == 0)
         return CUDA_OPS_SUCCESS;
-    sgd_kernel<<<clamp_grid(list.chunks), THREADS, 0, stream>>>(list, scalars);
+    launch_dependent(sgd_kernel<T>, clamp_grid(list.chunks), THREADS, 0, stream, list, scalars);
     return launch_status();
 }
 

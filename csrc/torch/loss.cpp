@@ -118,10 +118,10 @@ Tensor empty_workspace(const Tensor &input, size_t bytes)
     return at::empty({static_cast<int64_t>(bytes)}, input.options().dtype(at::kByte));
 }
 
-static void raise_index_error(const char *op, int64_t classes, int64_t value, int64_t position, const char *when)
+void IndexErrors::raise(int64_t classes, int64_t value, int64_t position, const char *when) const
 {
-    TORCH_CHECK_INDEX(false, op, ": expected target to be in [0, ", classes, "), got ", value, " at position ",
-                      position, when);
+    C10_THROW_ERROR(IndexError, c10::str(op, ": expected ", argument, " to be in [0, ", classes, "), got ", value,
+                                         " at position ", position, when));
 }
 
 void check_targets_cpu(const char *op, const Tensor &target, const LossShape &shape, int64_t ignore_index)
@@ -129,7 +129,7 @@ void check_targets_cpu(const char *op, const Tensor &target, const LossShape &sh
     const int64_t *values = target.const_data_ptr<int64_t>();
     const int64_t position = cuda_ops_loss_find_bad_target_cpu(values, target.numel(), shape.classes, ignore_index);
     if (position >= 0)
-        raise_index_error(op, shape.classes, values[position], position, "");
+        IndexErrors(op).raise(shape.classes, values[position], position);
 }
 
 int64_t columns_per_task(const LossShape &shape)
@@ -179,7 +179,7 @@ void IndexErrors::raise_if_complete(cuda_ops_index_error *record, const char *wh
         return;
     const cuda_ops_index_error error = *record;
     __atomic_store_n(&record->state, CUDA_OPS_INDEX_ERROR_NONE, __ATOMIC_RELEASE);
-    raise_index_error(op, error.classes, error.value, error.position, when);
+    raise(error.classes, error.value, error.position, when);
 }
 
 void IndexErrors::check_now(cuda_ops_index_error *record)

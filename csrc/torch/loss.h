@@ -98,7 +98,8 @@ void reduce_columns_cpu(const char *op, const Tensor &loss, const Tensor &total_
 class IndexErrors
 {
   public:
-    explicit constexpr IndexErrors(const char *op) : op(op)
+    // `argument`: what the op calls the tensor of the indices.
+    explicit constexpr IndexErrors(const char *op, const char *argument = "target") : op(op), argument(argument)
     {
     }
 
@@ -108,10 +109,13 @@ class IndexErrors
     // After the launch that was given `record`: waits and throws if the environment asks for it.
     void check_now(cuda_ops_index_error *record);
 
+    // Throws IndexError for an index that is not in [0, classes). `when`: the end of the message.
+    [[noreturn]] void raise(int64_t classes, int64_t value, int64_t position, const char *when = "") const;
+
   private:
     void raise_if_complete(cuda_ops_index_error *record, const char *when);
 
-    const char *op;
+    const char *op, *argument;
 };
 
 } // namespace cuda_ops

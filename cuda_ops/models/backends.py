@@ -5,15 +5,16 @@ from types import ModuleType
 
 import torch
 
-from .. import nn, optim
+from .. import functional, nn, optim
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A name, and the two namespaces that take the place of torch.nn and torch.optim."""
+    """A name, and the namespaces that take the place of torch.nn, torch.nn.functional and torch.optim."""
 
     name: str
     nn: ModuleType
+    functional: ModuleType
     optim: ModuleType
     needs_extension: bool
     """Whether it calls our compiled ops."""
@@ -22,8 +23,10 @@ class Backend:
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("custom", nn, optim, needs_extension=True),
-        Backend("native", torch.nn, torch.optim, needs_extension=False),
+        # Its layers' parameters are those of "custom"; MnistCNN runs several of them at a time.
+        Backend("fused", nn, functional, optim, needs_extension=True),
+        Backend("custom", nn, functional, optim, needs_extension=True),
+        Backend("native", torch.nn, torch.nn.functional, torch.optim, needs_extension=False),
     )
 }
 
@@ -32,7 +35,7 @@ def get_backend(name: str) -> Backend:
     """The backend of that name.
 
     Args:
-        name: a key of BACKENDS: "custom" or "native".
+        name: a key of BACKENDS: "fused", "custom" or "native".
 
     Raises:
         ValueError: there is none of that name.

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .. import functional
 from .backends import get_backend
 
 
@@ -13,8 +14,9 @@ class MnistCNN(torch.nn.Module):
     linear (3136 → 128) · ReLU · linear (128 → 10).
 
     Args:
-        backend: "custom" for the layers of cuda_ops.nn, "native" for those of torch.nn. Parameters and buffers have
-            the same names and shapes in both, so that one state_dict fits both.
+        backend: "custom" for the layers of cuda_ops.nn, "native" for those of torch.nn; "fused" for our ops that each
+            do the work of several layers (conv_bn_relu_pool, linear_relu, linear_cross_entropy). Parameters and buffers
+            have the same names and shapes in all of them, so that one state_dict fits all.
 
     Shape:
         Input (N, 1, 28, 28), output (N, 10): one logit a digit.
@@ -45,8 +47,37 @@ class MnistCNN(torch.nn.Module):
         self.linear1 = nn.Linear(64 * 7 * 7, 128)
         self.linear2 = nn.Linear(128, 10)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, labels: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
+        """The logits of `input`, or with `labels` their `loss`."""
+        if self.backend == "fused":
+            return self._fused(input, labels, label_smoothing)
         x = self.pool(self.relu(self.norm1(self.conv1(input))))
         x = self.pool(self.relu(self.norm2(self.conv2(x))))
-        x = self.relu(self.linear1(x.flatten(1)))
-        return self.linear2(x)
+        x = self.linear2(self.relu(self.linear1(x.flatten(1))))
+        if labels is None:
+            return x
+        cross_entropy = get_backend(self.backend).functional.cross_entropy
+        return cross_entropy(x, labels, label_smoothing=label_smoothing)
+
+    def _fused(self, input: Tensor, labels: Tensor | None, label_smoothing: float) -> Tensor:
+        from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules as block  # needs the extension
+
+        # What conv2 reads is channels_last, its tensor cores' order; what it writes is contiguous, so that flatten is a
+        # view.
+        x = block(input, self.conv1, self.norm1, channels_last=True)
+        x = block(x, self.conv2, self.norm2, channels_last=False)
+        x = functional.linear_relu(x.flatten(1), self.linear1.weight, self.linear1.bias)
+        weight, bias = self.linear2.weight, self.linear2.bias
+        if labels is None:
+            return functional.linear(x, weight, bias)
+        return functional.linear_cross_entropy(x, weight, labels, bias, label_smoothing=label_smoothing)
+
+    def loss(self, images: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The mean cross-entropy of the logits of `images`.
+
+        Args:
+            images: (N, 1, 28, 28).
+            labels: (N,), int64, the digits.
+            label_smoothing: as for torch.nn.functional.cross_entropy.
+        """
+        return self(images, labels, label_smoothing)

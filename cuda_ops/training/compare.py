@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data import Batches
 from ..models import MnistCNN, get_backend
 from .distributed import World
+from .graph import GraphedStep
 from .loop import Evaluation, Trainer, autocast, evaluate, learning_rate
 from .parity import EARLY_STEPS, Snapshot, early_losses_agree
 from .settings import Settings
@@ -21,6 +22,8 @@ from .timing import MemoryMeter
 BLOCK = 10
 # Steps of each backend that are not timed: allocators, libraries' choices of algorithm and caches settle in them.
 WARMUP = 10
+# The step as a CUDA graph is timed in so many blocks of so many steps.
+GRAPH_BLOCK, GRAPH_BLOCKS = 32, 15
 # The train loss of the table is the mean over this many steps, the last ones.
 LAST_STEPS = 50
 
@@ -33,6 +36,8 @@ class BackendRun:
     model: torch.nn.Module
     trainer: Trainer
     memory: MemoryMeter
+    graph_steps: list[float] = field(default_factory=list)
+    """Milliseconds of the whole step as a CUDA graph, one number for each block."""
     losses: list[float] = field(default_factory=list)
     first_step: Snapshot | None = None
     evaluation: Evaluation | None = None
@@ -198,6 +203,36 @@ def _first_step(run: Run, backend: BackendRun, indices: Tensor, lr: float) -> Te
     state = {name: tensor.detach().cpu().clone() for name, tensor in backend.model.state_dict().items()}
     backend.first_step = Snapshot(gradients, state)
     return loss
+
+
+def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
+    """Times each backend's whole step as one CUDA graph, gather of the batch included, in turns of GRAPH_BLOCK steps.
+
+    Args:
+        run: after `train`; its models are left alone.
+        train_set: images and labels, which are copied to the device: a graph gathers its batches there.
+    """
+    settings = run.settings
+    batches = Batches(*train_set, settings.device, settings.tensor_dtype, keep_on_device=True)
+    indices = torch.randint(len(batches), (GRAPH_BLOCK, settings.batch_size), device=settings.device)
+    steps = {}
+    for name in run.backends:
+        model = MnistCNN(name).to(settings.device, settings.tensor_dtype)
+        model.load_state_dict(run.initial_state, strict=True)
+        options = {"fused": True} if name == "native" else {}
+        optimizer = get_backend(name).optim.SGD(model.parameters(), lr=1e-3, **options)
+        source = batches.gather if get_backend(name).needs_extension else batches
+        autocast = settings.dtype if settings.autocast else None
+        steps[name] = GraphedStep(model, model.loss, optimizer, source=source, autocast=autocast)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for block in range(GRAPH_BLOCKS + 1):
+        for name, step in steps.items():
+            begin.record()
+            step.run(indices)
+            end.record()
+            end.synchronize()
+            if block > 0:  # the first one captures
+                run.backends[name].graph_steps.append(begin.elapsed_time(end) / GRAPH_BLOCK)
 
 
 def test(run: Run, batches: Batches):

@@ -34,9 +34,10 @@ class Trainer:
     """One backend's model, loss, optimizer and clock.
 
     Args:
-        model: the model, maybe wrapped in DistributedDataParallel.
+        model: called with images and labels it returns the loss, as MnistCNN does; maybe wrapped in
+            DistributedDataParallel.
         batches: where the data comes from.
-        backend: whose loss and optimizer are taken, by name ("custom", "native") or itself.
+        backend: whose optimizer, and whose gather of a batch, are taken, by name ("custom", "native") or itself.
         lr: learning rate of plain SGD; `step` may be given another.
         autocast: torch.bfloat16 or torch.float16 for mixed precision on CUDA, else None.
 
@@ -57,7 +58,7 @@ class Trainer:
     ):
         backend = get_backend(backend) if isinstance(backend, str) else backend
         self.model, self.batches, self.autocast = model, batches, autocast
-        self.criterion = backend.nn.CrossEntropyLoss()
+        self.load = batches.gather if backend.needs_extension else batches
         self.optimizer = backend.optim.SGD(model.parameters(), lr=lr)
         self.timer = PhaseTimer(batches.device)
         # Its growth is switched off: a factor that changes would let the backends' steps differ in kind.
@@ -84,10 +85,10 @@ class Trainer:
                 group["lr"] = lr
         timer = self.timer
         timer.begin()
-        images, labels = self.batches(indices)
+        images, labels = self.load(indices)
         timer.lap()
         with autocast(self.batches.device, self.autocast):
-            loss = self.criterion(self.model(images), labels)
+            loss = self.model(images, labels)
         timer.lap()
         self.scaler.scale(loss).backward()
         timer.lap()

@@ -8,7 +8,7 @@ from torch import Tensor
 from .compare import Run
 from .timing import PHASES
 
-COLORS = {"custom": "tab:green", "native": "tab:orange"}
+COLORS = {"fused": "tab:blue", "custom": "tab:green", "native": "tab:orange"}
 MISREAD_ROWS, MISREAD_COLUMNS = 4, 6
 
 

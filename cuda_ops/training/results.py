@@ -16,7 +16,7 @@ import cuda_ops
 from .. import _library
 from .compare import LAST_STEPS, Run
 from .parity import Parity, judge
-from .timing import PHASES, WHOLE_STEP, summarize
+from .timing import PHASES, WHOLE_STEP, summarize, summarize_blocks
 
 MEASURED_BY = {
     "cuda": "CUDA events on the stream between the phases, read after a synchronisation every block of steps; time in "
@@ -89,6 +89,7 @@ def _backend_results(run: Run, name: str) -> dict:
     evaluation = backend.evaluation
     return {
         "milliseconds": times,
+        "graph_milliseconds": summarize_blocks(backend.graph_steps),
         "samples_per_second": run.settings.batch_size / step * 1e3 if step else None,
         "peak_memory_bytes": backend.memory.peak,
         "train_loss": backend.train_loss,

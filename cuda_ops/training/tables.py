@@ -33,6 +33,10 @@ def backend_table(results: dict) -> Table:
         means = {name: backends[name]["milliseconds"].get(phase, {}).get("mean") for name in names}
         add(f"{phase}, ms", means, ".3f", _ratio)
 
+    graphs = {name: backends[name]["graph_milliseconds"].get("median") for name in names}
+    if any(graphs.values()):
+        add("as a CUDA graph, ms", graphs, ".3f", _ratio)
+
     def column(key, factor=1.0):
         values = {name: backends[name][key] for name in names}
         return {name: None if value is None else value * factor for name, value in values.items()}
@@ -96,6 +100,11 @@ def notes(results: dict) -> list[str]:
     if settings["dtype"] == "float32" and results["device"]["type"] == "cuda":
         lines.append(
             "TF32 is off on both sides: float32 is float32. cuDNN chooses its algorithms by trial (benchmark)."
+        )
+    if any(backend["graph_milliseconds"] for backend in results["backends"].values()):
+        lines.append(
+            "As a CUDA graph: the whole step, gather of the batch from data on the GPU included, in one launch "
+            "(training.GraphedStep); median over blocks of steps after the training, the backends in turns."
         )
     if results["device"]["type"] == "cpu":
         megabytes = results["process_peak_memory_bytes"] / 1e6

@@ -69,6 +69,15 @@ def summarize(steps: list[list[float]], warmup: int) -> dict[str, dict[str, floa
     }
 
 
+def summarize_blocks(milliseconds: list[float]) -> dict[str, float]:
+    """{mean, p10, median, p90} of the times of blocks of steps; empty if there is none."""
+    if not milliseconds:
+        return {}
+    times = torch.tensor(milliseconds, dtype=torch.float64)
+    p10, median, p90 = times.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
+    return {"mean": times.mean().item(), "p10": p10, "median": median, "p90": p90}
+
+
 class MemoryMeter:
     """Peak GPU memory of one backend, while others live beside it: what its model and optimizer hold, and the most
     that its steps took on top. PyTorch's allocator counts nothing on the CPU; there it stays None."""

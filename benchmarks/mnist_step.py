@@ -1,0 +1,388 @@
+"""The race: one training step of the MNIST CNN, by every variant of PyTorch's and by ours, in one run.
+
+A step gathers a shuffled batch from bytes on the device, normalises it, goes forward and backward, updates by plain SGD
+and drops the gradients. All variants of a cell (batch size and precision) take turns, a block of steps each; shown are
+medians over the rounds, 10th and 90th percentile in the CSV. The clock is the host's around a block, with a
+synchronisation before and after it, so that launching counts where it is what takes the time.
+
+precisions   fp32: TF32 off on both sides; tf32: allowed on both; bf16: torch.autocast for PyTorch, which normalises in
+             float32, and for ours
+graph        training.GraphedStep, for PyTorch's side as for ours, several steps in a graph
+floor        the least time in which a copy could move the bytes that no step can do without, or torch.mm do its
+             operations, both timed in this run
+
+python -m cuda_ops bench mnist [--seconds 300] [--quick] [--no-compile] [--device cpu]
+"""
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import harness
+import torch
+
+from cuda_ops.data import Batches, mnist
+from cuda_ops.models import MnistCNN, get_backend
+from cuda_ops.training import GraphedStep
+
+BATCHES = {"cuda": (64, 256, 1024, 4096, 16384), "cpu": (64, 256, 1024)}
+PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
+ROUNDS = (3, 25)
+# The whole network's multiply-adds forward; backward takes twice as many, but for the picture's gradient.
+MACS = {"conv1": 28 * 28 * 32 * 9, "conv2": 14 * 14 * 64 * 288, "linear1": 3136 * 128, "linear2": 1280}
+PARAMETERS = 421_834
+LAYERS = ("conv", "norm", "linear")
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    backend: str
+    graph: bool = False
+    channels_last: bool = True
+    compile_mode: str | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.backend != "native"
+
+
+CUDA_VARIANTS = (
+    Variant("PyTorch eager NCHW", "native", channels_last=False),
+    Variant("PyTorch eager", "native"),
+    Variant("PyTorch graph", "native", graph=True),
+    Variant("PyTorch compiled, graph", "native", graph=True, compile_mode="default"),
+    Variant("PyTorch max-autotune, graph", "native", graph=True, compile_mode="max-autotune-no-cudagraphs"),
+    Variant("custom eager", "custom"),
+    Variant("custom graph", "custom", graph=True),
+    Variant("fused eager", "fused"),
+    Variant("fused graph", "fused", graph=True),
+)
+CPU_VARIANTS = (
+    Variant("PyTorch eager NCHW", "native", channels_last=False),
+    Variant("PyTorch eager", "native"),
+    Variant("PyTorch compiled NCHW", "native", channels_last=False, compile_mode="default"),
+    Variant("PyTorch compiled", "native", compile_mode="default"),
+    Variant("custom", "custom"),
+    Variant("fused", "fused"),
+)
+
+
+def set_precision(precision: str):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+
+
+def parameter_groups(model):
+    """In the order of LAYERS."""
+    groups = {kind: [] for kind in LAYERS}
+    for name, parameter in model.named_parameters():
+        groups[next(kind for kind in LAYERS if name.startswith(kind))].append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
+
+
+# --- a step ---------------------------------------------------------------------------------------------------------
+
+
+def make_step(
+    variant: Variant, precision: str, data, device, steps_per_graph: int = 1, label_smoothing: float = 0.0
+) -> GraphedStep:
+    """The step of a variant, of the same initial weights for all. The optimizer has a parameter group each for the
+    convolutions, the batch norms and the linear layers."""
+    torch.manual_seed(0)
+    model = MnistCNN(variant.backend).to(device)
+    if not variant.ours and variant.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    half = precision == "bf16"
+    batches = Batches(*data, device, torch.bfloat16 if half and variant.ours else torch.float32, keep_on_device=True)
+    options = {"fused": True} if not variant.ours and device.type == "cuda" else {}
+    optimizer = get_backend(variant.backend).optim.SGD(parameter_groups(model), lr=0.01, **options)
+    load = batches.gather if variant.ours else batches
+
+    def loss(indices):
+        images, labels = load(indices)
+        if not variant.ours and variant.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return model.loss(images, labels, label_smoothing)
+
+    if variant.compile_mode:
+        loss = torch.compile(loss, mode=variant.compile_mode, dynamic=False)
+    return GraphedStep(
+        model,
+        loss,
+        optimizer,
+        autocast=torch.bfloat16 if half else None,
+        steps_per_graph=steps_per_graph if variant.graph else 1,
+        graph=variant.graph,
+    )
+
+
+def prepared(variant: Variant, precision: str, batch: int, data, device):
+    """A function that takes n steps, ready to be timed; compiled, captured, warm."""
+    block = 1 if not variant.graph else 16 if batch <= 1024 else 4
+    step = make_step(variant, precision, data, device, block)
+    order = torch.randint(len(data[1]), (block, batch), device=device)
+    indices = order if block > 1 else order[0]
+    for _ in range(3):
+        losses = step(indices)
+    if not losses.isfinite().all():
+        raise RuntimeError(f"{variant.name}, {precision}, batch {batch}: the loss is not finite")
+
+    def steps(count):
+        """Takes at least `count` steps and says how many."""
+        calls = -(-count // block)
+        for _ in range(calls):
+            step(indices)
+        return calls * block
+
+    return steps
+
+
+def sampler(steps, device, least_seconds: float):
+    """A function that times a block of steps; seconds for one step."""
+
+    def run(count):
+        harness.synchronize(device)
+        start = time.perf_counter()
+        count = steps(count)
+        harness.synchronize(device)
+        return (time.perf_counter() - start) / count
+
+    count = max(1, int(least_seconds / run(1)))
+    return lambda: run(count)
+
+
+# --- the floor ------------------------------------------------------------------------------------------------------
+
+
+def floor_seconds(batch: int, precision: str, ceiling: harness.Ceiling) -> float:
+    """What no implementation that stores activations once per use can beat. Elements a picture: the output of block 1,
+    written and read, and read again for conv2's weight gradient, its gradient written and read; conv2's output, written
+    before its statistics are known and read, read twice more for the two passes of batch norm's gradient, the gradient
+    written and read; the output of block 2 and its gradient, each written and read. The picture's bytes, three times.
+    conv1's output is recomputed. Parameters: read three times, their gradients written and read, the update."""
+    itemsize = 2 if precision == "bf16" else 4
+    elements = 5 * 32 * 14 * 14 + 6 * 64 * 14 * 14 + 4 * 3136
+    moved = batch * (elements * itemsize + 3 * 784) + 7 * 4 * PARAMETERS
+    flops = 2 * batch * (3 * sum(MACS.values()) - MACS["conv1"])
+    return max(moved / ceiling.bytes_per_second, flops / ceiling.flops_per_second)
+
+
+def ceiling_of(precision: str, device, quick: bool) -> harness.Ceiling:
+    set_precision(precision)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return harness.measure_ceiling.__wrapped__(device, dtype, quick)  # the cache knows nothing of TF32
+
+
+# --- the time line --------------------------------------------------------------------------------------------------
+
+
+def timeline(precision: str, batch: int, data, device, replays: int = 20) -> list[dict]:
+    """The kernels of one fused step, in order: median microseconds of each and when it starts after the first. Kernels
+    that were launched ahead of their predecessor's end overlap it, so that durations add up to more than the step."""
+    set_precision(precision)
+    step = make_step(Variant("fused graph", "fused", graph=True), precision, data, device)
+    indices = torch.randint(len(data[1]), (batch,), device=device)
+    for _ in range(3):
+        step(indices)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(replays):
+            step(indices)
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    kernels = sorted((e for e in events if e.get("cat") in kinds), key=lambda e: e["ts"])
+    if len(kernels) % replays:
+        return []  # the tracer lost some
+    size = len(kernels) // replays
+    runs = [kernels[i * size : (i + 1) * size] for i in range(replays)]
+    lines = []
+    for same in zip(*runs, strict=True):
+        starts = [e["ts"] - run[0]["ts"] for e, run in zip(same, runs, strict=True)]
+        name = same[0]["name"].split("(")[0].removeprefix("void ").split("<")[0]
+        lines.append(
+            {
+                "kernel": name,
+                "start_us": harness.summarize(starts).median,
+                "us": harness.summarize([e["dur"] for e in same]).median,
+                "grid": same[0].get("args", {}).get("grid"),
+            }
+        )
+    return lines
+
+
+# --- cold start -----------------------------------------------------------------------------------------------------
+
+COLD = """
+import json, sys, time
+times = [time.perf_counter()]
+def lap(): times.append(time.perf_counter())
+import torch
+lap()
+import cuda_ops
+from cuda_ops.models import MnistCNN, get_backend
+lap()
+backend, device, compiled = sys.argv[1], torch.device(sys.argv[2]), sys.argv[3] == "compiled"
+torch.zeros(1, device=device) + 1
+sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+sync(); lap()
+model = MnistCNN(backend).to(device)
+if compiled:
+    model.compile()
+optimizer = get_backend(backend).optim.SGD(model.parameters(), lr=0.01)
+images, labels = torch.rand(64, 1, 28, 28, device=device), torch.randint(10, (64,), device=device)
+for _ in range(2):
+    model(images, labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    sync(); lap()
+print(json.dumps([b - a for a, b in zip(times, times[1:])]))
+"""
+COLD_PARTS = ("import torch", "import cuda_ops", "device", "first step", "second step")
+
+
+def fresh_environment(cache: str = "") -> dict[str, str]:
+    """For a process of its own: where cuda_ops is, and where the compiler keeps what it has compiled."""
+    path = os.pathsep.join([str(harness.HERE.parent), os.environ.get("PYTHONPATH", "")])
+    caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache} if cache else {}
+    return {**os.environ, **caches, "PYTHONPATH": path}
+
+
+def cold_start(device, with_compile: bool, repeats: int, deadline: float) -> dict[str, dict[str, float]]:
+    """Seconds of each part, in a fresh process each time; the median of some. The compiler's cache is empty."""
+    variants = {"PyTorch": ("native", "eager"), "custom": ("custom", "eager"), "fused": ("fused", "eager")}
+    if with_compile:
+        variants["PyTorch compiled"] = ("native", "compiled")
+    found = {}
+    for name, (backend, mode) in variants.items():
+        runs = []
+        for _ in range(1 if mode == "compiled" else repeats):
+            if time.perf_counter() > deadline:
+                break
+            with tempfile.TemporaryDirectory() as cache:
+                environment = fresh_environment(cache)
+                command = [sys.executable, "-c", COLD, backend, str(device), mode]
+                result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            if result.returncode:
+                print(f"cold start of {name} failed: {result.stderr.strip().splitlines()[-1]}")
+                break
+            runs.append(json.loads(result.stdout.splitlines()[-1]))
+        if runs:
+            columns = zip(*runs, strict=True)
+            parts = {part: harness.summarize(list(s)).median for part, s in zip(COLD_PARTS, columns, strict=True)}
+            found[name] = {**parts, "to the first step": sum(list(parts.values())[:-1])}
+    return found
+
+
+# --- the run --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Race:
+    facts: dict[str, str]
+    rows: list[dict] = field(default_factory=list)
+    floors: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Microseconds by precision and batch size."""
+    preparation: dict[str, float] = field(default_factory=dict)
+    """Seconds until a variant was ready (compiled and captured), the longest over all cells."""
+    timelines: dict[str, list[dict]] = field(default_factory=dict)
+    cold: dict[str, dict[str, float]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def time_cell(race: Race, variants, precision: str, batch: int, data, device, until: float, quick: bool):
+    """All variants of one batch size and precision, in turns until the clock says `until`."""
+    set_precision(precision)
+    samplers = {}
+    for variant in variants:
+        what = f"{variant.name}, {precision}, batch {batch}"
+        start = time.perf_counter()
+        # A compilation takes as long as the longest one so far, or more.
+        if variant.compile_mode and start + max(10.0, race.preparation.get(variant.name, 0)) > until:
+            race.left_out.append(f"{what}: no time left to compile it")
+            continue
+        try:
+            steps = prepared(variant, precision, batch, data, device)
+        except Exception as error:
+            race.left_out.append(f"{what}: {str(error).splitlines()[0]}")
+            print(race.left_out[-1], flush=True)
+            continue
+        seconds = time.perf_counter() - start
+        race.preparation[variant.name] = max(race.preparation.get(variant.name, 0), seconds)
+        samplers[variant.name] = sampler(steps, device, 0.001 if quick else 0.01)
+    samples = {name: [] for name in samplers}
+    for number in range(ROUNDS[1]):
+        if number >= ROUNDS[0] and (quick or time.perf_counter() > until):
+            break
+        for name, seconds in harness.interleaved(samplers, 1).items():
+            samples[name] += seconds
+    by_name = {variant.name: variant for variant in variants}
+    for name, seconds in samples.items():
+        summary = harness.summarize(seconds)
+        race.rows.append(
+            {
+                "precision": precision,
+                "batch": batch,
+                "variant": name,
+                "ours": by_name[name].ours,
+                "median_us": 1e6 * summary.median,
+                "p10_us": 1e6 * summary.p10,
+                "p90_us": 1e6 * summary.p90,
+                "samples": summary.samples,
+            }
+        )
+        print(f"{precision} batch {batch}: {name} {1e6 * summary.median:.1f} µs a step", flush=True)
+
+
+def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None) -> Race:
+    """Races, and writes mnist_step.csv, .json, .md and .png into <out>/<device>."""
+    import mnist_report
+
+    begin = time.perf_counter()
+    deadline = begin + seconds
+    data = mnist(train=True)
+    kind = device.type
+    variants = CUDA_VARIANTS if kind == "cuda" else CPU_VARIANTS
+    variants = [v for v in variants if with_compile or not v.compile_mode]
+    batches = batches or (BATCHES[kind][:1] if quick else BATCHES[kind])
+    cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
+    settings = harness.Settings(device, [], quick=quick)
+    race = Race({**harness.environment(settings), "tf32": "by precision"})
+    with contextlib.ExitStack() as stack:
+        if kind == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        ceilings = {precision: ceiling_of(precision, device, quick) for precision in dict(cells)}
+        # A fifth of the time is for what comes after the cells.
+        for number, (precision, batch) in enumerate(cells):
+            left = begin + 0.8 * seconds - time.perf_counter()
+            until = time.perf_counter() + left / (len(cells) - number)
+            time_cell(race, variants, precision, batch, data, device, until, quick)
+            floor = 1e6 * floor_seconds(batch, precision, ceilings[precision])
+            race.floors.setdefault(precision, {})[batch] = floor
+            gc.collect()
+            torch._dynamo.reset()
+            if kind == "cuda":
+                torch.cuda.empty_cache()
+        if kind == "cuda":
+            for precision, batch in [("bf16", 64), ("bf16", 1024)][: 1 if quick else 2]:
+                with contextlib.suppress(RuntimeError):
+                    race.timelines[f"{precision}, batch {batch}"] = timeline(precision, batch, data, device)
+    if not quick:
+        race.cold = cold_start(device, with_compile, 3, deadline)
+    race.facts["seconds"] = f"{time.perf_counter() - begin:.0f}"
+    folder = out / harness.slug(race.facts["device"])
+    mnist_report.write(race, folder)
+    print(mnist_report.markdown(race))
+    print(f"written: {folder}/mnist_step.csv, .json, .md, .png")
+    return race

@@ -1,0 +1,94 @@
+// gather_normalize for PyTorch: checks, allocation and the choice of backend.
+#include "cuda_ops/gather_normalize.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <cmath>
+
+#include "loss.h"
+
+namespace cuda_ops
+{
+
+static IndexErrors index_errors("gather_normalize", "indices");
+
+static void check(const char *op, const Tensor &images, const Tensor &indices, double mean, double std,
+                  const std::optional<Tensor> &labels)
+{
+    const auto dtype = [](const Tensor &tensor) { return c10::getDtypeNames(tensor.scalar_type()).first; };
+    TORCH_CHECK(images.scalar_type() == at::kByte, op, ": expected images to be uint8, got ", dtype(images));
+    TORCH_CHECK(images.dim() >= 1, op, ": expected images to have a dimension of pictures, got shape ", images.sizes());
+    check_same_device(op, "indices", indices, "images", images);
+    TORCH_CHECK(indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt, op,
+                ": expected indices to be int64 or int32, got ", dtype(indices));
+    TORCH_CHECK(indices.dim() == 1, op, ": expected indices to have 1 dimension, got shape ", indices.sizes());
+    TORCH_CHECK_VALUE(std::isfinite(mean), op, ": expected mean to be finite, got ", mean);
+    TORCH_CHECK_VALUE(std::isfinite(std) && std > 0, op, ": expected std to be above 0 and finite, got ", std);
+    if (!labels)
+        return;
+    check_same_device(op, "labels", *labels, "images", images);
+    TORCH_CHECK(labels->scalar_type() == at::kLong || labels->scalar_type() == at::kByte, op,
+                ": expected labels to be int64 or uint8, got ", dtype(*labels));
+    TORCH_CHECK(labels->dim() == 1 && labels->size(0) == images.size(0), op, ": expected labels to have shape [",
+                images.size(0), "], one for each picture, got ", labels->sizes());
+}
+
+// `images` with each picture in one gap-free block, one after another: contiguous or channels_last.
+static Tensor dense_pictures(const Tensor &images)
+{
+    return images.dim() == 4 && images.is_contiguous(at::MemoryFormat::ChannelsLast) ? images : images.contiguous();
+}
+
+// The batch, in the memory format of images, and its labels (no elements without labels).
+static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images, const Tensor &indices, double mean,
+                                                           double std, const std::optional<Tensor> &labels,
+                                                           at::ScalarType dtype)
+{
+    const char *op = "gather_normalize";
+    const c10::OptionalDeviceGuard guard(at::device_of(images));
+    check(op, images, indices, mean, std, labels);
+    const Tensor source = dense_pictures(images), i = indices.contiguous();
+    const Tensor l = labels ? labels->contiguous() : Tensor();
+    const int64_t rows = indices.size(0), count = images.size(0);
+    std::vector<int64_t> sizes = source.sizes().vec();
+    sizes[0] = rows;
+    Tensor output = at::empty_strided(sizes, source.strides(), source.options().dtype(dtype));
+    Tensor output_labels = at::empty({labels ? rows : 0}, source.options().dtype(at::kLong));
+    const cuda_ops_dtype kernel_dtype = check_dtype(op, "dtype", output);
+    const int64_t row_size = c10::multiply_integers(sizes.begin() + 1, sizes.end());
+    if (rows == 0)
+        return {output, output_labels};
+    int64_t *to_labels = labels ? output_labels.data_ptr<int64_t>() : nullptr;
+    const int index_bytes = static_cast<int>(i.element_size());
+    const int label_bytes = labels ? static_cast<int>(l.element_size()) : 0;
+    if (source.is_cuda()) {
+        cuda_ops_index_error *error = index_errors.record();
+        CUDA_OPS_LAUNCH(op, cuda_ops_gather_normalize_cuda(output.data_ptr(), to_labels, error,
+                                                           source.const_data_ptr<uint8_t>(), i.const_data_ptr(),
+                                                           index_bytes, pointer_or_null(l), label_bytes, count, rows,
+                                                           row_size, mean, std, kernel_dtype, current_stream(op)));
+        index_errors.check_now(error);
+        return {output, output_labels};
+    }
+    const int64_t bad = cuda_ops_gather_normalize_find_bad_index_cpu(i.const_data_ptr(), index_bytes, rows, count);
+    if (bad >= 0)
+        index_errors.raise(count, i[bad].item<int64_t>(), bad);
+    parallel_ranges(op, rows, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(row_size, 1)),
+                    [&](int64_t begin, int64_t end) {
+                        return cuda_ops_gather_normalize_cpu(output.data_ptr(), to_labels,
+                                                             source.const_data_ptr<uint8_t>(), i.const_data_ptr(),
+                                                             index_bytes, pointer_or_null(l), label_bytes, count,
+                                                             row_size, begin, end, mean, std, kernel_dtype);
+                    });
+    return {output, output_labels};
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("gather_normalize_forward(Tensor images, Tensor indices, float mean, float std, Tensor? labels, "
+                "ScalarType dtype) -> (Tensor, Tensor)");
+    CUDA_OPS_IMPLEMENT(library, "gather_normalize_forward", cuda_ops::gather_normalize_forward);
+}

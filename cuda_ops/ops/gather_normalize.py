@@ -1,0 +1,78 @@
+"""gather_normalize: a batch of pictures by index from a data set of bytes, normalised while it is loaded."""
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._library import ops
+
+
+@torch.library.register_fake("cuda_ops::gather_normalize_forward")
+def _(images, indices, mean, std, labels, dtype):
+    op = "gather_normalize"
+    expect(images.dim() >= 1, op, "images to have a dimension of pictures, got shape []")
+    expect(indices.dim() == 1, op, "indices to have 1 dimension, got shape {}", list(indices.shape))
+    rows = indices.shape[0]
+    channels_last = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+    source = images if channels_last else images.contiguous()
+    output = torch.empty_strided((rows, *images.shape[1:]), source.stride(), dtype=dtype, device=images.device)
+    return output, indices.new_empty((0 if labels is None else rows,), dtype=torch.int64)
+
+
+def number(name, value):
+    if isinstance(value, (tuple, list)) or (isinstance(value, Tensor) and value.numel() != 1):
+        raise NotImplementedError(f"gather_normalize: expected {name} to be one number, got {len(value)} of them")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"gather_normalize: expected {name} to be a number, got {value!r}") from None
+
+
+def gather_normalize(
+    images: Tensor,
+    indices: Tensor,
+    mean: float,
+    std: float,
+    dtype: torch.dtype | None = None,
+    labels: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""A batch from a data set of bytes, :math:`\text{output}_b = (\text{images}_{\text{indices}_b} / 255 -
+    \text{mean}) / \text{std}`, and its labels, in one launch. A training step that takes its batch this way reads one
+    byte a pixel, and has no kernels of its own for the conversion.
+
+    Args:
+        images: uint8, [N, ...]: the data set, on the device where the batch is wanted.
+        indices: [B], int64 or int32, in [0, N); unlike in indexing none may be negative.
+        mean, std: of all pixels, as fractions of 255; one number each.
+        dtype: of the batch: float32, float64, on CUDA float16 and bfloat16 too; default: torch.get_default_dtype().
+        labels: [N], int64 or uint8, or None.
+
+    Returns:
+        The batch, [B, ...], in the memory format of `images` where that is contiguous or channels_last; with `labels`
+        the pair of it and labels[indices] as int64.
+
+    Raises:
+        IndexError: an index is not in [0, N). On CUDA, where waiting for the kernel would cost more than the kernel,
+            its picture is NaN and its label -1, and the next call of gather_normalize that finds the mistake recorded
+            raises; with CUDA_OPS_CHECK_INDICES=1 in the environment the call itself waits and raises (not while a CUDA
+            graph is being captured).
+        TypeError: `images`, `indices` or `labels` is no tensor, `mean` or `std` no number.
+        ValueError: `mean` is not finite, or `std` not above 0.
+        RuntimeError: another mismatch of shapes, dtypes or devices.
+        NotImplementedError: `dtype` is float16 or bfloat16 on the CPU; several means or standard deviations.
+
+    Nothing of it is differentiable. Under autocast it stays with `dtype`.
+
+    Example:
+        >>> images = torch.arange(6, dtype=torch.uint8).view(3, 2)
+        >>> cuda_ops.functional.gather_normalize(images, torch.tensor([2, 0]), mean=0.0, std=1 / 255)
+        tensor([[4., 5.],
+                [0., 1.]])
+    """
+    check_tensors("gather_normalize", images=images, indices=indices)
+    check_tensors_or_none("gather_normalize", labels=labels)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    output, output_labels = ops.gather_normalize_forward(
+        images, indices, number("mean", mean), number("std", std), labels, dtype
+    )
+    return output if labels is None else (output, output_labels)
