@@ -69,6 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser):
     )
     add("--limit", type=int, metavar="N", help="a quick try: the first N training and the first N test pictures only")
     add("--save", type=Path, metavar="FILE", help="write the trained weights there (of custom, if both are trained)")
+    add(
+        "--save-start",
+        type=Path,
+        metavar="FILE",
+        help="write the first weights and the order of the batches there, for `build/apps/mnist --weights` (make "
+        "mnist-c), which trains the same in plain C",
+    )
     add("--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="for the report (default: runs/mnist)")
 
 
@@ -145,6 +152,8 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     batches = Batches(*train_set, device, dtype, settings.keep_on_device)
     test_batches = Batches(*test_set, device, dtype, settings.keep_on_device)
     run = compare.prepare(settings, world, batches)
+    if settings.save_start and world.is_first:
+        _save_start(run, len(batches))
     with Interruption(world) as stop, _progress(console, run) as advance:
         compare.train(run, batches, stop, advance)
         # Running statistics differ between processes: the first one's model is the one that is tested and saved.
@@ -155,6 +164,15 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     if run.steps_done == 0:
         raise KeyboardInterrupt
     return _finish(run, console, test_set[0])
+
+
+def _save_start(run, pictures: int):
+    from .training.start import save_start
+
+    try:
+        save_start(run, pictures, run.settings.save_start)
+    except OSError as error:
+        raise UserError(f"--save-start {run.settings.save_start} cannot be written: {error.strerror}") from error
 
 
 def _progress(console, run):
