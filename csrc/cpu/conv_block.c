@@ -59,6 +59,7 @@ static void turn(float *restrict target, const float *restrict source, int64_t r
 #define TARGET(name) name##_any
 #define BROADCAST(x) ((vector_any){(x), (x), (x), (x)})
 #define MULTIPLY_ADD(a, b, sum) ((a) * (b) + (sum))
+#define STORE_BYTES(to, value) (*(bytes_any *)(to) = __builtin_convertvector(value, bytes_any))
 #include "conv_block_kernel.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CUDA_OPS_NO_CLONES)
@@ -67,11 +68,21 @@ static void turn(float *restrict target, const float *restrict source, int64_t r
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
+/* By name: GCC takes the elements of such a conversion one by one. */
+static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, __m256i value)
+{
+    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,
+                                         4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i bytes = _mm256_shuffle_epi8(value, low);
+    _mm_storel_epi64((__m128i *)(void *)to,
+                     _mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+}
 #define VECTOR_BYTES 32
 #define TILE_ROWS 6 /* 16 registers: 12 sums, 2 of b, 1 of a */
 #define TARGET(name) name##_avx2
 #define BROADCAST(x) ((vector_avx2)_mm256_set1_ps(x))
 #define MULTIPLY_ADD(a, b, sum) ((vector_avx2)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(sum)))
+#define STORE_BYTES(to, value) store_bytes_avx2(to, (__m256i)(value))
 #include "conv_block_kernel.h"
 #pragma GCC pop_options
 
@@ -82,6 +93,7 @@ static void turn(float *restrict target, const float *restrict source, int64_t r
 #define TARGET(name) name##_avx512
 #define BROADCAST(x) ((vector_avx512)_mm512_set1_ps(x))
 #define MULTIPLY_ADD(a, b, sum) ((vector_avx512)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(sum)))
+#define STORE_BYTES(to, value) _mm_storeu_si128((__m128i *)(void *)(to), _mm512_cvtepi32_epi8((__m512i)(value)))
 #include "conv_block_kernel.h"
 #pragma GCC pop_options
 #endif
@@ -177,50 +189,58 @@ cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, con
     return CUDA_OPS_SUCCESS;
 }
 
-/* u = G w G^T. */
-static void transform_weight(float u[16], const float w[9])
+enum { LANE_BLOCK = 16 };
+
+/* u = G w G^T for LANE_BLOCK weights side by side; u[i] is put at target + i * stride. */
+CUDA_OPS_SIMD static void transform_weights(float *restrict target, int64_t stride, float w[9][LANE_BLOCK])
 {
-    float t[4][3];
-    for (int j = 0; j < 3; j++) {
-        t[0][j] = w[j];
-        t[1][j] = 0.5f * (w[j] + w[3 + j] + w[6 + j]);
-        t[2][j] = 0.5f * (w[j] - w[3 + j] + w[6 + j]);
-        t[3][j] = w[6 + j];
-    }
-    for (int i = 0; i < 4; i++) {
-        u[4 * i] = t[i][0];
-        u[4 * i + 1] = 0.5f * (t[i][0] + t[i][1] + t[i][2]);
-        u[4 * i + 2] = 0.5f * (t[i][0] - t[i][1] + t[i][2]);
-        u[4 * i + 3] = t[i][2];
-    }
+    float t[4][3][LANE_BLOCK];
+    for (int j = 0; j < 3; j++)
+        for (int l = 0; l < LANE_BLOCK; l++) {
+            const float ends = w[j][l] + w[6 + j][l];
+            t[0][j][l] = w[j][l];
+            t[1][j][l] = 0.5f * (ends + w[3 + j][l]);
+            t[2][j][l] = 0.5f * (ends - w[3 + j][l]);
+            t[3][j][l] = w[6 + j][l];
+        }
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < LANE_BLOCK; l++) {
+            const float ends = t[i][0][l] + t[i][2][l];
+            target[(4 * i + 0) * stride + l] = t[i][0][l];
+            target[(4 * i + 1) * stride + l] = 0.5f * (ends + t[i][1][l]);
+            target[(4 * i + 2) * stride + l] = 0.5f * (ends - t[i][1][l]);
+            target[(4 * i + 3) * stride + l] = t[i][2][l];
+        }
 }
 
 cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end)
 {
     struct block b;
-    if (!read_sizes(&b, sizes) || begin < 0 || end > b.in_channels)
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.out_channels / LANE_BLOCK)
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t C = b.in_channels, K = b.out_channels;
     float *const forward = prepared, *const turned = forward + 16 * C * K;
-    for (int64_t c = begin; c < end; c++)
-        for (int64_t k = 0; k < K; k++) {
-            const float *w = weight + (k * C + c) * 9;
-            if (C == 1) {
+    float w[9][LANE_BLOCK];
+    for (int64_t k = begin * LANE_BLOCK; k < end * LANE_BLOCK; k += LANE_BLOCK) {
+        for (int64_t c = 0; c < C; c++) {
+            for (int64_t l = 0; l < LANE_BLOCK; l++)
                 for (int i = 0; i < 9; i++)
-                    forward[i * K + k] = w[i];
-                continue;
-            }
-            float u[16], backwards[9];
-            transform_weight(u, w);
-            for (int i = 0; i < 16; i++)
-                forward[(i * C + c) * K + k] = u[i];
-            for (int i = 0; i < 9; i++)
-                backwards[i] = w[8 - i];
-            transform_weight(u, backwards);
-            for (int i = 0; i < 16; i++)
-                turned[(i * K + k) * C + c] = u[i];
+                    w[i][l] = weight[((k + l) * C + c) * 9 + i];
+            if (C > 1)
+                transform_weights(forward + c * K + k, C * K, w);
+            else
+                for (int i = 0; i < 9; i++)
+                    memcpy(forward + i * K + k, w[i], sizeof w[i]);
         }
+        for (int64_t l = 0; C > 1 && l < LANE_BLOCK; l++)
+            for (int64_t c = 0; c < C; c += LANE_BLOCK) {
+                for (int64_t z = 0; z < LANE_BLOCK; z++)
+                    for (int i = 0; i < 9; i++)
+                        w[8 - i][z] = weight[((k + l) * C + c + z) * 9 + i];
+                transform_weights(turned + (k + l) * C + c, K * C, w);
+            }
+    }
     return CUDA_OPS_SUCCESS;
 }
 
@@ -376,7 +396,8 @@ cuda_ops_status cuda_ops_conv_block_pool_cpu(float *output, uint8_t *argmax, voi
         scale[k] = (float)factor;
         offset[k] = (float)((norm_bias ? (double)norm_bias[k] : 0.0) + ((double)center[k] - mean[k]) * factor);
     }
-    choose()->pool(output, argmax, maximum, conv_output, input, prepared, bias, center, &b, begin, end, &w);
+    choose()->pool(output, argmax, b.in_channels == 1 ? NULL : maximum, conv_output, input, prepared, bias, center, &b,
+                   begin, end, &w);
     return CUDA_OPS_SUCCESS;
 }
 
@@ -474,6 +495,19 @@ cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weigh
     return CUDA_OPS_SUCCESS;
 }
 
+/* LANE_BLOCK neighbours of each tap, over the chunks. */
+CUDA_OPS_SIMD static void add_weights(float sums[TAPS][LANE_BLOCK], const float *restrict weights, int64_t tap_stride,
+                                      int64_t chunks)
+{
+    for (int tap = 0; tap < TAPS; tap++) {
+        float sum[LANE_BLOCK] = {0};
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            for (int l = 0; l < LANE_BLOCK; l++)
+                sum[l] += weights[(chunk * TAPS + tap) * tap_stride + l];
+        memcpy(sums[tap], sum, sizeof sum);
+    }
+}
+
 cuda_ops_status cuda_ops_conv_block_reduce_weight_cpu(float *grad_weight, const void *weights,
                                                       const cuda_ops_conv_block_sizes *sizes, int64_t begin,
                                                       int64_t end)
@@ -483,12 +517,12 @@ cuda_ops_status cuda_ops_conv_block_reduce_weight_cpu(float *grad_weight, const 
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t C = b.in_channels, K = b.out_channels;
     for (int64_t c = begin; c < end; c++)
-        for (int64_t tap = 0; tap < TAPS; tap++)
-            for (int64_t k = 0; k < K; k++) {
-                float sum = 0;
-                for (int64_t chunk = 0; chunk < b.chunks; chunk++)
-                    sum += ((const float *)weights)[((chunk * TAPS + tap) * C + c) * K + k];
-                grad_weight[(k * C + c) * TAPS + tap] = sum;
-            }
+        for (int64_t k = 0; k < K; k += LANE_BLOCK) {
+            float sums[TAPS][LANE_BLOCK];
+            add_weights(sums, (const float *)weights + c * K + k, C * K, b.chunks);
+            for (int64_t l = 0; l < LANE_BLOCK; l++)
+                for (int tap = 0; tap < TAPS; tap++)
+                    grad_weight[((k + l) * C + c) * TAPS + tap] = sums[tap][l];
+        }
     return CUDA_OPS_SUCCESS;
 }

@@ -368,7 +368,7 @@ static void TARGET(pool_picture)(float *restrict output, uint8_t *restrict argma
                         y[i] = TARGET(load)(conv_output + (4 * t + i) * K + k);
                 TARGET(store)(output + t * K + k, TARGET(pool_window)(&place, &taken, y, center, scale, offset));
                 if (argmax)
-                    *(TARGET(bytes) *)(argmax + t * K + k) = __builtin_convertvector(place, TARGET(bytes));
+                    STORE_BYTES(argmax + t * K + k, place);
                 if (maximum)
                     TARGET(store)(maximum + t * K + k, taken);
             }
@@ -626,3 +626,4 @@ static const struct kernels TARGET(kernels) = {TARGET(convolve), TARGET(pool), T
 #undef TARGET
 #undef BROADCAST
 #undef MULTIPLY_ADD
+#undef STORE_BYTES

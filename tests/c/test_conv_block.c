@@ -201,7 +201,7 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
     float *coefficients = poisoned((size_t)(4 * K) * sizeof(float));
     void *work = poisoned(plan.workspace_bytes);
 
-    IN_TWO_PIECES(C, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, begin, end));
+    IN_TWO_PIECES(K / 16, begin, end, cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, begin, end));
     IN_TWO_PIECES(plan.chunks, begin, end,
                   cuda_ops_conv_block_convolve_cpu(conv_output, moments, input, prepared, b, &s, begin, end, work));
     CHECK_OK(cuda_ops_conv_block_statistics_cpu(mean, variance, moments, weight, b, &s));
@@ -335,6 +335,6 @@ int main(void)
     CHECK_STATUS(
         cuda_ops_conv_block_gradients_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &sizes[0], 0, 1, NULL),
         CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, &sizes[1], 0, 33), CUDA_OPS_INVALID_ARGUMENT);
+    CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, &sizes[1], 0, 5), CUDA_OPS_INVALID_ARGUMENT);
     return 0;
 }

@@ -53,7 +53,7 @@ typedef struct cuda_ops_conv_block_plan {
 cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
                                              cuda_ops_dtype dtype);
 
-/* Input channels [begin, end). */
+/* Sixteens of output channels [begin, end) of out_channels / 16. */
 cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end);
 /* bias may be NULL. */
