@@ -35,6 +35,9 @@ struct kernels {
     void (*gradients)(float *grad_input, float *weights, const float *grad_output, const uint8_t *argmax,
                       const float *conv_output, const float *input, const float *prepared, const float *coefficients,
                       const struct block *b, int64_t begin, int64_t end, const struct workspace *w);
+    void (*gradients_one)(float *grad_input, const float *grad_output, const uint8_t *argmax, const float *input,
+                          const float *prepared, const float *bias, const float *coefficients, const struct block *b,
+                          int64_t begin, int64_t end, const struct workspace *w);
 };
 
 static inline int64_t first_of_chunk(const struct block *b, int64_t chunk)
@@ -146,7 +149,7 @@ static size_t cut_workspace(struct workspace *w, char *memory, const struct bloc
     const bool one = C == 1;
     float **const parts[] = {&w->staged_input, &w->staged_grad, &w->v, &w->m, &w->u, &w->pooled, &w->channel};
     const int64_t counts[] = {framed * C,
-                              one ? 0 : framed * K,
+                              framed * K,
                               one ? 0 : 16 * T * max_i64(C, K),
                               one ? 0 : 16 * T * max_i64(C, K),
                               one ? 0 : 16 * C * K,
@@ -481,17 +484,21 @@ cuda_ops_status cuda_ops_conv_block_prepare_backward_cpu(float *coefficients, fl
 
 cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weights, const float *grad_output,
                                                   const uint8_t *argmax, const void *conv_output, const float *input,
-                                                  const void *prepared, const float *coefficients,
+                                                  const void *prepared, const float *bias, const float *coefficients,
                                                   const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                   void *workspace)
 {
     struct block b;
     struct workspace w;
-    if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks || b.in_channels == 1)
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks || (b.in_channels == 1 && !grad_input))
         return CUDA_OPS_INVALID_ARGUMENT;
     cut_workspace(&w, workspace, &b);
-    choose()->gradients(grad_input, weights, grad_output, argmax, conv_output, input, prepared, coefficients, &b, begin,
-                        end, &w);
+    if (b.in_channels == 1)
+        choose()->gradients_one(grad_input, grad_output, argmax, input, prepared, bias, coefficients, &b, begin, end,
+                                &w);
+    else
+        choose()->gradients(grad_input, weights, grad_output, argmax, conv_output, input, prepared, coefficients, &b,
+                            begin, end, &w);
     return CUDA_OPS_SUCCESS;
 }
 

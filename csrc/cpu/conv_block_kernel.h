@@ -579,6 +579,79 @@ static void TARGET(inverse_weight)(float *restrict weights, const float *restric
     }
 }
 
+/* One input channel: the gradient of the convolution, which is computed anew, into `staged`. */
+static void TARGET(grad_picture_one)(float *restrict staged, const float *restrict grad, const uint8_t *restrict argmax,
+                                     const float *restrict staged_input, const float *restrict weight,
+                                     const float *bias, const float *restrict coefficients, const struct block *b)
+{
+    const int64_t K = b->out_channels, pitch = (b->width + 2) * K;
+    for (int64_t k = 0; k < K; k += LANES) {
+        const TARGET(vector) center = TARGET(load)(coefficients + k), scale = TARGET(load)(coefficients + K + k);
+        const TARGET(vector) constant = TARGET(load)(coefficients + 2 * K + k);
+        const TARGET(vector) slope = TARGET(load)(coefficients + 3 * K + k);
+        const TARGET(vector) shift = bias ? TARGET(load)(bias + k) : BROADCAST(0.0f);
+        TARGET(vector) w[9];
+        for (int i = 0; i < 9; i++)
+            w[i] = TARGET(load)(weight + i * K + k);
+        for (int64_t row = 0; row < b->rows; row++)
+            for (int64_t column = 0; column < b->columns; column++) {
+                const int64_t at = (row * b->columns + column) * K + k;
+                const TARGET(mask) place = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
+                const TARGET(vector) g = TARGET(load)(grad + at) * scale;
+                TARGET(vector) y[4];
+                TARGET(convolve_window)(y, staged_input + 2 * row * (b->width + 2) + 2 * column, b->width + 2, w,
+                                        shift);
+                for (int i = 0; i < 4; i++)
+                    TARGET(store)(staged + (2 * row + 1 + i / 2) * pitch + (2 * column + 1 + i % 2) * K + k,
+                                  MULTIPLY_ADD(y[i] - center, slope,
+                                               (TARGET(vector))((place == i) & (TARGET(mask))g) + constant));
+            }
+    }
+}
+
+/* Its gradient of the input: each position's sum over the taps and the output channels. */
+static void TARGET(grad_input_picture_one)(float *restrict output, const float *restrict staged,
+                                           const float *restrict weight, const struct block *b)
+{
+    const int64_t K = b->out_channels, pitch = (b->width + 2) * K;
+    for (int64_t row = 0; row < b->height; row++)
+        for (int64_t column = 0; column < b->width; column++) {
+            TARGET(vector) sum[3] = {BROADCAST(0.0f), BROADCAST(0.0f), BROADCAST(0.0f)};
+            for (int64_t k = 0; k < K; k += LANES)
+                for (int r = 0; r < 3; r++)
+                    for (int s = 0; s < 3; s++)
+                        sum[s] = MULTIPLY_ADD(TARGET(load)(staged + (row + r) * pitch + (column + s) * K + k),
+                                              TARGET(load)(weight + (8 - 3 * r - s) * K + k), sum[s]);
+            const TARGET(vector) all = sum[0] + sum[1] + sum[2];
+            float total = 0;
+            for (int l = 0; l < LANES; l++)
+                total += all[l];
+            output[row * b->width + column] = total;
+        }
+}
+
+static void TARGET(gradients_one)(float *grad_input, const float *grad_output, const uint8_t *argmax,
+                                  const float *input, const float *prepared, const float *bias,
+                                  const float *coefficients, const struct block *b, int64_t begin, int64_t end,
+                                  const struct workspace *w)
+{
+    const int64_t K = b->out_channels, T = b->windows, pixels = b->height * b->width;
+    const int64_t framed = (b->height + 2) * (b->width + 2);
+    memset(w->staged_input, 0, (size_t)framed * sizeof(float));
+    memset(w->staged_grad, 0, (size_t)(framed * K) * sizeof(float));
+    for (int64_t n = first_of_chunk(b, begin); n < first_of_chunk(b, end); n++) {
+        const float *grad = grad_output + n * T * K;
+        if (!b->output_channels_last) {
+            turn(w->pooled, grad, K, T);
+            grad = w->pooled;
+        }
+        TARGET(stage)(w->staged_input, input + n * pixels, b->height, b->width, 1, 1);
+        TARGET(grad_picture_one)(w->staged_grad, grad, argmax + n * T * K, w->staged_input, prepared, bias,
+                                 coefficients, b);
+        TARGET(grad_input_picture_one)(grad_input + n * pixels, w->staged_grad, prepared, b);
+    }
+}
+
 static void TARGET(gradients)(float *grad_input, float *weights, const float *grad_output, const uint8_t *argmax,
                               const float *conv_output, const float *input, const float *prepared,
                               const float *coefficients, const struct block *b, int64_t begin, int64_t end,
@@ -618,7 +691,8 @@ static void TARGET(gradients)(float *grad_input, float *weights, const float *gr
     }
 }
 
-static const struct kernels TARGET(kernels) = {TARGET(convolve), TARGET(pool), TARGET(sums), TARGET(gradients)};
+static const struct kernels TARGET(kernels) = {TARGET(convolve), TARGET(pool), TARGET(sums), TARGET(gradients),
+                                               TARGET(gradients_one)};
 
 #undef LANES
 #undef VECTOR_BYTES

@@ -220,23 +220,22 @@ static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, doubl
         cuda_ops_conv_block_sums_cpu(partials, grad_output, argmax, maximum, input, mean, &s, begin, end, work));
     CHECK_OK(cuda_ops_conv_block_prepare_backward_cpu(coefficients, grad_gamma, grad_beta, grad_weight, partials,
                                                       moments, weight, b, mean, variance, gamma, eps, &s));
-    if (C > 1) {
-        IN_TWO_PIECES(plan.chunks, begin, end,
-                      cuda_ops_conv_block_gradients_cpu(grad_input, parts, grad_output, argmax, conv_output, input,
-                                                        prepared, coefficients, &s, begin, end, work));
+    IN_TWO_PIECES(plan.chunks, begin, end,
+                  cuda_ops_conv_block_gradients_cpu(grad_input, parts, grad_output, argmax, conv_output, input,
+                                                    prepared, b, coefficients, &s, begin, end, work));
+    if (C > 1)
         IN_TWO_PIECES(C, begin, end, cuda_ops_conv_block_reduce_weight_cpu(grad_weight, parts, &s, begin, end));
-    }
     double *grad = grad_of_y(grad_gamma_expected, grad_beta_expected, &r, grad_output, argmax, gamma, eps, &s);
     for (int64_t k = 0; k < K; k++) {
         CHECK_NEAR(grad_gamma, k, grad_gamma_expected[k], 4 * tolerance, F32);
         CHECK_NEAR(grad_beta, k, grad_beta_expected[k], 4 * tolerance, F32);
     }
     check_grad_weight(grad_weight, grad, input, tolerance, &s);
+    check_grad_input(grad_input, grad, weight, tolerance, &s);
     if (C > 1) {
-        check_grad_input(grad_input, grad, weight, tolerance, &s);
         /* Without grad_input the weight's gradient has the same bits. */
         float *again = guarded_new(weights, F32);
-        CHECK_OK(cuda_ops_conv_block_gradients_cpu(NULL, parts, grad_output, argmax, conv_output, input, prepared,
+        CHECK_OK(cuda_ops_conv_block_gradients_cpu(NULL, parts, grad_output, argmax, conv_output, input, prepared, b,
                                                    coefficients, &s, 0, plan.chunks, work));
         CHECK_OK(cuda_ops_conv_block_reduce_weight_cpu(again, parts, &s, 0, C));
         CHECK(memcmp(again, grad_weight, (size_t)weights * sizeof(float)) == 0, "other bits");
@@ -333,7 +332,7 @@ int main(void)
         CHECK_STATUS(cuda_ops_conv_block_plan_cpu(&plan, &wrong[i], F32), CUDA_OPS_INVALID_ARGUMENT);
     CHECK_STATUS(cuda_ops_conv_block_plan_cpu(&plan, &sizes[0], CUDA_OPS_FLOAT64), CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(
-        cuda_ops_conv_block_gradients_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &sizes[0], 0, 1, NULL),
+        cuda_ops_conv_block_gradients_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &sizes[0], 0, 1, NULL),
         CUDA_OPS_INVALID_ARGUMENT);
     CHECK_STATUS(cuda_ops_conv_block_prepare_cpu(NULL, NULL, &sizes[1], 0, 5), CUDA_OPS_INVALID_ARGUMENT);
     return 0;

@@ -16,7 +16,8 @@
  *
  * Steps; those with [begin, end) may be spread over threads, and are of chunks but for the ones over channels:
  *     forward:   prepare, convolve, statistics, pool
- *     backward:  sums, prepare_backward, with several input channels gradients and reduce_weight
+ *     backward:  sums, prepare_backward, gradients, reduce_weight. With one input channel the last is
+ *                left out, and gradients where grad_input is not wanted.
  */
 #ifndef CUDA_OPS_CONV_BLOCK_H
 #define CUDA_OPS_CONV_BLOCK_H
@@ -49,7 +50,7 @@ typedef struct cuda_ops_conv_block_plan {
 
 /* CUDA_OPS_INVALID_ARGUMENT where the sizes are not this block's: height and width even and at least 2, in_channels 1
  * or a multiple of 16, out_channels a multiple of 16, batch at least 1, and height * width * channels at most 2^18;
- * CUDA_OPS_UNSUPPORTED_DTYPE for all but float32. With one input channel there is no grad_input. */
+ * CUDA_OPS_UNSUPPORTED_DTYPE for all but float32. */
 cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
                                              cuda_ops_dtype dtype);
 
@@ -84,10 +85,10 @@ cuda_ops_status cuda_ops_conv_block_prepare_backward_cpu(float *coefficients, fl
                                                          const float *bias, const double *mean, const double *variance,
                                                          const float *norm_weight, double eps,
                                                          const cuda_ops_conv_block_sizes *sizes);
-/* grad_input may be NULL. */
+/* grad_input may be NULL with several input channels; with one, neither weights nor conv_output is touched. */
 cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weights, const float *grad_output,
                                                   const uint8_t *argmax, const void *conv_output, const float *input,
-                                                  const void *prepared, const float *coefficients,
+                                                  const void *prepared, const float *bias, const float *coefficients,
                                                   const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                   void *workspace);
 /* Input channels [begin, end). */
