@@ -12,10 +12,11 @@ export CUDA_OPS_WERROR ?= 1
 
 C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h')
 
-.PHONY: help mnist test bench doctor build lint format check-gpu clean
+.PHONY: help mnist mnist-c test bench doctor build lint format check-gpu clean
 
 help:
 	@echo "make mnist       train the MNIST CNN with our kernels and with PyTorch's, side by side (ARGS='--epochs 3')"
+	@echo "make mnist-c     train it in plain C, without Python (ARGS='--epochs 3 --threads 2'); needs a C compiler alone"
 	@echo "make test        run the test suite (ARGS='-k conv2d')"
 	@echo "make bench       time our ops against PyTorch's (ARGS='conv2d linear')"
 	@echo "make doctor      say what is built, what runs, and what to do where something does not"
@@ -29,6 +30,11 @@ help:
 
 mnist: build
 	@$(BIN)/python -m cuda_ops mnist $(ARGS)
+
+# Shows what it compiles only where that fails.
+mnist-c:
+	@$(MAKE) -s -f csrc/apps/Makefile
+	@build/apps/mnist $(ARGS)
 
 test: build
 	@$(BIN)/python -m pytest $(ARGS)

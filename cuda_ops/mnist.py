@@ -80,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="on a GPU, time the whole step as one CUDA graph too (default: --graph)",
     )
     add("--save", type=Path, metavar="FILE", help="write the trained weights there (of the first backend of several)")
+    add(
+        "--save-start",
+        type=Path,
+        metavar="FILE",
+        help="write the first weights and the order of the batches there, for `build/apps/mnist --weights` (make "
+        "mnist-c), which trains the same in plain C",
+    )
     add("--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="for the report (default: runs/mnist)")
 
 
@@ -156,6 +163,8 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     batches = Batches(*train_set, device, dtype, settings.keep_on_device)
     test_batches = Batches(*test_set, device, dtype, settings.keep_on_device)
     run = compare.prepare(settings, world, batches)
+    if settings.save_start and world.is_first:
+        _save_start(run, len(batches))
     with Interruption(world) as stop, _progress(console, run) as advance:
         compare.train(run, batches, stop, advance)
         if settings.graph and not run.interrupted:
@@ -168,6 +177,15 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     if run.steps_done == 0:
         raise KeyboardInterrupt
     return _finish(run, console, test_set[0])
+
+
+def _save_start(run, pictures: int):
+    from .training.start import save_start
+
+    try:
+        save_start(run, pictures, run.settings.save_start)
+    except OSError as error:
+        raise UserError(f"--save-start {run.settings.save_start} cannot be written: {error.strerror}") from error
 
 
 def _progress(console, run):

@@ -42,6 +42,7 @@ class Settings:
     graph: bool
     """Whether the whole step is timed as a CUDA graph as well."""
     save: Path | None
+    save_start: Path | None
     out: Path
 
     @property
@@ -85,8 +86,11 @@ def resolve(options, world: World) -> Settings:
         # float16 goes with a loss scale, whose step asks the device for infinities; and processes wait for each other.
         graph=options.graph and device.type == "cuda" and dtype != torch.float16 and world.size == 1,
         save=options.save,
+        save_start=options.save_start,
         out=options.out,
     )
+    if settings.save_start and settings.dtype == torch.float64:
+        raise UserError("--save-start holds float32 weights: take another --dtype than float64")
     if settings.batch_size % world.size:
         raise UserError(
             f"--batch-size {settings.batch_size} does not divide among {world.size} processes: take a multiple of it"
@@ -170,12 +174,13 @@ def check_outputs(settings: Settings):
     Raises:
         UserError: a folder is missing or cannot be written to.
     """
-    if settings.save:
-        if settings.save.is_dir():
-            raise UserError(f"--save {settings.save} is a folder: give the name of a file")
-        if not settings.save.parent.is_dir():
-            raise UserError(f"--save {settings.save}: there is no folder {settings.save.parent}: make it first")
-        _try_to_write(settings.save.parent, "--save")
+    for option, path in (("--save", settings.save), ("--save-start", settings.save_start)):
+        if path:
+            if path.is_dir():
+                raise UserError(f"{option} {path} is a folder: give the name of a file")
+            if not path.parent.is_dir():
+                raise UserError(f"{option} {path}: there is no folder {path.parent}: make it first")
+            _try_to_write(path.parent, option)
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,0 +1,39 @@
+"""The start of a run as one flat file, from which csrc/apps/mnist.c trains the same network on the same batches.
+
+The layout is written out in csrc/apps/mnist_files.h, which reads it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .compare import Run, batch_order
+from .report import write_atomically
+
+MAGIC, VERSION = b"CUOPSTRT", 1
+
+
+def start_bytes(run: Run, pictures: int) -> bytes:
+    """The file's content.
+
+    Args:
+        run: from `compare.prepare`, of float32 or an autocast of it.
+        pictures: size of the training set.
+    """
+    settings = run.settings
+    tensors = {name: tensor for name, tensor in run.initial_state.items() if tensor.is_floating_point()}
+    parts = [MAGIC, np.array([VERSION, len(tensors)], "<u4").tobytes()]
+    parts.append(np.array([pictures, settings.batch_size, settings.epochs], "<u8").tobytes())
+    for name, tensor in tensors.items():
+        parts.append(name.encode().ljust(32, b"\0"))
+        parts.append(np.array([tensor.numel()], "<u8").tobytes())
+        parts.append(tensor.numpy().astype("<f4").tobytes())
+    order = list(batch_order(pictures, settings.batch_size, settings.epochs, settings.seed))
+    parts.append(torch.cat(order).numpy().astype("<u4").tobytes())
+    return b"".join(parts)
+
+
+def save_start(run: Run, pictures: int, path: Path):
+    """Writes it whole or not at all."""
+    write_atomically(path, start_bytes(run, pictures))
