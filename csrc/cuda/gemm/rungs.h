@@ -1,0 +1,65 @@
+// What the rungs of the ladder share: how one is called, and the table's rows. gemm.cu holds the table.
+#ifndef CUDA_OPS_GEMM_RUNGS_H
+#define CUDA_OPS_GEMM_RUNGS_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "cuda_ops/gemm.h"
+
+// One call as a launcher gets it. gemm.cu has checked the sizes (m, n, batch > 0, k >= 0), so that a launcher only
+// launches.
+struct GemmCall {
+    void *d;
+    const void *a, *b, *bias;
+    void *workspace;
+    cuda_ops_gemm_problem problem;
+    cudaStream_t stream;
+};
+
+// The current device, as far as a rung's choice depends on it.
+struct GemmDevice {
+    int capability; // 75, 80, 90
+    int multiprocessors;
+};
+
+// Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
+// are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
+// none.
+struct GemmRung {
+    int number;
+    const char *name;
+    bool (*supports)(const GemmCall &call, GemmDevice device);
+    int64_t (*workspace)(const cuda_ops_gemm_problem &problem, GemmDevice device);
+    cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
+};
+
+// clang-format off
+// 4 to 10: CUDA cores.
+bool gemm_naive_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_naive(const GemmCall &call, GemmDevice device);
+bool gemm_coalesced_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_coalesced(const GemmCall &call, GemmDevice device);
+bool gemm_shared_tiles_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_shared_tiles(const GemmCall &call, GemmDevice device);
+bool gemm_register_tiles_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_register_tiles(const GemmCall &call, GemmDevice device);
+bool gemm_vectorised_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_vectorised(const GemmCall &call, GemmDevice device);
+bool gemm_warp_tiles_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_warp_tiles(const GemmCall &call, GemmDevice device);
+bool gemm_double_buffered_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_double_buffered_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_double_buffered(const GemmCall &call, GemmDevice device);
+// 11 to 13: tensor cores.
+bool gemm_mma_sync_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device);
+bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device);
+bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device);
+// clang-format on
+
+#endif
