@@ -425,49 +425,6 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 #endif
 }
 
-// D = activation(alpha * sum over pieces, in order, of partial + bias).
-template <typename T, typename Bias>
-__global__ void gemm_add_pieces_kernel(T *d, const float *partial, const Bias *bias, int64_t m, int64_t n, int64_t ldd,
-                                       int64_t batch, int64_t stride_d, int pieces, float alpha, int activation)
-{
-    wait_for_predecessor();
-    const int64_t count = batch * m * n;
-    for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
-        float sum = partial[i];
-        for (int piece = 1; piece < pieces; piece++)
-            sum += partial[piece * count + i];
-        const int64_t row = i / n, column = i - row * n, matrix = row / m;
-        sum = alpha * sum + (bias ? load_as_accumulate(bias[column]) : 0.0f);
-        if (activation == CUDA_OPS_GEMM_RELU)
-            sum = sum < 0.0f ? 0.0f : sum;
-        if (activation == CUDA_OPS_GEMM_GELU)
-            sum = 0.5f * sum * (1.0f + erff(sum * 0.70710678118654752f));
-        d[matrix * stride_d + (row - matrix * m) * ldd + column] = store_from_accumulate<T>(sum);
-    }
-    release_successor();
-}
-
-template <typename T>
-static cuda_ops_status add_pieces(const GemmCall &call, int pieces)
-{
-    const cuda_ops_gemm_problem &p = call.problem;
-    const int64_t count = p.batch * p.m * p.n;
-    const dim3 grid(clamp_grid(ceil_div(count, 256)));
-    if (p.bias_dtype == CUDA_OPS_FLOAT32)
-        launch_dependent(gemm_add_pieces_kernel<T, float>, grid, 256, 0, call.stream, (T *)call.d,
-                         (const float *)call.workspace, (const float *)call.bias, p.m, p.n, p.ldd, p.batch, p.stride_d,
-                         pieces, (float)p.alpha, (int)p.activation);
-    else if (p.bias_dtype == CUDA_OPS_BFLOAT16)
-        launch_dependent(gemm_add_pieces_kernel<T, __nv_bfloat16>, grid, 256, 0, call.stream, (T *)call.d,
-                         (const float *)call.workspace, (const __nv_bfloat16 *)call.bias, p.m, p.n, p.ldd, p.batch,
-                         p.stride_d, pieces, (float)p.alpha, (int)p.activation);
-    else
-        launch_dependent(gemm_add_pieces_kernel<T, __half>, grid, 256, 0, call.stream, (T *)call.d,
-                         (const float *)call.workspace, (const __half *)call.bias, p.m, p.n, p.ldd, p.batch, p.stride_d,
-                         pieces, (float)p.alpha, (int)p.activation);
-    return launch_status();
-}
-
 template <typename C>
 static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
@@ -484,10 +441,11 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
                                       : make_map(&map_b, call.b, p.dtype, tf32, p.k, p.n, p.batch, p.ldb, p.stride_b,
                                                  C::ROW, C::N / C::CLUSTER_M));
     GemmWork work = {};
-    const int64_t splits = plan.splits > 1 ? plan.splits : 1;
+    const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
+    const int64_t splits = ceil_div(p.k, chunk); // none of them empty
     work.m = (int)p.m, work.n = (int)p.n, work.k = (int)p.k;
     work.batch = (int)p.batch, work.splits = (int)splits;
-    work.chunk = (int)(ceil_div(ceil_div(p.k, splits), C::K) * C::K);
+    work.chunk = (int)chunk;
     work.clusters_m = (int)ceil_div(p.m, C::M * C::CLUSTER_M);
     work.clusters_n = (int)ceil_div(p.n, C::N * C::CLUSTER_N);
     work.group = plan.group;
@@ -538,16 +496,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     config.numAttrs = 2;
     cudaLaunchKernelEx(&config, kernel, map_a, map_b, map_d, work);
     const cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS || splits == 1)
-        return status;
-    switch (p.output_dtype) {
-    case CUDA_OPS_FLOAT16:
-        return add_pieces<__half>(call, (int)splits);
-    case CUDA_OPS_BFLOAT16:
-        return add_pieces<__nv_bfloat16>(call, (int)splits);
-    default:
-        return add_pieces<float>(call, (int)splits);
-    }
+    return status == CUDA_OPS_SUCCESS && work.splits > 1 ? gemm_add_pieces(call, work.splits) : status;
 }
 
 template <typename T, bool a_mn_major, bool b_mn_major>
@@ -602,7 +551,7 @@ bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device)
 
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPlan &plan)
 {
-    return plan.splits > 1 ? plan.splits * p.batch * p.m * p.n * (int64_t)sizeof(float) : 0;
+    return gemm_pieces_bytes(p, plan.splits);
 }
 
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

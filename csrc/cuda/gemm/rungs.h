@@ -42,6 +42,11 @@ struct GemmPlan {
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
+// For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
+// accumulation type; gemm_add_pieces makes D of them.
+int64_t gemm_pieces_bytes(const cuda_ops_gemm_problem &problem, int64_t pieces);
+cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces);
+
 // clang-format off
 // 4 to 10: CUDA cores.
 bool gemm_naive_supports(const GemmCall &call, GemmDevice device);
