@@ -30,7 +30,7 @@ struct Tile {
     static constexpr int BUFFER_BYTES = GROUP_M * CHUNK_ROW;
     static constexpr int BUFFERS = sizeof(T) == 2 ? 2 : 0;
     static constexpr int SHARED_BYTES =
-        STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + 2 * STAGES * 8 + SWIZZLE_ATOM;
+        STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
     static_assert(M % (64 * CLUSTER_N) == 0 && N % (8 * CLUSTER_M) == 0, "each block of a cluster loads its part");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
@@ -333,7 +333,8 @@ __device__ __forceinline__ void consume(const GemmWork &work, const CUtensorMap 
     constexpr int A_BLOCK = C::A_MN_MAJOR ? C::COLUMN_BYTES : 64 * SWIZZLE_ROW;
     constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
 
-    int stage = 0, phase = 0, turn = 0;
+    const uint32_t order = empty + 8 * C::STAGES;
+    int stage = 0, phase = 0, turn = 0, mine = 0;
     for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER, turn ^= 1) {
         const Place place = place_of<C>(work, index, rank_m, rank_n);
         if (C::PINGPONG && turn != group) {
@@ -343,9 +344,16 @@ __device__ __forceinline__ void consume(const GemmWork &work, const CUtensorMap 
             stage %= C::STAGES;
             continue;
         }
+        // Not before the other warpgroup has seen its last stage full: a barrier tells only the phase before its
+        // present one from the others, so that it must not be asked two fills ahead.
+        if (C::PINGPONG)
+            barrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
+        mine++;
         int before = stage;
         for (int step = 0; step < place.steps; step++) {
             barrier_wait(full + 8 * stage, phase);
+            if (C::PINGPONG && step + 1 == place.steps && thread == 0)
+                barrier_arrive(order + 8 * (group ^ 1));
             const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
             wgmma_fence();
 #pragma unroll
@@ -402,6 +410,8 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             barrier_init(full + 8 * stage, 1);
             barrier_init(empty + 8 * stage, (C::PINGPONG ? 1 : 2) * (C::CLUSTER_M + C::CLUSTER_N - 1));
         }
+        for (int group = 0; group < 2; group++)
+            barrier_init(empty + 8 * (C::STAGES + group), 1);
         fence_barrier_init();
     }
     if constexpr (C::CLUSTER > 1)
@@ -415,6 +425,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         give_registers<40>();
         if (threadIdx.x == 0)
             produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
+        __syncwarp(); // cluster_sync wants whole warps
     } else {
         take_registers<232>();
         consume<C>(work, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
@@ -467,7 +478,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
     }
     map_d = map_a;
-    if (!work.output_is_float && map_possible(call.d, 2, p.n, p.m, p.batch, p.ldd, p.stride_d) &&
+    // The copy engine writes rows in whole pieces of 16 bytes, past the last column if need be.
+    if (!work.output_is_float && p.n % 8 == 0 && map_possible(call.d, 2, p.n, p.m, p.batch, p.ldd, p.stride_d) &&
         (p.batch == 1 || p.stride_d != 0)) {
         mapped = mapped &&
                  make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);
