@@ -34,6 +34,19 @@ struct GemmRung {
     cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
 };
 
+// How rung 13 does a problem: the row of its table of tiles, the pieces that k is split in, and the cluster tiles that
+// are walked as one band. The tuning command forces plans; the rung picks one by shape.
+struct GemmPlan {
+    int tile, splits, group;
+};
+int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
+// accumulation type; gemm_add_pieces makes D of them.
+int64_t gemm_pieces_bytes(const cuda_ops_gemm_problem &problem, int64_t pieces);
+cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces);
+
 // clang-format off
 // 4 to 10: CUDA cores.
 bool gemm_naive_supports(const GemmCall &call, GemmDevice device);
