@@ -1,0 +1,109 @@
+// gemm: D = activation(alpha * op(A) op(B) + bias). The table of the ladder's rungs, and the choice among them.
+// The kernels are in gemm/, one rung a file; each file's header says what bounds it and what it reaches.
+#include "cuda_ops/gemm.h"
+
+#include "common.cuh"
+#include "gemm/rungs.h"
+
+static const GemmRung RUNGS[] = {
+    // 4 to 10: CUDA cores.
+
+    // 11 to 13: tensor cores.
+    {11, "mma_sync", gemm_mma_sync_supports, gemm_mma_sync_workspace, gemm_mma_sync},
+    {12, "tma_wgmma", gemm_tma_wgmma_supports, nullptr, gemm_tma_wgmma},
+    {13, "cluster_persistent", gemm_cluster_persistent_supports, gemm_cluster_persistent_workspace,
+     gemm_cluster_persistent},
+};
+
+// From the fastest to the one that takes everything.
+static const int PREFERENCE[] = {13, 11, 10, 4};
+
+static GemmDevice current_gemm_device()
+{
+    int device = 0, major = 0, minor = 0, multiprocessors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    return {10 * major + minor, multiprocessors};
+}
+
+static const GemmRung *rung_numbered(int number)
+{
+    for (const GemmRung &rung : RUNGS)
+        if (rung.number == number)
+            return &rung;
+    return nullptr;
+}
+
+// A dtype beside that of A and B: the same, or float32 with halves.
+static bool is_wider_or_same(cuda_ops_dtype other, cuda_ops_dtype dtype)
+{
+    return other == dtype || (other == CUDA_OPS_FLOAT32 && (dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16));
+}
+
+static bool is_valid(const GemmCall &call)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    const int64_t a_row = p.transpose_a ? p.m : p.k, b_row = p.transpose_b ? p.k : p.n;
+    return p.m >= 0 && p.n >= 0 && p.k >= 0 && p.batch >= 0 && p.lda >= a_row && p.ldb >= b_row && p.ldd >= p.n &&
+           is_wider_or_same(p.output_dtype, p.dtype) && (!call.bias || is_wider_or_same(p.bias_dtype, p.dtype)) &&
+           p.activation >= CUDA_OPS_GEMM_NONE && p.activation <= CUDA_OPS_GEMM_GELU;
+}
+
+static const GemmRung *choose(const GemmCall &call, int number, GemmDevice device)
+{
+    if (!is_valid(call))
+        return nullptr;
+    if (number != CUDA_OPS_GEMM_FASTEST) {
+        const GemmRung *const rung = rung_numbered(number);
+        return rung && rung->supports(call, device) ? rung : nullptr;
+    }
+    for (int candidate : PREFERENCE) {
+        const GemmRung *const rung = rung_numbered(candidate);
+        if (rung && rung->supports(call, device))
+            return rung;
+    }
+    return nullptr;
+}
+
+extern "C" int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung)
+{
+    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, *problem, nullptr};
+    const GemmRung *const chosen = choose(call, rung, current_gemm_device());
+    return chosen ? chosen->number : -1;
+}
+
+extern "C" const char *cuda_ops_gemm_rung_name_cuda(int rung)
+{
+    const GemmRung *const found = rung_numbered(rung);
+    return found ? found->name : nullptr;
+}
+
+extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *problem, int rung)
+{
+    if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
+        return 0;
+    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, *problem, nullptr};
+    const GemmDevice device = current_gemm_device();
+    // The call's pointers may be less aligned than those that are not known here, and then it falls to a later rung.
+    int64_t bytes = 0;
+    for (const GemmRung &candidate : RUNGS)
+        if ((rung == CUDA_OPS_GEMM_FASTEST || rung == candidate.number) && candidate.workspace && is_valid(call) &&
+            candidate.supports(call, device)) {
+            const int64_t wanted = candidate.workspace(*problem, device);
+            bytes = wanted > bytes ? wanted : bytes;
+        }
+    return bytes;
+}
+
+extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
+                                              const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream)
+{
+    const GemmCall call = {d, a, b, bias, workspace, *problem, stream};
+    const GemmDevice device = current_gemm_device();
+    if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
+        return is_valid(call) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+    const GemmRung *const chosen = choose(call, rung, device);
+    return chosen ? chosen->launch(call, device) : CUDA_OPS_INVALID_ARGUMENT;
+}

@@ -1,0 +1,80 @@
+// What the rungs of the ladder share: how one is called, and the table's rows. gemm.cu holds the table.
+#ifndef CUDA_OPS_GEMM_RUNGS_H
+#define CUDA_OPS_GEMM_RUNGS_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "cuda_ops/gemm.h"
+
+// One call as a launcher gets it. gemm.cu has checked the sizes (m, n, batch > 0, k >= 0), so that a launcher only
+// launches.
+struct GemmCall {
+    void *d;
+    const void *a, *b, *bias;
+    void *workspace;
+    cuda_ops_gemm_problem problem;
+    cudaStream_t stream;
+};
+
+// The current device, as far as a rung's choice depends on it.
+struct GemmDevice {
+    int capability; // 75, 80, 90
+    int multiprocessors;
+};
+
+// Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
+// are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
+// none.
+struct GemmRung {
+    int number;
+    const char *name;
+    bool (*supports)(const GemmCall &call, GemmDevice device);
+    int64_t (*workspace)(const cuda_ops_gemm_problem &problem, GemmDevice device);
+    cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
+};
+
+// How rung 13 does a problem: the row of its table of tiles, the pieces that k is split in, and the cluster tiles that
+// are walked as one band. The tuning command forces plans; the rung picks one by shape.
+struct GemmPlan {
+    int tile, splits, group;
+};
+int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
+// accumulation type; gemm_add_pieces makes D of them.
+int64_t gemm_pieces_bytes(const cuda_ops_gemm_problem &problem, int64_t pieces);
+cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces);
+
+// clang-format off
+// 4 to 10: CUDA cores.
+bool gemm_naive_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_naive(const GemmCall &call, GemmDevice device);
+bool gemm_coalesced_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_coalesced(const GemmCall &call, GemmDevice device);
+bool gemm_shared_memory_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_shared_memory(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_shared_memory_dynamic(const GemmCall &call, GemmDevice device);
+bool gemm_register_tile_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_register_tile_1d(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_register_tile(const GemmCall &call, GemmDevice device);
+bool gemm_vectorised_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_vectorised(const GemmCall &call, GemmDevice device);
+bool gemm_warp_tile_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_warp_tile(const GemmCall &call, GemmDevice device);
+bool gemm_cp_async_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_cp_async_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_cp_async(const GemmCall &call, GemmDevice device);
+// 11 to 13: tensor cores.
+bool gemm_mma_sync_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device);
+bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device);
+bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device);
+// clang-format on
+
+#endif

@@ -1,0 +1,65 @@
+/* gemm: D = activation(alpha * op(A) op(B) + bias), on CUDA by a ladder of kernels.
+ *
+ *   op(A)  m x k   A is stored m x k, or k x m where transpose_a is set
+ *   op(B)  k x n   B is stored k x n, or n x k where transpose_b is set
+ *   D      m x n
+ *   bias   n, added to every row; may be NULL
+ *
+ * All are row-major; lda, ldb and ldd are the distances in elements between the starts of two rows as they are stored.
+ * With batch > 1, product i takes A + i * stride_a, B + i * stride_b, D + i * stride_d (in elements; a stride of zero
+ * shares A or B among the products) and the same bias. k = 0 makes D activation(bias).
+ * D overlaps none of the others. Every element is summed in an order that depends on the problem, the rung and the
+ * model of GPU alone, so that results repeat bit by bit.
+ */
+#ifndef CUDA_OPS_GEMM_H
+#define CUDA_OPS_GEMM_H
+
+#include "cuda_ops/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum cuda_ops_gemm_activation {
+    CUDA_OPS_GEMM_NONE = 0,
+    CUDA_OPS_GEMM_RELU = 1, /* NaN stays NaN */
+    CUDA_OPS_GEMM_GELU = 2  /* x / 2 * (1 + erf(x / sqrt(2))) */
+} cuda_ops_gemm_activation;
+
+/* To be zeroed before it is filled in. */
+typedef struct cuda_ops_gemm_problem {
+    int64_t m, n, k, batch;
+    int64_t lda, ldb, ldd;
+    int64_t stride_a, stride_b, stride_d;
+    double alpha;
+    int transpose_a, transpose_b;
+    cuda_ops_dtype dtype;        /* of A and B; halves and TF32 are accumulated in float32 */
+    cuda_ops_dtype output_dtype; /* of D: dtype, or float32 with halves */
+    cuda_ops_dtype bias_dtype;   /* dtype, or float32 with halves; of no meaning without a bias */
+    cuda_ops_gemm_activation activation;
+    int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are */
+} cuda_ops_gemm_problem;
+
+/* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent). Zero stands for the fastest known for the
+ * problem on the current device. */
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LAST_RUNG = 13 };
+
+/* The rung that a call with `rung` would run on the current device: `rung` itself if that can do the problem, for
+ * CUDA_OPS_GEMM_FASTEST the choice, and -1 if the rung cannot (dtype, alignment, device) or there is none. */
+int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung);
+
+/* A rung's name, such as "mma_sync"; NULL for a number without one. */
+const char *cuda_ops_gemm_rung_name_cuda(int rung);
+
+/* Bytes of workspace for that call, on the current device; aligned to 256, for the call alone. Zero: may be NULL. */
+int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *problem, int rung);
+
+/* CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_rung_cuda says -1. */
+cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
+                                   const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
