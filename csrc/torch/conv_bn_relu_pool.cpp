@@ -527,8 +527,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
     }
     const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
-    Tensor general_output = conv_output.contiguous(format), general_places = places,
-           general_maximum = maximum.contiguous(format);
+    Tensor general_output = conv_output, general_places = places, general_maximum = maximum;
     if (path == Path::ONE_CHANNEL) {
         // The gradient of pictures is rarely asked for: what the general path would have kept is made now. bias shifts
         // y and its mean alike.
@@ -540,6 +539,8 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         pool_forward(op, at::empty_like(g), general_places, general_maximum, general_output, problem, mean,
                      mean + channels, CUDA_OPS_FLOAT64, norm, nullptr, dtype);
     }
+    general_output = general_output.contiguous(format);
+    general_maximum = general_maximum.contiguous(format);
     const Tensor grad_conv =
         pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias), g, general_places,
                       general_maximum, general_output, kept, problem, norm, true, dtype);
