@@ -1,0 +1,864 @@
+// conv_bn_relu_pool on Hopper's tensor cores: conv 3x3 (padding 1) -> batch norm (training) -> ReLU -> max pool 2x2 in
+// half precision, [batch][14][14][32] channels_last -> [batch][64][7][7].
+//
+// A convolution as nine shifted products. A picture lies in shared memory as [channels / 8][raster pixel][8 channels],
+// its raster 16 pixels wide with the padding around it, so that 8 neighbouring pixels are a core matrix of wgmma and a
+// kernel tap (dy, dx) is an offset of 16 dy + dx pixels in the start address: no im2col, no copies. Two of the 16
+// columns of a result are garbage and masked.
+//   forward  y[64 channels][224 pixels] += weight[64][32 of a tap] * picture: the weights stay in registers (72 a
+//   thread)
+//            for all pictures of a warpgroup, the 112 accumulators of a thread hold whole pooling windows. Statistics
+//            per picture in two passes over the accumulators, merged as Chan et al. do. y is stored as the accumulators
+//            lie, 16 bytes a thread and image row.
+//   pool     normalises, rectifies and pools in registers; writes the output, and for backward the convolution's value
+//            at the window's largest element and a 4-bit mask that tells which it was (0: rectified away).
+//   sums     per-channel sums of dz and dz (y - mean), from the pooled elements only.
+//   backward two warpgroups: the first makes dy = A dz + B + C y in accumulator layout, which is also the layout of
+//            wgmma's left operand, multiplies it with the picture (9 taps x 16 accumulators, kept over all pictures),
+//            and stores it to shared memory; the second multiplies the weights (96 registers) with that. There the 64
+//            rows of wgmma serve 32 channels: rows 8..15 of each warp compute tap row 1 where rows 0..7 compute tap row
+//            0, one image row apart, so that both meet in one thread's registers.
+//   reduce   adds the blocks' weight gradients in order.
+// Every sum has a fixed order: results repeat bit by bit on one kind of device. Bound by the tensor cores (21.6 MFLOP
+// a picture forward and backward) at large batches, together with the traffic of y.
+#include "conv_bn_relu_pool_sm90.h"
+
+#include "wgmma.cuh"
+
+static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
+static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
+static constexpr int WARPGROUP = 128;
+// Raster pixels of a chunk: 16 x 16 and two that garbage columns reach; 16 bytes each. The odd multiple of 32 bytes
+// puts the four chunks of a pixel into different banks.
+static constexpr int RASTER = 258;
+static constexpr int CHUNK_BYTES = RASTER * 16;
+static constexpr int TILE_BYTES = IN_CHANNELS / 8 * CHUNK_BYTES;
+// dy is read by products of 240 pixels, which reach 16 further.
+static constexpr int GRAD_TILE_BYTES = OUT_CHANNELS / 8 * CHUNK_BYTES + 256;
+// Per picture in device memory: y, the windows' raw values, their masks.
+static constexpr int Y_BYTES = SIDE * WARPGROUP * 16;
+static constexpr int RAW_BYTES = POOLED * WARPGROUP * 8;
+static constexpr int MASK_BYTES = WARPGROUP * 16;
+static constexpr int POOLED_BYTES = OUT_CHANNELS * WINDOWS * 2;
+// Weights staged in shared memory; the pitch spreads rows over the banks.
+static constexpr int WEIGHT_ROW = IN_CHANNELS * TAPS;
+static constexpr int WEIGHT_PITCH = WEIGHT_ROW + 2;
+static constexpr int WEIGHT_BYTES = OUT_CHANNELS * WEIGHT_PITCH * 2;
+static constexpr int GRAD_WEIGHTS = OUT_CHANNELS * WEIGHT_ROW;
+static constexpr int POOL_GROUPS = 4; // warpgroups a block in the pooling and summing kernels
+static constexpr int POOL_THREADS = POOL_GROUPS * WARPGROUP;
+static constexpr int MAX_BLOCKS = 132;
+static constexpr int REDUCE_SLICES = 8;
+
+static constexpr int FORWARD_SHARED = 4 * TILE_BYTES + WEIGHT_BYTES;
+static constexpr int BACKWARD_SHARED =
+    2 * GRAD_TILE_BYTES + 2 * TILE_BYTES + 2 * Y_BYTES + 2 * POOLED_BYTES + SIDE * 16 * 64 + WEIGHT_BYTES + 512 + 16;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ float load_parameter(const void *pointer, int index, bool is_float, __nv_bfloat16)
+{
+    return is_float ? ((const float *)pointer)[index] : __bfloat162float(((const __nv_bfloat16 *)pointer)[index]);
+}
+__device__ __forceinline__ float load_parameter(const void *pointer, int index, bool is_float, __half)
+{
+    return is_float ? ((const float *)pointer)[index] : __half2float(((const __half *)pointer)[index]);
+}
+template <typename T>
+__device__ __forceinline__ void store_parameter(void *pointer, int index, float value, bool is_float)
+{
+    if (is_float)
+        ((float *)pointer)[index] = value;
+    else
+        ((T *)pointer)[index] = store_from_accumulate<T>(value);
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&pair;
+}
+__device__ __forceinline__ uint32_t pack(float low, float high, __half)
+{
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&pair;
+}
+__device__ __forceinline__ float2 unpack(uint32_t word, __nv_bfloat16)
+{
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+}
+__device__ __forceinline__ float2 unpack(uint32_t word, __half)
+{
+    return __half22float2(*(const __half2 *)&word);
+}
+
+// Pictures of warpgroup `group` (of `groups`) in this block: first, first + step, ... A block gets a second warpgroup's
+// worth of pictures only when every block has work.
+__device__ __forceinline__ int64_t block_pictures(int64_t batch, int block, int blocks)
+{
+    return batch > block ? (batch - block + blocks - 1) / blocks : 0;
+}
+
+// A picture's 784 vectors, in order of memory, to their chunks and raster pixels.
+__device__ __forceinline__ void load_tile(uint32_t tile, const void *input, int64_t picture, int thread)
+{
+    const char *from = (const char *)input + picture * (PIXELS * IN_CHANNELS * 2);
+#pragma unroll
+    for (int i = 0; i < 7; i++) {
+        const int vector = thread + i * WARPGROUP;
+        if (i < 6 || vector < PIXELS * IN_CHANNELS / 8) {
+            const int pixel = vector >> 2, row = pixel / SIDE, column = pixel - row * SIDE;
+            copy_async_16(tile + (vector & 3) * CHUNK_BYTES + ((row + 1) * 16 + column + 1) * 16, from + vector * 16);
+        }
+    }
+}
+
+__device__ __forceinline__ void zero_shared(char *shared, int bytes)
+{
+    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
+        *(uint4 *)(shared + i) = make_uint4(0, 0, 0, 0);
+}
+
+// The convolution's weights to shared memory, rounded to T.
+template <typename T>
+__device__ __forceinline__ void stage_weight(T *staged, const void *weight, bool is_float)
+{
+    if (is_float) {
+        for (int i = threadIdx.x; i < GRAD_WEIGHTS / 4; i += blockDim.x) {
+            const float4 w = ((const float4 *)weight)[i];
+            const int row = i / (WEIGHT_ROW / 4), column = i % (WEIGHT_ROW / 4) * 4;
+            uint32_t *to = (uint32_t *)(staged + row * WEIGHT_PITCH + column);
+            to[0] = pack(w.x, w.y, T());
+            to[1] = pack(w.z, w.w, T());
+        }
+    } else {
+        for (int i = threadIdx.x; i < GRAD_WEIGHTS / 2; i += blockDim.x) {
+            const int row = i / (WEIGHT_ROW / 2), column = i % (WEIGHT_ROW / 2) * 2;
+            *(uint32_t *)(staged + row * WEIGHT_PITCH + column) = ((const uint32_t *)weight)[i];
+        }
+    }
+}
+template <typename T>
+__device__ __forceinline__ uint32_t two(T low, T high)
+{
+    return (uint32_t)*(const uint16_t *)&low | (uint32_t)*(const uint16_t *)&high << 16;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(2 * WARPGROUP, 1)
+    forward_kernel(char *saved, float2 *partial, const void *input, const void *weight, bool is_float, int64_t batch)
+{
+    extern __shared__ __align__(128) char shared[];
+    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
+    char *tiles = shared + group * 2 * TILE_BYTES;
+    T *staged = (T *)(shared + 4 * TILE_BYTES);
+    zero_shared(shared, 4 * TILE_BYTES);
+    __syncthreads();
+    wait_for_predecessor();
+    release_successor();
+    const int64_t step = 2 * (int64_t)gridDim.x;
+    int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
+    if (picture < batch)
+        load_tile(shared_address(tiles), input, picture, thread);
+    copy_async_commit();
+    stage_weight(staged, weight, is_float);
+    __syncthreads();
+    uint32_t a[TAPS * 2][4];
+#pragma unroll
+    for (int k = 0; k < TAPS * 2; k++) {
+        const int tap = k / 2, channel = k % 2 * 16 + 2 * q;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const T *w = staged + (r + i % 2 * 8) * WEIGHT_PITCH + (channel + i / 2 * 8) * TAPS + tap;
+            a[k][i] = two(w[0], w[TAPS]);
+        }
+    }
+    float mean[2] = {0.0f, 0.0f}, m2[2] = {0.0f, 0.0f};
+    int count = 0;
+    for (; picture < batch; picture += step) {
+        const uint32_t tile = shared_address(tiles) + (count & 1) * TILE_BYTES;
+        copy_async_wait<0>();
+        fence_async_proxy();
+        named_barrier_sync(1 + group, WARPGROUP);
+        float d[112];
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < TAPS * 2; k++) {
+            const int tap = k / 2;
+            wgmma_m64n224k16(
+                d, a[k],
+                wgmma_descriptor(tile + (k % 2) * 2 * CHUNK_BYTES + (tap / 3 * 16 + tap % 3) * 16, CHUNK_BYTES, 128),
+                k > 0, T());
+        }
+        wgmma_commit();
+        // The other tile was last read by the previous picture's products, which are over in every warp.
+        if (picture + step < batch)
+            load_tile(shared_address(tiles) + (~count & 1) * TILE_BYTES, input, picture + step, thread);
+        copy_async_commit();
+        wgmma_wait<0>();
+        uint4 *y = (uint4 *)(saved + picture * Y_BYTES) + thread;
+#pragma unroll
+        for (int row = 0; row < SIDE; row++) {
+            const float *v = d + row * 8;
+            y[row * WARPGROUP] =
+                make_uint4(pack(v[0], v[1], T()), pack(v[2], v[3], T()), pack(v[4], v[5], T()), pack(v[6], v[7], T()));
+        }
+        // Columns 14 and 15 are the second half of lanes with q = 3.
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = 0.0f, rest = 0.0f;
+#pragma unroll
+            for (int row = 0; row < SIDE; row++) {
+                sum += d[row * 8 + h * 2] + d[row * 8 + h * 2 + 1];
+                rest += d[row * 8 + h * 2 + 4] + d[row * 8 + h * 2 + 5];
+            }
+            sum += q < 3 ? rest : 0.0f;
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            const float m = sum * (1.0f / PIXELS);
+            float square = 0.0f, other = 0.0f;
+#pragma unroll
+            for (int row = 0; row < SIDE; row++) {
+                const float *v = d + row * 8 + h * 2;
+                square += (v[0] - m) * (v[0] - m) + (v[1] - m) * (v[1] - m);
+                other += (v[4] - m) * (v[4] - m) + (v[5] - m) * (v[5] - m);
+            }
+            square += q < 3 ? other : 0.0f;
+            square += __shfl_xor_sync(FULL_WARP, square, 1);
+            square += __shfl_xor_sync(FULL_WARP, square, 2);
+            const float delta = m - mean[h], weight_new = 1.0f / (float)(count + 1);
+            mean[h] += delta * weight_new;
+            m2[h] += square + delta * delta * ((float)count * weight_new * PIXELS);
+        }
+        count++;
+    }
+    // Both warpgroups' statistics, and the block's to device memory.
+    __shared__ float2 statistics[2][OUT_CHANNELS];
+    if (q == 0) {
+        statistics[group][r] = make_float2(mean[0], m2[0]);
+        statistics[group][r + 8] = make_float2(mean[1], m2[1]);
+    }
+    __syncthreads();
+    if (threadIdx.x < OUT_CHANNELS) {
+        const float total = (float)block_pictures(batch, blockIdx.x, gridDim.x);
+        const float second = (float)((int64_t)total / 2), first = total - second;
+        const float2 x = statistics[0][threadIdx.x], z = statistics[1][threadIdx.x];
+        const float delta = z.x - x.x;
+        partial[blockIdx.x * OUT_CHANNELS + threadIdx.x] =
+            make_float2(x.x + delta * (second / total), x.y + z.y + delta * delta * (first * second / total * PIXELS));
+    }
+}
+
+// Sum of `value` over the slices of a channel (threads c, c + 64, ...), in order; every thread of the channel gets it.
+__device__ __forceinline__ float sum_slices(float value, float *scratch)
+{
+    scratch[threadIdx.x] = value;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = threadIdx.x % OUT_CHANNELS; i < (int)blockDim.x; i += OUT_CHANNELS)
+        sum += scratch[i];
+    __syncthreads();
+    return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(POOL_THREADS, 1)
+    pool_kernel(void *output, float *mean_out, float *rstd_out, char *saved, void *running_mean, void *running_var,
+                const float2 *partial, int partials, const void *bias, const void *bn_weight, const void *bn_bias,
+                bool is_float, int64_t batch, float momentum, float eps)
+{
+    __shared__ __align__(128) T pooled[POOL_GROUPS][OUT_CHANNELS * WINDOWS];
+    __shared__ float scratch[POOL_THREADS];
+    __shared__ float2 affine[OUT_CHANNELS]; // scale and shift: batch norm's result is scale * y + shift
+    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
+    wait_for_predecessor();
+    release_successor();
+    int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
+    const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
+    uint4 y[SIDE];
+    if (picture < batch) {
+#pragma unroll
+        for (int row = 0; row < SIDE; row++)
+            y[row] = ((const uint4 *)(saved + picture * Y_BYTES))[row * WARPGROUP + thread];
+    }
+    {
+        constexpr int SLICES = POOL_THREADS / OUT_CHANNELS, EACH = (MAX_BLOCKS + SLICES - 1) / SLICES;
+        const int channel = threadIdx.x % OUT_CHANNELS, slice = threadIdx.x / OUT_CHANNELS;
+        float2 p[EACH];
+        float sum = 0.0f, square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int part = slice + i * SLICES;
+            p[i] = part < partials ? partial[part * OUT_CHANNELS + channel] : make_float2(0.0f, 0.0f);
+            sum += p[i].x * (float)block_pictures(batch, part, partials) * (part < partials ? 1.0f : 0.0f);
+        }
+        const float mean = sum_slices(sum, scratch) / (float)batch;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int part = slice + i * SLICES;
+            if (part < partials) {
+                const float delta = p[i].x - mean;
+                square += p[i].y + delta * delta * ((float)block_pictures(batch, part, partials) * PIXELS);
+            }
+        }
+        const float m2 = sum_slices(square, scratch), n = (float)batch * PIXELS;
+        if (slice == 0) {
+            const float rstd = rsqrtf(m2 / n + eps);
+            const float scale = bn_weight ? rstd * load_parameter(bn_weight, channel, is_float, T()) : rstd;
+            const float shift = (bn_bias ? load_parameter(bn_bias, channel, is_float, T()) : 0.0f) - mean * scale;
+            affine[channel] = make_float2(scale, shift);
+            if (blockIdx.x == 0) {
+                mean_out[channel] = mean;
+                rstd_out[channel] = rstd;
+                if (running_mean) {
+                    const float now = mean + (bias ? load_parameter(bias, channel, is_float, T()) : 0.0f);
+                    const float old_mean = load_parameter(running_mean, channel, is_float, T());
+                    const float old_var = load_parameter(running_var, channel, is_float, T());
+                    store_parameter<T>(running_mean, channel, old_mean + momentum * (now - old_mean), is_float);
+                    store_parameter<T>(running_var, channel, old_var + momentum * (m2 / (n - 1.0f) - old_var),
+                                       is_float);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    const float2 affine_of[2] = {affine[r], affine[r + 8]};
+    for (; picture < batch; picture += step) {
+        uint32_t masks[4] = {0, 0, 0, 0};
+        uint2 *raw_out = (uint2 *)(saved + batch * Y_BYTES + picture * RAW_BYTES) + thread;
+#pragma unroll
+        for (int row = 0; row < POOLED; row++) {
+            const uint32_t top[4] = {y[2 * row].x, y[2 * row].y, y[2 * row].z, y[2 * row].w};
+            const uint32_t low[4] = {y[2 * row + 1].x, y[2 * row + 1].y, y[2 * row + 1].z, y[2 * row + 1].w};
+            float raw[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float2 affine = affine_of[i % 2], t = unpack(top[i], T()), l = unpack(low[i], T());
+                const float v[4] = {t.x, t.y, l.x, l.y};
+                float best = fmaf(affine.x, v[0], affine.y);
+                uint32_t mask = 1;
+                raw[i] = v[0];
+#pragma unroll
+                for (int e = 1; e < 4; e++) {
+                    const float z = fmaf(affine.x, v[e], affine.y);
+                    if (z > best || z != z) { // NaN travels on, as in PyTorch
+                        best = z;
+                        raw[i] = v[e];
+                        mask = 1u << e;
+                    }
+                }
+                if (best <= 0.0f) {
+                    best = 0.0f;
+                    mask = 0;
+                }
+                masks[row / 2] |= mask << (row % 2 * 16 + i * 4);
+                if (i < 2 || q < 3)
+                    pooled[group][(r + i % 2 * 8) * WINDOWS + row * POOLED + q + i / 2 * 4] =
+                        store_from_accumulate<T>(best);
+            }
+            raw_out[row * WARPGROUP] = make_uint2(pack(raw[0], raw[1], T()), pack(raw[2], raw[3], T()));
+        }
+        if (q == 3) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                masks[i] &= 0x00ff00ffu; // the garbage columns
+        }
+        ((uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES) + picture * MASK_BYTES))[thread] =
+            make_uint4(masks[0], masks[1], masks[2], masks[3]);
+        if (picture + step < batch) {
+#pragma unroll
+            for (int row = 0; row < SIDE; row++)
+                y[row] = ((const uint4 *)(saved + (picture + step) * Y_BYTES))[row * WARPGROUP + thread];
+        }
+        named_barrier_sync(1 + group, WARPGROUP);
+        const uint4 *from = (const uint4 *)pooled[group];
+        uint4 *to = (uint4 *)((char *)output + picture * POOLED_BYTES);
+        for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
+            to[i] = from[i];
+        named_barrier_sync(1 + group, WARPGROUP);
+    }
+}
+
+// partial[block][channel] = (sum of dz, sum of dz * (y - mean)) over the block's pictures.
+template <typename T>
+__global__ void __launch_bounds__(POOL_THREADS, 1)
+    sums_kernel(float2 *partial, const void *grad_output, const char *saved, const float *mean, int64_t batch)
+{
+    extern __shared__ __align__(128) char shared[];
+    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
+    char *grads = shared + group * 2 * POOLED_BYTES;
+    wait_for_predecessor();
+    release_successor();
+    int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
+    const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
+    const float mean_of[2] = {mean[r], mean[r + 8]};
+    float sum[2] = {0.0f, 0.0f}, product[2] = {0.0f, 0.0f};
+    uint2 raw[POOLED], raw_next[POOLED] = {};
+    uint4 mask, mask_next = {};
+    auto load = [&](int64_t p, int stage) {
+        if (p < batch) {
+            const char *from = (const char *)grad_output + p * POOLED_BYTES;
+            for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
+                copy_async_16(shared_address(grads + stage * POOLED_BYTES) + i * 16, from + i * 16);
+#pragma unroll
+            for (int row = 0; row < POOLED; row++)
+                raw_next[row] = ((const uint2 *)(saved + batch * Y_BYTES + p * RAW_BYTES))[row * WARPGROUP + thread];
+            mask_next = ((const uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES) + p * MASK_BYTES))[thread];
+        }
+        copy_async_commit();
+    };
+    load(picture, 0);
+    for (int stage = 0; picture < batch; picture += step, stage ^= 1) {
+#pragma unroll
+        for (int row = 0; row < POOLED; row++)
+            raw[row] = raw_next[row];
+        mask = mask_next;
+        load(picture + step, stage ^ 1);
+        copy_async_wait<1>();
+        named_barrier_sync(1 + group, WARPGROUP);
+        const T *g = (const T *)(grads + stage * POOLED_BYTES);
+        const uint32_t masks[4] = {mask.x, mask.y, mask.z, mask.w};
+#pragma unroll
+        for (int row = 0; row < POOLED; row++) {
+            const float2 a = unpack(raw[row].x, T()), b = unpack(raw[row].y, T());
+            const float v[4] = {a.x, a.y, b.x, b.y};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (masks[row / 2] >> (row % 2 * 16 + i * 4) & 15) {
+                    const float dz = load_as_accumulate(g[(r + i % 2 * 8) * WINDOWS + row * POOLED + q + i / 2 * 4]);
+                    sum[i % 2] += dz;
+                    product[i % 2] += dz * (v[i] - mean_of[i % 2]);
+                }
+        }
+        named_barrier_sync(1 + group, WARPGROUP);
+    }
+    __shared__ float2 results[POOL_GROUPS][OUT_CHANNELS];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] += __shfl_xor_sync(FULL_WARP, sum[h], 1);
+        sum[h] += __shfl_xor_sync(FULL_WARP, sum[h], 2);
+        product[h] += __shfl_xor_sync(FULL_WARP, product[h], 1);
+        product[h] += __shfl_xor_sync(FULL_WARP, product[h], 2);
+        if (q == 0)
+            results[group][r + 8 * h] = make_float2(sum[h], product[h]);
+    }
+    __syncthreads();
+    if (threadIdx.x < OUT_CHANNELS) {
+        float2 total = results[0][threadIdx.x];
+        for (int i = 1; i < POOL_GROUPS; i++) {
+            total.x += results[i][threadIdx.x].x;
+            total.y += results[i][threadIdx.x].y;
+        }
+        partial[blockIdx.x * OUT_CHANNELS + threadIdx.x] = total;
+    }
+}
+
+static constexpr int BARRIER_FULL = 1, BARRIER_EMPTY = 3, BARRIER_FIRST = 5, BARRIER_SECOND = 6;
+
+template <typename T>
+__global__ void __launch_bounds__(2 * WARPGROUP, 1)
+    backward_kernel(void *grad_input, float4 *grad_weight_partial, void *grad_bn_weight, void *grad_bn_bias,
+                    const void *grad_output, const void *input, const void *weight, const void *bn_weight,
+                    const float *mean, const float *rstd, const char *saved, const float2 *partial, int partials,
+                    bool is_float, int64_t batch)
+{
+    extern __shared__ __align__(128) char shared[];
+    char *grad_tiles = shared, *tiles = grad_tiles + 2 * GRAD_TILE_BYTES, *ys = tiles + 2 * TILE_BYTES;
+    char *grads = ys + 2 * Y_BYTES, *staging = grads + 2 * POOLED_BYTES, *end = staging + SIDE * 16 * 64;
+    T *staged = (T *)end;
+    float2 *coefficients = (float2 *)(end + WEIGHT_BYTES);
+    const uint32_t barriers = shared_address(end + WEIGHT_BYTES + 512);
+    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
+    const int pictures = (int)block_pictures(batch, blockIdx.x, gridDim.x);
+    __shared__ float2 scratch[2 * WARPGROUP];
+    __shared__ float scales[OUT_CHANNELS];
+    zero_shared(shared, 2 * GRAD_TILE_BYTES + 2 * TILE_BYTES);
+    if (threadIdx.x == 0) {
+        bulk_barrier_init(barriers);
+        bulk_barrier_init(barriers + 8);
+    }
+    fence_async_proxy();
+    __syncthreads();
+    wait_for_predecessor();
+    release_successor();
+    auto load = [&](int i) { // by the first warpgroup
+        if (i >= pictures)
+            return;
+        const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
+        const int stage = i & 1;
+        if (thread == 0) {
+            bulk_expect(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
+            bulk_load(shared_address(ys + stage * Y_BYTES), saved + picture * Y_BYTES, Y_BYTES, barriers + stage * 8);
+            bulk_load(shared_address(grads + stage * POOLED_BYTES), (const char *)grad_output + picture * POOLED_BYTES,
+                      POOLED_BYTES, barriers + stage * 8);
+        }
+        load_tile(shared_address(tiles + stage * TILE_BYTES), input, picture, thread);
+    };
+    if (group == 0) {
+        load(0);
+        copy_async_commit();
+        load(1);
+        copy_async_commit();
+    }
+    {
+        const int channel = threadIdx.x % OUT_CHANNELS, slice = threadIdx.x / OUT_CHANNELS;
+        float2 sum = make_float2(0.0f, 0.0f);
+        if (partials > 0) {
+#pragma unroll 11
+            for (int part = slice; part < partials; part += 2 * WARPGROUP / OUT_CHANNELS) {
+                const float2 p = partial[part * OUT_CHANNELS + channel];
+                sum.x += p.x;
+                sum.y += p.y;
+            }
+        }
+        stage_weight(staged, weight, is_float);
+        scratch[threadIdx.x] = sum;
+        __syncthreads();
+        if (slice == 0) {
+            for (int i = 1; i < 2 * WARPGROUP / OUT_CHANNELS; i++) {
+                sum.x += scratch[channel + i * OUT_CHANNELS].x;
+                sum.y += scratch[channel + i * OUT_CHANNELS].y;
+            }
+            const float s = rstd[channel], n = (float)batch * PIXELS;
+            const float scale = bn_weight ? s * load_parameter(bn_weight, channel, is_float, T()) : s;
+            const float slope = -scale * s * s * sum.y / n;
+            scales[channel] = scale;
+            coefficients[channel] = make_float2(-scale * sum.x / n - slope * mean[channel], slope);
+            if (blockIdx.x == 0) {
+                if (grad_bn_weight)
+                    store_parameter<T>(grad_bn_weight, channel, sum.y * s, is_float);
+                if (grad_bn_bias)
+                    store_parameter<T>(grad_bn_bias, channel, sum.x, is_float);
+            }
+        }
+        __syncthreads();
+    }
+    if (group == 0) {
+        const float2 of[2] = {coefficients[r], coefficients[r + 8]};
+        const float scale[2] = {scales[r], scales[r + 8]};
+        float d[TAPS][16];
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                d[tap][i] = 0.0f;
+        // stmatrix: lane l gives the address of pixel l % 8 of matrix l / 8 (two channel chunks, then the next 8
+        // pixels).
+        const uint32_t lane_offset =
+            (2 * warp + (lane >> 3 & 1)) * CHUNK_BYTES + (16 + 1 + lane % 8 + (lane >> 4) * 8) * 16;
+        const uint4 *mask_of = (const uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES)) + thread;
+        uint4 mask = pictures > 0 ? mask_of[(int64_t)blockIdx.x * WARPGROUP] : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < pictures; i++) {
+            const int stage = i & 1;
+            const uint32_t tile = shared_address(tiles + stage * TILE_BYTES);
+            const uint32_t grad_tile = shared_address(grad_tiles + stage * GRAD_TILE_BYTES) + lane_offset;
+            const uint32_t masks[4] = {mask.x, mask.y, mask.z, mask.w};
+            if (i + 1 < pictures)
+                mask = mask_of[(blockIdx.x + (int64_t)(i + 1) * gridDim.x) * WARPGROUP];
+            copy_async_wait<1>();
+            fence_async_proxy();
+            named_barrier_sync(BARRIER_FIRST, WARPGROUP);
+            if (i >= 2)
+                named_barrier_sync(BARRIER_EMPTY + stage, 2 * WARPGROUP);
+            bulk_wait(barriers + stage * 8, i >> 1 & 1);
+            const uint4 *y = (const uint4 *)(ys + stage * Y_BYTES) + thread;
+            const T *g = (const T *)(grads + stage * POOLED_BYTES) + r * WINDOWS + q;
+#pragma unroll
+            for (int row = 0; row < POOLED; row++) {
+                const uint4 y_top = y[2 * row * WARPGROUP], y_low = y[(2 * row + 1) * WARPGROUP];
+                const uint32_t top[4] = {y_top.x, y_top.y, y_top.z, y_top.w};
+                const uint32_t low[4] = {y_low.x, y_low.y, y_low.z, y_low.w};
+                uint32_t a[2][4];
+                const uint32_t bits = masks[row / 2] >> (row % 2 * 16);
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const float2 c = of[w % 2], t = unpack(top[w], T()), l = unpack(low[w], T());
+                    // For w >= 2 and q = 3 the element does not exist (its mask is 0); what is read is another's.
+                    const float dz = scale[w % 2] *
+                                     load_as_accumulate(
+                                         g[w % 2 * 8 * WINDOWS + row * POOLED + w / 2 * 4 - (w / 2 && q == 3 ? 1 : 0)]);
+                    const float v0 = fmaf(c.y, t.x, c.x) + (bits >> (w * 4) & 1 ? dz : 0.0f);
+                    const float v1 = fmaf(c.y, t.y, c.x) + (bits >> (w * 4) & 2 ? dz : 0.0f);
+                    const float v2 = fmaf(c.y, l.x, c.x) + (bits >> (w * 4) & 4 ? dz : 0.0f);
+                    const float v3 = fmaf(c.y, l.y, c.x) + (bits >> (w * 4) & 8 ? dz : 0.0f);
+                    const bool garbage = w >= 2 && q == 3;
+                    a[0][w] = garbage ? 0 : pack(v0, v1, T());
+                    a[1][w] = garbage ? 0 : pack(v2, v3, T());
+                }
+                store_matrices_transposed(grad_tile + row * 512, a[0][0], a[0][1], a[0][2], a[0][3]);
+                store_matrices_transposed(grad_tile + row * 512 + 256, a[1][0], a[1][1], a[1][2], a[1][3]);
+                if (row == POOLED - 1) {
+                    fence_async_proxy();
+                    named_barrier_arrive(BARRIER_FULL + stage, 2 * WARPGROUP);
+                }
+                wgmma_fence();
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+#pragma unroll
+                    for (int tap = 0; tap < TAPS; tap++)
+                        wgmma_m64n32k16_transposed(
+                            d[tap], a[h],
+                            wgmma_descriptor(tile + ((2 * row + h + tap / 3) * 16 + tap % 3) * 16, 128, CHUNK_BYTES), 1,
+                            T());
+                wgmma_commit();
+                wgmma_wait<0>();
+            }
+            named_barrier_sync(BARRIER_FIRST, WARPGROUP);
+            load(i + 2);
+            copy_async_commit();
+        }
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                grad_weight_partial[((int64_t)blockIdx.x * TAPS * 4 + tap * 4 + j) * WARPGROUP + thread] =
+                    make_float4(d[tap][j * 4], d[tap][j * 4 + 1], d[tap][j * 4 + 2], d[tap][j * 4 + 3]);
+    } else {
+        if (!grad_input) {
+            for (int i = 0; i < pictures; i++) {
+                named_barrier_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
+                if (i + 2 < pictures)
+                    named_barrier_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
+            }
+            return;
+        }
+        // a[k]: depth 16 output channels of column tap f; k < 12: dy's row above, tap row 2 in rows 0..7 and tap row 1
+        // in rows 8..15; else dy's row below, tap row 0 in rows 0..7.
+        uint32_t a[24][4];
+        const int channel = warp * 8 + lane / 4;
+#pragma unroll
+        for (int k = 0; k < 24; k++) {
+            const int f = k / 4 % 3, out_channel = k % 4 * 16 + 2 * q;
+            const bool below = k >= 12;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int tap = (below ? 0 : 2 - i % 2) * 3 + 2 - f;
+                const T *w = staged + (out_channel + i / 2 * 8) * WEIGHT_PITCH + channel * TAPS + tap;
+                a[k][i] = below && i % 2 ? 0 : two(w[0], w[WEIGHT_PITCH]);
+            }
+        }
+        for (int i = 0; i < pictures; i++) {
+            const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
+            const uint32_t grad_tile = shared_address(grad_tiles + (i & 1) * GRAD_TILE_BYTES);
+            named_barrier_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
+            float d[120];
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 24; k++)
+                wgmma_m64n240k16(
+                    d, a[k],
+                    wgmma_descriptor(grad_tile + k % 4 * 2 * CHUNK_BYTES + ((k >= 12 ? 32 : 0) + k / 4 % 3) * 16,
+                                     CHUNK_BYTES, 128),
+                    k > 0, T());
+            wgmma_commit();
+            wgmma_wait<0>();
+            if (i + 2 < pictures)
+                named_barrier_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
+            // Rows 8..15 of a warp hold what belongs one image row up. Staged as [pixel][32 channels], the four vectors
+            // of a pixel rotated so that eight pixels fall into different banks.
+#pragma unroll
+            for (int j = 0; j < 28; j += 4) {
+                uint32_t m[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float *v = d + (j + e) * 4;
+                    m[e] = pack(v[0] + v[8 + 2], v[1] + v[8 + 3], T());
+                }
+                const int pixel = j * 8 + lane;
+                store_matrices_transposed(shared_address(staging) + pixel * 64 + (warp ^ (pixel >> 1 & 3)) * 16, m[0],
+                                          m[1], m[2], m[3]);
+            }
+            named_barrier_sync(BARRIER_SECOND, WARPGROUP);
+            char *to = (char *)grad_input + picture * (PIXELS * IN_CHANNELS * 2);
+#pragma unroll
+            for (int e = 0; e < 7; e++) {
+                const int vector = thread + e * WARPGROUP;
+                if (e < 6 || vector < PIXELS * IN_CHANNELS / 8) {
+                    const int from = vector >> 2, row = from / SIDE, pixel = from + 2 * row;
+                    *(uint4 *)(to + vector * 16) =
+                        *(const uint4 *)(staging + pixel * 64 + ((vector & 3) ^ (pixel >> 1 & 3)) * 16);
+                }
+            }
+        }
+    }
+}
+
+// Adds the blocks' weight gradients: 8 slices of blocks by threads, in order, then the slices.
+template <typename T>
+__global__ void __launch_bounds__(REDUCE_SLICES * 32)
+    reduce_kernel(void *grad_weight, const float4 *partial, int partials, bool is_float)
+{
+    __shared__ float4 sums[REDUCE_SLICES][32];
+    const int slice = threadIdx.x / 32, lane = threadIdx.x % 32, index = blockIdx.x * 32 + lane;
+    wait_for_predecessor();
+    release_successor();
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int part = slice; part < partials; part += REDUCE_SLICES) {
+        const float4 p = partial[(int64_t)part * (GRAD_WEIGHTS / 4) + index];
+        sum.x += p.x;
+        sum.y += p.y;
+        sum.z += p.z;
+        sum.w += p.w;
+    }
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice == 0) {
+#pragma unroll
+        for (int i = 1; i < REDUCE_SLICES; i++) {
+            sum.x += sums[i][lane].x;
+            sum.y += sums[i][lane].y;
+            sum.z += sums[i][lane].z;
+            sum.w += sums[i][lane].w;
+        }
+        const int thread = index % WARPGROUP, tap = index / WARPGROUP / 4, j = index / WARPGROUP % 4;
+        const int out_channel = thread / 32 * 16 + lane / 4, channel = j * 8 + 2 * (lane % 4);
+        const int to = out_channel * WEIGHT_ROW + channel * TAPS + tap;
+        store_parameter<T>(grad_weight, to, sum.x, is_float);
+        store_parameter<T>(grad_weight, to + TAPS, sum.y, is_float);
+        store_parameter<T>(grad_weight, to + 8 * WEIGHT_ROW, sum.z, is_float);
+        store_parameter<T>(grad_weight, to + 8 * WEIGHT_ROW + TAPS, sum.w, is_float);
+    }
+}
+
+#else // the other architectures' passes see the kernels' names only: supported() keeps them from being launched
+
+template <typename T>
+__global__ void forward_kernel(char *, float2 *, const void *, const void *, bool, int64_t)
+{
+}
+template <typename T>
+__global__ void pool_kernel(void *, float *, float *, char *, void *, void *, const float2 *, int, const void *,
+                            const void *, const void *, bool, int64_t, float, float)
+{
+}
+template <typename T>
+__global__ void sums_kernel(float2 *, const void *, const char *, const float *, int64_t)
+{
+}
+template <typename T>
+__global__ void backward_kernel(void *, float4 *, void *, void *, const void *, const void *, const void *,
+                                const void *, const float *, const float *, const char *, const float2 *, int, bool,
+                                int64_t)
+{
+}
+template <typename T>
+__global__ void reduce_kernel(void *, const float4 *, int, bool)
+{
+}
+
+#endif
+
+int conv_bn_relu_pool_sm90_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
+                                     int64_t out_channels)
+{
+#ifdef CUDA_OPS_SM90A
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess)
+        return 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return major == 9 && minor == 0 && (dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16) &&
+           in_channels == IN_CHANNELS && height == SIDE && width == SIDE && out_channels == OUT_CHANNELS;
+#else
+    (void)dtype, (void)in_channels, (void)height, (void)width, (void)out_channels;
+    return 0;
+#endif
+}
+
+// One block a multiprocessor, a picture at least each: known from the batch alone, so that sums are cut alike.
+static int blocks_of(int64_t batch)
+{
+    return (int)(batch < MAX_BLOCKS ? batch : MAX_BLOCKS);
+}
+
+int64_t conv_bn_relu_pool_sm90_saved_bytes(int64_t batch)
+{
+    return batch * (Y_BYTES + RAW_BYTES + MASK_BYTES);
+}
+int64_t conv_bn_relu_pool_sm90_forward_workspace(int64_t batch)
+{
+    return blocks_of(batch) * OUT_CHANNELS * (int64_t)sizeof(float2);
+}
+int64_t conv_bn_relu_pool_sm90_backward_workspace(int64_t batch)
+{
+    return blocks_of(batch) * (OUT_CHANNELS * (int64_t)sizeof(float2) + GRAD_WEIGHTS * (int64_t)sizeof(float));
+}
+
+template <typename T>
+static cuda_ops_status forward(void *output, float *mean, float *rstd, void *saved, void *running_mean,
+                               void *running_var, const void *input, const void *weight, const void *bias,
+                               const void *bn_weight, const void *bn_bias, bool is_float, int64_t batch,
+                               double momentum, double eps, void *workspace, cudaStream_t stream)
+{
+    const int blocks = blocks_of(batch);
+    cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+    launch_dependent(forward_kernel<T>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, (char *)saved,
+                     (float2 *)workspace, input, weight, is_float, batch);
+    launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, mean, rstd, (char *)saved, running_mean,
+                     running_var, (const float2 *)workspace, blocks, bias, bn_weight, bn_bias, is_float, batch,
+                     (float)momentum, (float)eps);
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_bn_weight, void *grad_bn_bias,
+                                const void *grad_output, const void *input, const void *weight, const void *bn_weight,
+                                const float *mean, const float *rstd, const void *saved, bool is_float, int64_t batch,
+                                void *workspace, cudaStream_t stream)
+{
+    const int blocks = blocks_of(batch);
+    float4 *grad_weight_partial = (float4 *)workspace;
+    float2 *partial = (float2 *)(grad_weight_partial + blocks * (GRAD_WEIGHTS / 4));
+    cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, POOL_GROUPS * 2 * POOLED_BYTES);
+    cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BACKWARD_SHARED);
+    launch_dependent(sums_kernel<T>, blocks, POOL_THREADS, POOL_GROUPS * 2 * POOLED_BYTES, stream, partial, grad_output,
+                     (const char *)saved, mean, batch);
+    launch_dependent(backward_kernel<T>, blocks, 2 * WARPGROUP, BACKWARD_SHARED, stream, grad_input,
+                     grad_weight_partial, grad_bn_weight, grad_bn_bias, grad_output, input, weight, bn_weight, mean,
+                     rstd, (const char *)saved, (const float2 *)partial, blocks, is_float, batch);
+    launch_dependent(reduce_kernel<T>, GRAD_WEIGHTS / 4 / 32, REDUCE_SLICES * 32, 0, stream, grad_weight,
+                     (const float4 *)grad_weight_partial, blocks, is_float);
+    return launch_status();
+}
+
+cuda_ops_status conv_bn_relu_pool_sm90_forward(void *output, float *mean, float *rstd, void *saved, void *running_mean,
+                                               void *running_var, const void *input, const void *weight,
+                                               const void *bias, const void *bn_weight, const void *bn_bias,
+                                               cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, int64_t batch,
+                                               double momentum, double eps, void *workspace, cudaStream_t stream)
+{
+    if (batch == 0)
+        return CUDA_OPS_SUCCESS;
+    const bool is_float = parameter_dtype == CUDA_OPS_FLOAT32;
+    if (dtype == CUDA_OPS_BFLOAT16)
+        return forward<__nv_bfloat16>(output, mean, rstd, saved, running_mean, running_var, input, weight, bias,
+                                      bn_weight, bn_bias, is_float, batch, momentum, eps, workspace, stream);
+    if (dtype == CUDA_OPS_FLOAT16)
+        return forward<__half>(output, mean, rstd, saved, running_mean, running_var, input, weight, bias, bn_weight,
+                               bn_bias, is_float, batch, momentum, eps, workspace, stream);
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+cuda_ops_status conv_bn_relu_pool_sm90_backward(void *grad_input, void *grad_weight, void *grad_bn_weight,
+                                                void *grad_bn_bias, const void *grad_output, const void *input,
+                                                const void *weight, const void *bn_weight, const float *mean,
+                                                const float *rstd, const void *saved, cuda_ops_dtype dtype,
+                                                cuda_ops_dtype parameter_dtype, int64_t batch, void *workspace,
+                                                cudaStream_t stream)
+{
+    if (batch == 0)
+        return CUDA_OPS_SUCCESS;
+    const bool is_float = parameter_dtype == CUDA_OPS_FLOAT32;
+    if (dtype == CUDA_OPS_BFLOAT16)
+        return backward<__nv_bfloat16>(grad_input, grad_weight, grad_bn_weight, grad_bn_bias, grad_output, input,
+                                       weight, bn_weight, mean, rstd, saved, is_float, batch, workspace, stream);
+    if (dtype == CUDA_OPS_FLOAT16)
+        return backward<__half>(grad_input, grad_weight, grad_bn_weight, grad_bn_bias, grad_output, input, weight,
+                                bn_weight, mean, rstd, saved, is_float, batch, workspace, stream);
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
