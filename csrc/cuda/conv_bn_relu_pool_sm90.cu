@@ -23,18 +23,40 @@
 // a picture forward and backward) at large batches, together with the traffic of y.
 #include "conv_bn_relu_pool_sm90.h"
 
+#include <cooperative_groups.h>
+
 #include "wgmma.cuh"
+
+static int g_whole = 1, g_attributes = 2;
+template <typename... Parameters, typename... Arguments>
+static inline void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                                      cudaStream_t stream, Arguments... arguments)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeCooperative;
+    attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = g_attributes;
+    cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
+}
 
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
 static constexpr int WARPGROUP = 128;
-// Raster pixels of a chunk: 16 x 16 and two that garbage columns reach; 16 bytes each. The odd multiple of 32 bytes
-// puts the four chunks of a pixel into different banks.
-static constexpr int RASTER = 258;
-static constexpr int CHUNK_BYTES = RASTER * 16;
-static constexpr int TILE_BYTES = IN_CHANNELS / 8 * CHUNK_BYTES;
+// A picture in shared memory: 16 x 16 raster pixels and two that garbage columns reach, each with its channels side by
+// side, in the swizzle of wgmma that is as wide as that; whole repeats of the swizzle.
+static constexpr int TILE_PIXEL = IN_CHANNELS * 2, GRAD_PIXEL = OUT_CHANNELS * 2;
+static constexpr int TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
 // dy is read by products of 240 pixels, which reach 16 further.
-static constexpr int GRAD_TILE_BYTES = OUT_CHANNELS / 8 * CHUNK_BYTES + 256;
+static constexpr int GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
+static_assert(TILE_PIXEL == 64 && GRAD_PIXEL == 128, "the swizzles below are those of 64 and 128 bytes");
 // Per picture in device memory: y, the windows' raw values, their masks.
 static constexpr int Y_BYTES = SIDE * WARPGROUP * 16;
 static constexpr int RAW_BYTES = POOLED * WARPGROUP * 8;
@@ -108,7 +130,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const void *input, int6
         const int vector = thread + i * WARPGROUP;
         if (i < 6 || vector < PIXELS * IN_CHANNELS / 8) {
             const int pixel = vector >> 2, row = pixel / SIDE, column = pixel - row * SIDE;
-            copy_async_16(tile + (vector & 3) * CHUNK_BYTES + ((row + 1) * 16 + column + 1) * 16, from + vector * 16);
+            const int raster = (row + 1) * 16 + column + 1;
+            copy_async_16(tile + raster * TILE_PIXEL + ((vector & 3) ^ (raster >> 1 & 3)) * 16, from + vector * 16);
         }
     }
 }
@@ -123,32 +146,176 @@ __device__ __forceinline__ void zero_shared(char *shared, int bytes)
 template <typename T>
 __device__ __forceinline__ void stage_weight(T *staged, const void *weight, bool is_float)
 {
+    constexpr int THREADS = 2 * WARPGROUP;
     if (is_float) {
-        for (int i = threadIdx.x; i < GRAD_WEIGHTS / 4; i += blockDim.x) {
-            const float4 w = ((const float4 *)weight)[i];
-            const int row = i / (WEIGHT_ROW / 4), column = i % (WEIGHT_ROW / 4) * 4;
+        float4 w[GRAD_WEIGHTS / 4 / THREADS]; // all on their way at once
+#pragma unroll
+        for (int i = 0; i < GRAD_WEIGHTS / 4 / THREADS; i++)
+            w[i] = ((const float4 *)weight)[threadIdx.x + i * THREADS];
+#pragma unroll
+        for (int i = 0; i < GRAD_WEIGHTS / 4 / THREADS; i++) {
+            const int vector = threadIdx.x + i * THREADS;
+            const int row = vector / (WEIGHT_ROW / 4), column = vector % (WEIGHT_ROW / 4) * 4;
             uint32_t *to = (uint32_t *)(staged + row * WEIGHT_PITCH + column);
-            to[0] = pack(w.x, w.y, T());
-            to[1] = pack(w.z, w.w, T());
+            to[0] = pack(w[i].x, w[i].y, T());
+            to[1] = pack(w[i].z, w[i].w, T());
         }
     } else {
-        for (int i = threadIdx.x; i < GRAD_WEIGHTS / 2; i += blockDim.x) {
+#pragma unroll 12
+        for (int i = threadIdx.x; i < GRAD_WEIGHTS / 2; i += THREADS) {
             const int row = i / (WEIGHT_ROW / 2), column = i % (WEIGHT_ROW / 2) * 2;
             *(uint32_t *)(staged + row * WEIGHT_PITCH + column) = ((const uint32_t *)weight)[i];
         }
     }
 }
+static_assert(GRAD_WEIGHTS / 4 % (2 * WARPGROUP) == 0, "whole rounds of vectors");
+
 template <typename T>
 __device__ __forceinline__ uint32_t two(T low, T high)
 {
     return (uint32_t)*(const uint16_t *)&low | (uint32_t)*(const uint16_t *)&high << 16;
 }
 
-template <typename T>
-__global__ void __launch_bounds__(2 * WARPGROUP, 1)
-    forward_kernel(char *saved, float2 *partial, const void *input, const void *weight, bool is_float, int64_t batch)
+// Sum of `value` over the slices of a channel (threads c, c + 64, ...), in order; every thread of the channel gets it.
+__device__ __forceinline__ float sum_slices(float value, float *scratch)
 {
-    extern __shared__ __align__(128) char shared[];
+    scratch[threadIdx.x] = value;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = threadIdx.x % OUT_CHANNELS; i < (int)blockDim.x; i += OUT_CHANNELS)
+        sum += scratch[i];
+    __syncthreads();
+    return sum;
+}
+
+struct Statistics {
+    float *mean, *rstd;
+    void *running_mean, *running_var;
+    const void *bias, *bn_weight, *bn_bias;
+    float momentum, eps;
+};
+
+// affine[channel] = (scale, shift), batch norm's result being scale * y + shift, from the blocks' partial statistics, by
+// every block for itself; the first block writes them out too. Ends with a barrier.
+template <typename T, int threads>
+__device__ __forceinline__ void combine_statistics(float2 *affine, float *scratch, const Statistics &s,
+                                                   const float2 *partial, int partials, bool is_float, int64_t batch)
+{
+    constexpr int SLICES = threads / OUT_CHANNELS, EACH = (MAX_BLOCKS + SLICES - 1) / SLICES;
+    const int channel = threadIdx.x % OUT_CHANNELS, slice = threadIdx.x / OUT_CHANNELS;
+    float2 p[EACH];
+    float sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int part = slice + i * SLICES;
+        p[i] = part < partials ? __ldcg(partial + part * OUT_CHANNELS + channel) : make_float2(0.0f, 0.0f);
+    }
+    // Blocks below `batch % partials` have one picture more.
+    const int least = (int)(batch / partials), more = (int)(batch % partials);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        sum += p[i].x * (float)(least + (slice + i * SLICES < more));
+    const float mean = sum_slices(sum, scratch) / (float)batch;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int part = slice + i * SLICES;
+        const float delta = p[i].x - mean;
+        if (part < partials)
+            square += p[i].y + delta * delta * ((float)(least + (part < more)) * PIXELS);
+    }
+    const float m2 = sum_slices(square, scratch), n = (float)batch * PIXELS;
+    if (slice == 0) {
+        const float rstd = rsqrtf(m2 / n + s.eps);
+        const float scale = s.bn_weight ? rstd * load_parameter(s.bn_weight, channel, is_float, T()) : rstd;
+        const float shift = (s.bn_bias ? load_parameter(s.bn_bias, channel, is_float, T()) : 0.0f) - mean * scale;
+        affine[channel] = make_float2(scale, shift);
+        if (blockIdx.x == 0) {
+            s.mean[channel] = mean;
+            s.rstd[channel] = rstd;
+            if (s.running_mean) {
+                const float now = mean + (s.bias ? load_parameter(s.bias, channel, is_float, T()) : 0.0f);
+                const float old_mean = load_parameter(s.running_mean, channel, is_float, T());
+                const float old_var = load_parameter(s.running_var, channel, is_float, T());
+                store_parameter<T>(s.running_mean, channel, old_mean + s.momentum * (now - old_mean), is_float);
+                store_parameter<T>(s.running_var, channel, old_var + s.momentum * (m2 / (n - 1.0f) - old_var),
+                                   is_float);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void load_y(uint4 (&y)[SIDE], const char *saved, int64_t picture, int thread)
+{
+#pragma unroll
+    for (int row = 0; row < SIDE; row++)
+        y[row] = ((const uint4 *)(saved + picture * Y_BYTES))[row * WARPGROUP + thread];
+}
+
+// Normalises, rectifies and pools one picture, by one warpgroup. `pooled`: its part of shared memory, the picture's
+// output in order of memory; the caller copies it after a barrier.
+template <typename T>
+__device__ __forceinline__ void pool_picture(T *pooled, char *saved, const uint4 (&y)[SIDE], const float2 (&affine_of)[2],
+                                             int64_t picture, int64_t batch, int thread)
+{
+    const int r = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
+    uint32_t masks[4] = {0, 0, 0, 0};
+    uint2 *raw_out = (uint2 *)(saved + batch * Y_BYTES + picture * RAW_BYTES) + thread;
+#pragma unroll
+    for (int row = 0; row < POOLED; row++) {
+        const uint32_t top[4] = {y[2 * row].x, y[2 * row].y, y[2 * row].z, y[2 * row].w};
+        const uint32_t low[4] = {y[2 * row + 1].x, y[2 * row + 1].y, y[2 * row + 1].z, y[2 * row + 1].w};
+        float raw[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 affine = affine_of[i % 2], t = unpack(top[i], T()), l = unpack(low[i], T());
+            const float v[4] = {t.x, t.y, l.x, l.y};
+            float best = fmaf(affine.x, v[0], affine.y);
+            uint32_t mask = 1;
+            raw[i] = v[0];
+#pragma unroll
+            for (int e = 1; e < 4; e++) {
+                const float z = fmaf(affine.x, v[e], affine.y);
+                if (z > best || z != z) { // NaN travels on, as in PyTorch
+                    best = z;
+                    raw[i] = v[e];
+                    mask = 1u << e;
+                }
+            }
+            if (best <= 0.0f) {
+                best = 0.0f;
+                mask = 0;
+            }
+            masks[row / 2] |= mask << (row % 2 * 16 + i * 4);
+            if (i < 2 || q < 3)
+                pooled[(r + i % 2 * 8) * WINDOWS + row * POOLED + q + i / 2 * 4] = store_from_accumulate<T>(best);
+        }
+        raw_out[row * WARPGROUP] = make_uint2(pack(raw[0], raw[1], T()), pack(raw[2], raw[3], T()));
+    }
+    if (q == 3) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            masks[i] &= 0x00ff00ffu; // the garbage columns
+    }
+    ((uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES) + picture * MASK_BYTES))[thread] =
+        make_uint4(masks[0], masks[1], masks[2], masks[3]);
+}
+
+template <typename T>
+__device__ __forceinline__ void copy_pooled(void *output, const T *pooled, int64_t picture, int thread)
+{
+    const uint4 *from = (const uint4 *)pooled;
+    uint4 *to = (uint4 *)((char *)output + picture * POOLED_BYTES);
+    for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
+        to[i] = from[i];
+}
+
+template <typename T, bool whole>
+__global__ void __launch_bounds__(2 * WARPGROUP, 1)
+    forward_kernel(void *output, char *saved, Statistics s, float2 *partial, const void *input, const void *weight,
+                   bool is_float, int64_t batch)
+{
+    extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
     char *tiles = shared + group * 2 * TILE_BYTES;
@@ -176,6 +343,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     }
     float mean[2] = {0.0f, 0.0f}, m2[2] = {0.0f, 0.0f};
     int count = 0;
+    uint4 y[SIDE];
     for (; picture < batch; picture += step) {
         const uint32_t tile = shared_address(tiles) + (count & 1) * TILE_BYTES;
         copy_async_wait<0>();
@@ -186,10 +354,10 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
         for (int k = 0; k < TAPS * 2; k++) {
             const int tap = k / 2;
-            wgmma_m64n224k16(
-                d, a[k],
-                wgmma_descriptor(tile + (k % 2) * 2 * CHUNK_BYTES + (tap / 3 * 16 + tap % 3) * 16, CHUNK_BYTES, 128),
-                k > 0, T());
+            wgmma_m64n224k16(d, a[k],
+                             wgmma_descriptor(tile + (tap / 3 * 16 + tap % 3) * TILE_PIXEL + k % 2 * 32,
+                                              WGMMA_SWIZZLE_64, 8 * TILE_PIXEL),
+                             k > 0, T());
         }
         wgmma_commit();
         // The other tile was last read by the previous picture's products, which are over in every warp.
@@ -197,12 +365,12 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             load_tile(shared_address(tiles) + (~count & 1) * TILE_BYTES, input, picture + step, thread);
         copy_async_commit();
         wgmma_wait<0>();
-        uint4 *y = (uint4 *)(saved + picture * Y_BYTES) + thread;
 #pragma unroll
         for (int row = 0; row < SIDE; row++) {
             const float *v = d + row * 8;
-            y[row * WARPGROUP] =
-                make_uint4(pack(v[0], v[1], T()), pack(v[2], v[3], T()), pack(v[4], v[5], T()), pack(v[6], v[7], T()));
+            y[row] = make_uint4(pack(v[0], v[1], T()), pack(v[2], v[3], T()), pack(v[4], v[5], T()),
+                                pack(v[6], v[7], T()));
+            ((uint4 *)(saved + picture * Y_BYTES))[row * WARPGROUP + thread] = y[row];
         }
         // Columns 14 and 15 are the second half of lanes with q = 3.
 #pragma unroll
@@ -248,135 +416,51 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         partial[blockIdx.x * OUT_CHANNELS + threadIdx.x] =
             make_float2(x.x + delta * (second / total), x.y + z.y + delta * delta * (first * second / total * PIXELS));
     }
-}
-
-// Sum of `value` over the slices of a channel (threads c, c + 64, ...), in order; every thread of the channel gets it.
-__device__ __forceinline__ float sum_slices(float value, float *scratch)
-{
-    scratch[threadIdx.x] = value;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int i = threadIdx.x % OUT_CHANNELS; i < (int)blockDim.x; i += OUT_CHANNELS)
-        sum += scratch[i];
-    __syncthreads();
-    return sum;
+    if (whole) {
+        // Once the whole grid's statistics are there, the pictures are pooled, the latest first: it is in registers still,
+        // and those before it in the L2 cache.
+        cooperative_groups::this_grid().sync();
+        __shared__ float scratch[2 * WARPGROUP];
+        __shared__ float2 affine[OUT_CHANNELS];
+        combine_statistics<T, 2 * WARPGROUP>(affine, scratch, s, partial, gridDim.x, is_float, batch);
+        const float2 affine_of[2] = {affine[r], affine[r + 8]};
+        T *pooled = (T *)tiles;
+        for (picture -= step; picture >= 0; picture -= step) {
+            pool_picture(pooled, saved, y, affine_of, picture, batch, thread);
+            if (picture >= step)
+                load_y(y, saved, picture - step, thread);
+            named_barrier_sync(1 + group, WARPGROUP);
+            copy_pooled(output, pooled, picture, thread);
+            named_barrier_sync(1 + group, WARPGROUP);
+        }
+    }
 }
 
 template <typename T>
 __global__ void __launch_bounds__(POOL_THREADS, 1)
-    pool_kernel(void *output, float *mean_out, float *rstd_out, char *saved, void *running_mean, void *running_var,
-                const float2 *partial, int partials, const void *bias, const void *bn_weight, const void *bn_bias,
-                bool is_float, int64_t batch, float momentum, float eps)
+    pool_kernel(void *output, char *saved, Statistics s, const float2 *partial, int partials, bool is_float,
+                int64_t batch)
 {
     __shared__ __align__(128) T pooled[POOL_GROUPS][OUT_CHANNELS * WINDOWS];
     __shared__ float scratch[POOL_THREADS];
-    __shared__ float2 affine[OUT_CHANNELS]; // scale and shift: batch norm's result is scale * y + shift
+    __shared__ float2 affine[OUT_CHANNELS];
     const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
-    const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
+    const int r = thread / 32 * 16 + thread % 32 / 4;
     wait_for_predecessor();
     release_successor();
     int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
     const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
     uint4 y[SIDE];
-    if (picture < batch) {
-#pragma unroll
-        for (int row = 0; row < SIDE; row++)
-            y[row] = ((const uint4 *)(saved + picture * Y_BYTES))[row * WARPGROUP + thread];
-    }
-    {
-        constexpr int SLICES = POOL_THREADS / OUT_CHANNELS, EACH = (MAX_BLOCKS + SLICES - 1) / SLICES;
-        const int channel = threadIdx.x % OUT_CHANNELS, slice = threadIdx.x / OUT_CHANNELS;
-        float2 p[EACH];
-        float sum = 0.0f, square = 0.0f;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int part = slice + i * SLICES;
-            p[i] = part < partials ? partial[part * OUT_CHANNELS + channel] : make_float2(0.0f, 0.0f);
-            sum += p[i].x * (float)block_pictures(batch, part, partials) * (part < partials ? 1.0f : 0.0f);
-        }
-        const float mean = sum_slices(sum, scratch) / (float)batch;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int part = slice + i * SLICES;
-            if (part < partials) {
-                const float delta = p[i].x - mean;
-                square += p[i].y + delta * delta * ((float)block_pictures(batch, part, partials) * PIXELS);
-            }
-        }
-        const float m2 = sum_slices(square, scratch), n = (float)batch * PIXELS;
-        if (slice == 0) {
-            const float rstd = rsqrtf(m2 / n + eps);
-            const float scale = bn_weight ? rstd * load_parameter(bn_weight, channel, is_float, T()) : rstd;
-            const float shift = (bn_bias ? load_parameter(bn_bias, channel, is_float, T()) : 0.0f) - mean * scale;
-            affine[channel] = make_float2(scale, shift);
-            if (blockIdx.x == 0) {
-                mean_out[channel] = mean;
-                rstd_out[channel] = rstd;
-                if (running_mean) {
-                    const float now = mean + (bias ? load_parameter(bias, channel, is_float, T()) : 0.0f);
-                    const float old_mean = load_parameter(running_mean, channel, is_float, T());
-                    const float old_var = load_parameter(running_var, channel, is_float, T());
-                    store_parameter<T>(running_mean, channel, old_mean + momentum * (now - old_mean), is_float);
-                    store_parameter<T>(running_var, channel, old_var + momentum * (m2 / (n - 1.0f) - old_var),
-                                       is_float);
-                }
-            }
-        }
-    }
-    __syncthreads();
+    if (picture < batch)
+        load_y(y, saved, picture, thread);
+    combine_statistics<T, POOL_THREADS>(affine, scratch, s, partial, partials, is_float, batch);
     const float2 affine_of[2] = {affine[r], affine[r + 8]};
     for (; picture < batch; picture += step) {
-        uint32_t masks[4] = {0, 0, 0, 0};
-        uint2 *raw_out = (uint2 *)(saved + batch * Y_BYTES + picture * RAW_BYTES) + thread;
-#pragma unroll
-        for (int row = 0; row < POOLED; row++) {
-            const uint32_t top[4] = {y[2 * row].x, y[2 * row].y, y[2 * row].z, y[2 * row].w};
-            const uint32_t low[4] = {y[2 * row + 1].x, y[2 * row + 1].y, y[2 * row + 1].z, y[2 * row + 1].w};
-            float raw[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float2 affine = affine_of[i % 2], t = unpack(top[i], T()), l = unpack(low[i], T());
-                const float v[4] = {t.x, t.y, l.x, l.y};
-                float best = fmaf(affine.x, v[0], affine.y);
-                uint32_t mask = 1;
-                raw[i] = v[0];
-#pragma unroll
-                for (int e = 1; e < 4; e++) {
-                    const float z = fmaf(affine.x, v[e], affine.y);
-                    if (z > best || z != z) { // NaN travels on, as in PyTorch
-                        best = z;
-                        raw[i] = v[e];
-                        mask = 1u << e;
-                    }
-                }
-                if (best <= 0.0f) {
-                    best = 0.0f;
-                    mask = 0;
-                }
-                masks[row / 2] |= mask << (row % 2 * 16 + i * 4);
-                if (i < 2 || q < 3)
-                    pooled[group][(r + i % 2 * 8) * WINDOWS + row * POOLED + q + i / 2 * 4] =
-                        store_from_accumulate<T>(best);
-            }
-            raw_out[row * WARPGROUP] = make_uint2(pack(raw[0], raw[1], T()), pack(raw[2], raw[3], T()));
-        }
-        if (q == 3) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                masks[i] &= 0x00ff00ffu; // the garbage columns
-        }
-        ((uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES) + picture * MASK_BYTES))[thread] =
-            make_uint4(masks[0], masks[1], masks[2], masks[3]);
-        if (picture + step < batch) {
-#pragma unroll
-            for (int row = 0; row < SIDE; row++)
-                y[row] = ((const uint4 *)(saved + (picture + step) * Y_BYTES))[row * WARPGROUP + thread];
-        }
+        pool_picture(pooled[group], saved, y, affine_of, picture, batch, thread);
+        if (picture + step < batch)
+            load_y(y, saved, picture + step, thread);
         named_barrier_sync(1 + group, WARPGROUP);
-        const uint4 *from = (const uint4 *)pooled[group];
-        uint4 *to = (uint4 *)((char *)output + picture * POOLED_BYTES);
-        for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
-            to[i] = from[i];
+        copy_pooled(output, pooled[group], picture, thread);
         named_barrier_sync(1 + group, WARPGROUP);
     }
 }
@@ -386,7 +470,7 @@ template <typename T>
 __global__ void __launch_bounds__(POOL_THREADS, 1)
     sums_kernel(float2 *partial, const void *grad_output, const char *saved, const float *mean, int64_t batch)
 {
-    extern __shared__ __align__(128) char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
     char *grads = shared + group * 2 * POOLED_BYTES;
@@ -465,7 +549,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     const float *mean, const float *rstd, const char *saved, const float2 *partial, int partials,
                     bool is_float, int64_t batch)
 {
-    extern __shared__ __align__(128) char shared[];
+    extern __shared__ __align__(1024) char shared[];
     char *grad_tiles = shared, *tiles = grad_tiles + 2 * GRAD_TILE_BYTES, *ys = tiles + 2 * TILE_BYTES;
     char *grads = ys + 2 * Y_BYTES, *staging = grads + 2 * POOLED_BYTES, *end = staging + SIDE * 16 * 64;
     T *staged = (T *)end;
@@ -548,8 +632,9 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                 d[tap][i] = 0.0f;
         // stmatrix: lane l gives the address of pixel l % 8 of matrix l / 8 (two channel chunks, then the next 8
         // pixels).
+        const int lane_pixel = 16 + 1 + lane % 8 + (lane >> 4) * 8;
         const uint32_t lane_offset =
-            (2 * warp + (lane >> 3 & 1)) * CHUNK_BYTES + (16 + 1 + lane % 8 + (lane >> 4) * 8) * 16;
+            lane_pixel * GRAD_PIXEL + ((2 * warp + (lane >> 3 & 1)) ^ (lane_pixel & 7)) * 16;
         const uint4 *mask_of = (const uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES)) + thread;
         uint4 mask = pictures > 0 ? mask_of[(int64_t)blockIdx.x * WARPGROUP] : make_uint4(0, 0, 0, 0);
         for (int i = 0; i < pictures; i++) {
@@ -589,8 +674,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     a[0][w] = garbage ? 0 : pack(v0, v1, T());
                     a[1][w] = garbage ? 0 : pack(v2, v3, T());
                 }
-                store_matrices_transposed(grad_tile + row * 512, a[0][0], a[0][1], a[0][2], a[0][3]);
-                store_matrices_transposed(grad_tile + row * 512 + 256, a[1][0], a[1][1], a[1][2], a[1][3]);
+                store_matrices_transposed(grad_tile + 2 * row * 16 * GRAD_PIXEL, a[0][0], a[0][1], a[0][2], a[0][3]);
+                store_matrices_transposed(grad_tile + (2 * row + 1) * 16 * GRAD_PIXEL, a[1][0], a[1][1], a[1][2], a[1][3]);
                 if (row == POOLED - 1) {
                     fence_async_proxy();
                     named_barrier_arrive(BARRIER_FULL + stage, 2 * WARPGROUP);
@@ -602,10 +687,14 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     for (int tap = 0; tap < TAPS; tap++)
                         wgmma_m64n32k16_transposed(
                             d[tap], a[h],
-                            wgmma_descriptor(tile + ((2 * row + h + tap / 3) * 16 + tap % 3) * 16, 128, CHUNK_BYTES), 1,
-                            T());
+                            wgmma_descriptor(tile + ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL,
+                                             WGMMA_SWIZZLE_64, 8 * TILE_PIXEL),
+                            1, T());
                 wgmma_commit();
-                wgmma_wait<0>();
+                if (row == POOLED - 1)
+                    wgmma_wait<0>();
+                else
+                    wgmma_wait<1>(); // dy of the next two rows is made meanwhile
             }
             named_barrier_sync(BARRIER_FIRST, WARPGROUP);
             load(i + 2);
@@ -651,9 +740,9 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             for (int k = 0; k < 24; k++)
                 wgmma_m64n240k16(
                     d, a[k],
-                    wgmma_descriptor(grad_tile + k % 4 * 2 * CHUNK_BYTES + ((k >= 12 ? 32 : 0) + k / 4 % 3) * 16,
-                                     CHUNK_BYTES, 128),
-                    k > 0, T());
+                    wgmma_descriptor(grad_tile + ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32,
+                                                  WGMMA_SWIZZLE_128, 8 * GRAD_PIXEL),
+                                 k > 0, T());
             wgmma_commit();
             wgmma_wait<0>();
             if (i + 2 < pictures)
@@ -727,13 +816,18 @@ __global__ void __launch_bounds__(REDUCE_SLICES * 32)
 
 #else // the other architectures' passes see the kernels' names only: supported() keeps them from being launched
 
-template <typename T>
-__global__ void forward_kernel(char *, float2 *, const void *, const void *, bool, int64_t)
+struct Statistics {
+    float *mean, *rstd;
+    void *running_mean, *running_var;
+    const void *bias, *bn_weight, *bn_bias;
+    float momentum, eps;
+};
+template <typename T, bool whole>
+__global__ void forward_kernel(void *, char *, Statistics, float2 *, const void *, const void *, bool, int64_t)
 {
 }
 template <typename T>
-__global__ void pool_kernel(void *, float *, float *, char *, void *, void *, const float2 *, int, const void *,
-                            const void *, const void *, bool, int64_t, float, float)
+__global__ void pool_kernel(void *, char *, Statistics, const float2 *, int, bool, int64_t)
 {
 }
 template <typename T>
@@ -796,12 +890,19 @@ static cuda_ops_status forward(void *output, float *mean, float *rstd, void *sav
                                double momentum, double eps, void *workspace, cudaStream_t stream)
 {
     const int blocks = blocks_of(batch);
-    cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
-    launch_dependent(forward_kernel<T>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, (char *)saved,
+    const Statistics s = {mean,          rstd, running_mean, running_var,    bias, bn_weight,
+                          bn_bias, (float)momentum, (float)eps};
+    if (g_whole) {
+        cudaFuncSetAttribute(forward_kernel<T, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+        launch_cooperative(forward_kernel<T, true>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, output,
+                           (char *)saved, s, (float2 *)workspace, input, weight, is_float, batch);
+        return launch_status();
+    }
+    cudaFuncSetAttribute(forward_kernel<T, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+    launch_dependent(forward_kernel<T, false>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, output, (char *)saved, s,
                      (float2 *)workspace, input, weight, is_float, batch);
-    launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, mean, rstd, (char *)saved, running_mean,
-                     running_var, (const float2 *)workspace, blocks, bias, bn_weight, bn_bias, is_float, batch,
-                     (float)momentum, (float)eps);
+    launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, (char *)saved, s,
+                     (const float2 *)workspace, blocks, is_float, batch);
     return launch_status();
 }
 

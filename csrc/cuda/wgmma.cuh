@@ -14,7 +14,7 @@
 
 #include "common.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__) // the host pass parses, and emits nothing
 
 // Before the first wgmma of a batch: registers written by ordinary instructions become visible to it.
 __device__ __forceinline__ void wgmma_fence()
@@ -41,11 +41,16 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
-// Operand B without swizzle. K-major: `leading` is the distance in bytes between core matrices along the depth,
-// `stride` along the columns. MN-major: `leading` along the depth too, `stride` along the columns.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride)
+// Operand B in a swizzle of 64 or 128 bytes: rows of that many bytes (a row is a column of B with its depths where B is
+// depth-contiguous, else a depth with its columns), `group_bytes` from one group of 8 rows to the next. The 16-byte
+// vectors of a row are permuted by exclusive or of their index with address bits 7 and up (2 or 3 bits), so the whole
+// has to begin at a multiple of 512 or 1024 bytes, but `address` may be that of any row, and 32 bytes (16 depths) apart
+// within it.
+enum { WGMMA_SWIZZLE_128 = 1, WGMMA_SWIZZLE_64 = 2 };
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int swizzle, uint32_t group_bytes)
 {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32;
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(group_bytes >> 4) << 32 |
+           (uint64_t)swizzle << 62;
 }
 
 // The register lists of the instructions below.
