@@ -4,6 +4,7 @@ from .ops.add2 import add2
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
+from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
 from .ops.linear import linear
@@ -19,6 +20,7 @@ __all__ = [
     "avg_pool2d",
     "batch_norm",
     "conv2d",
+    "conv_bn_relu_pool",
     "cross_entropy",
     "dropout",
     "linear",

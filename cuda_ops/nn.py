@@ -3,6 +3,7 @@
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.conv2d import Conv2d
+from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.linear import Linear
@@ -17,6 +18,7 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Conv2d",
+    "ConvBNReLUMaxPool2d",
     "CrossEntropyLoss",
     "Dropout",
     "Linear",

@@ -22,6 +22,7 @@
 #include "cuda_ops/batch_norm.h"
 
 #include "common.cuh"
+#include "value.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -80,39 +81,6 @@ extern "C" int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t cha
         return 0;
     const partition p = partition_of(outer, channels, inner);
     return (p.splits * PARTIAL + COEFFICIENTS) * channels * (int64_t)sizeof(double);
-}
-
-// Per-channel values of any dtype, in double. The kernels that use them have a thread or a warp for a channel, so that
-// a dtype that is looked up at run time costs nothing, and one instance serves all mixes.
-__device__ __forceinline__ double load_value(const void *values, cuda_ops_dtype dtype, int64_t index)
-{
-    switch (dtype) {
-    case CUDA_OPS_FLOAT64:
-        return ((const double *)values)[index];
-    case CUDA_OPS_FLOAT16:
-        return (double)__half2float(((const __half *)values)[index]);
-    case CUDA_OPS_BFLOAT16:
-        return (double)__bfloat162float(((const __nv_bfloat16 *)values)[index]);
-    default:
-        return (double)((const float *)values)[index];
-    }
-}
-
-__device__ __forceinline__ void store_value(void *values, cuda_ops_dtype dtype, int64_t index, double value)
-{
-    switch (dtype) {
-    case CUDA_OPS_FLOAT64:
-        ((double *)values)[index] = value;
-        break;
-    case CUDA_OPS_FLOAT16:
-        ((__half *)values)[index] = __float2half_rn((float)value);
-        break;
-    case CUDA_OPS_BFLOAT16:
-        ((__nv_bfloat16 *)values)[index] = __float2bfloat16_rn((float)value);
-        break;
-    default:
-        ((float *)values)[index] = (float)value;
-    }
 }
 
 // Count, mean and sum of squared differences from the mean of some values.
@@ -639,7 +607,7 @@ static cuda_ops_status forward_training(T *output, double *mean, double *varianc
     prepare_training_kernel<<<clamp_grid(ceil_div(channels, WARPS)), THREADS, 0, stream>>>(
         mean, variance, coefficients, partials, weight, bias, channels, p.splits, eps, parameter_dtype);
     status = launch_status();
-    if (status != CUDA_OPS_SUCCESS)
+    if (status != CUDA_OPS_SUCCESS || !output)
         return status;
     return normalize(output, input, coefficients, outer, channels, inner, stream);
 }

@@ -2,39 +2,21 @@
 //
 // Layouts: a tensor is read in the format that its strides suggest, by a copy where it is not dense in it; output is
 // channels_last if input or weight is, and the caller chooses for a gradient.
-#include "cuda_ops/conv2d.h"
+#include "conv2d.h"
 
 #include <ATen/ops/empty.h>
-
-#include "checks.h"
 
 namespace cuda_ops
 {
 
 using at::IntArrayRef;
 
-// A convolution's parameters as the ops take them. padding is {top, bottom, left, right}.
-struct Parameters {
-    IntArrayRef stride, padding, dilation;
-    int64_t groups;
-};
-
-static bool is_channels_last(const Tensor &tensor)
-{
-    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-}
-
-static at::MemoryFormat format(bool channels_last)
-{
-    return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-}
-
 static Tensor dense_image(const Tensor &tensor)
 {
     return tensor.contiguous(tensor.suggest_memory_format());
 }
 
-static void check_parameters(const char *op, const Parameters &parameters)
+static void check_parameters(const char *op, const Conv2dParameters &parameters)
 {
     TORCH_CHECK(parameters.stride.size() == 2 && parameters.dilation.size() == 2 && parameters.padding.size() == 4, op,
                 ": expected stride and dilation to have 2 values and padding 4, got ", parameters.stride, ", ",
@@ -49,9 +31,8 @@ static void check_parameters(const char *op, const Parameters &parameters)
     TORCH_CHECK(parameters.groups > 0, op, ": expected groups to be positive, got ", parameters.groups);
 }
 
-// Checks what the shapes of input and weight must satisfy, and returns the sizes of the convolution, without layouts.
-static cuda_ops_conv2d_sizes check_sizes(const char *op, IntArrayRef input, IntArrayRef weight,
-                                         const Parameters &parameters)
+cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntArrayRef weight,
+                                         const Conv2dParameters &parameters)
 {
     TORCH_CHECK(input.size() == 4, op, ": expected input to have 4 dimensions, or 3 without a batch, got shape ",
                 input);
@@ -140,13 +121,12 @@ struct CpuRun {
     }
 };
 
-static Tensor conv2d_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
-                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups)
+Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                      const Conv2dParameters &parameters, bool channels_last)
 {
-    const char *const op = "conv2d";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_like(op, "weight", weight, "input", input);
-    cuda_ops_conv2d_sizes sizes = check_sizes(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups});
+    cuda_ops_conv2d_sizes sizes = check_conv2d_sizes(op, input.sizes(), weight.sizes(), parameters);
     if (bias) {
         check_like(op, "bias", *bias, "input", input);
         TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, ": expected bias to have shape [",
@@ -154,12 +134,12 @@ static Tensor conv2d_forward(const Tensor &input, const Tensor &weight, const st
     }
     sizes.input_channels_last = is_channels_last(input);
     sizes.weight_channels_last = is_channels_last(weight);
-    sizes.output_channels_last = sizes.input_channels_last || sizes.weight_channels_last;
+    sizes.output_channels_last = channels_last;
 
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense_image(input), w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
     Tensor output = at::empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
-                              x.options().memory_format(format(sizes.output_channels_last)));
+                              x.options().memory_format(memory_format(sizes.output_channels_last)));
     if (output.numel() == 0)
         return output;
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
@@ -180,14 +160,12 @@ static Tensor conv2d_forward(const Tensor &input, const Tensor &weight, const st
     return output;
 }
 
-static Tensor conv2d_backward_input(const Tensor &grad_output, const Tensor &weight, IntArrayRef input_size,
-                                    bool channels_last, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                    int64_t groups)
+Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight, IntArrayRef input_size,
+                             bool channels_last, const Conv2dParameters &parameters)
 {
-    const char *const op = "conv2d_backward_input";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
     check_like(op, "weight", weight, "grad_output", grad_output);
-    cuda_ops_conv2d_sizes sizes = check_sizes(op, input_size, weight.sizes(), {stride, padding, dilation, groups});
+    cuda_ops_conv2d_sizes sizes = check_conv2d_sizes(op, input_size, weight.sizes(), parameters);
     check_grad_output(op, grad_output, sizes);
     sizes.input_channels_last = channels_last;
     sizes.weight_channels_last = is_channels_last(weight);
@@ -195,7 +173,7 @@ static Tensor conv2d_backward_input(const Tensor &grad_output, const Tensor &wei
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = dense_image(grad_output), w = dense_image(weight);
-    Tensor grad_input = at::empty(input_size, g.options().memory_format(format(channels_last)));
+    Tensor grad_input = at::empty(input_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda()) {
@@ -216,14 +194,12 @@ static Tensor conv2d_backward_input(const Tensor &grad_output, const Tensor &wei
     return grad_input;
 }
 
-static Tensor conv2d_backward_weight(const Tensor &grad_output, const Tensor &input, IntArrayRef weight_size,
-                                     bool channels_last, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                     int64_t groups)
+Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const Tensor &input, IntArrayRef weight_size,
+                              bool channels_last, const Conv2dParameters &parameters)
 {
-    const char *const op = "conv2d_backward_weight";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
     check_like(op, "input", input, "grad_output", grad_output);
-    cuda_ops_conv2d_sizes sizes = check_sizes(op, input.sizes(), weight_size, {stride, padding, dilation, groups});
+    cuda_ops_conv2d_sizes sizes = check_conv2d_sizes(op, input.sizes(), weight_size, parameters);
     check_grad_output(op, grad_output, sizes);
     sizes.input_channels_last = is_channels_last(input);
     sizes.weight_channels_last = channels_last;
@@ -231,7 +207,7 @@ static Tensor conv2d_backward_weight(const Tensor &grad_output, const Tensor &in
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = dense_image(grad_output), x = dense_image(input);
-    Tensor grad_weight = at::empty(weight_size, g.options().memory_format(format(channels_last)));
+    Tensor grad_weight = at::empty(weight_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_weight.numel() == 0)
         return grad_weight;
     if (g.numel() == 0) // the sum over an empty batch
@@ -289,6 +265,29 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output)
     return grad_bias;
 }
 
+static Tensor forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, IntArrayRef stride,
+                      IntArrayRef padding, IntArrayRef dilation, int64_t groups)
+{
+    const bool channels_last = is_channels_last(input) || is_channels_last(weight);
+    return conv2d_forward("conv2d", input, weight, bias, {stride, padding, dilation, groups}, channels_last);
+}
+
+static Tensor backward_input(const Tensor &grad_output, const Tensor &weight, IntArrayRef input_size,
+                             bool channels_last, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                             int64_t groups)
+{
+    return conv2d_backward_input("conv2d_backward_input", grad_output, weight, input_size, channels_last,
+                                 {stride, padding, dilation, groups});
+}
+
+static Tensor backward_weight(const Tensor &grad_output, const Tensor &input, IntArrayRef weight_size,
+                              bool channels_last, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                              int64_t groups)
+{
+    return conv2d_backward_weight("conv2d_backward_weight", grad_output, input, weight_size, channels_last,
+                                  {stride, padding, dilation, groups});
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
@@ -300,8 +299,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv2d_backward_weight(Tensor grad_output, Tensor input, SymInt[4] weight_size, bool channels_last, "
                 "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
     library.def("conv2d_backward_bias(Tensor grad_output) -> Tensor");
-    CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::conv2d_forward);
-    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_input", cuda_ops::conv2d_backward_input);
-    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_weight", cuda_ops::conv2d_backward_weight);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::forward);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_input", cuda_ops::backward_input);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_backward_weight", cuda_ops::backward_weight);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_bias", cuda_ops::conv2d_backward_bias);
 }

@@ -183,17 +183,17 @@ class Conv2dBiasFunction(torch.autograd.Function):
         return grad.view(1, -1, 1, 1).expand(ctx.output_size)
 
 
-def _four_paddings(padding, weight, stride, dilation):
+def _four_paddings(padding, weight, stride, dilation, op="conv2d"):
     """Top, bottom, left, right for an int, a pair, 'same' or 'valid'."""
     if not isinstance(padding, str):
-        height, width = pair("conv2d", "padding", padding)
+        height, width = pair(op, "padding", padding)
         return height, height, width, width
     if padding not in ("same", "valid"):
-        raise RuntimeError(f"conv2d: expected padding to be 'same', 'valid', an int or two of them, got {padding!r}")
+        raise RuntimeError(f"{op}: expected padding to be 'same', 'valid', an int or two of them, got {padding!r}")
     if padding == "valid" or weight.dim() != 4:  # a weight of other dimensions is refused by the op
         return 0, 0, 0, 0
     if stride != (1, 1):
-        raise RuntimeError(f"conv2d: expected stride to be 1 with padding='same', got {stride}")
+        raise RuntimeError(f"{op}: expected stride to be 1 with padding='same', got {stride}")
     # Where the two sides can't be equal, the end gets one more.
     height, width = (dilation[i] * (weight.shape[2 + i] - 1) for i in (0, 1))
     return height // 2, height - height // 2, width // 2, width - width // 2

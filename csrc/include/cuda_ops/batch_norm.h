@@ -73,6 +73,7 @@ cuda_ops_status cuda_ops_batch_norm_update_cuda(void *running_mean, void *runnin
  * pass of training: float64, which mean and variance are). channels < 2^31. */
 int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t channels, int64_t inner);
 
+/* output may be NULL: mean and variance alone are wanted. */
 cuda_ops_status cuda_ops_batch_norm_forward_training_cuda(void *output, double *mean, double *variance, void *workspace,
                                                           const void *input, const void *weight, const void *bias,
                                                           int64_t outer, int64_t channels, int64_t inner, double eps,

@@ -1,0 +1,40 @@
+// The convolution and its gradients, for ops that are fused with one. What conv2d.cpp registers is made of them.
+#pragma once
+
+#include <optional>
+
+#include "checks.h"
+#include "cuda_ops/conv2d.h"
+
+namespace cuda_ops
+{
+
+// A convolution's parameters as the ops take them. padding is {top, bottom, left, right}.
+struct Conv2dParameters {
+    at::IntArrayRef stride, padding, dilation;
+    int64_t groups;
+};
+
+inline bool is_channels_last(const Tensor &tensor)
+{
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+}
+
+inline at::MemoryFormat memory_format(bool channels_last)
+{
+    return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+// Checks what the shapes of input and weight must satisfy, and returns the sizes of the convolution, without layouts.
+cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, at::IntArrayRef input, at::IntArrayRef weight,
+                                         const Conv2dParameters &parameters);
+
+// `op` is whose error messages these are. All tensors are of one dtype and device.
+Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                      const Conv2dParameters &parameters, bool channels_last);
+Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight,
+                             at::IntArrayRef input_size, bool channels_last, const Conv2dParameters &parameters);
+Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const Tensor &input,
+                              at::IntArrayRef weight_size, bool channels_last, const Conv2dParameters &parameters);
+
+} // namespace cuda_ops

@@ -1,0 +1,600 @@
+// conv_bn_relu_pool for PyTorch: checks, allocation and the choice of backend and of path.
+//
+// Parameters may be float32 beside an input in half precision. What forward saves for backward depends on the path, and
+// both sides ask path_of for it; to Python these tensors are opaque.
+#include "cuda_ops/conv_bn_relu_pool.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <tuple>
+#include <vector>
+
+#include "conv2d.h"
+#include "cuda_ops/batch_norm.h"
+#include "pool2d.h"
+
+namespace cuda_ops
+{
+
+using at::IntArrayRef;
+
+struct Problem {
+    Conv2dParameters parameters;
+    cuda_ops_conv2d_sizes conv; // without layouts
+    cuda_ops_pool2d pool;       // of the convolution's output, in the layout of the op's output
+
+    at::MemoryFormat format() const
+    {
+        return memory_format(pool.channels_last);
+    }
+    std::vector<int64_t> conv_output_size() const
+    {
+        return {conv.batch, conv.out_channels, conv.out_height, conv.out_width};
+    }
+    std::vector<int64_t> output_size() const
+    {
+        return {conv.batch, conv.out_channels, pool.height.output, pool.width.output};
+    }
+    bool empty() const
+    {
+        return conv.batch == 0;
+    }
+};
+
+struct Pooling {
+    IntArrayRef kernel_size, stride, padding;
+};
+
+static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weight, const Conv2dParameters &parameters,
+                            const Pooling &pooling, bool channels_last)
+{
+    TORCH_CHECK(input.size() == 4, op, ": expected input to have 4 dimensions, got shape ", input);
+    Problem problem{parameters, check_conv2d_sizes(op, input, weight, parameters), {}};
+    TORCH_CHECK(input[1] > 0, op, ": expected input to have channels in dimension 1, got shape ", input);
+    const std::string pooling_op = std::string(op) + "'s pooling";
+    problem.pool = make_pool2d(pooling_op.c_str(), problem.conv_output_size(),
+                               {pooling.kernel_size, pooling.stride, pooling.padding, {1, 1}, false}, channels_last);
+    TORCH_CHECK_NOT_IMPLEMENTED((int64_t)problem.pool.height.kernel * problem.pool.width.kernel <=
+                                    CUDA_OPS_POOL_LARGEST,
+                                op, ": expected pool_kernel_size to be a window of at most ",
+                                static_cast<int>(CUDA_OPS_POOL_LARGEST), " values, got ", pooling.kernel_size);
+    return problem;
+}
+
+// ---- Paths ---------------------------------------------------------------------------------------------------------
+// How training is computed. The choice depends on nothing but the arguments of path_of, and not on the batch, so that
+// forward, backward and the fakes agree.
+enum class Path {
+    GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
+    ONE_CHANNEL, // that output is recomputed from pictures of one channel, and argmax is private to the kernels
+};
+
+// What forward keeps for backward. conv_output and maximum are empty where they are not kept; statistics begins with
+// the mean and the variance of each channel.
+struct Saved {
+    bool conv_output, maximum;
+    int64_t statistics;
+};
+
+static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
+{
+    const cuda_ops_conv2d_sizes &c = problem.conv;
+    const cuda_ops_pool_axis &h = problem.pool.height, &w = problem.pool.width;
+    const bool pools_2x2 = h.kernel == 2 && w.kernel == 2 && h.stride == 2 && w.stride == 2 && !h.padding && !w.padding;
+    const bool keeps_size = c.kernel_height == 3 && c.kernel_width == 3 && c.stride_height == 1 &&
+                            c.stride_width == 1 && c.dilation_height == 1 && c.dilation_width == 1 &&
+                            c.padding_top == 1 && c.padding_left == 1 && c.out_height == c.in_height &&
+                            c.out_width == c.in_width;
+    if (cuda && dtype != CUDA_OPS_FLOAT64 && c.in_channels == 1 && keeps_size && pools_2x2 &&
+        c.in_width <= CUDA_OPS_ONE_WIDEST)
+        return Path::ONE_CHANNEL;
+    return Path::GENERAL;
+}
+
+static Saved saved_of(const Problem &problem, Path path)
+{
+    const int64_t channels = problem.conv.out_channels;
+    switch (path) {
+    case Path::GENERAL:
+        return {true, true, 2 * channels};
+    case Path::ONE_CHANNEL:
+        return {false, false, cuda_ops_conv_bn_relu_pool_one_statistics(channels)};
+    }
+    TORCH_INTERNAL_ASSERT(false);
+}
+// --------------------------------------------------------------------------------------------------------------------
+
+// A parameter or statistic: of the dtype of input, or float32 beside an input in half precision.
+static cuda_ops_dtype check_parameter(const char *op, const char *argument, const Tensor &tensor, const Tensor &input)
+{
+    check_same_device(op, argument, tensor, "input", input);
+    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+    if (!half || tensor.scalar_type() != at::kFloat)
+        check_like(op, argument, tensor, "input", input);
+    return check_dtype(op, argument, tensor);
+}
+
+static cuda_ops_dtype check_channel_values(const char *op, const char *argument, const Tensor &tensor,
+                                           const Tensor &input, int64_t channels)
+{
+    TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == channels, op, ": expected ", argument,
+                " to have one element for each output channel, ", channels, ", got shape ", tensor.sizes());
+    return check_parameter(op, argument, tensor, input);
+}
+
+// bn_weight and bn_bias, contiguous.
+struct Norm {
+    Tensor weight, bias;
+    cuda_ops_norm_parameters parameters{nullptr, nullptr, CUDA_OPS_FLOAT32, 0.0};
+
+    Norm(const char *op, const std::optional<Tensor> &given_weight, const std::optional<Tensor> &given_bias,
+         const Tensor &input, int64_t channels, double eps)
+    {
+        parameters.eps = eps;
+        if (given_weight) {
+            parameters.dtype = check_channel_values(op, "bn_weight", *given_weight, input, channels);
+            weight = given_weight->contiguous();
+            parameters.weight = weight.const_data_ptr();
+        }
+        if (given_bias) {
+            parameters.dtype = check_channel_values(op, "bn_bias", *given_bias, input, channels);
+            if (given_weight)
+                check_like(op, "bn_bias", *given_bias, "bn_weight", *given_weight);
+            bias = given_bias->contiguous();
+            parameters.bias = bias.const_data_ptr();
+        }
+    }
+};
+
+// The running statistics as the kernels update them. Those that are not contiguous are updated in a copy.
+struct Running {
+    Tensor given_mean, given_variance, given_batches, mean, variance, batches;
+    cuda_ops_running_statistics statistics{nullptr, nullptr, CUDA_OPS_FLOAT32, nullptr, 0.0};
+
+    Running(const char *op, const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
+            const std::optional<Tensor> &num_batches_tracked, double momentum, const Tensor &input, int64_t channels)
+    {
+        statistics.momentum = momentum;
+        TORCH_CHECK_VALUE(running_mean.has_value() == running_var.has_value(), op,
+                          ": expected running_mean and running_var to be both None or neither");
+        if (running_mean) {
+            statistics.dtype = check_channel_values(op, "running_mean", *running_mean, input, channels);
+            check_channel_values(op, "running_var", *running_var, input, channels);
+            check_like(op, "running_var", *running_var, "running_mean", *running_mean);
+            given_mean = *running_mean, given_variance = *running_var;
+            mean = dense(given_mean), variance = dense(given_variance);
+            statistics.mean = mean.data_ptr();
+            statistics.variance = variance.data_ptr();
+        }
+        if (num_batches_tracked) {
+            check_same_device(op, "num_batches_tracked", *num_batches_tracked, "input", input);
+            TORCH_CHECK(num_batches_tracked->scalar_type() == at::kLong && num_batches_tracked->numel() == 1, op,
+                        ": expected num_batches_tracked to be one int64, got ", num_batches_tracked->toString(),
+                        " of shape ", num_batches_tracked->sizes());
+            given_batches = *num_batches_tracked;
+            batches = dense(given_batches);
+            statistics.batches = batches.data_ptr<int64_t>();
+        }
+    }
+
+    void finish() const
+    {
+        const std::pair<Tensor, Tensor> written[] = {
+            {mean, given_mean}, {variance, given_variance}, {batches, given_batches}};
+        for (const auto &[updated, given] : written) {
+            if (!given.defined())
+                continue;
+            if (!updated.is_same(given))
+                given.copy_(updated);
+            given.unsafeGetTensorImpl()->bump_version(); // what saved the old values for its backward is to notice
+        }
+    }
+};
+
+static Tensor bytes(int64_t count, const Tensor &like)
+{
+    return at::empty({count}, like.options().dtype(at::kByte));
+}
+
+// `tensor` as an empty optional, or of the dtype of input for conv2d's kernels, which take one dtype.
+static std::optional<Tensor> in_dtype_of(const std::optional<Tensor> &tensor, const Tensor &input)
+{
+    return tensor ? std::optional<Tensor>(tensor->to(input.scalar_type())) : std::nullopt;
+}
+
+static Tensor pool_coefficients(const Tensor &input, const Problem &problem)
+{
+    return at::empty({CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS * problem.conv.out_channels}, input.options());
+}
+
+// Grain for parallel_ranges: `ranges` of `elements` altogether.
+static int64_t grain_of(int64_t elements, int64_t ranges)
+{
+    return std::max<int64_t>(1, ELEMENTWISE_GRAIN * ranges / std::max<int64_t>(1, elements));
+}
+
+// mean and variance of the channels of conv_output into statistics.
+static void batch_statistics(const char *op, const Tensor &statistics, const Tensor &conv_output,
+                             const Problem &problem, double eps, cuda_ops_dtype dtype)
+{
+    const int64_t channels = problem.conv.out_channels, pixels = problem.conv.out_height * problem.conv.out_width;
+    const int64_t outer = problem.pool.channels_last ? problem.conv.batch * pixels : problem.conv.batch;
+    const int64_t inner = problem.pool.channels_last ? 1 : pixels;
+    double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
+    if (conv_output.is_cuda()) {
+#ifdef CUDA_OPS_WITH_CUDA
+        const Tensor workspace = bytes(cuda_ops_batch_norm_workspace_cuda(outer, channels, inner), conv_output);
+#endif
+        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_forward_training_cuda(
+                                nullptr, mean, variance, workspace.data_ptr(), conv_output.const_data_ptr(), nullptr,
+                                nullptr, outer, channels, inner, eps, dtype, dtype, current_stream(op)));
+        return;
+    }
+    const Tensor workspace = bytes(cuda_ops_batch_norm_workspace_cpu(outer, channels, inner), conv_output);
+    const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(outer, channels, inner);
+    parallel_ranges(op, blocks, grain_of(conv_output.numel(), blocks), [&](int64_t begin, int64_t end) {
+        return cuda_ops_batch_norm_moments_cpu(workspace.data_ptr(), conv_output.const_data_ptr(), outer, channels,
+                                               inner, begin, end, dtype);
+    });
+    check_status(op, cuda_ops_batch_norm_prepare_training_cpu(mean, variance, workspace.data_ptr(), nullptr, nullptr,
+                                                              outer, channels, inner, eps, dtype));
+}
+
+// From the convolution's output and its statistics (of the batch or running ones) to `output`, and in training, where
+// these are defined, to argmax and maximum.
+static void pool_forward(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &maximum,
+                         const Tensor &conv_output, const Problem &problem, const void *mean, const void *variance,
+                         cuda_ops_dtype statistics_dtype, const Norm &norm, const cuda_ops_running_statistics *running,
+                         cuda_ops_dtype dtype)
+{
+    const cuda_ops_pool2d &pool = problem.pool;
+    uint8_t *const argmax_data = argmax.defined() ? argmax.data_ptr<uint8_t>() : nullptr;
+    void *const maximum_data = maximum.defined() ? maximum.data_ptr() : nullptr;
+    (void)running; // not used in a build without CUDA
+    if (conv_output.is_cuda()) {
+#ifdef CUDA_OPS_WITH_CUDA
+        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&pool), conv_output);
+#endif
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_forward_cuda(
+                                output.data_ptr(), argmax_data, maximum_data, workspace.data_ptr(), running,
+                                conv_output.const_data_ptr(), mean, variance, &norm.parameters, &pool, dtype,
+                                statistics_dtype, current_stream(op)));
+        return;
+    }
+    const Tensor coefficients = pool_coefficients(conv_output, problem);
+    check_status(op, cuda_ops_conv_bn_relu_pool_prepare_forward_cpu(
+                         coefficients.data_ptr(), mean, variance, norm.parameters.weight, norm.parameters.bias,
+                         pool.channels, norm.parameters.eps, dtype, statistics_dtype));
+    parallel_pool2d(op, pool, pool.height.output, conv_output.numel(), [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv_bn_relu_pool_pool_cpu(output.data_ptr(), argmax_data, maximum_data,
+                                                   conv_output.const_data_ptr(), coefficients.const_data_ptr(), &pool,
+                                                   begin, end, dtype);
+    });
+}
+
+static void update_running_cpu(const char *op, const cuda_ops_running_statistics &running, const double *mean,
+                               const double *variance, const Problem &problem)
+{
+    const int64_t count = problem.conv.batch * problem.conv.out_height * problem.conv.out_width;
+    if (running.mean)
+        check_status(op,
+                     cuda_ops_batch_norm_update_cpu(running.mean, running.variance, mean, variance,
+                                                    problem.conv.out_channels, count, running.momentum, running.dtype));
+    if (running.batches)
+        *running.batches += 1;
+}
+
+static cuda_ops_conv_bn_relu_pool_one_sizes one_sizes_of(const Problem &problem)
+{
+    return {problem.conv.batch, problem.conv.out_channels, problem.pool.height.input, problem.pool.width.input,
+            problem.pool.channels_last};
+}
+
+static void one_channel_forward(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &statistics,
+                                const Problem &problem, const Tensor &input, const Tensor &weight,
+                                const std::optional<Tensor> &bias, const Norm &norm,
+                                const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
+{
+    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
+    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
+    (void)norm, (void)running, (void)dtype, (void)sizes; // not used in a build without CUDA
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_one_forward_cuda(
+                            output.data_ptr(), argmax.data_ptr<uint8_t>(), statistics.data_ptr<double>(),
+                            workspace.data_ptr(), &running, x.const_data_ptr(), w.const_data_ptr(),
+                            bias ? b.const_data_ptr() : nullptr, &norm.parameters, &sizes, dtype,
+                            check_dtype(op, "weight", weight), current_stream(op)));
+}
+
+static void one_channel_backward(const char *op, const Tensor &grad_weight, const Tensor &grad_bias,
+                                 const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
+                                 const Tensor &argmax, const Tensor &statistics, const Problem &problem,
+                                 const Tensor &input, const Tensor &weight, const Norm &norm, cuda_ops_dtype dtype)
+{
+    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
+    const Tensor x = input.contiguous(), w = weight.contiguous();
+    (void)norm, (void)dtype, (void)sizes; // not used in a build without CUDA
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
+    const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_one_backward_cuda(
+                            grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight), data(grad_bn_bias),
+                            workspace.data_ptr(), grad_output.const_data_ptr(), argmax.const_data_ptr<uint8_t>(),
+                            statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
+                            &norm.parameters, &sizes, dtype, check_dtype(op, "weight", weight), current_stream(op)));
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                          const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
+                          const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
+                          const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
+                          IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                          IntArrayRef pool_kernel_size, IntArrayRef pool_stride, IntArrayRef pool_padding,
+                          bool channels_last)
+{
+    const char *const op = "conv_bn_relu_pool";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups},
+                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const int64_t channels = problem.conv.out_channels;
+    TORCH_CHECK_VALUE(problem.conv.batch * problem.conv.out_height * problem.conv.out_width != 1, op,
+                      ": expected more than 1 value per channel in training, got input of shape ", input.sizes(),
+                      ", whose convolution has shape ", problem.conv_output_size());
+    check_parameter(op, "weight", weight, input);
+    if (bias) {
+        check_channel_values(op, "bias", *bias, input, channels);
+        check_like(op, "bias", *bias, "weight", weight);
+    }
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
+    const Running running(op, running_mean, running_var, num_batches_tracked, momentum, input, channels);
+    const Path path = path_of(problem, input.is_cuda(), dtype);
+    const Saved saved = saved_of(problem, path);
+
+    const auto options = input.options();
+    Tensor output = at::empty(problem.output_size(), options.memory_format(problem.format()));
+    Tensor argmax = at::empty(problem.output_size(), options.dtype(at::kByte).memory_format(problem.format()));
+    Tensor maximum = saved.maximum ? at::empty_like(output) : at::empty({0}, options);
+    if (problem.empty())
+        return {output,
+                saved.conv_output ? at::empty(problem.conv_output_size(), options.memory_format(problem.format()))
+                                  : at::empty({0}, options),
+                argmax, maximum, at::zeros({saved.statistics}, options.dtype(at::kDouble))};
+    Tensor statistics = at::empty({saved.statistics}, options.dtype(at::kDouble));
+    Tensor conv_output;
+    double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
+    switch (path) {
+    case Path::GENERAL:
+        conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
+                                     problem.parameters, channels_last);
+        batch_statistics(op, statistics, conv_output, problem, eps, dtype);
+        if (!input.is_cuda())
+            update_running_cpu(op, running.statistics, mean, variance, problem);
+        pool_forward(op, output, argmax, maximum, conv_output, problem, mean, variance, CUDA_OPS_FLOAT64, norm,
+                     &running.statistics, dtype);
+        break;
+    case Path::ONE_CHANNEL:
+        conv_output = at::empty({0}, options);
+        one_channel_forward(op, output, argmax, statistics, problem, input, weight, bias, norm, running.statistics,
+                            dtype);
+        break;
+    }
+    running.finish();
+    return {output, conv_output, argmax, maximum, statistics};
+}
+
+// Evaluation: batch_norm is one multiplication and one addition on the way from the convolution to the pooling.
+static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                                          const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
+                                          const Tensor &running_mean, const Tensor &running_var, double eps,
+                                          IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                          IntArrayRef pool_kernel_size, IntArrayRef pool_stride,
+                                          IntArrayRef pool_padding, bool channels_last)
+{
+    const char *const op = "conv_bn_relu_pool";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups},
+                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const int64_t channels = problem.conv.out_channels;
+    check_parameter(op, "weight", weight, input);
+    if (bias) {
+        check_channel_values(op, "bias", *bias, input, channels);
+        check_like(op, "bias", *bias, "weight", weight);
+    }
+    const cuda_ops_dtype statistics_dtype = check_channel_values(op, "running_mean", running_mean, input, channels);
+    check_channel_values(op, "running_var", running_var, input, channels);
+    check_like(op, "running_var", running_var, "running_mean", running_mean);
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
+    Tensor output = at::empty(problem.output_size(), input.options().memory_format(problem.format()));
+    if (problem.empty())
+        return output;
+    const Tensor mean = running_mean.contiguous(), variance = running_var.contiguous();
+    const Tensor conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
+                                              problem.parameters, channels_last);
+    pool_forward(op, output, Tensor(), Tensor(), conv_output, problem, mean.const_data_ptr(), variance.const_data_ptr(),
+                 statistics_dtype, norm, nullptr, dtype);
+    return output;
+}
+
+// The gradient of the convolution's output, and of the parameters of batch_norm and bias where these are defined.
+static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const Tensor &grad_bn_bias,
+                            const Tensor &grad_bias, const Tensor &grad_output, const Tensor &argmax,
+                            const Tensor &maximum, const Tensor &conv_output, const Tensor &statistics,
+                            const Problem &problem, const Norm &norm, bool needs_grad_conv, cuda_ops_dtype dtype)
+{
+    const cuda_ops_pool2d &pool = problem.pool;
+    const double *const mean = statistics.const_data_ptr<double>(), *const variance = mean + pool.channels;
+    Tensor grad_conv = needs_grad_conv ? at::empty_like(conv_output) : Tensor();
+    const auto data = [](const Tensor &tensor) { return tensor.defined() ? tensor.data_ptr() : nullptr; };
+    if (grad_output.is_cuda()) {
+#ifdef CUDA_OPS_WITH_CUDA
+        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&pool), grad_output);
+        const cuda_ops_dtype bias_dtype = grad_bias.defined() ? check_dtype(op, "bias", grad_bias) : CUDA_OPS_FLOAT32;
+#endif
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_backward_cuda(
+                                data(grad_conv), data(grad_bn_weight), data(grad_bn_bias), data(grad_bias),
+                                workspace.data_ptr(), grad_output.const_data_ptr(), argmax.const_data_ptr<uint8_t>(),
+                                maximum.const_data_ptr(), conv_output.const_data_ptr(), mean, variance,
+                                &norm.parameters, &pool, dtype, bias_dtype, current_stream(op)));
+        return grad_conv;
+    }
+    const Tensor sums = at::empty({2 * pool.channels}, statistics.options());
+    const Tensor coefficients = pool_coefficients(grad_output, problem);
+    parallel_ranges(
+        op, pool.channels, grain_of(3 * grad_output.numel(), pool.channels), [&](int64_t begin, int64_t end) {
+            return cuda_ops_conv_bn_relu_pool_sums_cpu(sums.data_ptr<double>(), grad_output.const_data_ptr(),
+                                                       argmax.const_data_ptr<uint8_t>(), maximum.const_data_ptr(), mean,
+                                                       &pool, begin, end, dtype);
+        });
+    check_status(op,
+                 cuda_ops_conv_bn_relu_pool_prepare_backward_cpu(
+                     data(grad_bn_weight), data(grad_bn_bias), coefficients.data_ptr(), sums.const_data_ptr<double>(),
+                     mean, variance, norm.parameters.weight, &pool, norm.parameters.eps, dtype));
+    if (grad_bias.defined()) // 0, but for what is not finite
+        grad_bias.copy_(sums.narrow(0, 0, pool.channels)).mul_(0.0);
+    if (!needs_grad_conv)
+        return grad_conv;
+    parallel_pool2d(op, pool, pool.height.input, 2 * grad_conv.numel(), [&](int64_t begin, int64_t end) {
+        return cuda_ops_conv_bn_relu_pool_grad_conv_cpu(grad_conv.data_ptr(), grad_output.const_data_ptr(),
+                                                        argmax.const_data_ptr<uint8_t>(), conv_output.const_data_ptr(),
+                                                        coefficients.const_data_ptr(), &pool, begin, end, dtype);
+    });
+    return grad_conv;
+}
+
+// Of training. A result that is not asked for is returned empty: grad_input, and that of a parameter that is not given.
+static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
+                           const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
+                           const std::optional<Tensor> &bn_bias, const Tensor &conv_output, const Tensor &argmax,
+                           const Tensor &maximum, const Tensor &statistics, double eps, IntArrayRef stride,
+                           IntArrayRef padding, IntArrayRef dilation, int64_t groups, IntArrayRef pool_kernel_size,
+                           IntArrayRef pool_stride, IntArrayRef pool_padding, bool channels_last, bool needs_grad_input)
+{
+    const char *const op = "conv_bn_relu_pool_backward";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups},
+                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const int64_t channels = problem.conv.out_channels;
+    check_parameter(op, "weight", weight, input);
+    check_like(op, "grad_output", grad_output, "input", input);
+    TORCH_CHECK(grad_output.sizes() == IntArrayRef(problem.output_size()), op,
+                ": expected grad_output to have the shape of output, ", IntArrayRef(problem.output_size()), ", got ",
+                grad_output.sizes());
+    const Path path = path_of(problem, input.is_cuda(), dtype);
+    const Saved saved = saved_of(problem, path);
+    const int64_t conv_numel =
+        saved.conv_output ? problem.conv.batch * channels * problem.conv.out_height * problem.conv.out_width : 0;
+    const std::tuple<const char *, const Tensor *, at::ScalarType, int64_t> expected[] = {
+        {"conv_output", &conv_output, input.scalar_type(), conv_numel},
+        {"argmax", &argmax, at::kByte, grad_output.numel()},
+        {"maximum", &maximum, input.scalar_type(), saved.maximum ? grad_output.numel() : 0},
+        {"statistics", &statistics, at::kDouble, saved.statistics}};
+    for (const auto &[name, tensor, type, numel] : expected) {
+        check_same_device(op, name, *tensor, "input", input);
+        TORCH_CHECK(tensor->scalar_type() == type && tensor->numel() == numel, op, ": expected ", name,
+                    " to be the one that forward returned, got ", tensor->toString(), " of shape ", tensor->sizes());
+    }
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
+    const bool weight_channels_last = is_channels_last(weight);
+    const auto grad_of = [&](const std::optional<Tensor> &parameter) {
+        return parameter ? at::empty({channels}, parameter->options()) : at::empty({0}, input.options());
+    };
+    Tensor grad_bias = grad_of(bias), grad_bn_weight = grad_of(bn_weight), grad_bn_bias = grad_of(bn_bias);
+    Tensor grad_input = at::empty({0}, input.options());
+    if (problem.empty()) {
+        if (needs_grad_input)
+            grad_input = at::empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
+        Tensor grad_weight =
+            at::empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
+        return {grad_input, grad_weight.zero_(), grad_bias.zero_(), grad_bn_weight.zero_(), grad_bn_bias.zero_()};
+    }
+    const at::MemoryFormat format = problem.format();
+    const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format), kept = statistics.contiguous();
+    if (path == Path::ONE_CHANNEL && !needs_grad_input) {
+        Tensor grad_weight =
+            at::empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
+        one_channel_backward(op, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, places, kept, problem, input,
+                             weight, norm, dtype);
+        return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
+    }
+    const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
+    Tensor general_output = conv_output.contiguous(format), general_places = places,
+           general_maximum = maximum.contiguous(format);
+    if (path == Path::ONE_CHANNEL) {
+        // The gradient of pictures is rarely asked for: what the general path would have kept is made now. bias shifts
+        // y and its mean alike.
+        const double *const mean = kept.const_data_ptr<double>();
+        general_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
+                                        problem.parameters, channels_last);
+        general_places = at::empty_like(places);
+        general_maximum = at::empty_like(g);
+        pool_forward(op, at::empty_like(g), general_places, general_maximum, general_output, problem, mean,
+                     mean + channels, CUDA_OPS_FLOAT64, norm, nullptr, dtype);
+    }
+    const Tensor grad_conv =
+        pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias), g, general_places,
+                      general_maximum, general_output, kept, problem, norm, true, dtype);
+    const Tensor grad_weight =
+        conv2d_backward_weight(op, grad_conv, input, weight.sizes(), weight_channels_last, problem.parameters)
+            .to(weight.scalar_type());
+    if (needs_grad_input)
+        grad_input = conv2d_backward_input(op, grad_conv, weight.to(input.scalar_type()), input.sizes(),
+                                           is_channels_last(input), problem.parameters);
+    return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
+}
+
+// For the fakes: whether conv_output and maximum are kept, and how many statistics there are.
+static std::vector<int64_t> conv_bn_relu_pool_saved(bool cuda, at::ScalarType type, IntArrayRef input_size,
+                                                    IntArrayRef weight_size, IntArrayRef stride, IntArrayRef padding,
+                                                    IntArrayRef dilation, int64_t groups, IntArrayRef pool_kernel_size,
+                                                    IntArrayRef pool_stride, IntArrayRef pool_padding,
+                                                    bool channels_last)
+{
+    const char *const op = "conv_bn_relu_pool";
+    const Problem problem = make_problem(op, input_size, weight_size, {stride, padding, dilation, groups},
+                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const cuda_ops_dtype dtype = type == at::kFloat    ? CUDA_OPS_FLOAT32
+                                 : type == at::kDouble ? CUDA_OPS_FLOAT64
+                                 : type == at::kHalf   ? CUDA_OPS_FLOAT16
+                                                       : CUDA_OPS_BFLOAT16;
+    const Saved saved = saved_of(problem, path_of(problem, cuda, dtype));
+    return {saved.conv_output, saved.maximum, saved.statistics};
+}
+
+} // namespace cuda_ops
+
+#define CUDA_OPS_GEOMETRY                                                                                              \
+    "int[2] stride, int[4] padding, int[2] dilation, int groups, int[2] pool_kernel_size, int[2] pool_stride, "        \
+    "int[2] pool_padding, bool channels_last"
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("conv_bn_relu_pool_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, "
+                "Tensor? bn_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+                "Tensor(c!)? num_batches_tracked, float momentum, float eps, " CUDA_OPS_GEOMETRY
+                ") -> (Tensor output, Tensor conv_output, Tensor argmax, Tensor maximum, Tensor statistics)");
+    library.def("conv_bn_relu_pool_inference(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, "
+                "Tensor? bn_bias, Tensor running_mean, Tensor running_var, float eps, " CUDA_OPS_GEOMETRY
+                ") -> Tensor");
+    library.def("conv_bn_relu_pool_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
+                "Tensor? bn_weight, Tensor? bn_bias, Tensor conv_output, Tensor argmax, Tensor maximum, "
+                "Tensor statistics, float eps, " CUDA_OPS_GEOMETRY
+                ", bool needs_grad_input) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
+                "Tensor grad_bn_weight, Tensor grad_bn_bias)");
+    library.def(
+        "conv_bn_relu_pool_saved(bool cuda, ScalarType dtype, int[4] input_size, int[4] weight_size, " CUDA_OPS_GEOMETRY
+        ") -> int[]",
+        cuda_ops::conv_bn_relu_pool_saved);
+    CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_forward", cuda_ops::conv_bn_relu_pool_forward);
+    CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_inference", cuda_ops::conv_bn_relu_pool_inference);
+    CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_backward", cuda_ops::conv_bn_relu_pool_backward);
+}

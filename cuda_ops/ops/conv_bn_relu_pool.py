@@ -1,0 +1,396 @@
+"""conv_bn_relu_pool: convolution, batch normalisation, relu and max-pooling in one, as one block of a network is.
+
+Fused, the block writes only what comes out of it and what its gradient needs: nothing normalised and not pooled is
+ever stored. In training one op goes forward and one backward. Evaluation is an op of its own; where it is
+differentiated, and for gradients of gradients, the block is composed of the ops that it is made of.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
+from .._autocast import autocast_to_lower
+from .._library import ops
+from ._pool2d import _pooled_size, pair_or_kernel
+from .batch_norm import _leave_grads_none, batch_norm
+from .conv2d import _check_sizes, _four_paddings, conv2d, empty_image, is_channels_last
+from .max_pool2d import max_pool2d
+from .relu import relu
+
+OP = "conv_bn_relu_pool"
+
+
+class Geometry(NamedTuple):
+    """The arguments that all of the ops take in the end."""
+
+    stride: tuple
+    padding: tuple  # top, bottom, left, right
+    dilation: tuple
+    groups: int
+    pool_kernel_size: tuple
+    pool_stride: tuple
+    pool_padding: tuple
+    channels_last: bool
+
+
+def _output_sizes(input, weight, geometry):
+    """Sizes of the convolution's output and of what is pooled from it."""
+    expect(input.dim() == 4, OP, "input to have 4 dimensions, got shape {}", tuple(input.shape))
+    _check_sizes(input.shape, weight.shape, *geometry[:4])
+    top, bottom, left, right = geometry.padding
+    conv = [
+        (size - geometry.dilation[axis] * (weight.shape[2 + axis] - 1) - 1) // geometry.stride[axis] + 1
+        for axis, size in enumerate((input.shape[2] + top + bottom, input.shape[3] + left + right))
+    ]
+    pooled = [
+        _pooled_size(size, kernel, stride, padding, 1, False)
+        for size, kernel, stride, padding in zip(conv, *geometry[4:7], strict=True)
+    ]
+    for size in pooled:
+        expect(size > 0, OP, "the convolution's output to have room for a window, got {}", conv)
+    return (input.shape[0], weight.shape[0], *conv), (input.shape[0], weight.shape[0], *pooled)
+
+
+@torch.library.register_fake("cuda_ops::conv_bn_relu_pool_forward")
+def _(
+    input,
+    weight,
+    bias,
+    bn_weight,
+    bn_bias,
+    running_mean,
+    running_var,
+    num_batches_tracked,
+    momentum,
+    eps,
+    *geometry,
+):
+    geometry = Geometry(*geometry)
+    conv_size, output_size = _output_sizes(input, weight, geometry)
+    # What is kept does not depend on the batch, which may be symbolic. The op is asked outside of the fake world.
+    sizes = [1, *map(int, input.shape[1:])], list(map(int, weight.shape))
+    with _disable_current_modes():
+        keeps_conv_output, keeps_maximum, statistics = ops.conv_bn_relu_pool_saved(
+            input.device.type == "cuda", input.dtype, *sizes, *geometry
+        )
+    output = empty_image(output_size, input, geometry.channels_last)
+    return (
+        output,
+        empty_image(conv_size, input, geometry.channels_last) if keeps_conv_output else input.new_empty(0),
+        torch.empty_like(output, dtype=torch.uint8),
+        torch.empty_like(output) if keeps_maximum else input.new_empty(0),
+        input.new_empty(statistics, dtype=torch.float64),
+    )
+
+
+@torch.library.register_fake("cuda_ops::conv_bn_relu_pool_inference")
+def _(input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, *geometry):
+    geometry = Geometry(*geometry)
+    return empty_image(_output_sizes(input, weight, geometry)[1], input, geometry.channels_last)
+
+
+@torch.library.register_fake("cuda_ops::conv_bn_relu_pool_backward")
+def _(
+    grad_output,
+    input,
+    weight,
+    bias,
+    bn_weight,
+    bn_bias,
+    conv_output,
+    argmax,
+    maximum,
+    statistics,
+    eps,
+    *geometry_and_needs,
+):
+    needs_grad_input = geometry_and_needs[-1]
+    return (
+        empty_image(input.shape, input, is_channels_last(input)) if needs_grad_input else input.new_empty(0),
+        empty_image(weight.shape, weight, is_channels_last(weight)),
+        *(
+            input.new_empty(0)
+            if parameter is None
+            else torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            for parameter in (bias, bn_weight, bn_bias)
+        ),
+    )
+
+
+def _composed(input, weight, bias, bn_weight, bn_bias, statistics, eps, geometry):
+    """The block, of the ops that it fuses: `statistics` are (running mean, running variance), or None in training."""
+    dtype = input.dtype
+    symmetric = geometry.padding[0] == geometry.padding[1] and geometry.padding[2] == geometry.padding[3]
+    padding = (geometry.padding[0], geometry.padding[2])
+    if not symmetric:
+        top, bottom, left, right = geometry.padding
+        input, padding = torch.nn.functional.pad(input, (left, right, top, bottom)), 0
+    output = conv2d(
+        input,
+        weight.to(dtype),
+        None if bias is None else bias.to(dtype),
+        geometry.stride,
+        padding,
+        geometry.dilation,
+        geometry.groups,
+    )
+    mean, variance = (None, None) if statistics is None else statistics
+    output = relu(batch_norm(output, mean, variance, bn_weight, bn_bias, statistics is None, 0.0, eps))
+    output = max_pool2d(output, geometry.pool_kernel_size, geometry.pool_stride, geometry.pool_padding)
+    memory_format = torch.channels_last if geometry.channels_last else torch.contiguous_format
+    return output.contiguous(memory_format=memory_format)
+
+
+class ConvBNReLUPoolFunction(torch.autograd.Function):
+    """Training: output, and what only backward looks at. The gradients take into account that the statistics of the
+    batch depend on input, weight and bias."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, bn_weight, bn_bias, running, momentum, eps, geometry):
+        output, *saved = ops.conv_bn_relu_pool_forward(
+            input, weight, bias, bn_weight, bn_bias, *running, momentum, eps, *geometry
+        )
+        ctx.save_for_backward(input, weight, bias, bn_weight, bn_bias, *saved)
+        ctx.mark_non_differentiable(*saved)
+        _leave_grads_none(ctx)
+        ctx.eps, ctx.geometry = eps, geometry
+        return output, *saved
+
+    @staticmethod
+    def backward(ctx, grad_output, *_):
+        if grad_output is None:
+            return (None,) * 9
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            return *_differentiable_backward(ctx, grad_output, *tensors[:5]), *[None] * 4
+        grads = ops.conv_bn_relu_pool_backward(grad_output, *tensors, ctx.eps, *ctx.geometry, ctx.needs_input_grad[0])
+        wanted = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad[:5], strict=True)]
+        return *wanted, *[None] * 4
+
+
+def _differentiable_backward(ctx, grad_output, *tensors):
+    """The gradients as functions that can be differentiated further: those of the composed block, computed anew."""
+    output = _composed(*tensors, None, ctx.eps, ctx.geometry)
+    wanted = [tensor for tensor, needed in zip(tensors, ctx.needs_input_grad[:5], strict=True) if needed]
+    grads = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=True))
+    return [next(grads) if needed else None for needed in ctx.needs_input_grad[:5]]
+
+
+def conv_bn_relu_pool(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    bn_weight: Tensor | None = None,
+    bn_bias: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    stride: int | tuple[int, ...] = 1,
+    padding: str | int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+    pool_kernel_size: int | tuple[int, ...] = 2,
+    pool_stride: int | tuple[int, ...] | None = None,
+    pool_padding: int | tuple[int, ...] = 0,
+    channels_last: bool | None = None,
+) -> Tensor:
+    r"""A block of a convolutional network in one: ``max_pool2d(relu(batch_norm(conv2d(input))))``,
+
+    .. math::
+        \text{output} = \max_\text{window} \max\left(0, \frac{y - \mu}{\sqrt{\sigma^2 + \text{eps}}} \,
+        \text{bn\_weight} + \text{bn\_bias}\right), \quad y = \text{input} * \text{weight} + \text{bias}
+
+    In training :math:`\mu` and :math:`\sigma^2` are the mean and the biased variance of :math:`y` over the batch, and
+    the running statistics, if given, move towards them in place, as in :func:`batch_norm`. Else they are the running
+    statistics.
+
+    Args:
+        input: (N, C_in, H, W), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        weight: (C_out, C_in / groups, kernel height, kernel width).
+        bias: (C_out), or None. In training it has no effect but on running_mean, and its gradient is 0.
+        running_mean, running_var: (C_out) each, or both None, which only training allows.
+        bn_weight, bn_bias: (C_out) each, or None for 1 and 0.
+        training: whether to use, and keep a running record of, the statistics of the batch.
+        momentum: share of the batch in the running statistics.
+        eps: added to the variance; above 0.
+        stride, padding, dilation, groups: of the convolution, as in :func:`conv2d`, 'same' and 'valid' included.
+        pool_kernel_size, pool_stride, pool_padding: of the pooling, as in :func:`max_pool2d`; a window has at most 255
+            values.
+        channels_last: memory format of the output; None for that of :func:`conv2d`'s output.
+
+    Parameters and running statistics are of the dtype of `input`, or float32 beside a float16 or bfloat16 `input`.
+
+    Returns:
+        (N, C_out, H_out, W_out) of the dtype of `input`.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: training with one value per channel, or with only one of the running statistics; `eps` is not above
+            0.
+        RuntimeError: what :func:`conv2d`, :func:`batch_norm` and :func:`max_pool2d` refuse.
+        NotImplementedError: a window of more than 255 values; `input` is float16 or bfloat16 on the CPU, or autocast is
+            on there.
+
+    Under CUDA autocast `input` is cast to its dtype, and parameters stay as they are. Deterministic. Differentiable any
+    number of times; beyond the first time, and in evaluation, by a composition of the ops that are fused here.
+
+    Example:
+        >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]])
+        >>> cuda_ops.functional.conv_bn_relu_pool(image, torch.ones(1, 1, 1, 1), None, None, None)
+        tensor([[[[1.6036]]]])
+    """
+    check_tensors(OP, input=input, weight=weight)
+    check_tensors_or_none(
+        OP, bias=bias, running_mean=running_mean, running_var=running_var, bn_weight=bn_weight, bn_bias=bn_bias
+    )
+    geometry = _geometry(
+        weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last, input
+    )
+    return _conv_bn_relu_pool(
+        input, weight, bias, (running_mean, running_var, None), bn_weight, bn_bias, training, momentum, eps, geometry
+    )
+
+
+def _geometry(
+    weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last, input
+):
+    stride, dilation = pair(OP, "stride", stride), pair(OP, "dilation", dilation)
+    kernel = pair(OP, "pool_kernel_size", pool_kernel_size)
+    if channels_last is None:
+        channels_last = weight.dim() == 4 and input.dim() == 4 and (is_channels_last(input) or is_channels_last(weight))
+    return Geometry(
+        stride,
+        _four_paddings(padding, weight, stride, dilation, OP),
+        dilation,
+        integer(OP, "groups", groups),
+        kernel,
+        pair_or_kernel(OP, "pool_stride", pool_stride, kernel),
+        pair(OP, "pool_padding", pool_padding),
+        bool(channels_last),
+    )
+
+
+def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, training, momentum, eps, geometry):
+    """The functional, after its arguments' types were checked; `running` are the running mean and variance and the
+    number of batches, which training updates."""
+    if not isinstance(momentum, (int, float, torch.SymFloat)):
+        raise TypeError(f"{OP}: expected momentum to be a number, got {momentum!r}")
+    if eps <= 0.0:
+        raise ValueError(f"{OP}: expected eps to be positive, got {eps}")
+    (input,) = autocast_to_lower(OP, input)
+    for name, statistic in zip(("running_mean", "running_var"), running, strict=False):
+        if statistic is None and not training:
+            raise RuntimeError(f"{OP}: {name} must be defined in evaluation mode")
+        if statistic is not None and statistic.requires_grad:
+            raise RuntimeError(f"{OP}: not differentiable with respect to {name}, which requires grad")
+    parameters = (weight, bias, bn_weight, bn_bias)
+    if training:
+        function = ConvBNReLUPoolFunction.apply
+        return function(input, *parameters, running, momentum, eps, geometry)[0]
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, *parameters)):
+        return _composed(input, *parameters, running[:2], eps, geometry)
+    return ops.conv_bn_relu_pool_inference(input, *parameters, *running[:2], eps, *geometry)
+
+
+class ConvBNReLUMaxPool2d(torch.nn.Module):
+    """torch.nn.Conv2d, BatchNorm2d, ReLU and MaxPool2d in one: the parameters are those of its submodules `conv` and
+    `norm`, whose forward is not called.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias: of the convolution.
+        eps, momentum, affine, track_running_stats: of the batch normalisation.
+        pool_kernel_size, pool_stride, pool_padding: of the pooling.
+        channels_last: memory format of the output; None for that of the convolution.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        eps=1e-5,
+        momentum=0.1,
+        affine=True,
+        track_running_stats=True,
+        pool_kernel_size=2,
+        pool_stride=None,
+        pool_padding=0,
+        channels_last=None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.conv = torch.nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, **factory
+        )
+        self.norm = torch.nn.BatchNorm2d(out_channels, eps, momentum, affine, track_running_stats, **factory)
+        self.pool_kernel_size = pool_kernel_size
+        self.pool_stride = pool_stride
+        self.pool_padding = pool_padding
+        self.channels_last = channels_last
+
+    def extra_repr(self):
+        stride = self.pool_kernel_size if self.pool_stride is None else self.pool_stride
+        return (
+            f"pool_kernel_size={self.pool_kernel_size}, pool_stride={stride}, pool_padding={self.pool_padding}, "
+            f"channels_last={self.channels_last}"
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        return conv_bn_relu_pool_modules(
+            input,
+            self.conv,
+            self.norm,
+            self.pool_kernel_size,
+            self.pool_stride,
+            self.pool_padding,
+            self.channels_last,
+        )
+
+
+def conv_bn_relu_pool_modules(
+    input, conv, norm, pool_kernel_size=2, pool_stride=None, pool_padding=0, channels_last=None
+):
+    """:func:`conv_bn_relu_pool` by the parameters of a torch.nn.Conv2d (padded with zeros) and a BatchNorm2d, whose
+    running statistics and number of batches one kernel updates."""
+    check_tensors(OP, input=input)
+    if conv.padding_mode != "zeros":
+        raise NotImplementedError(f"{OP}: expected padding_mode to be 'zeros', got {conv.padding_mode!r}")
+    tracks = norm.training and norm.track_running_stats
+    momentum, batches = 0.0 if norm.momentum is None else norm.momentum, None
+    if tracks and norm.num_batches_tracked is not None:
+        if norm.momentum is None:  # the average over all batches so far
+            norm.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(norm.num_batches_tracked)
+        else:
+            batches = norm.num_batches_tracked
+    # Without running statistics those of the batch are used in evaluation as well.
+    training = norm.training or (norm.running_mean is None and norm.running_var is None)
+    running = (norm.running_mean, norm.running_var, batches) if tracks or not norm.training else (None, None, None)
+    geometry = _geometry(
+        conv.weight,
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        conv.groups,
+        pool_kernel_size,
+        pool_stride,
+        pool_padding,
+        channels_last,
+        input,
+    )
+    return _conv_bn_relu_pool(
+        input, conv.weight, conv.bias, running, norm.weight, norm.bias, training, momentum, norm.eps, geometry
+    )
