@@ -21,31 +21,10 @@
 //   reduce   adds the blocks' weight gradients in order.
 // Every sum has a fixed order: results repeat bit by bit on one kind of device. Bound by the tensor cores (21.6 MFLOP
 // a picture forward and backward) at large batches, together with the traffic of y.
-#include "conv_bn_relu_pool_sm90.h"
+#include "cuda_ops/conv_bn_relu_pool.h"
 
-#include <cooperative_groups.h>
-
+#include "value.cuh"
 #include "wgmma.cuh"
-
-static int g_whole = 1, g_attributes = 2;
-template <typename... Parameters, typename... Arguments>
-static inline void launch_cooperative(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                                      cudaStream_t stream, Arguments... arguments)
-{
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeCooperative;
-    attributes[0].val.cooperative = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = g_attributes;
-    cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
-}
 
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
@@ -57,15 +36,20 @@ static constexpr int TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
 // dy is read by products of 240 pixels, which reach 16 further.
 static constexpr int GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
 static_assert(TILE_PIXEL == 64 && GRAD_PIXEL == 128, "the swizzles below are those of 64 and 128 bytes");
-// Per picture in device memory: y, the windows' raw values, their masks.
-static constexpr int Y_BYTES = SIDE * WARPGROUP * 16;
-static constexpr int RAW_BYTES = POOLED * WARPGROUP * 8;
-static constexpr int MASK_BYTES = WARPGROUP * 16;
+// Per picture in device memory, as the accumulators lie: for each row of windows 128 vectors (a thread's windows in
+// columns q), then 96 (those in columns q + 4 of the threads with q < 3), so that the garbage takes no room. y: the
+// four values of the window of channel r and of r + 8; raw: one of each; masks: 16 bytes a thread, in the byte per
+// output that other paths use.
+static constexpr int ROW_VECTORS = 224;
+static constexpr int Y_BYTES = POOLED * ROW_VECTORS * 16;
+static constexpr int RAW_BYTES = POOLED * ROW_VECTORS * 4;
+static constexpr int MASK_BYTES = OUT_CHANNELS * WINDOWS;
+static_assert(Y_BYTES == OUT_CHANNELS * PIXELS * 2 && RAW_BYTES == OUT_CHANNELS * WINDOWS * 2, "nothing but values");
 static constexpr int POOLED_BYTES = OUT_CHANNELS * WINDOWS * 2;
-// Weights staged in shared memory; the pitch spreads rows over the banks.
+// Weights staged in shared memory as [tap][out channel][in channel]; the pitches spread rows and taps over the banks.
 static constexpr int WEIGHT_ROW = IN_CHANNELS * TAPS;
-static constexpr int WEIGHT_PITCH = WEIGHT_ROW + 2;
-static constexpr int WEIGHT_BYTES = OUT_CHANNELS * WEIGHT_PITCH * 2;
+static constexpr int WEIGHT_PITCH = IN_CHANNELS + 8, WEIGHT_PLANE = OUT_CHANNELS * WEIGHT_PITCH + 8;
+static constexpr int WEIGHT_BYTES = TAPS * WEIGHT_PLANE * 2;
 static constexpr int GRAD_WEIGHTS = OUT_CHANNELS * WEIGHT_ROW;
 static constexpr int POOL_GROUPS = 4; // warpgroups a block in the pooling and summing kernels
 static constexpr int POOL_THREADS = POOL_GROUPS * WARPGROUP;
@@ -76,24 +60,7 @@ static constexpr int FORWARD_SHARED = 4 * TILE_BYTES + WEIGHT_BYTES;
 static constexpr int BACKWARD_SHARED =
     2 * GRAD_TILE_BYTES + 2 * TILE_BYTES + 2 * Y_BYTES + 2 * POOLED_BYTES + SIDE * 16 * 64 + WEIGHT_BYTES + 512 + 16;
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ float load_parameter(const void *pointer, int index, bool is_float, __nv_bfloat16)
-{
-    return is_float ? ((const float *)pointer)[index] : __bfloat162float(((const __nv_bfloat16 *)pointer)[index]);
-}
-__device__ __forceinline__ float load_parameter(const void *pointer, int index, bool is_float, __half)
-{
-    return is_float ? ((const float *)pointer)[index] : __half2float(((const __half *)pointer)[index]);
-}
-template <typename T>
-__device__ __forceinline__ void store_parameter(void *pointer, int index, float value, bool is_float)
-{
-    if (is_float)
-        ((float *)pointer)[index] = value;
-    else
-        ((T *)pointer)[index] = store_from_accumulate<T>(value);
-}
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
 
 __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16)
 {
@@ -146,35 +113,33 @@ __device__ __forceinline__ void zero_shared(char *shared, int bytes)
 template <typename T>
 __device__ __forceinline__ void stage_weight(T *staged, const void *weight, bool is_float)
 {
-    constexpr int THREADS = 2 * WARPGROUP;
-    if (is_float) {
-        float4 w[GRAD_WEIGHTS / 4 / THREADS]; // all on their way at once
+    constexpr int THREADS = 2 * WARPGROUP, EACH = GRAD_WEIGHTS / 4 / THREADS;
+    T w[EACH][4];
 #pragma unroll
-        for (int i = 0; i < GRAD_WEIGHTS / 4 / THREADS; i++)
-            w[i] = ((const float4 *)weight)[threadIdx.x + i * THREADS];
-#pragma unroll
-        for (int i = 0; i < GRAD_WEIGHTS / 4 / THREADS; i++) {
-            const int vector = threadIdx.x + i * THREADS;
-            const int row = vector / (WEIGHT_ROW / 4), column = vector % (WEIGHT_ROW / 4) * 4;
-            uint32_t *to = (uint32_t *)(staged + row * WEIGHT_PITCH + column);
-            to[0] = pack(w[i].x, w[i].y, T());
-            to[1] = pack(w[i].z, w[i].w, T());
+    for (int i = 0; i < EACH; i++) { // all on their way at once
+        const int vector = threadIdx.x + i * THREADS;
+        if (is_float) {
+            const float4 v = ((const float4 *)weight)[vector];
+            w[i][0] = store_from_accumulate<T>(v.x);
+            w[i][1] = store_from_accumulate<T>(v.y);
+            w[i][2] = store_from_accumulate<T>(v.z);
+            w[i][3] = store_from_accumulate<T>(v.w);
+        } else {
+            *(uint2 *)w[i] = ((const uint2 *)weight)[vector];
         }
-    } else {
-#pragma unroll 12
-        for (int i = threadIdx.x; i < GRAD_WEIGHTS / 2; i += THREADS) {
-            const int row = i / (WEIGHT_ROW / 2), column = i % (WEIGHT_ROW / 2) * 2;
-            *(uint32_t *)(staged + row * WEIGHT_PITCH + column) = ((const uint32_t *)weight)[i];
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int vector = threadIdx.x + i * THREADS;
+        const int row = vector / (WEIGHT_ROW / 4), column = vector % (WEIGHT_ROW / 4) * 4;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int channel = (column + e) / TAPS, tap = (column + e) % TAPS;
+            staged[tap * WEIGHT_PLANE + row * WEIGHT_PITCH + channel] = w[i][e];
         }
     }
 }
 static_assert(GRAD_WEIGHTS / 4 % (2 * WARPGROUP) == 0, "whole rounds of vectors");
-
-template <typename T>
-__device__ __forceinline__ uint32_t two(T low, T high)
-{
-    return (uint32_t)*(const uint16_t *)&low | (uint32_t)*(const uint16_t *)&high << 16;
-}
 
 // Sum of `value` over the slices of a channel (threads c, c + 64, ...), in order; every thread of the channel gets it.
 __device__ __forceinline__ float sum_slices(float value, float *scratch)
@@ -189,17 +154,18 @@ __device__ __forceinline__ float sum_slices(float value, float *scratch)
 }
 
 struct Statistics {
-    float *mean, *rstd;
-    void *running_mean, *running_var;
-    const void *bias, *bn_weight, *bn_bias;
-    float momentum, eps;
+    double *statistics; // out: mean (without the convolution's bias) and variance of each channel
+    cuda_ops_running_statistics running;
+    cuda_ops_norm_parameters norm;
+    const void *bias;
+    cuda_ops_dtype bias_dtype;
 };
 
-// affine[channel] = (scale, shift), batch norm's result being scale * y + shift, from the blocks' partial statistics, by
-// every block for itself; the first block writes them out too. Ends with a barrier.
+// affine[channel] = (scale, shift), batch norm's result being scale * y + shift, from the blocks' partial statistics,
+// by every block for itself; the first block writes them out too. Ends with a barrier.
 template <typename T, int threads>
 __device__ __forceinline__ void combine_statistics(float2 *affine, float *scratch, const Statistics &s,
-                                                   const float2 *partial, int partials, bool is_float, int64_t batch)
+                                                   const float2 *partial, int partials, int64_t batch)
 {
     constexpr int SLICES = threads / OUT_CHANNELS, EACH = (MAX_BLOCKS + SLICES - 1) / SLICES;
     const int channel = threadIdx.x % OUT_CHANNELS, slice = threadIdx.x / OUT_CHANNELS;
@@ -225,46 +191,59 @@ __device__ __forceinline__ void combine_statistics(float2 *affine, float *scratc
     }
     const float m2 = sum_slices(square, scratch), n = (float)batch * PIXELS;
     if (slice == 0) {
-        const float rstd = rsqrtf(m2 / n + s.eps);
-        const float scale = s.bn_weight ? rstd * load_parameter(s.bn_weight, channel, is_float, T()) : rstd;
-        const float shift = (s.bn_bias ? load_parameter(s.bn_bias, channel, is_float, T()) : 0.0f) - mean * scale;
-        affine[channel] = make_float2(scale, shift);
+        const float variance = m2 / n, rstd = rsqrtf(variance + (float)s.norm.eps);
+        const float scale = s.norm.weight ? rstd * (float)load_value(s.norm.weight, s.norm.dtype, channel) : rstd;
+        affine[channel] = make_float2(
+            scale, (s.norm.bias ? (float)load_value(s.norm.bias, s.norm.dtype, channel) : 0.0f) - mean * scale);
         if (blockIdx.x == 0) {
-            s.mean[channel] = mean;
-            s.rstd[channel] = rstd;
-            if (s.running_mean) {
-                const float now = mean + (s.bias ? load_parameter(s.bias, channel, is_float, T()) : 0.0f);
-                const float old_mean = load_parameter(s.running_mean, channel, is_float, T());
-                const float old_var = load_parameter(s.running_var, channel, is_float, T());
-                store_parameter<T>(s.running_mean, channel, old_mean + s.momentum * (now - old_mean), is_float);
-                store_parameter<T>(s.running_var, channel, old_var + s.momentum * (m2 / (n - 1.0f) - old_var),
-                                   is_float);
+            s.statistics[channel] = (double)mean;
+            s.statistics[OUT_CHANNELS + channel] = (double)variance;
+            const cuda_ops_running_statistics &running = s.running;
+            if (running.mean) {
+                const double bias = s.bias ? load_value(s.bias, s.bias_dtype, channel) : 0.0, m = running.momentum;
+                const double unbiased = (double)m2 / ((double)batch * PIXELS - 1.0);
+                store_value(running.mean, running.dtype, channel,
+                            (1.0 - m) * load_value(running.mean, running.dtype, channel) + m * ((double)mean + bias));
+                store_value(running.variance, running.dtype, channel,
+                            (1.0 - m) * load_value(running.variance, running.dtype, channel) + m * unbiased);
             }
+            if (running.batches && channel == 0)
+                *running.batches += 1;
         }
     }
     __syncthreads();
 }
 
-__device__ __forceinline__ void load_y(uint4 (&y)[SIDE], const char *saved, int64_t picture, int thread)
+// A thread's vectors of one row of windows, of ROW_VECTORS: this one, and where q < 3 the one at SECOND.
+static constexpr int SECOND_VECTORS = WARPGROUP;
+__device__ __forceinline__ int second_vector(int thread)
 {
+    return SECOND_VECTORS + thread / 4 * 3 + thread % 4;
+}
+
+__device__ __forceinline__ void load_y(uint4 (&y)[SIDE], const void *ys, int64_t picture, int thread)
+{
+    const uint4 *from = (const uint4 *)((const char *)ys + picture * Y_BYTES);
 #pragma unroll
-    for (int row = 0; row < SIDE; row++)
-        y[row] = ((const uint4 *)(saved + picture * Y_BYTES))[row * WARPGROUP + thread];
+    for (int row = 0; row < POOLED; row++) {
+        y[2 * row] = from[row * ROW_VECTORS + thread];
+        y[2 * row + 1] = thread % 4 < 3 ? from[row * ROW_VECTORS + second_vector(thread)] : make_uint4(0, 0, 0, 0);
+    }
 }
 
 // Normalises, rectifies and pools one picture, by one warpgroup. `pooled`: its part of shared memory, the picture's
 // output in order of memory; the caller copies it after a barrier.
 template <typename T>
-__device__ __forceinline__ void pool_picture(T *pooled, char *saved, const uint4 (&y)[SIDE], const float2 (&affine_of)[2],
-                                             int64_t picture, int64_t batch, int thread)
+__device__ __forceinline__ void pool_picture(T *pooled, uint32_t *raws, uint8_t *masks_out, const uint4 (&y)[SIDE],
+                                             const float2 (&affine_of)[2], int64_t picture, int thread)
 {
     const int r = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
     uint32_t masks[4] = {0, 0, 0, 0};
-    uint2 *raw_out = (uint2 *)(saved + batch * Y_BYTES + picture * RAW_BYTES) + thread;
+    uint32_t *raw_out = (uint32_t *)((char *)raws + picture * RAW_BYTES);
 #pragma unroll
     for (int row = 0; row < POOLED; row++) {
-        const uint32_t top[4] = {y[2 * row].x, y[2 * row].y, y[2 * row].z, y[2 * row].w};
-        const uint32_t low[4] = {y[2 * row + 1].x, y[2 * row + 1].y, y[2 * row + 1].z, y[2 * row + 1].w};
+        const uint32_t top[4] = {y[2 * row].x, y[2 * row].y, y[2 * row + 1].x, y[2 * row + 1].y};
+        const uint32_t low[4] = {y[2 * row].z, y[2 * row].w, y[2 * row + 1].z, y[2 * row + 1].w};
         float raw[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -290,15 +269,16 @@ __device__ __forceinline__ void pool_picture(T *pooled, char *saved, const uint4
             if (i < 2 || q < 3)
                 pooled[(r + i % 2 * 8) * WINDOWS + row * POOLED + q + i / 2 * 4] = store_from_accumulate<T>(best);
         }
-        raw_out[row * WARPGROUP] = make_uint2(pack(raw[0], raw[1], T()), pack(raw[2], raw[3], T()));
+        raw_out[row * ROW_VECTORS + thread] = pack(raw[0], raw[1], T());
+        if (q < 3)
+            raw_out[row * ROW_VECTORS + second_vector(thread)] = pack(raw[2], raw[3], T());
     }
     if (q == 3) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             masks[i] &= 0x00ff00ffu; // the garbage columns
     }
-    ((uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES) + picture * MASK_BYTES))[thread] =
-        make_uint4(masks[0], masks[1], masks[2], masks[3]);
+    ((uint4 *)(masks_out + picture * MASK_BYTES))[thread] = make_uint4(masks[0], masks[1], masks[2], masks[3]);
 }
 
 template <typename T>
@@ -310,13 +290,13 @@ __device__ __forceinline__ void copy_pooled(void *output, const T *pooled, int64
         to[i] = from[i];
 }
 
-template <typename T, bool whole>
+template <typename T>
 __global__ void __launch_bounds__(2 * WARPGROUP, 1)
-    forward_kernel(void *output, char *saved, Statistics s, float2 *partial, const void *input, const void *weight,
-                   bool is_float, int64_t batch)
+    forward_kernel(void *ys, float2 *partial, const void *input, const void *weight, bool is_float, int64_t batch)
 {
     extern __shared__ __align__(1024) char shared[];
-    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    // The same for a whole warp, which the compiler is to know: descriptors then stay in uniform registers.
+    const int group = warp_uniform(threadIdx.x / WARPGROUP), thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
     char *tiles = shared + group * 2 * TILE_BYTES;
     T *staged = (T *)(shared + 4 * TILE_BYTES);
@@ -332,20 +312,15 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     stage_weight(staged, weight, is_float);
     __syncthreads();
     uint32_t a[TAPS * 2][4];
+    const T *fragment = staged + (warp * 16 + (lane >> 3 & 1) * 8 + lane % 8) * WEIGHT_PITCH + (lane >> 4) * 8;
 #pragma unroll
-    for (int k = 0; k < TAPS * 2; k++) {
-        const int tap = k / 2, channel = k % 2 * 16 + 2 * q;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const T *w = staged + (r + i % 2 * 8) * WEIGHT_PITCH + (channel + i / 2 * 8) * TAPS + tap;
-            a[k][i] = two(w[0], w[TAPS]);
-        }
-    }
+    for (int k = 0; k < TAPS * 2; k++)
+        load_matrices(a[k], shared_address(fragment + k / 2 * WEIGHT_PLANE + k % 2 * 16));
     float mean[2] = {0.0f, 0.0f}, m2[2] = {0.0f, 0.0f};
     int count = 0;
-    uint4 y[SIDE];
+    const uint64_t descriptor = wgmma_descriptor(shared_address(tiles), WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
     for (; picture < batch; picture += step) {
-        const uint32_t tile = shared_address(tiles) + (count & 1) * TILE_BYTES;
+        const uint64_t tile = wgmma_advance(descriptor, (count & 1) * TILE_BYTES);
         copy_async_wait<0>();
         fence_async_proxy();
         named_barrier_sync(1 + group, WARPGROUP);
@@ -354,10 +329,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
         for (int k = 0; k < TAPS * 2; k++) {
             const int tap = k / 2;
-            wgmma_m64n224k16(d, a[k],
-                             wgmma_descriptor(tile + (tap / 3 * 16 + tap % 3) * TILE_PIXEL + k % 2 * 32,
-                                              WGMMA_SWIZZLE_64, 8 * TILE_PIXEL),
-                             k > 0, T());
+            wgmma_m64n224k16(d, a[k], wgmma_advance(tile, (tap / 3 * 16 + tap % 3) * TILE_PIXEL + k % 2 * 32), k > 0,
+                             T());
         }
         wgmma_commit();
         // The other tile was last read by the previous picture's products, which are over in every warp.
@@ -365,12 +338,15 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             load_tile(shared_address(tiles) + (~count & 1) * TILE_BYTES, input, picture + step, thread);
         copy_async_commit();
         wgmma_wait<0>();
+        uint4 *y = (uint4 *)((char *)ys + picture * Y_BYTES);
 #pragma unroll
-        for (int row = 0; row < SIDE; row++) {
-            const float *v = d + row * 8;
-            y[row] = make_uint4(pack(v[0], v[1], T()), pack(v[2], v[3], T()), pack(v[4], v[5], T()),
-                                pack(v[6], v[7], T()));
-            ((uint4 *)(saved + picture * Y_BYTES))[row * WARPGROUP + thread] = y[row];
+        for (int row = 0; row < POOLED; row++) {
+            const float *v = d + row * 16;
+            y[row * ROW_VECTORS + thread] = make_uint4(pack(v[0], v[1], T()), pack(v[2], v[3], T()),
+                                                       pack(v[8], v[9], T()), pack(v[10], v[11], T()));
+            if (q < 3)
+                y[row * ROW_VECTORS + second_vector(thread)] = make_uint4(
+                    pack(v[4], v[5], T()), pack(v[6], v[7], T()), pack(v[12], v[13], T()), pack(v[14], v[15], T()));
         }
         // Columns 14 and 15 are the second half of lanes with q = 3.
 #pragma unroll
@@ -416,30 +392,12 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         partial[blockIdx.x * OUT_CHANNELS + threadIdx.x] =
             make_float2(x.x + delta * (second / total), x.y + z.y + delta * delta * (first * second / total * PIXELS));
     }
-    if (whole) {
-        // Once the whole grid's statistics are there, the pictures are pooled, the latest first: it is in registers still,
-        // and those before it in the L2 cache.
-        cooperative_groups::this_grid().sync();
-        __shared__ float scratch[2 * WARPGROUP];
-        __shared__ float2 affine[OUT_CHANNELS];
-        combine_statistics<T, 2 * WARPGROUP>(affine, scratch, s, partial, gridDim.x, is_float, batch);
-        const float2 affine_of[2] = {affine[r], affine[r + 8]};
-        T *pooled = (T *)tiles;
-        for (picture -= step; picture >= 0; picture -= step) {
-            pool_picture(pooled, saved, y, affine_of, picture, batch, thread);
-            if (picture >= step)
-                load_y(y, saved, picture - step, thread);
-            named_barrier_sync(1 + group, WARPGROUP);
-            copy_pooled(output, pooled, picture, thread);
-            named_barrier_sync(1 + group, WARPGROUP);
-        }
-    }
 }
 
 template <typename T>
 __global__ void __launch_bounds__(POOL_THREADS, 1)
-    pool_kernel(void *output, char *saved, Statistics s, const float2 *partial, int partials, bool is_float,
-                int64_t batch)
+    pool_kernel(void *output, uint32_t *raws, uint8_t *masks, const void *ys, Statistics s, const float2 *partial,
+                int partials, int64_t batch)
 {
     __shared__ __align__(128) T pooled[POOL_GROUPS][OUT_CHANNELS * WINDOWS];
     __shared__ float scratch[POOL_THREADS];
@@ -452,13 +410,13 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
     const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
     uint4 y[SIDE];
     if (picture < batch)
-        load_y(y, saved, picture, thread);
-    combine_statistics<T, POOL_THREADS>(affine, scratch, s, partial, partials, is_float, batch);
+        load_y(y, ys, picture, thread);
+    combine_statistics<T, POOL_THREADS>(affine, scratch, s, partial, partials, batch);
     const float2 affine_of[2] = {affine[r], affine[r + 8]};
     for (; picture < batch; picture += step) {
-        pool_picture(pooled[group], saved, y, affine_of, picture, batch, thread);
+        pool_picture(pooled[group], raws, masks, y, affine_of, picture, thread);
         if (picture + step < batch)
-            load_y(y, saved, picture + step, thread);
+            load_y(y, ys, picture + step, thread);
         named_barrier_sync(1 + group, WARPGROUP);
         copy_pooled(output, pooled[group], picture, thread);
         named_barrier_sync(1 + group, WARPGROUP);
@@ -468,7 +426,8 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
 // partial[block][channel] = (sum of dz, sum of dz * (y - mean)) over the block's pictures.
 template <typename T>
 __global__ void __launch_bounds__(POOL_THREADS, 1)
-    sums_kernel(float2 *partial, const void *grad_output, const char *saved, const float *mean, int64_t batch)
+    sums_kernel(float2 *partial, const void *grad_output, const uint32_t *raws, const uint8_t *masks_in,
+                const double *statistics, int64_t batch)
 {
     extern __shared__ __align__(1024) char shared[];
     const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
@@ -478,7 +437,7 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
     release_successor();
     int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
     const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
-    const float mean_of[2] = {mean[r], mean[r + 8]};
+    const float mean_of[2] = {(float)statistics[r], (float)statistics[r + 8]};
     float sum[2] = {0.0f, 0.0f}, product[2] = {0.0f, 0.0f};
     uint2 raw[POOLED], raw_next[POOLED] = {};
     uint4 mask, mask_next = {};
@@ -487,10 +446,12 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
             const char *from = (const char *)grad_output + p * POOLED_BYTES;
             for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
                 copy_async_16(shared_address(grads + stage * POOLED_BYTES) + i * 16, from + i * 16);
+            const uint32_t *raw_of = (const uint32_t *)((const char *)raws + p * RAW_BYTES);
 #pragma unroll
             for (int row = 0; row < POOLED; row++)
-                raw_next[row] = ((const uint2 *)(saved + batch * Y_BYTES + p * RAW_BYTES))[row * WARPGROUP + thread];
-            mask_next = ((const uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES) + p * MASK_BYTES))[thread];
+                raw_next[row] = make_uint2(raw_of[row * ROW_VECTORS + thread],
+                                           q < 3 ? raw_of[row * ROW_VECTORS + second_vector(thread)] : 0);
+            mask_next = ((const uint4 *)(masks_in + p * MASK_BYTES))[thread];
         }
         copy_async_commit();
     };
@@ -545,9 +506,10 @@ static constexpr int BARRIER_FULL = 1, BARRIER_EMPTY = 3, BARRIER_FIRST = 5, BAR
 template <typename T>
 __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     backward_kernel(void *grad_input, float4 *grad_weight_partial, void *grad_bn_weight, void *grad_bn_bias,
-                    const void *grad_output, const void *input, const void *weight, const void *bn_weight,
-                    const float *mean, const float *rstd, const char *saved, const float2 *partial, int partials,
-                    bool is_float, int64_t batch)
+                    void *grad_bias, const void *grad_output, const void *input, const void *weight,
+                    cuda_ops_norm_parameters norm, cuda_ops_dtype bias_dtype, const double *statistics,
+                    const void *ys_in, const uint8_t *masks_in, const float2 *partial, int partials, bool is_float,
+                    int64_t batch)
 {
     extern __shared__ __align__(1024) char shared[];
     char *grad_tiles = shared, *tiles = grad_tiles + 2 * GRAD_TILE_BYTES, *ys = tiles + 2 * TILE_BYTES;
@@ -555,7 +517,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     T *staged = (T *)end;
     float2 *coefficients = (float2 *)(end + WEIGHT_BYTES);
     const uint32_t barriers = shared_address(end + WEIGHT_BYTES + 512);
-    const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const int group = warp_uniform(threadIdx.x / WARPGROUP), thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
     const int pictures = (int)block_pictures(batch, blockIdx.x, gridDim.x);
     __shared__ float2 scratch[2 * WARPGROUP];
@@ -576,7 +538,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         const int stage = i & 1;
         if (thread == 0) {
             bulk_expect(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
-            bulk_load(shared_address(ys + stage * Y_BYTES), saved + picture * Y_BYTES, Y_BYTES, barriers + stage * 8);
+            bulk_load(shared_address(ys + stage * Y_BYTES), (const char *)ys_in + picture * Y_BYTES, Y_BYTES,
+                      barriers + stage * 8);
             bulk_load(shared_address(grads + stage * POOLED_BYTES), (const char *)grad_output + picture * POOLED_BYTES,
                       POOLED_BYTES, barriers + stage * 8);
         }
@@ -607,16 +570,19 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                 sum.x += scratch[channel + i * OUT_CHANNELS].x;
                 sum.y += scratch[channel + i * OUT_CHANNELS].y;
             }
-            const float s = rstd[channel], n = (float)batch * PIXELS;
-            const float scale = bn_weight ? s * load_parameter(bn_weight, channel, is_float, T()) : s;
-            const float slope = -scale * s * s * sum.y / n;
+            const float mean = (float)statistics[channel], n = (float)batch * PIXELS;
+            const float rstd = rsqrtf((float)statistics[OUT_CHANNELS + channel] + (float)norm.eps);
+            const float scale = norm.weight ? rstd * (float)load_value(norm.weight, norm.dtype, channel) : rstd;
+            const float slope = -scale * rstd * rstd * sum.y / n;
             scales[channel] = scale;
-            coefficients[channel] = make_float2(-scale * sum.x / n - slope * mean[channel], slope);
+            coefficients[channel] = make_float2(-scale * sum.x / n - slope * mean, slope);
             if (blockIdx.x == 0) {
                 if (grad_bn_weight)
-                    store_parameter<T>(grad_bn_weight, channel, sum.y * s, is_float);
+                    store_value(grad_bn_weight, norm.dtype, channel, (double)(sum.y * rstd));
                 if (grad_bn_bias)
-                    store_parameter<T>(grad_bn_bias, channel, sum.x, is_float);
+                    store_value(grad_bn_bias, norm.dtype, channel, (double)sum.x);
+                if (grad_bias) // batch norm takes the mean off again
+                    store_value(grad_bias, bias_dtype, channel, (double)(sum.x * 0.0f));
             }
         }
         __syncthreads();
@@ -633,30 +599,33 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         // stmatrix: lane l gives the address of pixel l % 8 of matrix l / 8 (two channel chunks, then the next 8
         // pixels).
         const int lane_pixel = 16 + 1 + lane % 8 + (lane >> 4) * 8;
-        const uint32_t lane_offset =
-            lane_pixel * GRAD_PIXEL + ((2 * warp + (lane >> 3 & 1)) ^ (lane_pixel & 7)) * 16;
-        const uint4 *mask_of = (const uint4 *)(saved + batch * (Y_BYTES + RAW_BYTES)) + thread;
-        uint4 mask = pictures > 0 ? mask_of[(int64_t)blockIdx.x * WARPGROUP] : make_uint4(0, 0, 0, 0);
+        const uint32_t lane_offset = lane_pixel * GRAD_PIXEL + ((2 * warp + (lane >> 3 & 1)) ^ (lane_pixel & 7)) * 16;
+        const uint4 *mask_of = (const uint4 *)masks_in + thread;
+        const uint64_t descriptor = wgmma_descriptor(shared_address(tiles), WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
+        // Keeps a word or, where it is garbage, makes it zero.
+        const uint32_t keep_second = q == 3 ? 0 : ~0u;
+        uint4 mask = pictures > 0 ? mask_of[(int64_t)blockIdx.x * (MASK_BYTES / 16)] : make_uint4(0, 0, 0, 0);
         for (int i = 0; i < pictures; i++) {
             const int stage = i & 1;
-            const uint32_t tile = shared_address(tiles + stage * TILE_BYTES);
-            const uint32_t grad_tile = shared_address(grad_tiles + stage * GRAD_TILE_BYTES) + lane_offset;
+            const uint64_t tile = wgmma_advance(descriptor, stage * TILE_BYTES);
+            const uint32_t grad_tile = shared_address(grad_tiles) + stage * GRAD_TILE_BYTES + lane_offset;
             const uint32_t masks[4] = {mask.x, mask.y, mask.z, mask.w};
             if (i + 1 < pictures)
-                mask = mask_of[(blockIdx.x + (int64_t)(i + 1) * gridDim.x) * WARPGROUP];
+                mask = mask_of[(blockIdx.x + (int64_t)(i + 1) * gridDim.x) * (MASK_BYTES / 16)];
             copy_async_wait<1>();
             fence_async_proxy();
             named_barrier_sync(BARRIER_FIRST, WARPGROUP);
             if (i >= 2)
                 named_barrier_sync(BARRIER_EMPTY + stage, 2 * WARPGROUP);
             bulk_wait(barriers + stage * 8, i >> 1 & 1);
-            const uint4 *y = (const uint4 *)(ys + stage * Y_BYTES) + thread;
+            const uint4 *y = (const uint4 *)(ys + stage * Y_BYTES);
             const T *g = (const T *)(grads + stage * POOLED_BYTES) + r * WINDOWS + q;
 #pragma unroll
             for (int row = 0; row < POOLED; row++) {
-                const uint4 y_top = y[2 * row * WARPGROUP], y_low = y[(2 * row + 1) * WARPGROUP];
-                const uint32_t top[4] = {y_top.x, y_top.y, y_top.z, y_top.w};
-                const uint32_t low[4] = {y_low.x, y_low.y, y_low.z, y_low.w};
+                // Where q = 3 the second vector is another thread's.
+                const uint4 y0 = y[row * ROW_VECTORS + thread];
+                const uint4 y1 = y[row * ROW_VECTORS + SECOND_VECTORS + thread / 4 * 3 + (q < 3 ? q : 2)];
+                const uint32_t top[4] = {y0.x, y0.y, y1.x, y1.y}, low[4] = {y0.z, y0.w, y1.z, y1.w};
                 uint32_t a[2][4];
                 const uint32_t bits = masks[row / 2] >> (row % 2 * 16);
 #pragma unroll
@@ -670,12 +639,12 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     const float v1 = fmaf(c.y, t.y, c.x) + (bits >> (w * 4) & 2 ? dz : 0.0f);
                     const float v2 = fmaf(c.y, l.x, c.x) + (bits >> (w * 4) & 4 ? dz : 0.0f);
                     const float v3 = fmaf(c.y, l.y, c.x) + (bits >> (w * 4) & 8 ? dz : 0.0f);
-                    const bool garbage = w >= 2 && q == 3;
-                    a[0][w] = garbage ? 0 : pack(v0, v1, T());
-                    a[1][w] = garbage ? 0 : pack(v2, v3, T());
+                    a[0][w] = pack(v0, v1, T()) & (w >= 2 ? keep_second : ~0u);
+                    a[1][w] = pack(v2, v3, T()) & (w >= 2 ? keep_second : ~0u);
                 }
                 store_matrices_transposed(grad_tile + 2 * row * 16 * GRAD_PIXEL, a[0][0], a[0][1], a[0][2], a[0][3]);
-                store_matrices_transposed(grad_tile + (2 * row + 1) * 16 * GRAD_PIXEL, a[1][0], a[1][1], a[1][2], a[1][3]);
+                store_matrices_transposed(grad_tile + (2 * row + 1) * 16 * GRAD_PIXEL, a[1][0], a[1][1], a[1][2],
+                                          a[1][3]);
                 if (row == POOLED - 1) {
                     fence_async_proxy();
                     named_barrier_arrive(BARRIER_FULL + stage, 2 * WARPGROUP);
@@ -686,10 +655,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
                     for (int tap = 0; tap < TAPS; tap++)
                         wgmma_m64n32k16_transposed(
-                            d[tap], a[h],
-                            wgmma_descriptor(tile + ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL,
-                                             WGMMA_SWIZZLE_64, 8 * TILE_PIXEL),
-                            1, T());
+                            d[tap], a[h], wgmma_advance(tile, ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL), 1,
+                            T());
                 wgmma_commit();
                 if (row == POOLED - 1)
                     wgmma_wait<0>();
@@ -718,30 +685,26 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         // a[k]: depth 16 output channels of column tap f; k < 12: dy's row above, tap row 2 in rows 0..7 and tap row 1
         // in rows 8..15; else dy's row below, tap row 0 in rows 0..7.
         uint32_t a[24][4];
-        const int channel = warp * 8 + lane / 4;
+        const T *fragment = staged + ((lane >> 4) * 8 + lane % 8) * WEIGHT_PITCH + warp * 8;
+        const bool second = lane >> 3 & 1;
 #pragma unroll
         for (int k = 0; k < 24; k++) {
-            const int f = k / 4 % 3, out_channel = k % 4 * 16 + 2 * q;
-            const bool below = k >= 12;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int tap = (below ? 0 : 2 - i % 2) * 3 + 2 - f;
-                const T *w = staged + (out_channel + i / 2 * 8) * WEIGHT_PITCH + channel * TAPS + tap;
-                a[k][i] = below && i % 2 ? 0 : two(w[0], w[WEIGHT_PITCH]);
-            }
+            const int f = k / 4 % 3, tap = (k >= 12 ? 0 : second ? 1 : 2) * 3 + 2 - f;
+            load_matrices_transposed(a[k], shared_address(fragment + tap * WEIGHT_PLANE + k % 4 * 16 * WEIGHT_PITCH));
+            if (k >= 12)
+                a[k][1] = a[k][3] = 0;
         }
+        const uint64_t descriptor = wgmma_descriptor(shared_address(grad_tiles), WGMMA_SWIZZLE_128, 8 * GRAD_PIXEL);
         for (int i = 0; i < pictures; i++) {
             const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
-            const uint32_t grad_tile = shared_address(grad_tiles + (i & 1) * GRAD_TILE_BYTES);
+            const uint64_t grad_tile = wgmma_advance(descriptor, (i & 1) * GRAD_TILE_BYTES);
             named_barrier_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
             float d[120];
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 24; k++)
-                wgmma_m64n240k16(
-                    d, a[k],
-                    wgmma_descriptor(grad_tile + ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32,
-                                                  WGMMA_SWIZZLE_128, 8 * GRAD_PIXEL),
+                wgmma_m64n240k16(d, a[k],
+                                 wgmma_advance(grad_tile, ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32),
                                  k > 0, T());
             wgmma_commit();
             wgmma_wait<0>();
@@ -777,9 +740,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 }
 
 // Adds the blocks' weight gradients: 8 slices of blocks by threads, in order, then the slices.
-template <typename T>
 __global__ void __launch_bounds__(REDUCE_SLICES * 32)
-    reduce_kernel(void *grad_weight, const float4 *partial, int partials, bool is_float)
+    reduce_kernel(void *grad_weight, const float4 *partial, int partials, cuda_ops_dtype dtype)
 {
     __shared__ float4 sums[REDUCE_SLICES][32];
     const int slice = threadIdx.x / 32, lane = threadIdx.x % 32, index = blockIdx.x * 32 + lane;
@@ -807,57 +769,57 @@ __global__ void __launch_bounds__(REDUCE_SLICES * 32)
         const int thread = index % WARPGROUP, tap = index / WARPGROUP / 4, j = index / WARPGROUP % 4;
         const int out_channel = thread / 32 * 16 + lane / 4, channel = j * 8 + 2 * (lane % 4);
         const int to = out_channel * WEIGHT_ROW + channel * TAPS + tap;
-        store_parameter<T>(grad_weight, to, sum.x, is_float);
-        store_parameter<T>(grad_weight, to + TAPS, sum.y, is_float);
-        store_parameter<T>(grad_weight, to + 8 * WEIGHT_ROW, sum.z, is_float);
-        store_parameter<T>(grad_weight, to + 8 * WEIGHT_ROW + TAPS, sum.w, is_float);
+        store_value(grad_weight, dtype, to, (double)sum.x);
+        store_value(grad_weight, dtype, to + TAPS, (double)sum.y);
+        store_value(grad_weight, dtype, to + 8 * WEIGHT_ROW, (double)sum.z);
+        store_value(grad_weight, dtype, to + 8 * WEIGHT_ROW + TAPS, (double)sum.w);
     }
 }
 
-#else // the other architectures' passes see the kernels' names only: supported() keeps them from being launched
+#else // passes for other architectures see the kernels' names alone: `supported` keeps them from being launched
 
 struct Statistics {
-    float *mean, *rstd;
-    void *running_mean, *running_var;
-    const void *bias, *bn_weight, *bn_bias;
-    float momentum, eps;
+    int unused;
 };
-template <typename T, bool whole>
-__global__ void forward_kernel(void *, char *, Statistics, float2 *, const void *, const void *, bool, int64_t)
+template <typename T>
+__global__ void forward_kernel(void *, float2 *, const void *, const void *, bool, int64_t)
 {
 }
 template <typename T>
-__global__ void pool_kernel(void *, char *, Statistics, const float2 *, int, bool, int64_t)
+__global__ void pool_kernel(void *, uint32_t *, uint8_t *, const void *, Statistics, const float2 *, int, int64_t)
 {
 }
 template <typename T>
-__global__ void sums_kernel(float2 *, const void *, const char *, const float *, int64_t)
+__global__ void sums_kernel(float2 *, const void *, const uint32_t *, const uint8_t *, const double *, int64_t)
 {
 }
 template <typename T>
-__global__ void backward_kernel(void *, float4 *, void *, void *, const void *, const void *, const void *,
-                                const void *, const float *, const float *, const char *, const float2 *, int, bool,
-                                int64_t)
+__global__ void backward_kernel(void *, float4 *, void *, void *, void *, const void *, const void *, const void *,
+                                cuda_ops_norm_parameters, cuda_ops_dtype, const double *, const void *, const uint8_t *,
+                                const float2 *, int, bool, int64_t)
 {
 }
-template <typename T>
-__global__ void reduce_kernel(void *, const float4 *, int, bool)
+__global__ void reduce_kernel(void *, const float4 *, int, cuda_ops_dtype)
 {
 }
 
 #endif
 
-int conv_bn_relu_pool_sm90_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
-                                     int64_t out_channels)
+int cuda_ops_conv_bn_relu_pool_sm90_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
+                                              int64_t out_channels)
 {
 #ifdef CUDA_OPS_SM90A
-    int device = 0, major = 0, minor = 0;
-    if (cudaGetDevice(&device) != cudaSuccess)
+    if ((dtype != CUDA_OPS_BFLOAT16 && dtype != CUDA_OPS_FLOAT16) || in_channels != IN_CHANNELS || height != SIDE ||
+        width != SIDE || out_channels != OUT_CHANNELS)
         return 0;
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) {
+        cudaGetLastError(); // no device: not an error of the next launch
+        return 0;
+    }
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return major == 9 && minor == 0 && (dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16) &&
-           in_channels == IN_CHANNELS && height == SIDE && width == SIDE && out_channels == OUT_CHANNELS;
+    return major == 9 && minor == 0;
 #else
     (void)dtype, (void)in_channels, (void)height, (void)width, (void)out_channels;
     return 0;
@@ -870,96 +832,100 @@ static int blocks_of(int64_t batch)
     return (int)(batch < MAX_BLOCKS ? batch : MAX_BLOCKS);
 }
 
-int64_t conv_bn_relu_pool_sm90_saved_bytes(int64_t batch)
-{
-    return batch * (Y_BYTES + RAW_BYTES + MASK_BYTES);
-}
-int64_t conv_bn_relu_pool_sm90_forward_workspace(int64_t batch)
-{
-    return blocks_of(batch) * OUT_CHANNELS * (int64_t)sizeof(float2);
-}
-int64_t conv_bn_relu_pool_sm90_backward_workspace(int64_t batch)
+int64_t cuda_ops_conv_bn_relu_pool_sm90_workspace(int64_t batch)
 {
     return blocks_of(batch) * (OUT_CHANNELS * (int64_t)sizeof(float2) + GRAD_WEIGHTS * (int64_t)sizeof(float));
 }
 
+#ifdef CUDA_OPS_SM90A
+
 template <typename T>
-static cuda_ops_status forward(void *output, float *mean, float *rstd, void *saved, void *running_mean,
-                               void *running_var, const void *input, const void *weight, const void *bias,
-                               const void *bn_weight, const void *bn_bias, bool is_float, int64_t batch,
-                               double momentum, double eps, void *workspace, cudaStream_t stream)
+static cuda_ops_status forward(void *output, void *conv_output, void *maximum, uint8_t *argmax, const Statistics &s,
+                               void *workspace, const void *input, const void *weight, int64_t batch,
+                               cuda_ops_dtype weight_dtype, cudaStream_t stream)
 {
     const int blocks = blocks_of(batch);
-    const Statistics s = {mean,          rstd, running_mean, running_var,    bias, bn_weight,
-                          bn_bias, (float)momentum, (float)eps};
-    if (g_whole) {
-        cudaFuncSetAttribute(forward_kernel<T, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
-        launch_cooperative(forward_kernel<T, true>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, output,
-                           (char *)saved, s, (float2 *)workspace, input, weight, is_float, batch);
-        return launch_status();
-    }
-    cudaFuncSetAttribute(forward_kernel<T, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
-    launch_dependent(forward_kernel<T, false>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, output, (char *)saved, s,
-                     (float2 *)workspace, input, weight, is_float, batch);
-    launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, (char *)saved, s,
-                     (const float2 *)workspace, blocks, is_float, batch);
+    float2 *partial = (float2 *)workspace;
+    cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+    launch_dependent(forward_kernel<T>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, conv_output, partial, input,
+                     weight, weight_dtype == CUDA_OPS_FLOAT32, batch);
+    launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, (uint32_t *)maximum, argmax, conv_output,
+                     s, partial, blocks, batch);
     return launch_status();
 }
 
 template <typename T>
-static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_bn_weight, void *grad_bn_bias,
-                                const void *grad_output, const void *input, const void *weight, const void *bn_weight,
-                                const float *mean, const float *rstd, const void *saved, bool is_float, int64_t batch,
-                                void *workspace, cudaStream_t stream)
+static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_bias, void *grad_norm_weight,
+                                void *grad_norm_bias, void *workspace, const void *grad_output, const uint8_t *argmax,
+                                const void *maximum, const void *conv_output, const double *statistics,
+                                const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
+                                int64_t batch, cuda_ops_dtype weight_dtype, cudaStream_t stream)
 {
     const int blocks = blocks_of(batch);
     float4 *grad_weight_partial = (float4 *)workspace;
     float2 *partial = (float2 *)(grad_weight_partial + blocks * (GRAD_WEIGHTS / 4));
-    cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, POOL_GROUPS * 2 * POOLED_BYTES);
+    constexpr int SUMS_SHARED = POOL_GROUPS * 2 * POOLED_BYTES;
+    cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SUMS_SHARED);
     cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BACKWARD_SHARED);
-    launch_dependent(sums_kernel<T>, blocks, POOL_THREADS, POOL_GROUPS * 2 * POOLED_BYTES, stream, partial, grad_output,
-                     (const char *)saved, mean, batch);
+    launch_dependent(sums_kernel<T>, blocks, POOL_THREADS, SUMS_SHARED, stream, partial, grad_output,
+                     (const uint32_t *)maximum, argmax, statistics, batch);
     launch_dependent(backward_kernel<T>, blocks, 2 * WARPGROUP, BACKWARD_SHARED, stream, grad_input,
-                     grad_weight_partial, grad_bn_weight, grad_bn_bias, grad_output, input, weight, bn_weight, mean,
-                     rstd, (const char *)saved, (const float2 *)partial, blocks, is_float, batch);
-    launch_dependent(reduce_kernel<T>, GRAD_WEIGHTS / 4 / 32, REDUCE_SLICES * 32, 0, stream, grad_weight,
-                     (const float4 *)grad_weight_partial, blocks, is_float);
+                     grad_weight_partial, grad_norm_weight, grad_norm_bias, grad_bias, grad_output, input, weight,
+                     *norm, weight_dtype, statistics, conv_output, argmax, partial, blocks,
+                     weight_dtype == CUDA_OPS_FLOAT32, batch);
+    launch_dependent(reduce_kernel, GRAD_WEIGHTS / 4 / 32, REDUCE_SLICES * 32, 0, stream, grad_weight,
+                     grad_weight_partial, blocks, weight_dtype);
     return launch_status();
 }
 
-cuda_ops_status conv_bn_relu_pool_sm90_forward(void *output, float *mean, float *rstd, void *saved, void *running_mean,
-                                               void *running_var, const void *input, const void *weight,
-                                               const void *bias, const void *bn_weight, const void *bn_bias,
-                                               cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, int64_t batch,
-                                               double momentum, double eps, void *workspace, cudaStream_t stream)
+#endif
+
+cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(void *output, void *conv_output, uint8_t *argmax,
+                                                             void *maximum, double *statistics, void *workspace,
+                                                             const cuda_ops_running_statistics *running,
+                                                             const void *input, const void *weight, const void *bias,
+                                                             const cuda_ops_norm_parameters *norm, int64_t batch,
+                                                             cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+                                                             cuda_ops_stream stream)
 {
     if (batch == 0)
         return CUDA_OPS_SUCCESS;
-    const bool is_float = parameter_dtype == CUDA_OPS_FLOAT32;
+#ifdef CUDA_OPS_SM90A
+    const Statistics s = {statistics, *running, *norm, bias, weight_dtype};
     if (dtype == CUDA_OPS_BFLOAT16)
-        return forward<__nv_bfloat16>(output, mean, rstd, saved, running_mean, running_var, input, weight, bias,
-                                      bn_weight, bn_bias, is_float, batch, momentum, eps, workspace, stream);
+        return forward<__nv_bfloat16>(output, conv_output, maximum, argmax, s, workspace, input, weight, batch,
+                                      weight_dtype, stream);
     if (dtype == CUDA_OPS_FLOAT16)
-        return forward<__half>(output, mean, rstd, saved, running_mean, running_var, input, weight, bias, bn_weight,
-                               bn_bias, is_float, batch, momentum, eps, workspace, stream);
+        return forward<__half>(output, conv_output, maximum, argmax, s, workspace, input, weight, batch, weight_dtype,
+                               stream);
+#else
+    (void)output, (void)conv_output, (void)argmax, (void)maximum, (void)statistics, (void)workspace, (void)running;
+    (void)input, (void)weight, (void)bias, (void)norm, (void)dtype, (void)weight_dtype, (void)stream;
+#endif
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }
 
-cuda_ops_status conv_bn_relu_pool_sm90_backward(void *grad_input, void *grad_weight, void *grad_bn_weight,
-                                                void *grad_bn_bias, const void *grad_output, const void *input,
-                                                const void *weight, const void *bn_weight, const float *mean,
-                                                const float *rstd, const void *saved, cuda_ops_dtype dtype,
-                                                cuda_ops_dtype parameter_dtype, int64_t batch, void *workspace,
-                                                cudaStream_t stream)
+cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
+    void *grad_input, void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+    const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output,
+    const double *statistics, const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
+    int64_t batch, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cuda_ops_stream stream)
 {
     if (batch == 0)
         return CUDA_OPS_SUCCESS;
-    const bool is_float = parameter_dtype == CUDA_OPS_FLOAT32;
+#ifdef CUDA_OPS_SM90A
     if (dtype == CUDA_OPS_BFLOAT16)
-        return backward<__nv_bfloat16>(grad_input, grad_weight, grad_bn_weight, grad_bn_bias, grad_output, input,
-                                       weight, bn_weight, mean, rstd, saved, is_float, batch, workspace, stream);
+        return backward<__nv_bfloat16>(grad_input, grad_weight, grad_bias, grad_norm_weight, grad_norm_bias, workspace,
+                                       grad_output, argmax, maximum, conv_output, statistics, input, weight, norm,
+                                       batch, weight_dtype, stream);
     if (dtype == CUDA_OPS_FLOAT16)
-        return backward<__half>(grad_input, grad_weight, grad_bn_weight, grad_bn_bias, grad_output, input, weight,
-                                bn_weight, mean, rstd, saved, is_float, batch, workspace, stream);
+        return backward<__half>(grad_input, grad_weight, grad_bias, grad_norm_weight, grad_norm_bias, workspace,
+                                grad_output, argmax, maximum, conv_output, statistics, input, weight, norm, batch,
+                                weight_dtype, stream);
+#else
+    (void)grad_input, (void)grad_weight, (void)grad_bias, (void)grad_norm_weight, (void)grad_norm_bias;
+    (void)workspace, (void)grad_output, (void)argmax, (void)maximum, (void)conv_output, (void)statistics, (void)input;
+    (void)weight, (void)norm, (void)dtype, (void)weight_dtype, (void)stream;
+#endif
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

@@ -53,6 +53,18 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int swizz
            (uint64_t)swizzle << 62;
 }
 
+// The operand `bytes` further on.
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes)
+{
+    return descriptor + (bytes >> 4);
+}
+// `value` is the same in the whole warp, and the compiler is to know it: descriptors made of it stay in uniform
+// registers, where wgmma wants them. Else each is moved there first, and the tensor cores wait.
+__device__ __forceinline__ int warp_uniform(int value)
+{
+    return __shfl_sync(FULL_WARP, value, 0);
+}
+
 // The register lists of the instructions below.
 #define WGMMA_F8(i)                                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
@@ -125,6 +137,22 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m0),
                  "r"(m1), "r"(m2), "r"(m3)
+                 : "memory");
+}
+
+// The way back: four 8 x 8 matrices, lane 8 m + c giving the address of row c of matrix m; plain or transposed.
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
                  : "memory");
 }
 
