@@ -49,7 +49,9 @@ static constexpr int SUM = LAGS, FIRST_ROW = SUM + 1, LAST_ROW = FIRST_ROW + 4, 
 // the first and the last row pixels and squares.
 static constexpr int FIRST_COLUMN = THREAD_SUMS, LAST_COLUMN = FIRST_COLUMN + 8, SUMS = LAST_COLUMN + 8;
 static constexpr int MOST_MOMENT_BLOCKS = 132;
-static constexpr int MOST_ROWS = 14; // that are summed in float
+static constexpr int MOMENT_THREADS = 512, MOMENT_WARPS = MOMENT_THREADS / WARP_SIZE;
+static constexpr int MOMENT_ROWS = 7;     // that a warp takes at once, and sums in float
+static constexpr int MOMENT_COLUMNS = 28; // of a warp: its lanes less two on either side
 
 __host__ __device__ constexpr int lag_index(int dy, int dx)
 {
@@ -57,65 +59,76 @@ __host__ __device__ constexpr int lag_index(int dy, int dx)
 }
 
 struct moment_grid {
-    int strips, segments, rows; // of 32 columns; of `rows` rows
-    unsigned int blocks;        // for each strip
+    int strips, segments; // of MOMENT_COLUMNS; of MOMENT_ROWS
+    unsigned int blocks;  // for each strip
 };
 
 static moment_grid moment_grid_of(const one_sizes &s)
 {
     moment_grid m;
-    m.strips = (int)ceil_div(s.width, WARP_SIZE);
-    m.segments = (int)ceil_div(s.height, MOST_ROWS);
-    // A small batch is cut into more and shorter pieces, which are quicker done.
-    while (s.batch * m.segments * m.strips < MOST_MOMENT_BLOCKS * WARPS && m.segments * 4 < s.height)
-        m.segments *= 2;
-    m.rows = (int)ceil_div(s.height, m.segments);
-    m.segments = (int)ceil_div(s.height, m.rows);
+    m.strips = (int)ceil_div(s.width, MOMENT_COLUMNS);
+    m.segments = (int)ceil_div(s.height, MOMENT_ROWS);
+    // Few blocks where there is little work: B has fewer sums to add.
     const int64_t most = MOST_MOMENT_BLOCKS / m.strips > 0 ? MOST_MOMENT_BLOCKS / m.strips : 1;
-    const int64_t useful = ceil_div(s.batch * m.segments, WARPS);
+    const int64_t useful = ceil_div(s.batch * m.segments, MOMENT_WARPS / 2);
     m.blocks = (unsigned int)(useful < most ? useful : most);
     return m;
 }
 
+// This lane's column of the rows of a segment and of the two below.
 template <typename T>
-__device__ __forceinline__ void load_row(float (&row)[5], const T *picture, int y, int x, const one_sizes &s)
+__device__ __forceinline__ void load_segment(float (&pixels)[MOMENT_ROWS + 2], const T *input, int64_t task,
+                                             int64_t tasks, int x, const one_sizes &s, const moment_grid &m)
 {
+    const int64_t picture = task / m.segments;
+    const int begin = (int)(task - picture * m.segments) * MOMENT_ROWS;
+    const T *source = input + (picture * s.height + begin) * s.width + x;
+    const bool inside = x >= 0 && x < s.width && task < tasks;
 #pragma unroll
-    for (int d = 0; d < 5; d++) {
-        const int column = x + d - 2;
-        const bool inside = y < s.height && column >= 0 && column < s.width && x < s.width;
-        row[d] = inside ? (float)load_as_accumulate(picture[(int64_t)y * s.width + column]) : 0.0f;
-    }
+    for (int r = 0; r < MOMENT_ROWS + 2; r++)
+        pixels[r] = inside && begin + r < s.height ? (float)load_as_accumulate(source[r * s.width]) : 0.0f;
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(MOMENT_THREADS)
     one_moments_kernel(double *partials, const T *input, one_sizes s, moment_grid m)
 {
-    __shared__ double shared[SUMS][WARPS];
+    __shared__ double shared[SUMS][MOMENT_WARPS];
     wait_for_predecessor();
     release_successor();
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int x = blockIdx.x * WARP_SIZE + lane;
+    const int x = blockIdx.x * MOMENT_COLUMNS + lane - 2;
+    const bool mine = lane >= 2 && lane < 2 + MOMENT_COLUMNS; // others hold neighbours' columns
     double total[THREAD_SUMS];
 #pragma unroll
     for (int i = 0; i < THREAD_SUMS; i++)
         total[i] = 0.0;
-    const int64_t tasks = s.batch * m.segments;
-    for (int64_t task = (int64_t)blockIdx.y * WARPS + warp; task < tasks; task += (int64_t)gridDim.y * WARPS) {
-        const T *picture = input + task / m.segments * s.height * s.width;
-        const int begin = (int)(task % m.segments) * m.rows;
-        const int end = begin + m.rows < s.height ? begin + m.rows : s.height;
-        float lags[LAGS], sum = 0.0f, rows[3][5];
+    const int64_t tasks = s.batch * m.segments, step = (int64_t)gridDim.y * MOMENT_WARPS;
+    int64_t task = (int64_t)warp * gridDim.y + blockIdx.y;
+    float next[MOMENT_ROWS + 2];
+    load_segment(next, input, task, tasks, x, s, m);
+    for (; task < tasks; task += step) {
+        const int begin = (int)(task % m.segments) * MOMENT_ROWS;
+        float pixels[MOMENT_ROWS + 2], lags[LAGS], sum = 0.0f, rows[3][5];
+#pragma unroll
+        for (int r = 0; r < MOMENT_ROWS + 2; r++)
+            pixels[r] = next[r];
+        load_segment(next, input, task + step, tasks, x, s, m);
 #pragma unroll
         for (int i = 0; i < LAGS; i++)
             lags[i] = 0.0f;
-        load_row(rows[0], picture, begin, x, s);
-        load_row(rows[1], picture, begin + 1, x, s);
-#pragma unroll 2
-        for (int y = begin; y < end; y++) {
-            load_row(rows[2], picture, y + 2, x, s);
-            const float pixel = rows[0][2];
+#pragma unroll
+        for (int r = 0; r < MOMENT_ROWS + 2; r++) {
+            // rows[2] is row r, with its neighbours from -2 to 2.
+#pragma unroll
+            for (int d = 0; d < 5; d++) {
+                rows[0][d] = rows[1][d];
+                rows[1][d] = rows[2][d];
+                rows[2][d] = d == 2 ? pixels[r] : __shfl_sync(FULL_WARP, pixels[r], lane + d - 2);
+            }
+            if (r < 2)
+                continue;
+            const float pixel = mine ? rows[0][2] : 0.0f;
             sum += pixel;
 #pragma unroll
             for (int dx = 0; dx <= 2; dx++)
@@ -125,18 +138,18 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int dx = -2; dx <= 2; dx++)
                     lags[lag_index(dy, dx)] += pixel * rows[dy][2 + dx];
-            if (y == 0 || y == s.height - 1) {
+            const int y = begin + r - 2;
+            if (r == 2 && y == 0) {
+                total[FIRST_ROW] += (double)pixel;
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const double value = (double)pixel * (i == 0 ? 1.0 : (double)rows[0][1 + i]);
-                    total[FIRST_ROW + i] += y == 0 ? value : 0.0;
-                    total[LAST_ROW + i] += y == s.height - 1 ? value : 0.0;
-                }
+                for (int i = 0; i < 3; i++)
+                    total[FIRST_ROW + 1 + i] += (double)(pixel * rows[0][2 + i]);
             }
+            if (y == s.height - 1) {
+                total[LAST_ROW] += (double)pixel;
 #pragma unroll
-            for (int d = 0; d < 5; d++) {
-                rows[0][d] = rows[1][d];
-                rows[1][d] = rows[2][d];
+                for (int i = 0; i < 3; i++)
+                    total[LAST_ROW + 1 + i] += (double)(pixel * rows[0][2 + i]);
             }
         }
 #pragma unroll
@@ -146,27 +159,32 @@ __global__ void __launch_bounds__(THREADS)
     }
     const int of_column[8] = {SUM,       lag_index(0, 0), lag_index(1, 0), lag_index(2, 0),
                               FIRST_ROW, FIRST_ROW + 1,   LAST_ROW,        LAST_ROW + 1};
+    const bool first = blockIdx.x == 0 && lane == 2, last = x == s.width - 1 && mine;
+    if (lane == 0)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            shared[FIRST_COLUMN + i][warp] = shared[LAST_COLUMN + i][warp] = 0.0;
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const double first = __shfl_sync(FULL_WARP, total[of_column[i]], 0);
-        const double last = __shfl_sync(FULL_WARP, total[of_column[i]], (s.width - 1) % WARP_SIZE);
-        if (lane == 0) {
-            shared[FIRST_COLUMN + i][warp] = blockIdx.x == 0 ? first : 0.0;
-            shared[LAST_COLUMN + i][warp] = blockIdx.x == gridDim.x - 1 ? last : 0.0;
-        }
+        if (first)
+            shared[FIRST_COLUMN + i][warp] = total[of_column[i]];
+        if (last)
+            shared[LAST_COLUMN + i][warp] = total[of_column[i]];
     }
 #pragma unroll
     for (int i = 0; i < THREAD_SUMS; i++) {
-        const double sum = warp_sum(total[i]);
+        const double all = warp_sum(total[i]);
         if (lane == 0)
-            shared[i][warp] = sum;
+            shared[i][warp] = all;
     }
     __syncthreads();
     if (threadIdx.x < SUMS) {
-        double sum = 0.0;
-        for (int w = 0; w < WARPS; w++)
-            sum += shared[threadIdx.x][w];
-        partials[((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * SUMS + threadIdx.x] = sum;
+        double all = 0.0;
+#pragma unroll
+        for (int w = 0; w < MOMENT_WARPS; w++)
+            all += shared[threadIdx.x][w];
+        partials[((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * SUMS + threadIdx.x] = all;
     }
 }
 
@@ -248,7 +266,7 @@ __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, dou
     const int part = threadIdx.x / SUMS, which = threadIdx.x % SUMS;
     if (part < PARTS) {
         double sum = 0.0;
-#pragma unroll 8
+#pragma unroll 22
         for (int i = part; i < partial_count; i += PARTS)
             sum += partials[(int64_t)i * SUMS + which];
         scratch.parts[which][part] = sum;
@@ -369,27 +387,66 @@ static band_grid band_grid_of(const one_sizes &s, int element_size)
     return b;
 }
 
-// Pixels of units [first, first + units) with a border of 1, as U. Ends with a barrier.
-template <typename U, typename T>
-__device__ void load_tiles(U *tiles, const T *input, int64_t first, const one_sizes &s, const band_grid &b)
+// The columns of the border of 1 around the pictures, once and for all.
+template <typename U>
+__device__ __forceinline__ void clear_border(U *tiles, const one_sizes &s, const band_grid &b)
 {
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int tile_rows = 2 * b.rows + 2;
-    __syncthreads(); // what was here before has been read
-    for (int line = warp; line < b.units * tile_rows; line += WARPS) {
-        const int unit = line / tile_rows, row = line - unit * tile_rows;
-        const int64_t at = first + unit, picture = at / b.bands;
-        const int y = (int)(at - picture * b.bands) * 2 * b.rows + row - 1;
-        const bool inside = at < b.all_units && y >= 0 && y < s.height;
-        const T *source = input + (picture * s.height + y) * s.width - 1;
-        for (int column = lane; column < b.pitch; column += WARP_SIZE) {
-            const bool pixel = inside && column >= 1 && column <= s.width;
-            U value = store_from_accumulate<U>(0.0f);
-            if (pixel)
-                value = store_from_accumulate<U>(load_as_accumulate(source[column]));
-            tiles[unit * b.tile + row * b.pitch + column] = value;
-        }
+    for (int line = threadIdx.x; line < b.units * (2 * b.rows + 2); line += THREADS) {
+        tiles[line * b.pitch] = store_from_accumulate<U>(0.0f);
+        for (int column = s.width + 1; column < b.pitch; column++)
+            tiles[line * b.pitch + column] = store_from_accumulate<U>(0.0f);
     }
+}
+
+// Runs of N pixels of units [first, first + units), as U; `runs` to a line. Several runs of a thread are on their way
+// at once: their latency is most of what this costs.
+template <int N, typename U, typename T>
+__device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t first, unsigned int runs,
+                                          const one_sizes &s, const band_grid &b)
+{
+    struct __align__(N * sizeof(T)) run {
+        T pixel[N];
+    };
+    constexpr unsigned int AT_ONCE = 4;
+    const unsigned int tile_rows = 2 * b.rows + 2, count = b.units * tile_rows * runs;
+    const int64_t first_picture = first / b.bands;
+    const unsigned int first_band = (unsigned int)(first - first_picture * b.bands);
+    const unsigned int units = (unsigned int)(b.all_units - first < b.units ? b.all_units - first : b.units);
+    for (unsigned int begin = threadIdx.x; begin < count; begin += AT_ONCE * THREADS) {
+        run value[AT_ONCE];
+        U *target[AT_ONCE];
+#pragma unroll
+        for (unsigned int i = 0; i < AT_ONCE; i++) {
+            const unsigned int index = begin + i * THREADS, line = index / runs, column = (index - line * runs) * N;
+            const unsigned int unit = line / tile_rows, row = line - unit * tile_rows;
+            const unsigned int band = first_band + unit, picture = band / b.bands;
+            const int y = (int)((band - picture * b.bands) * 2 * b.rows + row) - 1;
+            target[i] = index < count ? tiles + unit * b.tile + row * b.pitch + 1 + column : nullptr;
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                value[i].pixel[e] = store_from_accumulate<T>(0.0f);
+            if (index < count && unit < units && y >= 0 && y < s.height)
+                value[i] = *(const run *)(input + ((first_picture + picture) * s.height + y) * s.width + column);
+        }
+#pragma unroll
+        for (unsigned int i = 0; i < AT_ONCE; i++)
+            if (target[i])
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    target[i][e] = store_from_accumulate<U>(load_as_accumulate(value[i].pixel[e]));
+    }
+}
+
+// Pixels of units [first, first + units). Begins and ends with a barrier.
+template <typename U, typename T>
+__device__ __forceinline__ void load_tiles(U *tiles, const T *input, int64_t first, const one_sizes &s,
+                                           const band_grid &b)
+{
+    __syncthreads(); // what was here before has been read
+    if (s.width % 4 == 0 && reinterpret_cast<uintptr_t>(input) % (4 * sizeof(T)) == 0)
+        load_runs<4>(tiles, input, first, s.width / 4, s, b);
+    else
+        load_runs<1>(tiles, input, first, s.width, s, b);
     __syncthreads();
 }
 
@@ -429,6 +486,7 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ one_scratch scratch;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + lane;
+    clear_border(tiles, s, b);
     wait_for_predecessor();
     release_successor();
     make_coefficients<T>(c, scratch, statistics, running, partials, partial_count, p, s, first_channel,
@@ -515,6 +573,7 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ float shared[WARPS * GRADIENT_SUMS * CHANNELS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + lane;
+    clear_border(tiles, s, b);
     wait_for_predecessor();
     release_successor();
     float sums[GRADIENT_SUMS];
@@ -584,7 +643,7 @@ template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high)
 {
     const T pair[2] = {store_from_accumulate<T>(low), store_from_accumulate<T>(high)};
-    return (uint32_t) * (const uint16_t *)&pair[0] | (uint32_t) * (const uint16_t *)&pair[1] << 16;
+    return (uint32_t)*(const uint16_t *)&pair[0] | (uint32_t)*(const uint16_t *)&pair[1] << 16;
 }
 
 // Where the 4 x 4 pixels of each window of a block begin in `tiles`. Ends without a barrier.
@@ -625,7 +684,11 @@ __global__ void __launch_bounds__(THREADS, 2)
     __shared__ one_scratch scratch;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + 8 * t;
+    clear_border(tiles, s, b);
     fill_corners(corners, b);
+    // The pictures were there before A began, which had waited for them before it let this kernel start.
+    int64_t first = (int64_t)blockIdx.x * b.units;
+    load_tiles(tiles, input, first, s, b);
     wait_for_predecessor();
     release_successor();
     make_coefficients<T>(c, scratch, statistics, running, partials, partial_count, p, s, first_channel,
@@ -654,8 +717,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         offset[i] = c.offset[8 * t + i];
     }
 
-    for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
-        load_tiles(tiles, input, first, s, b);
+    for (bool again = false; first < b.all_units; first += (int64_t)gridDim.x * b.units, again = true) {
+        if (again)
+            load_tiles(tiles, input, first, s, b);
         const window_range windows = windows_of(first, b);
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16) {
             uint32_t pixels[4];
@@ -723,6 +787,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     __shared__ float shared_sums[WARPS][CHANNELS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + 4 * g;
+    clear_border(tiles, s, b);
     fill_corners(corners, b);
     wait_for_predecessor();
     release_successor();
@@ -736,27 +801,38 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     const uint32_t one = pack<T>(1.0f, 1.0f), ones[2] = {one, one};
     for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
-        load_tiles(tiles, input, first, s, b);
         const window_range windows = windows_of(first, b);
+        uint2 next_grad[4];
+        uint32_t next_where[4];
+        const auto load_grads = [&](int begin) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int window = begin + 2 * t + i % 2 + i / 2 * 8;
+                next_grad[i] = make_uint2(0, 0);
+                next_where[i] = 0;
+                if (window < windows.count && channel < s.channels) {
+                    const int64_t at = (windows.before + window) * s.channels + channel;
+                    next_grad[i] = *(const uint2 *)(grad_output + at);
+                    next_where[i] = *(const uint32_t *)(places + at);
+                }
+            }
+        };
+        load_grads(warp * 16);
+        load_tiles(tiles, input, first, s, b);
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16) {
             uint2 grad[4];
             uint32_t where[4], pixels[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
             for (int i = 0; i < 4; i++) { // windows 2t, 2t + 1 and these eight on
+                grad[i] = next_grad[i];
+                where[i] = next_where[i];
                 const int window = begin + 2 * t + i % 2 + i / 2 * 8;
-                const bool inside = window < windows.count;
-                grad[i] = make_uint2(0, 0);
-                where[i] = 0;
-                if (inside && channel < s.channels) {
-                    const int64_t at = (windows.before + window) * s.channels + channel;
-                    grad[i] = *(const uint2 *)(grad_output + at);
-                    where[i] = *(const uint32_t *)(places + at);
-                }
                 const uint16_t *corner =
-                    (const uint16_t *)tiles + corners[inside ? window : 0] + g / 4 * b.pitch + g % 4;
+                    (const uint16_t *)tiles + corners[window < windows.count ? window : 0] + g / 4 * b.pitch + g % 4;
                 pixels[0][i / 2] |= (uint32_t)corner[0] << (i % 2 * 16);
                 pixels[1][i / 2] |= (uint32_t)corner[2 * b.pitch] << (i % 2 * 16);
             }
+            load_grads(begin + WARPS * 16);
             uint32_t any[2][4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -941,7 +1017,8 @@ static cuda_ops_status forward(T *output, uint8_t *places, double *statistics, d
                                const one_sizes &s, cudaStream_t stream)
 {
     const moment_grid m = moment_grid_of(s);
-    launch_dependent(one_moments_kernel<T>, dim3(m.strips, m.blocks), dim3(THREADS), 0, stream, partials, input, s, m);
+    launch_dependent(one_moments_kernel<T>, dim3(m.strips, m.blocks), dim3(MOMENT_THREADS), 0, stream, partials, input,
+                     s, m);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;

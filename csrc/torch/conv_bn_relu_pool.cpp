@@ -69,6 +69,7 @@ static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weigh
 enum class Path {
     GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
     ONE_CHANNEL, // that output is recomputed from pictures of one channel, and argmax is private to the kernels
+    SM90,        // all of it by kernels for Hopper's tensor cores, and what is kept is private to them
 };
 
 // What forward keeps for backward. conv_output and maximum are empty where they are not kept; statistics begins with
@@ -90,6 +91,11 @@ static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
     if (cuda && dtype != CUDA_OPS_FLOAT64 && c.in_channels == 1 && keeps_size && pools_2x2 &&
         c.in_width <= CUDA_OPS_ONE_WIDEST)
         return Path::ONE_CHANNEL;
+#ifdef CUDA_OPS_WITH_CUDA
+    if (cuda && keeps_size && pools_2x2 && c.groups == 1 && !problem.pool.channels_last &&
+        cuda_ops_conv_bn_relu_pool_sm90_supported(dtype, c.in_channels, c.in_height, c.in_width, c.out_channels))
+        return Path::SM90;
+#endif
     return Path::GENERAL;
 }
 
@@ -98,6 +104,7 @@ static Saved saved_of(const Problem &problem, Path path)
     const int64_t channels = problem.conv.out_channels;
     switch (path) {
     case Path::GENERAL:
+    case Path::SM90:
         return {true, true, 2 * channels};
     case Path::ONE_CHANNEL:
         return {false, false, cuda_ops_conv_bn_relu_pool_one_statistics(channels)};
@@ -329,6 +336,56 @@ static void one_channel_backward(const char *op, const Tensor &grad_weight, cons
                             &norm.parameters, &sizes, dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
 
+// What its kernels take as it is: `tensor` in the given format, 16-byte aligned.
+static Tensor aligned(const Tensor &tensor, at::MemoryFormat format)
+{
+    const Tensor result = tensor.contiguous(format);
+    return reinterpret_cast<uintptr_t>(result.const_data_ptr()) % 16 == 0 ? result : result.clone(format);
+}
+
+static void sm90_forward(const char *op, const Tensor &output, const Tensor &conv_output, const Tensor &argmax,
+                         const Tensor &maximum, const Tensor &statistics, const Tensor &input, const Tensor &weight,
+                         const std::optional<Tensor> &bias, const Norm &norm,
+                         const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
+{
+    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
+    const Tensor b = bias ? bias->contiguous() : Tensor();
+    (void)norm, (void)running, (void)dtype; // not used in a build without CUDA
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(
+                            output.data_ptr(), conv_output.data_ptr(), argmax.data_ptr<uint8_t>(), maximum.data_ptr(),
+                            statistics.data_ptr<double>(), workspace.data_ptr(), &running, x.const_data_ptr(),
+                            w.const_data_ptr(), bias ? b.const_data_ptr() : nullptr, &norm.parameters, input.size(0),
+                            dtype, check_dtype(op, "weight", weight), current_stream(op)));
+}
+
+// grad_input (channels_last) and grad_weight (contiguous) are defined or, the former, empty.
+static void sm90_backward(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
+                          const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
+                          const Tensor &conv_output, const Tensor &argmax, const Tensor &maximum,
+                          const Tensor &statistics, const Tensor &input, const Tensor &weight, const Norm &norm,
+                          cuda_ops_dtype dtype)
+{
+    constexpr auto CONTIGUOUS = at::MemoryFormat::Contiguous;
+    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, CONTIGUOUS);
+    const Tensor g = aligned(grad_output, CONTIGUOUS), y = aligned(conv_output, CONTIGUOUS),
+                 places = aligned(argmax, CONTIGUOUS), kept = aligned(maximum, CONTIGUOUS);
+    (void)norm, (void)dtype; // not used in a build without CUDA
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
+    const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
+                            data(grad_input), grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight),
+                            data(grad_bn_bias), workspace.data_ptr(), g.const_data_ptr(),
+                            places.const_data_ptr<uint8_t>(), kept.const_data_ptr(), y.const_data_ptr(),
+                            statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
+                            &norm.parameters, input.size(0), dtype, check_dtype(op, "weight", weight),
+                            current_stream(op)));
+}
+
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
@@ -383,6 +440,11 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
         conv_output = at::empty({0}, options);
         one_channel_forward(op, output, argmax, statistics, problem, input, weight, bias, norm, running.statistics,
                             dtype);
+        break;
+    case Path::SM90:
+        conv_output = at::empty(problem.conv_output_size(), options.memory_format(problem.format()));
+        sm90_forward(op, output, conv_output, argmax, maximum, statistics, input, weight, bias, norm,
+                     running.statistics, dtype);
         break;
     }
     running.finish();
@@ -526,9 +588,19 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                              weight, norm, dtype);
         return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
     }
+    if (path == Path::SM90) {
+        const Tensor grad_weight = at::empty(weight.sizes(), weight.options());
+        if (needs_grad_input)
+            grad_input = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::ChannelsLast));
+        sm90_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
+                      maximum, kept, input, weight, norm, dtype);
+        if (needs_grad_input)
+            grad_input = grad_input.contiguous(memory_format(is_channels_last(input)));
+        return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
+                grad_bn_bias};
+    }
     const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
-    Tensor general_output = conv_output.contiguous(format), general_places = places,
-           general_maximum = maximum.contiguous(format);
+    Tensor general_output = conv_output, general_places = places, general_maximum = maximum;
     if (path == Path::ONE_CHANNEL) {
         // The gradient of pictures is rarely asked for: what the general path would have kept is made now. bias shifts
         // y and its mean alike.
@@ -540,6 +612,8 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         pool_forward(op, at::empty_like(g), general_places, general_maximum, general_output, problem, mean,
                      mean + channels, CUDA_OPS_FLOAT64, norm, nullptr, dtype);
     }
+    general_output = general_output.contiguous(format);
+    general_maximum = general_maximum.contiguous(format);
     const Tensor grad_conv =
         pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias), g, general_places,
                       general_maximum, general_output, kept, problem, norm, true, dtype);

@@ -216,6 +216,9 @@ SPEC = OpSpec(
     empty_samples=empty_samples,
     op_samples=op_samples,
     gradgrad=True,
+    # Batch_norm takes the mean, and the part along what it normalised, off the gradient of the convolution's output: in
+    # weight's gradient large sums cancel.
+    relative_norm={torch.float64: 1e-11, torch.float32: 1e-5},
     # As in batch_norm: running statistics that become infinite in PyTorch on the CPU are NaN here. The outputs are
     # compared in test_conv_bn_relu_pool.py.
     nonfinite=False,
@@ -282,6 +285,6 @@ SPEC = OpSpec(
             ValueError,
         ),
         bad("eps of 0", call(eps=0.0), "expected eps to be positive, got 0.0", ValueError),
-        bad("saved tensors of another call", backward, "expected conv_output to be the one that forward returned"),
+        bad("saved tensors of another call", backward, "expected .* to be the one that forward returned"),
     ],
 )

@@ -134,6 +134,31 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_one_backward_cuda(
     const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_one_sizes *sizes, cuda_ops_dtype dtype,
     cuda_ops_dtype weight_dtype, cuda_ops_stream stream);
 
+/* The whole block on Hopper's tensor cores, in training: where `supported` says so of the current device and the sizes
+ * (of the convolution's input; float16 or bfloat16, 32 channels in, 64 out, pictures of 14 x 14), for kernel 3x3,
+ * stride 1, padding 1 and pooling 2x2. input and grad_input are channels_last, output and grad_output contiguous, as is
+ * weight. conv_output, argmax and maximum have the sizes that they have above, but their order is private; statistics:
+ * mean (without bias) and variance of each channel, for backward alone. All pointers are aligned to 16 bytes. weight
+ * and bias are of weight_dtype: `dtype` or float32. */
+int cuda_ops_conv_bn_relu_pool_sm90_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
+                                              int64_t out_channels);
+/* Bytes of `workspace` of either pass, aligned to 16. */
+int64_t cuda_ops_conv_bn_relu_pool_sm90_workspace(int64_t batch);
+/* bias may be NULL. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(void *output, void *conv_output, uint8_t *argmax,
+                                                             void *maximum, double *statistics, void *workspace,
+                                                             const cuda_ops_running_statistics *running,
+                                                             const void *input, const void *weight, const void *bias,
+                                                             const cuda_ops_norm_parameters *norm, int64_t batch,
+                                                             cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+                                                             cuda_ops_stream stream);
+/* Any gradient but grad_weight may be NULL. grad_weight and grad_bias are of weight_dtype. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
+    void *grad_input, void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+    const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output,
+    const double *statistics, const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
+    int64_t batch, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cuda_ops_stream stream);
+
 #ifdef __cplusplus
 }
 #endif
