@@ -7,6 +7,8 @@ from .ops.conv2d import conv2d
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
 from .ops.linear import linear
+from .ops.linear_cross_entropy import linear_cross_entropy
+from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
 from .ops.max_pool2d import max_pool2d
 from .ops.nll_loss import nll_loss
@@ -22,6 +24,8 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "linear",
+    "linear_cross_entropy",
+    "linear_relu",
     "log_softmax",
     "max_pool2d",
     "nll_loss",
