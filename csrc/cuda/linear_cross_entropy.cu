@@ -51,17 +51,16 @@ struct head_problem {
     bool vectors; // whether four features at once may be loaded and stored
 };
 
-// Sums of a block, or of the whole: weight's, bias's.
-__host__ __device__ __forceinline__ int head_sums(int classes, int in_features)
+// Sums of a block: weight's, in whole quads, and bias's.
+__host__ __device__ __forceinline__ int head_sums(int classes, int quads)
 {
-    return classes * (in_features + 1);
+    return classes * (quads * 4 + 1);
 }
 
 // In elements: weight and a tile of input; later, in their place, the slices' sums for grad_weight.
-__host__ __device__ __forceinline__ int head_tile_elements(int classes, int quads)
+__host__ __device__ __forceinline__ int head_tile_elements(int quads)
 {
-    const int slices = THREADS / quads, tile = (MOST_CLASSES + TILE_ROWS) * quads * 4,
-              sums = slices * classes * quads * 4;
+    const int tile = (MOST_CLASSES + TILE_ROWS) * quads * 4, sums = THREADS / quads * MOST_CLASSES * quads * 4;
     return tile > sums ? tile : sums;
 }
 
@@ -69,8 +68,7 @@ template <typename A>
 static size_t head_shared_bytes(int classes, int in_features)
 {
     const int quads = (int)ceil_div(in_features, 4);
-    return sizeof(A) *
-           (size_t)(head_tile_elements(classes, quads) + TILE_ROWS * MOST_CLASSES + head_sums(classes, quads * 4) + 4);
+    return sizeof(A) * (size_t)(head_tile_elements(quads) + TILE_ROWS * MOST_CLASSES + head_sums(classes, quads));
 }
 
 template <typename A, typename S>
@@ -91,6 +89,25 @@ __device__ __forceinline__ four<A> load_four(const S *from, int valid, bool vect
             result.element[e] = e < valid ? (A)load_as_accumulate(from[e]) : A(0);
     }
     return result;
+}
+
+template <typename T, typename A>
+__device__ __forceinline__ void store_four(T *to, const four<A> &value, int valid, bool vectors)
+{
+    struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) pack {
+        T element[4];
+    } result;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        result.element[e] = store_from_accumulate<T>(value.element[e]);
+    if (vectors) {
+        *reinterpret_cast<pack *>(to) = result;
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (e < valid)
+                to[e] = result.element[e];
+    }
 }
 
 // The sums over the eight threads of a row; each gets those of two classes, 2 * rank and the next.
@@ -115,10 +132,10 @@ __device__ __forceinline__ void share_out_logits(A (&own)[2], A (&values)[MOST_C
 // Losses and weights of a row (in its first thread) and the gradient of the two logits a thread has.
 template <typename T, typename P>
 __device__ __forceinline__ void row_loss(accumulate_type<T> (&logits)[2], const head_problem<T, P> &p, int64_t row,
-                                         int rank, double &loss_sum, double &weight_sum)
+                                         int64_t t, accumulate_type<T> scale, int rank, double &loss_sum,
+                                         double &weight_sum)
 {
     typedef accumulate_type<T> A;
-    const int64_t t = row < p.rows ? p.target[row] : p.ignore_index;
     const bool counts = t != p.ignore_index && is_class(t, p.classes);
     log_sum_exp<A> state = log_sum_exp_of_none<A>();
 #pragma unroll
@@ -127,7 +144,6 @@ __device__ __forceinline__ void row_loss(accumulate_type<T> (&logits)[2], const 
             add_element(state, logits[e]);
     state = team_reduce<ROW_TEAM, false>(state, (log_sum_exp<A> *)nullptr);
     const A log_sum = log_of_sum(state);
-    const A scale = counts ? (p.row_scale ? (A)load_as_accumulate(p.row_scale[row]) : A(1)) : A(0);
     A loss = 0;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -175,77 +191,88 @@ __device__ __forceinline__ void write_loss(const head_problem<T, P> &p, double l
 template <typename T, typename P>
 __device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int i, accumulate_type<T> sum)
 {
-    const int of_weight = p.classes * p.in_features;
-    if (i < of_weight) {
-        if (p.grad_weight)
-            p.grad_weight[i] = sum;
-    } else if (p.grad_bias) {
-        p.grad_bias[i - of_weight] = sum;
+    const int width = p.quads * 4, c = i / width, f = i % width;
+    if (c >= p.classes) {
+        if (p.grad_bias)
+            p.grad_bias[i - p.classes * width] = sum;
+    } else if (p.grad_weight && f < p.in_features) {
+        p.grad_weight[c * p.in_features + f] = sum;
     }
 }
 
 // cluster: whether the grid is one cluster (or one block), which finishes the sums itself; else each block leaves its
 // own in partial_sums [blocks][head_sums] and partial_losses [blocks][2].
-template <typename T, typename P>
+// CLASSES, at least p.classes: what the loops run to, without branches; weight has zeros for the classes beyond.
+template <typename T, typename P, int CLASSES>
 __global__ void __launch_bounds__(THREADS)
     linear_cross_entropy_kernel(head_problem<T, P> p, accumulate_type<T> *partial_sums, double *partial_losses,
                                 bool cluster)
 {
     typedef accumulate_type<T> A;
+    constexpr int CLASS_QUADS = (CLASSES + 3) / 4;
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ double scratch[WARP_SIZE], block_losses[2];
     four<A> *const weight = reinterpret_cast<four<A> *>(shared);
     four<A> *const input = weight + MOST_CLASSES * p.quads;
-    A *const grad_logits = reinterpret_cast<A *>(shared) + head_tile_elements(p.classes, p.quads);
+    A *const grad_logits = reinterpret_cast<A *>(shared) + head_tile_elements(p.quads);
     A *const sums = grad_logits + TILE_ROWS * MOST_CLASSES;
     const int rank = threadIdx.x % ROW_TEAM, tile_row = threadIdx.x / ROW_TEAM;
-    const int slices = THREADS / p.quads, quad = threadIdx.x % p.quads, slice = threadIdx.x / p.quads;
+    const int slices = THREADS / p.quads, slice = threadIdx.x / p.quads, quad = threadIdx.x - slice * p.quads;
+    const bool in_slice = slice < slices;
     const bool with_weight = p.grad_weight != nullptr;
     const bool with_gradient = p.grad_input || p.grad_weight || p.grad_bias;
     release_successor();
     wait_for_predecessor();
 
-    for (int i = threadIdx.x; i < p.classes * p.quads; i += THREADS) {
-        const int c = i / p.quads, f = i % p.quads * 4;
-        weight[c * p.quads + f / 4] =
-            load_four<A>(p.weight + (int64_t)c * p.in_features + f, p.in_features - f, p.vectors);
-    }
+    if (in_slice)
+#pragma unroll 2
+        for (int c = slice; c < CLASSES; c += slices) {
+            four<A> value = {};
+            if (c < p.classes)
+                value = load_four<A>(p.weight + c * p.in_features + 4 * quad, p.in_features - 4 * quad, p.vectors);
+            weight[c * p.quads + quad] = value;
+        }
     A own_bias[2];
 #pragma unroll
     for (int e = 0; e < 2; e++)
         own_bias[e] = p.bias && 2 * rank + e < p.classes ? (A)load_as_accumulate(p.bias[2 * rank + e]) : A(0);
     double loss_sum = 0, weight_sum = 0;
     A bias_sums[2] = {};
-    four<A> weight_sums[MOST_CLASSES] = {};
+    four<A> weight_sums[CLASSES] = {};
 
     for (int64_t first = (int64_t)blockIdx.x * TILE_ROWS; first < p.rows; first += (int64_t)gridDim.x * TILE_ROWS) {
-        for (int i = threadIdx.x; i < TILE_ROWS * p.quads; i += THREADS) {
-            const int64_t row = first + i / p.quads;
-            const int f = i % p.quads * 4;
-            four<A> value = {};
-            if (row < p.rows)
-                value = load_four<A>(p.input + row * p.in_features + f, p.in_features - f, p.vectors);
-            input[i] = value;
-        }
-        __syncthreads();
         const int64_t row = first + tile_row;
+        const int64_t t = row < p.rows ? p.target[row] : p.ignore_index;
+        const A scale = p.row_scale && row < p.rows ? (A)load_as_accumulate(p.row_scale[row]) : A(1);
+        if (in_slice)
+#pragma unroll 4
+            for (int r = slice; r < TILE_ROWS; r += slices) {
+                four<A> value = {};
+                if (first + r < p.rows)
+                    value = load_four<A>(p.input + (first + r) * p.in_features + 4 * quad, p.in_features - 4 * quad,
+                                         p.vectors);
+                input[r * p.quads + quad] = value;
+            }
+        __syncthreads();
         A values[MOST_CLASSES] = {};
+#pragma unroll 2
         for (int q = rank; q < p.quads; q += ROW_TEAM) {
             const four<A> x = input[tile_row * p.quads + q];
+            four<A> w[CLASSES];
 #pragma unroll
-            for (int c = 0; c < MOST_CLASSES; c++)
-                if (c < p.classes) {
-                    const four<A> w = weight[c * p.quads + q];
+            for (int c = 0; c < CLASSES; c++)
+                w[c] = weight[c * p.quads + q];
 #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        values[c] += x.element[e] * w.element[e];
-                }
+            for (int c = 0; c < CLASSES; c++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    values[c] += x.element[e] * w[c].element[e];
         }
         A own[2];
         share_out_logits(own, values, rank);
         own[0] += own_bias[0];
         own[1] += own_bias[1];
-        row_loss(own, p, row, rank, loss_sum, weight_sum);
+        row_loss(own, p, row, t, scale, rank, loss_sum, weight_sum);
         if (with_gradient) {
             bias_sums[0] += own[0];
             bias_sums[1] += own[1];
@@ -254,84 +281,88 @@ __global__ void __launch_bounds__(THREADS)
         }
         __syncthreads();
         if (p.grad_input && row < p.rows) {
-            A gradient[MOST_CLASSES];
+            const four<A> *const gradients = reinterpret_cast<const four<A> *>(grad_logits + tile_row * MOST_CLASSES);
+            four<A> gradient[CLASS_QUADS];
 #pragma unroll
-            for (int c = 0; c < MOST_CLASSES; c++)
-                gradient[c] = grad_logits[tile_row * MOST_CLASSES + c];
+            for (int c = 0; c < CLASS_QUADS; c++)
+                gradient[c] = gradients[c];
+#pragma unroll 2
             for (int q = rank; q < p.quads; q += ROW_TEAM) {
                 four<A> sum = {};
 #pragma unroll
-                for (int c = 0; c < MOST_CLASSES; c++)
-                    if (c < p.classes) {
-                        const four<A> w = weight[c * p.quads + q];
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            sum.element[e] += gradient[c] * w.element[e];
-                    }
-                T *const to = p.grad_input + row * p.in_features + 4 * q;
-                if (p.vectors) {
-                    struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) pack {
-                        T element[4];
-                    } result;
+                for (int c = 0; c < CLASSES; c++) {
+                    const four<A> w = weight[c * p.quads + q];
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        result.element[e] = store_from_accumulate<T>(sum.element[e]);
-                    *reinterpret_cast<pack *>(to) = result;
-                } else {
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        if (4 * q + e < p.in_features)
-                            to[e] = store_from_accumulate<T>(sum.element[e]);
+                        sum.element[e] += gradient[c / 4].element[c % 4] * w.element[e];
                 }
+                store_four(p.grad_input + row * p.in_features + 4 * q, sum, p.in_features - 4 * q, p.vectors);
             }
         }
-        if (with_weight && slice < slices)
+        if (with_weight && in_slice)
+#pragma unroll 2
             for (int r = slice; r < TILE_ROWS; r += slices) {
                 const four<A> x = input[r * p.quads + quad];
+                const four<A> *const gradients = reinterpret_cast<const four<A> *>(grad_logits + r * MOST_CLASSES);
+                four<A> gradient[CLASS_QUADS];
 #pragma unroll
-                for (int c = 0; c < MOST_CLASSES; c++)
-                    if (c < p.classes) {
-                        const A g = grad_logits[r * MOST_CLASSES + c];
+                for (int c = 0; c < CLASS_QUADS; c++)
+                    gradient[c] = gradients[c];
 #pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            weight_sums[c].element[e] += g * x.element[e];
-                    }
+                for (int c = 0; c < CLASSES; c++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        weight_sums[c].element[e] += gradient[c / 4].element[c % 4] * x.element[e];
             }
         __syncthreads(); // input and grad_logits are overwritten by the next tile, or by the sums below
     }
 
-    // The block's sums, in the order of its slices, and of its rows' places for bias.
+    // The block's sums: of the slices, and for bias of the warps, in order.
     loss_sum = block_sum(loss_sum, scratch);
     weight_sum = block_sum(weight_sum, scratch);
-    const int of_weight = p.classes * p.in_features, count = with_gradient ? head_sums(p.classes, p.in_features) : 0;
+    const int count = with_gradient ? head_sums(p.classes, p.quads) : 0;
+    const auto leave = [&](int i, A sum) {
+        if (!cluster)
+            partial_sums[(int64_t)blockIdx.x * count + i] = sum;
+        else if (gridDim.x == 1)
+            write_head_sum(p, i, sum);
+        else
+            sums[i] = sum;
+    };
     if (with_gradient) {
-        grad_logits[tile_row * MOST_CLASSES + 2 * rank] = bias_sums[0];
-        grad_logits[tile_row * MOST_CLASSES + 2 * rank + 1] = bias_sums[1];
-        if (with_weight && slice < slices) {
-            four<A> *const slice_sums = weight; // in place of weight and input
 #pragma unroll
-            for (int c = 0; c < MOST_CLASSES; c++)
-                if (c < p.classes)
-                    slice_sums[(slice * p.classes + c) * p.quads + quad] = weight_sums[c];
+        for (int e = 0; e < 2; e++) {
+            bias_sums[e] += __shfl_xor_sync(FULL_WARP, bias_sums[e], ROW_TEAM);
+            bias_sums[e] += __shfl_xor_sync(FULL_WARP, bias_sums[e], 2 * ROW_TEAM);
+            if (threadIdx.x % WARP_SIZE < ROW_TEAM)
+                grad_logits[threadIdx.x / WARP_SIZE * MOST_CLASSES + 2 * rank + e] = bias_sums[e];
         }
+        four<A> *const slice_sums = weight; // in place of weight and input
+        if (with_weight && in_slice)
+#pragma unroll
+            for (int c = 0; c < CLASSES; c++)
+                slice_sums[(slice * CLASSES + c) * p.quads + quad] = weight_sums[c];
         __syncthreads();
-        const A *const slice_sums = reinterpret_cast<const A *>(shared);
-        for (int i = threadIdx.x; i < count; i += THREADS) {
-            A sum = 0;
-            if (i >= of_weight) {
-                for (int r = 0; r < TILE_ROWS; r++)
-                    sum += grad_logits[r * MOST_CLASSES + i - of_weight];
-            } else if (with_weight) {
-                const int at = i / p.in_features * p.quads * 4 + i % p.in_features;
-                for (int s = 0; s < slices; s++)
-                    sum += slice_sums[s * p.classes * p.quads * 4 + at];
+        if (with_weight && in_slice)
+            for (int c = slice; c < p.classes; c += slices) {
+                four<A> sum = {};
+#pragma unroll 8
+                for (int s = 0; s < slices; s++) {
+                    const four<A> other = slice_sums[(s * CLASSES + c) * p.quads + quad];
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        sum.element[e] += other.element[e];
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    leave((c * p.quads + quad) * 4 + e, sum.element[e]);
             }
-            if (!cluster)
-                partial_sums[(int64_t)blockIdx.x * count + i] = sum;
-            else if (gridDim.x == 1)
-                write_head_sum(p, i, sum);
-            else
-                sums[i] = sum;
+        if (threadIdx.x < p.classes) {
+            A sum = 0;
+#pragma unroll
+            for (int w = 0; w < THREADS / WARP_SIZE; w++)
+                sum += grad_logits[w * MOST_CLASSES + threadIdx.x];
+            leave(p.classes * p.quads * 4 + threadIdx.x, sum);
         }
     }
     if (!cluster) {
@@ -353,16 +384,26 @@ __global__ void __launch_bounds__(THREADS)
     cluster_barrier();
     const int blocks = gridDim.x;
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < count; i += blocks * THREADS) {
-        A sum = 0;
-        for (int b = 0; b < blocks; b++)
-            sum += *in_block_of_cluster(sums + i, b);
+        A parts[LARGEST_CLUSTER], sum = 0;
+#pragma unroll
+        for (int b = 0; b < LARGEST_CLUSTER; b++)
+            parts[b] = *in_block_of_cluster(sums + i, b < blocks ? b : 0);
+#pragma unroll
+        for (int b = 0; b < LARGEST_CLUSTER; b++)
+            sum += b < blocks ? parts[b] : A(0);
         write_head_sum(p, i, sum);
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        double loss = 0, total = 0;
-        for (int b = 0; b < blocks; b++) {
-            loss += *in_block_of_cluster(block_losses, b);
-            total += *in_block_of_cluster(block_losses + 1, b);
+        double losses[LARGEST_CLUSTER], weights[LARGEST_CLUSTER], loss = 0, total = 0;
+#pragma unroll
+        for (int b = 0; b < LARGEST_CLUSTER; b++) {
+            losses[b] = *in_block_of_cluster(block_losses, b < blocks ? b : 0);
+            weights[b] = *in_block_of_cluster(block_losses + 1, b < blocks ? b : 0);
+        }
+#pragma unroll
+        for (int b = 0; b < LARGEST_CLUSTER; b++) {
+            loss += b < blocks ? losses[b] : 0;
+            total += b < blocks ? weights[b] : 0;
         }
         write_loss(p, loss, total);
     }
@@ -430,15 +471,17 @@ static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStr
 {
     typedef accumulate_type<T> A;
     const int blocks = (int)small_head_blocks(p.rows);
+    p.quads = (int)ceil_div(p.in_features, 4);
     const int clusters = compute_capability() >= 90 ? LARGEST_CLUSTER : 1;
     const bool cluster = blocks <= clusters;
-    const int count = p.grad_input || p.grad_weight || p.grad_bias ? head_sums(p.classes, p.in_features) : 0;
+    const int count = p.grad_input || p.grad_weight || p.grad_bias ? head_sums(p.classes, p.quads) : 0;
     double *const partial_losses = (double *)workspace;
     A *const partial_sums = (A *)(partial_losses + 2 * MOST_BLOCKS);
-    p.quads = (int)ceil_div(p.in_features, 4);
     p.vectors =
         p.in_features % 4 == 0 && is_aligned_16(p.input) && is_aligned_16(p.weight) && is_aligned_16(p.grad_input);
-    launch_dependent_clusters(linear_cross_entropy_kernel<T, P>, (unsigned int)blocks, THREADS, cluster ? blocks : 1,
+    launch_dependent_clusters(p.classes <= 10 ? linear_cross_entropy_kernel<T, P, 10>
+                                              : linear_cross_entropy_kernel<T, P, MOST_CLASSES>,
+                              (unsigned int)blocks, THREADS, cluster ? blocks : 1,
                               (int)head_shared_bytes<A>(p.classes, p.in_features), stream, p, partial_sums,
                               partial_losses, cluster);
     const cuda_ops_status status = launch_status();
@@ -622,7 +665,7 @@ extern "C" size_t cuda_ops_linear_cross_entropy_workspace_cuda(int64_t rows, int
         return 0;
     if (is_small_head(in_features, classes, dtype))
         return 2 * sizeof(double) * MOST_BLOCKS +
-               (size_t)(small_head_blocks(rows) * accumulate_bytes(dtype) * head_sums((int)classes, (int)in_features));
+               (size_t)(small_head_blocks(rows) * accumulate_bytes(dtype) * head_sums((int)classes, (int)ceil_div(in_features, 4)));
     const int64_t elements = chunk_rows(rows, classes, dtype) * chunk_pitch(classes);
     const bool half = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
     return (size_t)(ceil_div(elements * (accumulate_bytes(dtype) + (half ? 2 : 0)), 256) * 256) +

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Shape::THREADS)
     if (Shape::TENSOR_CORES)
         return;
 #endif
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     release_successor();
     wait_for_predecessor();
     if (blockIdx.x < weight_items)

@@ -38,8 +38,9 @@ struct skinny_product {
     bool relu, accumulate, aligned; // accumulate: output += instead of =
 };
 
-// Sizes of a kernel. E: element type in shared memory.
-template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_>
+// Sizes of a kernel. E: element type in shared memory. WARPGROUPS: Hopper's instructions; TILE_N is 128 and a warp has 16
+// lines of a.
+template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false>
 struct skinny_shape {
     typedef E_ E;
     static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, STAGES = STAGES_;
@@ -47,7 +48,8 @@ struct skinny_shape {
     static constexpr int CHUNK = 16 / (int)sizeof(E); // elements of 16 bytes
     static constexpr int DEPTH = 8 * CHUNK;           // of a slice: 128 bytes
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-    static constexpr bool TENSOR_CORES = sizeof(E) == 2;
+    static constexpr bool TENSOR_CORES = sizeof(E) == 2, WARPGROUPS = WARPGROUPS_;
+    static_assert(!WARPGROUPS || (TENSOR_CORES && TILE_N == 128 && WARPS_N == 1 && WARP_M == 16), "see above");
     // Two neighbouring sums of eight rows of a fragment are stored at once: this pitch spreads them over the banks.
     static constexpr int SUM_PITCH = TILE_N + 8;
     static constexpr int SUM_BYTES = (TILE_M * SUM_PITCH + TILE_M) * (int)sizeof(accumulate_type<E>);
@@ -102,11 +104,14 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
-// Number of a chunk in a slice whose rows have CHUNKS of them.
-template <int CHUNKS>
+// Number of a chunk in a slice of ROWS rows. Rows are cut into blocks of 8 chunks (128 bytes), the blocks of one column
+// lying together, which is what wgmma calls a swizzle of 128 bytes.
+template <int ROWS, int CHUNKS>
 __device__ __forceinline__ int chunk_index(int row, int chunk)
 {
-    return row * CHUNKS + (chunk ^ (row & (CHUNKS < 8 ? CHUNKS - 1 : 7)));
+    if constexpr (CHUNKS < 8)
+        return row * CHUNKS + (chunk ^ (row & (CHUNKS - 1)));
+    return (chunk / 8 * ROWS + row) * 8 + (chunk % 8 ^ (row & 7));
 }
 
 template <typename E, typename S>
@@ -151,7 +156,7 @@ make_loader(const S *source, int64_t first_line, int64_t lines, int64_t pitch, i
     l.advance = BY_DEPTH ? L::DEPTH : L::DEPTH * pitch;
     l.row = row;
     l.lines_left = left < LINES ? (int)left : LINES;
-    l.target = chunk_index<L::CHUNKS>(row, chunk) * L::CHUNK;
+    l.target = chunk_index<L::ROWS, L::CHUNKS>(row, chunk) * L::CHUNK;
     return l;
 }
 
@@ -161,8 +166,8 @@ __device__ __forceinline__ int chunk_target(const skinny_loader<E, S, BY_DEPTH, 
 {
     typedef skinny_loader<E, S, BY_DEPTH, LINES, THREADS> L;
     if constexpr (L::ROWS_APART % 8 == 0)
-        return l.target + i * L::ROWS_APART * L::CHUNKS * L::CHUNK;
-    return chunk_index<L::CHUNKS>(l.row + i * L::ROWS_APART, threadIdx.x % L::CHUNKS) * L::CHUNK;
+        return l.target + i * L::ROWS_APART * (L::CHUNKS < 8 ? L::CHUNKS : 8) * L::CHUNK;
+    return chunk_index<L::ROWS, L::CHUNKS>(l.row + i * L::ROWS_APART, threadIdx.x % L::CHUNKS) * L::CHUNK;
 }
 
 // The next slice, of which `left` (> 0) is in range. ALIGNED: 16-byte loads are allowed, and an operand that is
@@ -301,10 +306,10 @@ template <typename E, bool BY_DEPTH, int LINES>
 __device__ __forceinline__ void load_a_fragment(unsigned int (&fragment)[4], const E *slice, int line, int step,
                                                 int lane)
 {
-    constexpr int CHUNKS = BY_DEPTH ? 8 : LINES / 8;
+    constexpr int ROWS = BY_DEPTH ? LINES : 64, CHUNKS = BY_DEPTH ? 8 : LINES / 8;
     const int row = BY_DEPTH ? line + lane % 16 : step * 16 + lane % 8 + lane / 16 * 8;
     const int chunk = BY_DEPTH ? step * 2 + lane / 16 : line / 8 + lane / 8 % 2;
-    load_matrices_4<!BY_DEPTH>(fragment, slice + chunk_index<CHUNKS>(row, chunk) * 8);
+    load_matrices_4<!BY_DEPTH>(fragment, slice + chunk_index<ROWS, CHUNKS>(row, chunk) * 8);
 }
 
 // A slice's part of a warp's sums. row_sums: those of a times a matrix of ones, whose columns are all the same.
@@ -316,7 +321,7 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
 {
     typedef typename Shape::E E;
     constexpr int M = Shape::WARP_M / 16, N = Shape::WARP_N / 8;
-    constexpr int B_CHUNKS = B_BY_DEPTH ? 8 : Shape::TILE_N / 8;
+    constexpr int B_ROWS = B_BY_DEPTH ? Shape::TILE_N : 64, B_CHUNKS = B_BY_DEPTH ? 8 : Shape::TILE_N / 8;
     constexpr unsigned int TWO_ONES = std::is_same<E, __nv_bfloat16>::value ? 0x3f803f80u : 0x3c003c00u;
 #pragma unroll
     for (int step = 0; step < Shape::DEPTH / 16; step++) {
@@ -339,14 +344,14 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
                 const int row = B_BY_DEPTH ? line + lane % 8 + lane / 16 * 8 : step * 16 + lane % 16;
                 const int chunk = B_BY_DEPTH ? step * 2 + lane / 8 % 2 : line / 8 + lane / 16;
                 unsigned int both[4];
-                load_matrices_4<!B_BY_DEPTH>(both, b + chunk_index<B_CHUNKS>(row, chunk) * 8);
+                load_matrices_4<!B_BY_DEPTH>(both, b + chunk_index<B_ROWS, B_CHUNKS>(row, chunk) * 8);
                 right[j][0] = both[0], right[j][1] = both[1];
                 right[j + 1][0] = both[2], right[j + 1][1] = both[3];
             } else {
                 static_assert(N % 2 == 0 || N == 1, "one or pairs");
                 const int row = B_BY_DEPTH ? line + lane % 8 : step * 16 + lane % 16;
                 const int chunk = B_BY_DEPTH ? step * 2 + lane / 8 % 2 : line / 8;
-                load_matrices_2<!B_BY_DEPTH>(right[j][0], right[j][1], b + chunk_index<B_CHUNKS>(row, chunk) * 8);
+                load_matrices_2<!B_BY_DEPTH>(right[j][0], right[j][1], b + chunk_index<B_ROWS, B_CHUNKS>(row, chunk) * 8);
             }
         }
 #pragma unroll
@@ -360,6 +365,126 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
                 multiply_add<E>(row_sums[i], left[i], TWO_ONES, TWO_ONES);
         }
     }
+}
+
+// Hopper's tensor cores take operands from shared memory as the slices lie there: a warpgroup (4 warps) multiplies its
+// 64 lines of a with all of b. Masked a comes through registers, in the fragments above.
+
+#define SKINNY_SUMS_8(i)                                                                                               \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define SKINNY_SUMS_32(i) SKINNY_SUMS_8(i), SKINNY_SUMS_8(i + 8), SKINNY_SUMS_8(i + 16), SKINNY_SUMS_8(i + 24)
+#define SKINNY_SUMS_64 SKINNY_SUMS_32(0), SKINNY_SUMS_32(32)
+#define SKINNY_NUMBERS_32                                                                                              \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
+    "%30,%31"
+#define SKINNY_NUMBERS_64                                                                                              \
+    SKINNY_NUMBERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"  \
+                      "%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+// d (64 x 128) += a (64 x 16, by depth in shared memory) * b (16 x 128); descriptors as below.
+template <typename E, bool B_BY_DEPTH>
+__device__ __forceinline__ void warpgroup_multiply(float (&d)[64], uint64_t a, uint64_t b)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if constexpr (std::is_same<E, __nv_bfloat16>::value)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SKINNY_NUMBERS_64
+                     "}, %64, %65, 1, 1, 1, 0, %66;"
+                     : SKINNY_SUMS_64
+                     : "l"(a), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SKINNY_NUMBERS_64
+                     "}, %64, %65, 1, 1, 1, 0, %66;"
+                     : SKINNY_SUMS_64
+                     : "l"(a), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
+#endif
+}
+
+// The same with a in registers.
+template <typename E, bool B_BY_DEPTH>
+__device__ __forceinline__ void warpgroup_multiply(float (&d)[64], const unsigned int (&a)[4], uint64_t b)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if constexpr (std::is_same<E, __nv_bfloat16>::value)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SKINNY_NUMBERS_64
+                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                     : SKINNY_SUMS_64
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SKINNY_NUMBERS_64
+                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+                     : SKINNY_SUMS_64
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
+#endif
+}
+
+#undef SKINNY_SUMS_8
+#undef SKINNY_SUMS_32
+#undef SKINNY_SUMS_64
+#undef SKINNY_NUMBERS_32
+#undef SKINNY_NUMBERS_64
+
+// What ordinary stores and copies of this thread left in shared memory, made visible to wgmma, behind a barrier.
+__device__ __forceinline__ void fence_for_wgmma()
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Where an operand's 16 depths lie. By depth: 8 lines, 1024 bytes, after the other. By lines: 8 depths, 1024 bytes,
+// after the other, and blocks of 64 lines 8192 bytes apart.
+template <bool BY_DEPTH>
+__device__ __forceinline__ uint64_t slice_descriptor(const void *slice, int step)
+{
+    const unsigned int address = shared_address(slice) + step * (BY_DEPTH ? 32 : 2048);
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(BY_DEPTH ? 1 : 8192 >> 4) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool MASKED, bool ROW_SUMS>
+__device__ __forceinline__ void multiply_slice_warpgroup(float (&sums)[64], float (&row_sums)[1][4],
+                                                         const typename Shape::E *a, const typename Shape::E *mask,
+                                                         const typename Shape::E *b, int first_m, int lane)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef typename Shape::E E;
+    constexpr int STEPS = Shape::DEPTH / 16;
+    constexpr unsigned int TWO_ONES = std::is_same<E, __nv_bfloat16>::value ? 0x3f803f80u : 0x3c003c00u;
+    if constexpr (MASKED || ROW_SUMS) {
+        unsigned int left[STEPS][4];
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            load_a_fragment<E, A_BY_DEPTH, Shape::TILE_M>(left[step], a, first_m, step, lane);
+            if constexpr (MASKED) {
+                unsigned int kept[4];
+                load_a_fragment<E, A_BY_DEPTH, Shape::TILE_M>(kept, mask, first_m, step, lane);
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    left[step][r] = masked_pair<E>(left[step][r], kept[r]);
+            }
+        }
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+            warpgroup_multiply<E, B_BY_DEPTH>(sums, left[step], slice_descriptor<B_BY_DEPTH>(b, step));
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        if constexpr (ROW_SUMS)
+#pragma unroll
+            for (int step = 0; step < STEPS; step++)
+                multiply_add<E>(row_sums[0], left[step], TWO_ONES, TWO_ONES);
+    } else {
+        static_assert(A_BY_DEPTH, "a by lines comes through registers");
+        const E *const lines = a + first_m / 64 * 64 * Shape::DEPTH;
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+            warpgroup_multiply<E, B_BY_DEPTH>(sums, slice_descriptor<true>(lines, step),
+                                              slice_descriptor<B_BY_DEPTH>(b, step));
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
 }
 
 // CUDA cores. A warp is 4 (m) x 8 (n) threads; each has REGISTERS_M x REGISTERS_N sums.
@@ -383,7 +508,7 @@ __device__ __forceinline__ void load_register_lines(E (&values)[R][16 / sizeof(E
 #pragma unroll
         for (int i = 0; i < R; i++) {
             const int row = first + thread_line<true, CHUNK, LANES>(lane, i);
-            const vector16<E> v = *reinterpret_cast<const vector16<E> *>(slice + chunk_index<8>(row, group) * CHUNK);
+            const vector16<E> v = *reinterpret_cast<const vector16<E> *>(slice + chunk_index<LINES, 8>(row, group) * CHUNK);
 #pragma unroll
             for (int e = 0; e < CHUNK; e++)
                 values[i][e] = v.element[e];
@@ -395,7 +520,7 @@ __device__ __forceinline__ void load_register_lines(E (&values)[R][16 / sizeof(E
             for (int i = 0; i < R; i += CHUNK) {
                 const int chunk = (first + thread_line<false, CHUNK, LANES>(lane, i)) / CHUNK;
                 const vector16<E> v = *reinterpret_cast<const vector16<E> *>(
-                    slice + chunk_index<LINES / CHUNK>(group * CHUNK + p, chunk) * CHUNK);
+                    slice + chunk_index<8 * CHUNK, LINES / CHUNK>(group * CHUNK + p, chunk) * CHUNK);
 #pragma unroll
                 for (int e = 0; e < CHUNK; e++)
                     values[i + e][p] = v.element[e];
@@ -471,12 +596,6 @@ template <typename A, int COUNT>
 __device__ __forceinline__ void add_splits(A (&values)[COUNT], const A *own, int splits)
 {
     constexpr int STEP = 16 / (int)sizeof(A), VECTORS = COUNT / STEP, TOGETHER = 4;
-    if (splits == 1) {
-#pragma unroll
-        for (int e = 0; e < COUNT; e++)
-            values[e] = own[e];
-        return;
-    }
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
         values[e] = 0;
@@ -510,36 +629,52 @@ __device__ __forceinline__ void write_tile(const skinny_product<TA, TB, TC, TP> 
                                            const accumulate_type<typename Shape::E> *sums)
 {
     typedef accumulate_type<typename Shape::E> A;
-    constexpr int COUNT = 16 / (int)sizeof(TC) < 8 ? 16 / (int)sizeof(TC) : 8, ACROSS = Shape::TILE_N / COUNT;
-    const bool vectors = has_aligned_output(p);
-    for (int index = split * Shape::THREADS + threadIdx.x; index < Shape::TILE_M * ACROSS;
-         index += p.splits * Shape::THREADS) {
-        const int i = index / ACROSS, j = index % ACROSS * COUNT;
-        const int64_t to_row = row + i, to_column = column + j;
-        if (to_row >= p.m || to_column >= p.n)
-            continue;
-        A values[COUNT];
-        add_splits(values, sums + i * Shape::SUM_PITCH + j, p.splits);
-        TC *const to = p.output + to_row * p.output_pitch + to_column;
-        const int valid = p.n - to_column < COUNT ? (int)(p.n - to_column) : COUNT;
+    constexpr int COUNT = 16 / (int)sizeof(TC), ACROSS = Shape::TILE_N / COUNT, DOWN = Shape::THREADS / ACROSS;
+    static_assert(Shape::THREADS % ACROSS == 0, "a thread keeps its columns");
+    const int j = threadIdx.x % ACROSS * COUNT, first = threadIdx.x / ACROSS;
+    const int64_t columns_left = p.n - column - j, rows_left = p.m - row;
+    const int valid = columns_left >= COUNT ? COUNT : columns_left > 0 ? (int)columns_left : 0;
+    const int last = valid == 0 ? 0 : rows_left < Shape::TILE_M ? (int)rows_left : Shape::TILE_M;
+    const bool vectors = has_aligned_output(p) && valid == COUNT;
+    A bias[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        bias[e] = p.bias && e < valid ? (A)load_as_accumulate(p.bias[column + j + e]) : A(0);
+    const auto finish = [&](int i, A(&values)[COUNT]) {
+        TC *const to = p.output + (row + i) * p.output_pitch + column + j;
         vector16<TC> result;
 #pragma unroll
         for (int e = 0; e < COUNT; e++) {
-            if (p.bias && e < valid)
-                values[e] += (A)load_as_accumulate(p.bias[to_column + e]);
+            values[e] += bias[e];
             if (p.relu)
                 values[e] = values[e] <= A(0) ? A(0) : values[e];
             if (p.accumulate && e < valid)
                 values[e] += (A)load_as_accumulate(to[e]);
             result.element[e] = store_from_accumulate<TC>((accumulate_type<TC>)values[e]);
         }
-        if (vectors && valid == COUNT) {
+        if (vectors) {
             *reinterpret_cast<vector16<TC> *>(to) = result;
         } else {
 #pragma unroll
             for (int e = 0; e < COUNT; e++)
                 if (e < valid)
                     to[e] = result.element[e];
+        }
+    };
+    if (p.splits == 1) {
+#pragma unroll 4
+        for (int i = first; i < last; i += DOWN) {
+            A values[COUNT];
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                values[e] = sums[i * Shape::SUM_PITCH + j + e];
+            finish(i, values);
+        }
+    } else {
+        for (int i = first + split * DOWN; i < last; i += p.splits * DOWN) {
+            A values[COUNT];
+            add_splits(values, sums + i * Shape::SUM_PITCH + j, p.splits);
+            finish(i, values);
         }
     }
     if (with_row_sums) {
@@ -625,20 +760,27 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 
     constexpr int M = Shape::TENSOR_CORES ? Shape::WARP_M / 16 : Shape::WARP_M / 4, N = Shape::WARP_N / 8;
     constexpr int FRAGMENT = Shape::TENSOR_CORES ? 4 : 1;
-    typedef typename std::conditional<Shape::TENSOR_CORES, A[M][N][FRAGMENT], A[M][N]>::type Sums;
+    typedef typename std::conditional<Shape::WARPGROUPS, A[64],
+                                      typename std::conditional<Shape::TENSOR_CORES, A[M][N][FRAGMENT], A[M][N]>::type>::type
+        Sums;
     typedef typename std::conditional<Shape::TENSOR_CORES, A[M][FRAGMENT], A[M]>::type RowSums;
     Sums sums = {};
     RowSums row_sums = {};
     int reading = 0, writing = (STAGES - 1) * STAGE_ELEMENTS; // the stages' places, going round
     for (int step = 0; step < steps; step++) {
         wait_for_copies<STAGES - 2>();
+        if constexpr (Shape::WARPGROUPS)
+            fence_for_wgmma();
         __syncthreads();
         const int next = step + STAGES - 1;
         if (next < steps)
             fetch(next, slices + writing, 0);
         end_copy_group();
         const E *const stage = slices + reading;
-        if constexpr (Shape::TENSOR_CORES)
+        if constexpr (Shape::WARPGROUPS)
+            multiply_slice_warpgroup<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
+                sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, lane);
+        else if constexpr (Shape::TENSOR_CORES)
             multiply_slice_tensor<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
         else
@@ -661,8 +803,13 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float *const to = shared_sums + line * Shape::SUM_PITCH + first_n + j * 8 + lane % 4 * 2;
-                *reinterpret_cast<float2 *>(to) = make_float2(sums[i][j][0], sums[i][j][1]);
-                *reinterpret_cast<float2 *>(to + 8 * Shape::SUM_PITCH) = make_float2(sums[i][j][2], sums[i][j][3]);
+                const float *from;
+                if constexpr (Shape::WARPGROUPS)
+                    from = sums + j * 4;
+                else
+                    from = sums[i][j];
+                *reinterpret_cast<float2 *>(to) = make_float2(from[0], from[1]);
+                *reinterpret_cast<float2 *>(to + 8 * Shape::SUM_PITCH) = make_float2(from[2], from[3]);
             }
             if (ROW_SUMS && first_n == 0 && lane % 4 == 0) {
                 shared_row_sums[line] = row_sums[i][0];
@@ -793,7 +940,7 @@ __global__ void __launch_bounds__(Shape::THREADS) skinny_gemm_kernel(skinny_prod
     if (Shape::TENSOR_CORES)
         return; // never launched: before Ampere halves are multiplied as float
 #endif
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     release_successor();
     wait_for_predecessor();
     make_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, false, WITH_ROW_SUMS>(p, blockIdx.x, shared);
