@@ -38,7 +38,6 @@ ROUNDS = (3, 25)
 # The whole network's multiply-adds forward; backward takes twice as many, but for the picture's gradient.
 MACS = {"conv1": 28 * 28 * 32 * 9, "conv2": 14 * 14 * 64 * 288, "linear1": 3136 * 128, "linear2": 1280}
 PARAMETERS = 421_834
-LAYERS = ("conv", "norm", "linear")
 
 
 @dataclass(frozen=True)
@@ -80,22 +79,19 @@ def set_precision(precision: str):
     torch.backends.cudnn.benchmark = True
 
 
-def parameter_groups(model):
-    """In the order of LAYERS."""
-    groups = {kind: [] for kind in LAYERS}
-    for name, parameter in model.named_parameters():
-        groups[next(kind for kind in LAYERS if name.startswith(kind))].append(parameter)
-    return [{"params": parameters} for parameters in groups.values()]
-
-
 # --- a step ---------------------------------------------------------------------------------------------------------
 
 
 def make_step(
-    variant: Variant, precision: str, data, device, steps_per_graph: int = 1, label_smoothing: float = 0.0
+    variant: Variant,
+    precision: str,
+    data,
+    device,
+    steps_per_graph: int = 1,
+    label_smoothing: float = 0.0,
+    groups=lambda model: model.parameters(),
 ) -> GraphedStep:
-    """The step of a variant, of the same initial weights for all. The optimizer has a parameter group each for the
-    convolutions, the batch norms and the linear layers."""
+    """The step of a variant, of the same initial weights for all. `groups`: what its optimizer is given."""
     torch.manual_seed(0)
     model = MnistCNN(variant.backend).to(device)
     if not variant.ours and variant.channels_last:
@@ -103,7 +99,7 @@ def make_step(
     half = precision == "bf16"
     batches = Batches(*data, device, torch.bfloat16 if half and variant.ours else torch.float32, keep_on_device=True)
     options = {"fused": True} if not variant.ours and device.type == "cuda" else {}
-    optimizer = get_backend(variant.backend).optim.SGD(parameter_groups(model), lr=0.01, **options)
+    optimizer = get_backend(variant.backend).optim.SGD(groups(model), lr=0.01, **options)
     load = batches.gather if variant.ours else batches
 
     def loss(indices):
