@@ -67,7 +67,8 @@ static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weigh
 // How training is computed. The choice depends on nothing but the arguments of path_of, and not on the batch, so that
 // forward, backward and the fakes agree.
 enum class Path {
-    GENERAL, // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
+    GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
+    ONE_CHANNEL, // that output is recomputed from pictures of one channel, and argmax is private to the kernels
 };
 
 // What forward keeps for backward. conv_output and maximum are empty where they are not kept; statistics begins with
@@ -79,7 +80,16 @@ struct Saved {
 
 static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
 {
-    (void)problem, (void)cuda, (void)dtype;
+    const cuda_ops_conv2d_sizes &c = problem.conv;
+    const cuda_ops_pool_axis &h = problem.pool.height, &w = problem.pool.width;
+    const bool pools_2x2 = h.kernel == 2 && w.kernel == 2 && h.stride == 2 && w.stride == 2 && !h.padding && !w.padding;
+    const bool keeps_size = c.kernel_height == 3 && c.kernel_width == 3 && c.stride_height == 1 &&
+                            c.stride_width == 1 && c.dilation_height == 1 && c.dilation_width == 1 &&
+                            c.padding_top == 1 && c.padding_left == 1 && c.out_height == c.in_height &&
+                            c.out_width == c.in_width;
+    if (cuda && dtype != CUDA_OPS_FLOAT64 && c.in_channels == 1 && keeps_size && pools_2x2 &&
+        c.in_width <= CUDA_OPS_ONE_WIDEST)
+        return Path::ONE_CHANNEL;
     return Path::GENERAL;
 }
 
@@ -89,6 +99,8 @@ static Saved saved_of(const Problem &problem, Path path)
     switch (path) {
     case Path::GENERAL:
         return {true, true, 2 * channels};
+    case Path::ONE_CHANNEL:
+        return {false, false, cuda_ops_conv_bn_relu_pool_one_statistics(channels)};
     }
     TORCH_INTERNAL_ASSERT(false);
 }
@@ -274,6 +286,49 @@ static void update_running_cpu(const char *op, const cuda_ops_running_statistics
         *running.batches += 1;
 }
 
+static cuda_ops_conv_bn_relu_pool_one_sizes one_sizes_of(const Problem &problem)
+{
+    return {problem.conv.batch, problem.conv.out_channels, problem.pool.height.input, problem.pool.width.input,
+            problem.pool.channels_last};
+}
+
+static void one_channel_forward(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &statistics,
+                                const Problem &problem, const Tensor &input, const Tensor &weight,
+                                const std::optional<Tensor> &bias, const Norm &norm,
+                                const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
+{
+    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
+    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
+    (void)norm, (void)running, (void)dtype, (void)sizes; // not used in a build without CUDA
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_one_forward_cuda(
+                            output.data_ptr(), argmax.data_ptr<uint8_t>(), statistics.data_ptr<double>(),
+                            workspace.data_ptr(), &running, x.const_data_ptr(), w.const_data_ptr(),
+                            bias ? b.const_data_ptr() : nullptr, &norm.parameters, &sizes, dtype,
+                            check_dtype(op, "weight", weight), current_stream(op)));
+}
+
+static void one_channel_backward(const char *op, const Tensor &grad_weight, const Tensor &grad_bias,
+                                 const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
+                                 const Tensor &argmax, const Tensor &statistics, const Problem &problem,
+                                 const Tensor &input, const Tensor &weight, const Norm &norm, cuda_ops_dtype dtype)
+{
+    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
+    const Tensor x = input.contiguous(), w = weight.contiguous();
+    (void)norm, (void)dtype, (void)sizes; // not used in a build without CUDA
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
+    const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_one_backward_cuda(
+                            grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight), data(grad_bn_bias),
+                            workspace.data_ptr(), grad_output.const_data_ptr(), argmax.const_data_ptr<uint8_t>(),
+                            statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
+                            &norm.parameters, &sizes, dtype, check_dtype(op, "weight", weight), current_stream(op)));
+}
+
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
@@ -323,6 +378,11 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
             update_running_cpu(op, running.statistics, mean, variance, problem);
         pool_forward(op, output, argmax, maximum, conv_output, problem, mean, variance, CUDA_OPS_FLOAT64, norm,
                      &running.statistics, dtype);
+        break;
+    case Path::ONE_CHANNEL:
+        conv_output = at::empty({0}, options);
+        one_channel_forward(op, output, argmax, statistics, problem, input, weight, bias, norm, running.statistics,
+                            dtype);
         break;
     }
     running.finish();
@@ -409,8 +469,7 @@ static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const 
     return grad_conv;
 }
 
-// Of training. A result that is not asked for is returned empty: grad_input, and the others as has_bias, and the
-// presence of bn_weight and has_bn_bias say. bn_dtype: of the gradients of batch_norm's parameters.
+// Of training. A result that is not asked for is returned empty: grad_input, and that of a parameter that is not given.
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
                            const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
@@ -459,23 +518,37 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         return {grad_input, grad_weight.zero_(), grad_bias.zero_(), grad_bn_weight.zero_(), grad_bn_bias.zero_()};
     }
     const at::MemoryFormat format = problem.format();
-    const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format);
-    Tensor grad_weight;
-    switch (path) {
-    case Path::GENERAL: {
-        const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
-        const Tensor grad_conv = pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias),
-                                               g, places, maximum.contiguous(format), conv_output.contiguous(format),
-                                               statistics.contiguous(), problem, norm, true, dtype);
-        grad_weight =
-            conv2d_backward_weight(op, grad_conv, input, weight.sizes(), weight_channels_last, problem.parameters)
-                .to(weight.scalar_type());
-        if (needs_grad_input)
-            grad_input = conv2d_backward_input(op, grad_conv, weight.to(input.scalar_type()), input.sizes(),
-                                               is_channels_last(input), problem.parameters);
-        break;
+    const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format), kept = statistics.contiguous();
+    if (path == Path::ONE_CHANNEL && !needs_grad_input) {
+        Tensor grad_weight =
+            at::empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
+        one_channel_backward(op, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, places, kept, problem, input,
+                             weight, norm, dtype);
+        return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
     }
+    const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
+    Tensor general_output = conv_output.contiguous(format), general_places = places,
+           general_maximum = maximum.contiguous(format);
+    if (path == Path::ONE_CHANNEL) {
+        // The gradient of pictures is rarely asked for: what the general path would have kept is made now. bias shifts
+        // y and its mean alike.
+        const double *const mean = kept.const_data_ptr<double>();
+        general_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
+                                        problem.parameters, channels_last);
+        general_places = at::empty_like(places);
+        general_maximum = at::empty_like(g);
+        pool_forward(op, at::empty_like(g), general_places, general_maximum, general_output, problem, mean,
+                     mean + channels, CUDA_OPS_FLOAT64, norm, nullptr, dtype);
     }
+    const Tensor grad_conv =
+        pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias), g, general_places,
+                      general_maximum, general_output, kept, problem, norm, true, dtype);
+    const Tensor grad_weight =
+        conv2d_backward_weight(op, grad_conv, input, weight.sizes(), weight_channels_last, problem.parameters)
+            .to(weight.scalar_type());
+    if (needs_grad_input)
+        grad_input = conv2d_backward_input(op, grad_conv, weight.to(input.scalar_type()), input.sizes(),
+                                           is_channels_last(input), problem.parameters);
     return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
 }
 

@@ -1,8 +1,8 @@
 """conv_bn_relu_pool: convolution, batch normalisation, relu and max-pooling in one, as one block of a network is.
 
-Fused, the block writes only what comes out of it and what its gradient needs: nothing normalised and not pooled is ever
-stored. In training one op goes forward and one backward. Evaluation is an op of its own; where it is differentiated, and
-for gradients of gradients, the block is composed of the ops that it is made of.
+Fused, the block writes only what comes out of it and what its gradient needs: nothing normalised and not pooled is
+ever stored. In training one op goes forward and one backward. Evaluation is an op of its own; where it is
+differentiated, and for gradients of gradients, the block is composed of the ops that it is made of.
 """
 
 from typing import NamedTuple

@@ -53,12 +53,25 @@ def whole(make, *shape, largest=2, requires_grad=None):
     return values.requires_grad_(make.requires_grad if requires_grad is None else requires_grad)
 
 
-def arguments(make, input, weight, *, bias=True, statistics=True, affine=True, training=True, numbers=whole, largest=2):
+def arguments(
+    make,
+    input,
+    weight,
+    *,
+    bias=True,
+    statistics=True,
+    affine=True,
+    training=True,
+    numbers=whole,
+    largest=2,
+    images=None,
+):
     """input, weight, bias, running_mean, running_var, bn_weight, bn_bias. In training the gradient of bias is 0 but for
-    rounding, of which nothing can be compared: test_conv_bn_relu_pool.py has a test of it."""
+    rounding, of which nothing can be compared: test_conv_bn_relu_pool.py has a test of it. images=False: input does not
+    require grad, as that of a first layer."""
     channels = weight[0]
     return (
-        numbers(make, *input),
+        numbers(make, *input, requires_grad=images),
         numbers(make, *weight, **({"largest": largest} if numbers is whole else {})),
         numbers(make, channels, requires_grad=False if training else None) if bias else None,
         make(channels, requires_grad=False) if statistics else None,
@@ -69,7 +82,7 @@ def arguments(make, input, weight, *, bias=True, statistics=True, affine=True, t
 
 
 def block(make, input, weight, *, name="", **options):
-    of_tensors = ("bias", "statistics", "affine", "largest", "training", "numbers")
+    of_tensors = ("bias", "statistics", "affine", "largest", "training", "numbers", "images")
     tensors = {key: options[key] for key in of_tensors if key in options}
     kwargs = {key: value for key, value in options.items() if key not in of_tensors or key == "training"}
     return Sample(arguments(make, input, weight, **tensors), kwargs, name or f"{input} {weight} {options}")
@@ -84,6 +97,18 @@ def samples(make):
                 make, (2, 32, 14, 14), (64, 32, 3, 3), padding=1, channels_last=last, training=training, largest=1
             )
             yield block(make, (3, 1, 9, 13), (33, 1, 3, 3), padding=1, channels_last=last, training=training)
+            # One input channel and no gradient for it: on the GPU nothing of the convolution is kept. Odd sizes;
+            # channels that are no multiple of 8, or more than a block's 32; several bands of rows.
+            for shape, channels in (
+                ((3, 1, 28, 28), 32),
+                ((2, 1, 7, 9), 5),
+                ((5, 1, 2, 2), 40),
+                ((2, 1, 66, 70), 8),
+                ((1, 1, 3, 300), 3),
+            ):
+                if training or shape[3] < 10:
+                    weight = (channels, 1, 3, 3)
+                    yield block(make, shape, weight, padding=1, channels_last=last, training=training, images=False)
             # Windows that overlap, hang over the edge, leave gaps; several rows and columns unused.
             pool = {"pool_kernel_size": 3, "pool_stride": (2, 1), "pool_padding": 1}
             yield block(make, (2, 3, 8, 9), (5, 3, 3, 3), channels_last=last, training=training, **pool)
@@ -113,6 +138,7 @@ def small_samples(make):
     yield block(make, (2, 2, 4, 5), (2, 2, 2, 2), bias=False, pool_stride=1, numbers=real, channels_last=True)
     yield block(make, (2, 2, 4, 4), (2, 1, 3, 3), groups=2, padding="same", affine=False, numbers=real)
     yield block(make, (2, 2, 4, 4), (2, 2, 2, 2), padding="same", numbers=real, eps=0.1)
+    yield block(make, (2, 1, 5, 4), (8, 1, 3, 3), padding=1, numbers=real, images=False, channels_last=True)
     yield block(make, (1, 1, 4, 5), (2, 1, 2, 2), training=False, numbers=real)
 
 

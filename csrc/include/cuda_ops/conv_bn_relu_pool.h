@@ -103,6 +103,37 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
     const double *variance, const cuda_ops_norm_parameters *norm, const cuda_ops_pool2d *pool, cuda_ops_dtype dtype,
     cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
 
+/* The whole block, convolution included, for pictures of one channel: kernel 3x3, stride 1, padding 1, pooling 2x2, in
+ * training, in float32, float16 or bfloat16. The output of the convolution is never stored. */
+enum { CUDA_OPS_ONE_WIDEST = 1024 };
+
+typedef struct cuda_ops_conv_bn_relu_pool_one_sizes {
+    int64_t batch, channels; /* of the output */
+    int32_t height, width;   /* of the pictures; 2 at least, and width CUDA_OPS_ONE_WIDEST at most */
+    int32_t output_channels_last;
+} cuda_ops_conv_bn_relu_pool_one_sizes;
+
+/* How many doubles `statistics` has, of which the first are the mean and the variance of each channel. */
+int64_t cuda_ops_conv_bn_relu_pool_one_statistics(int64_t channels);
+/* Bytes of `workspace` of either pass, aligned to 16. */
+int64_t cuda_ops_conv_bn_relu_pool_one_workspace_cuda(const cuda_ops_conv_bn_relu_pool_one_sizes *sizes);
+
+/* places: a byte for each output, for backward alone. weight is [channels][3][3], and like bias of weight_dtype; bias
+ * may be NULL. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_one_forward_cuda(void *output, uint8_t *places, double *statistics,
+                                                            void *workspace, const cuda_ops_running_statistics *running,
+                                                            const void *input, const void *weight, const void *bias,
+                                                            const cuda_ops_norm_parameters *norm,
+                                                            const cuda_ops_conv_bn_relu_pool_one_sizes *sizes,
+                                                            cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+                                                            cuda_ops_stream stream);
+/* All gradients but that of input; all of them but grad_weight may be NULL. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_one_backward_cuda(
+    void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+    const void *grad_output, const uint8_t *places, const double *statistics, const void *input, const void *weight,
+    const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_one_sizes *sizes, cuda_ops_dtype dtype,
+    cuda_ops_dtype weight_dtype, cuda_ops_stream stream);
+
 #ifdef __cplusplus
 }
 #endif
