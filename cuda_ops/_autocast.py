@@ -40,3 +40,15 @@ def autocast_to_float32(input: Tensor, *others: Tensor | None):
     if not _enabled(input.device.type):
         return (input, *others)
     return tuple(_cast(tensor, torch.float32) for tensor in (input, *others))
+
+
+def autocast_input(op: str, input: Tensor) -> Tensor:
+    """`input` in autocast's dtype if autocast is on for its device: for ops that take float32 parameters beside it."""
+    device_type = input.device.type
+    if not _enabled(device_type):
+        return input
+    if device_type == "cpu" and _is_cast(input):
+        raise NotImplementedError(
+            f"{op}: autocast on the CPU is not supported (the CPU backend computes in float32 and float64)"
+        )
+    return _cast(input, torch.get_autocast_dtype(device_type))

@@ -9,6 +9,8 @@ from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
 from .ops.gather_normalize import gather_normalize
 from .ops.linear import linear
+from .ops.linear_cross_entropy import linear_cross_entropy
+from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
 from .ops.max_pool2d import max_pool2d
 from .ops.nll_loss import nll_loss
@@ -26,6 +28,8 @@ __all__ = [
     "dropout",
     "gather_normalize",
     "linear",
+    "linear_cross_entropy",
+    "linear_relu",
     "log_softmax",
     "max_pool2d",
     "nll_loss",

@@ -7,6 +7,8 @@ from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.linear import Linear
+from .ops.linear_cross_entropy import LinearCrossEntropyLoss
+from .ops.linear_relu import LinearReLU
 from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
 from .ops.nll_loss import NLLLoss
@@ -22,6 +24,8 @@ __all__ = [
     "CrossEntropyLoss",
     "Dropout",
     "Linear",
+    "LinearCrossEntropyLoss",
+    "LinearReLU",
     "LogSoftmax",
     "MaxPool2d",
     "NLLLoss",

@@ -1,0 +1,726 @@
+// linear_cross_entropy: logits = input * weight^T + bias, loss = logsumexp(logits) - sum(q * logits) a row, and with
+// grad_logits = row_scale * (softmax(logits) - q)
+//     grad_input = grad_logits * weight,   grad_weight = grad_logits^T * input,   grad_bias = sum of grad_logits
+//
+// Few classes (up to 16, ten digits): one kernel does it all. A block holds weight in shared memory and takes 32 rows
+// at a time, eight neighbouring threads a row: they share out the features for the logits and for grad_input; for
+// grad_weight a thread keeps four features of all classes in registers, over all of the block's rows. The blocks of a
+// cluster add up their sums in the order of their ranks; where more blocks are wanted, a second kernel adds them.
+// Bound by latency for few rows, by reading input and writing grad_input for many.
+//
+// Any number of classes: chunks of rows whose logits fit into 64 MB go through the products of skinny_gemm.cuh, and a
+// kernel between them that turns logits into their gradient. Bound by the products.
+#include "cuda_ops/linear_cross_entropy.h"
+
+#include "loss.cuh"
+#include "skinny_gemm.cuh"
+#include "team.cuh"
+
+// Few classes
+
+static constexpr int MOST_CLASSES = 16;
+static constexpr int64_t MOST_FEATURES = 1024;
+static constexpr int THREADS = 256;
+static constexpr int ROW_TEAM = 8; // threads of a row; each ends up with two classes' logits
+static constexpr int TILE_ROWS = THREADS / ROW_TEAM;
+static constexpr int LARGEST_CLUSTER = 8;
+static constexpr int64_t MOST_BLOCKS = 132; // a large GPU's multiprocessors; a constant, so that sums are cut alike
+static_assert(MOST_CLASSES == 2 * ROW_TEAM, "two classes a thread");
+
+template <typename A>
+struct __align__(16) four {
+    A element[4];
+};
+
+// Names as in the header. `quads`: groups of four features, the last one filled up with zeros.
+template <typename T, typename P>
+struct head_problem {
+    P *losses; // of rows, or the reduced one
+    accumulate_type<T> *total_weight;
+    T *grad_input;
+    accumulate_type<T> *grad_weight, *grad_bias;
+    cuda_ops_index_error *error;
+    const T *input;
+    const P *weight, *bias;
+    const int64_t *target;
+    const P *row_scale;
+    int64_t rows, ignore_index;
+    int in_features, classes, quads;
+    accumulate_type<T> keep, spread; // see cross_entropy.cu
+    cuda_ops_reduction reduction;
+    bool vectors; // whether four features at once may be loaded and stored
+};
+
+// Sums of a block, or of the whole: weight's, bias's.
+__host__ __device__ __forceinline__ int head_sums(int classes, int in_features)
+{
+    return classes * (in_features + 1);
+}
+
+// In elements: weight and a tile of input; later, in their place, the slices' sums for grad_weight.
+__host__ __device__ __forceinline__ int head_tile_elements(int classes, int quads)
+{
+    const int slices = THREADS / quads, tile = (MOST_CLASSES + TILE_ROWS) * quads * 4,
+              sums = slices * classes * quads * 4;
+    return tile > sums ? tile : sums;
+}
+
+template <typename A>
+static size_t head_shared_bytes(int classes, int in_features)
+{
+    const int quads = (int)ceil_div(in_features, 4);
+    return sizeof(A) *
+           (size_t)(head_tile_elements(classes, quads) + TILE_ROWS * MOST_CLASSES + head_sums(classes, quads * 4) + 4);
+}
+
+template <typename A, typename S>
+__device__ __forceinline__ four<A> load_four(const S *from, int valid, bool vectors)
+{
+    four<A> result;
+    if (vectors) {
+        struct __align__(4 * sizeof(S) < 16 ? 4 * sizeof(S) : 16) pack {
+            S element[4];
+        };
+        const pack p = *reinterpret_cast<const pack *>(from);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            result.element[e] = load_as_accumulate(p.element[e]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            result.element[e] = e < valid ? (A)load_as_accumulate(from[e]) : A(0);
+    }
+    return result;
+}
+
+// The sums over the eight threads of a row; each gets those of two classes, 2 * rank and the next.
+template <typename A>
+__device__ __forceinline__ void share_out_logits(A (&own)[2], A (&values)[MOST_CLASSES], int rank)
+{
+#pragma unroll
+    for (int step = 0; step < 3; step++) {
+        const int half = ROW_TEAM >> step;
+        const bool upper = rank & (half / 2);
+#pragma unroll
+        for (int i = 0; i < ROW_TEAM; i++)
+            if (i < half) {
+                const A sent = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
+                values[i] = kept + __shfl_xor_sync(FULL_WARP, sent, half / 2);
+            }
+    }
+    own[0] = values[0];
+    own[1] = values[1];
+}
+
+// Losses and weights of a row (in its first thread) and the gradient of the two logits a thread has.
+template <typename T, typename P>
+__device__ __forceinline__ void row_loss(accumulate_type<T> (&logits)[2], const head_problem<T, P> &p, int64_t row,
+                                         int rank, double &loss_sum, double &weight_sum)
+{
+    typedef accumulate_type<T> A;
+    const int64_t t = row < p.rows ? p.target[row] : p.ignore_index;
+    const bool counts = t != p.ignore_index && is_class(t, p.classes);
+    log_sum_exp<A> state = log_sum_exp_of_none<A>();
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+        if (2 * rank + e < p.classes)
+            add_element(state, logits[e]);
+    state = team_reduce<ROW_TEAM, false>(state, (log_sum_exp<A> *)nullptr);
+    const A log_sum = log_of_sum(state);
+    const A scale = counts ? (p.row_scale ? (A)load_as_accumulate(p.row_scale[row]) : A(1)) : A(0);
+    A loss = 0;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int c = 2 * rank + e;
+        if (c >= p.classes) {
+            logits[e] = 0;
+            continue;
+        }
+        const A shifted = logits[e] - state.maximum;
+        A gradient = exp(shifted - log_sum);
+        if (p.spread > A(0)) {
+            gradient -= p.spread;
+            loss += p.spread * (log_sum - shifted);
+        }
+        if (c == t) {
+            gradient -= p.keep;
+            loss += p.keep * (log_sum - shifted);
+        }
+        logits[e] = counts ? scale * gradient : A(0);
+    }
+    loss = team_reduce<ROW_TEAM, false>(loss, (A *)nullptr);
+    if (rank != 0 || row >= p.rows)
+        return;
+    if (!counts)
+        loss = t == p.ignore_index ? A(0) : A(CUDART_NAN);
+    if (t != p.ignore_index && !counts)
+        record_bad_index(p.error, row, t, p.classes);
+    if (p.reduction == CUDA_OPS_REDUCTION_NONE)
+        p.losses[row] = store_from_accumulate<P>((accumulate_type<P>)loss);
+    loss_sum += loss;
+    weight_sum += counts;
+}
+
+template <typename T, typename P>
+__device__ __forceinline__ void write_loss(const head_problem<T, P> &p, double loss, double weight)
+{
+    if (p.reduction == CUDA_OPS_REDUCTION_NONE)
+        return;
+    const double result = p.reduction == CUDA_OPS_REDUCTION_MEAN ? loss / weight : loss;
+    *p.losses = store_from_accumulate<P>((accumulate_type<P>)result);
+    *p.total_weight = (accumulate_type<T>)weight;
+}
+
+// Element i of the sums goes to grad_weight or grad_bias.
+template <typename T, typename P>
+__device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int i, accumulate_type<T> sum)
+{
+    const int of_weight = p.classes * p.in_features;
+    if (i < of_weight) {
+        if (p.grad_weight)
+            p.grad_weight[i] = sum;
+    } else if (p.grad_bias) {
+        p.grad_bias[i - of_weight] = sum;
+    }
+}
+
+// cluster: whether the grid is one cluster (or one block), which finishes the sums itself; else each block leaves its
+// own in partial_sums [blocks][head_sums] and partial_losses [blocks][2].
+template <typename T, typename P>
+__global__ void __launch_bounds__(THREADS)
+    linear_cross_entropy_kernel(head_problem<T, P> p, accumulate_type<T> *partial_sums, double *partial_losses,
+                                bool cluster)
+{
+    typedef accumulate_type<T> A;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ double scratch[WARP_SIZE], block_losses[2];
+    four<A> *const weight = reinterpret_cast<four<A> *>(shared);
+    four<A> *const input = weight + MOST_CLASSES * p.quads;
+    A *const grad_logits = reinterpret_cast<A *>(shared) + head_tile_elements(p.classes, p.quads);
+    A *const sums = grad_logits + TILE_ROWS * MOST_CLASSES;
+    const int rank = threadIdx.x % ROW_TEAM, tile_row = threadIdx.x / ROW_TEAM;
+    const int slices = THREADS / p.quads, quad = threadIdx.x % p.quads, slice = threadIdx.x / p.quads;
+    const bool with_weight = p.grad_weight != nullptr;
+    const bool with_gradient = p.grad_input || p.grad_weight || p.grad_bias;
+    release_successor();
+    wait_for_predecessor();
+
+    for (int i = threadIdx.x; i < p.classes * p.quads; i += THREADS) {
+        const int c = i / p.quads, f = i % p.quads * 4;
+        weight[c * p.quads + f / 4] =
+            load_four<A>(p.weight + (int64_t)c * p.in_features + f, p.in_features - f, p.vectors);
+    }
+    A own_bias[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+        own_bias[e] = p.bias && 2 * rank + e < p.classes ? (A)load_as_accumulate(p.bias[2 * rank + e]) : A(0);
+    double loss_sum = 0, weight_sum = 0;
+    A bias_sums[2] = {};
+    four<A> weight_sums[MOST_CLASSES] = {};
+
+    for (int64_t first = (int64_t)blockIdx.x * TILE_ROWS; first < p.rows; first += (int64_t)gridDim.x * TILE_ROWS) {
+        for (int i = threadIdx.x; i < TILE_ROWS * p.quads; i += THREADS) {
+            const int64_t row = first + i / p.quads;
+            const int f = i % p.quads * 4;
+            four<A> value = {};
+            if (row < p.rows)
+                value = load_four<A>(p.input + row * p.in_features + f, p.in_features - f, p.vectors);
+            input[i] = value;
+        }
+        __syncthreads();
+        const int64_t row = first + tile_row;
+        A values[MOST_CLASSES] = {};
+        for (int q = rank; q < p.quads; q += ROW_TEAM) {
+            const four<A> x = input[tile_row * p.quads + q];
+#pragma unroll
+            for (int c = 0; c < MOST_CLASSES; c++)
+                if (c < p.classes) {
+                    const four<A> w = weight[c * p.quads + q];
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        values[c] += x.element[e] * w.element[e];
+                }
+        }
+        A own[2];
+        share_out_logits(own, values, rank);
+        own[0] += own_bias[0];
+        own[1] += own_bias[1];
+        row_loss(own, p, row, rank, loss_sum, weight_sum);
+        if (with_gradient) {
+            bias_sums[0] += own[0];
+            bias_sums[1] += own[1];
+            grad_logits[tile_row * MOST_CLASSES + 2 * rank] = own[0];
+            grad_logits[tile_row * MOST_CLASSES + 2 * rank + 1] = own[1];
+        }
+        __syncthreads();
+        if (p.grad_input && row < p.rows) {
+            A gradient[MOST_CLASSES];
+#pragma unroll
+            for (int c = 0; c < MOST_CLASSES; c++)
+                gradient[c] = grad_logits[tile_row * MOST_CLASSES + c];
+            for (int q = rank; q < p.quads; q += ROW_TEAM) {
+                four<A> sum = {};
+#pragma unroll
+                for (int c = 0; c < MOST_CLASSES; c++)
+                    if (c < p.classes) {
+                        const four<A> w = weight[c * p.quads + q];
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            sum.element[e] += gradient[c] * w.element[e];
+                    }
+                T *const to = p.grad_input + row * p.in_features + 4 * q;
+                if (p.vectors) {
+                    struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) pack {
+                        T element[4];
+                    } result;
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        result.element[e] = store_from_accumulate<T>(sum.element[e]);
+                    *reinterpret_cast<pack *>(to) = result;
+                } else {
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        if (4 * q + e < p.in_features)
+                            to[e] = store_from_accumulate<T>(sum.element[e]);
+                }
+            }
+        }
+        if (with_weight && slice < slices)
+            for (int r = slice; r < TILE_ROWS; r += slices) {
+                const four<A> x = input[r * p.quads + quad];
+#pragma unroll
+                for (int c = 0; c < MOST_CLASSES; c++)
+                    if (c < p.classes) {
+                        const A g = grad_logits[r * MOST_CLASSES + c];
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            weight_sums[c].element[e] += g * x.element[e];
+                    }
+            }
+        __syncthreads(); // input and grad_logits are overwritten by the next tile, or by the sums below
+    }
+
+    // The block's sums, in the order of its slices, and of its rows' places for bias.
+    loss_sum = block_sum(loss_sum, scratch);
+    weight_sum = block_sum(weight_sum, scratch);
+    const int of_weight = p.classes * p.in_features, count = with_gradient ? head_sums(p.classes, p.in_features) : 0;
+    if (with_gradient) {
+        grad_logits[tile_row * MOST_CLASSES + 2 * rank] = bias_sums[0];
+        grad_logits[tile_row * MOST_CLASSES + 2 * rank + 1] = bias_sums[1];
+        if (with_weight && slice < slices) {
+            four<A> *const slice_sums = weight; // in place of weight and input
+#pragma unroll
+            for (int c = 0; c < MOST_CLASSES; c++)
+                if (c < p.classes)
+                    slice_sums[(slice * p.classes + c) * p.quads + quad] = weight_sums[c];
+        }
+        __syncthreads();
+        const A *const slice_sums = reinterpret_cast<const A *>(shared);
+        for (int i = threadIdx.x; i < count; i += THREADS) {
+            A sum = 0;
+            if (i >= of_weight) {
+                for (int r = 0; r < TILE_ROWS; r++)
+                    sum += grad_logits[r * MOST_CLASSES + i - of_weight];
+            } else if (with_weight) {
+                const int at = i / p.in_features * p.quads * 4 + i % p.in_features;
+                for (int s = 0; s < slices; s++)
+                    sum += slice_sums[s * p.classes * p.quads * 4 + at];
+            }
+            if (!cluster)
+                partial_sums[(int64_t)blockIdx.x * count + i] = sum;
+            else if (gridDim.x == 1)
+                write_head_sum(p, i, sum);
+            else
+                sums[i] = sum;
+        }
+    }
+    if (!cluster) {
+        if (threadIdx.x == 0) {
+            partial_losses[2 * blockIdx.x] = loss_sum;
+            partial_losses[2 * blockIdx.x + 1] = weight_sum;
+        }
+        return;
+    }
+    if (gridDim.x == 1) {
+        if (threadIdx.x == 0)
+            write_loss(p, loss_sum, weight_sum);
+        return;
+    }
+    if (threadIdx.x == 0) {
+        block_losses[0] = loss_sum;
+        block_losses[1] = weight_sum;
+    }
+    cluster_barrier();
+    const int blocks = gridDim.x;
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < count; i += blocks * THREADS) {
+        A sum = 0;
+        for (int b = 0; b < blocks; b++)
+            sum += *in_block_of_cluster(sums + i, b);
+        write_head_sum(p, i, sum);
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        double loss = 0, total = 0;
+        for (int b = 0; b < blocks; b++) {
+            loss += *in_block_of_cluster(block_losses, b);
+            total += *in_block_of_cluster(block_losses + 1, b);
+        }
+        write_loss(p, loss, total);
+    }
+    cluster_barrier(); // a block's shared memory must outlive the others' reads
+}
+
+// Adds up what the blocks of the kernel above left: 32 sums a block, eight slices of the blocks each.
+template <typename T, typename P>
+__global__ void __launch_bounds__(THREADS)
+    linear_cross_entropy_sums_kernel(head_problem<T, P> p, const accumulate_type<T> *partial_sums,
+                                     const double *partial_losses, int blocks, int count)
+{
+    typedef accumulate_type<T> A;
+    constexpr int SLICES = THREADS / WARP_SIZE;
+    __shared__ A slice_sums[SLICES][WARP_SIZE];
+    __shared__ double scratch[WARP_SIZE];
+    release_successor();
+    wait_for_predecessor();
+    const int lane = threadIdx.x % WARP_SIZE, slice = threadIdx.x / WARP_SIZE, i = blockIdx.x * WARP_SIZE + lane;
+    A sum = 0;
+    if (i < count)
+#pragma unroll 4
+        for (int b = slice; b < blocks; b += SLICES)
+            sum += partial_sums[(int64_t)b * count + i];
+    slice_sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice == 0 && i < count) {
+        for (int s = 1; s < SLICES; s++)
+            sum += slice_sums[s][lane];
+        write_head_sum(p, i, sum);
+    }
+    if (blockIdx.x == 0) {
+        double loss = 0, weight = 0;
+        for (int b = threadIdx.x; b < blocks; b += THREADS) {
+            loss += partial_losses[2 * b];
+            weight += partial_losses[2 * b + 1];
+        }
+        loss = block_sum(loss, scratch);
+        weight = block_sum(weight, scratch);
+        if (threadIdx.x == 0)
+            write_loss(p, loss, weight);
+    }
+}
+
+static bool is_small_head(int64_t in_features, int64_t classes, cuda_ops_dtype dtype)
+{
+    if (classes < 1 || classes > MOST_CLASSES || in_features < 1 || in_features > MOST_FEATURES)
+        return false;
+    int device = 0, available = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const size_t needed = dtype == CUDA_OPS_FLOAT64 ? head_shared_bytes<double>((int)classes, (int)in_features)
+                                                    : head_shared_bytes<float>((int)classes, (int)in_features);
+    return needed + 1024 <= (size_t)available; // 1 KB for what the kernel declares itself
+}
+
+static int64_t small_head_blocks(int64_t rows)
+{
+    const int64_t tiles = ceil_div(rows, TILE_ROWS);
+    return tiles < MOST_BLOCKS ? tiles : MOST_BLOCKS;
+}
+
+template <typename T, typename P>
+static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const int blocks = (int)small_head_blocks(p.rows);
+    const int clusters = compute_capability() >= 90 ? LARGEST_CLUSTER : 1;
+    const bool cluster = blocks <= clusters;
+    const int count = p.grad_input || p.grad_weight || p.grad_bias ? head_sums(p.classes, p.in_features) : 0;
+    double *const partial_losses = (double *)workspace;
+    A *const partial_sums = (A *)(partial_losses + 2 * MOST_BLOCKS);
+    p.quads = (int)ceil_div(p.in_features, 4);
+    p.vectors =
+        p.in_features % 4 == 0 && is_aligned_16(p.input) && is_aligned_16(p.weight) && is_aligned_16(p.grad_input);
+    launch_dependent_clusters(linear_cross_entropy_kernel<T, P>, (unsigned int)blocks, THREADS, cluster ? blocks : 1,
+                              (int)head_shared_bytes<A>(p.classes, p.in_features), stream, p, partial_sums,
+                              partial_losses, cluster);
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || cluster)
+        return status;
+    launch_dependent_clusters(linear_cross_entropy_sums_kernel<T, P>,
+                              (unsigned int)(count > 0 ? ceil_div(count, WARP_SIZE) : 1), THREADS, 1, 0, stream, p,
+                              (const A *)partial_sums, (const double *)partial_losses, blocks, count);
+    return launch_status();
+}
+
+// Any number of classes
+
+// Rows of a chunk: logits of up to 64 MB, in whole tiles if there are that many.
+static constexpr int64_t CHUNK_BYTES = 64 << 20;
+static constexpr int64_t MOST_CHUNK_ROWS = 16384;
+
+static int64_t accumulate_bytes(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+}
+
+static int64_t chunk_pitch(int64_t classes)
+{
+    return ceil_div(classes, 8) * 8;
+}
+
+static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
+{
+    const int64_t fit = CHUNK_BYTES / (accumulate_bytes(dtype) * (chunk_pitch(classes) > 0 ? chunk_pitch(classes) : 1));
+    const int64_t most = fit < MOST_CHUNK_ROWS ? fit : MOST_CHUNK_ROWS, whole = most >= 64 ? most / 64 * 64 : 64;
+    return rows < whole ? rows : whole;
+}
+
+// A block a row: its loss into row_losses (NaN, weight 0 for a bad class), its gradient into grad_logits, which for
+// float and double is where the logits are.
+template <typename T, typename P>
+__global__ void __launch_bounds__(TEAM_THREADS)
+    grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
+                       const accumulate_type<T> *logits, const int64_t *target, const P *row_scale, int64_t first_row,
+                       int64_t classes, int64_t pitch, int64_t ignore_index, accumulate_type<T> keep,
+                       accumulate_type<T> spread, bool with_gradient)
+{
+    typedef accumulate_type<T> A;
+    __shared__ log_sum_exp<A> scratch[TEAM_THREADS];
+    __shared__ A sum_scratch[WARP_SIZE];
+    release_successor();
+    wait_for_predecessor();
+    const int64_t row = first_row + blockIdx.x, t = target[row];
+    const A *const x = logits + blockIdx.x * pitch;
+    T *const gradient = grad_logits + blockIdx.x * pitch;
+    const bool ignored = t == ignore_index, bad = !ignored && !is_class(t, classes);
+    const log_sum_exp<A> state =
+        team_log_sum_exp<TEAM_THREADS, false>(x, ignored || bad ? 0 : classes, 1, threadIdx.x, scratch);
+    const A log_sum = log_of_sum(state);
+    const A target_logit = ignored || bad ? A(0) : x[t];
+    __syncthreads(); // the gradient may be written where target_logit was read
+    A loss = 0;
+    if (ignored || bad) {
+        if (with_gradient)
+            for (int64_t c = threadIdx.x; c < pitch; c += TEAM_THREADS)
+                gradient[c] = store_from_accumulate<T>(A(0));
+        loss = bad ? A(CUDART_NAN) : A(0);
+    } else {
+        const A scale = row_scale ? (A)load_as_accumulate(row_scale[row]) : A(1);
+        if (with_gradient || spread > A(0)) {
+            for (int64_t c = threadIdx.x; c < classes; c += TEAM_THREADS) {
+                const A shifted = x[c] - state.maximum;
+                loss += log_sum - shifted;
+                if (with_gradient)
+                    gradient[c] =
+                        store_from_accumulate<T>(scale * (exp(shifted - log_sum) - spread - (c == t ? keep : A(0))));
+            }
+        }
+        loss = spread > A(0) ? spread * block_sum(loss, sum_scratch) : A(0);
+        loss += keep * (log_sum - (target_logit - state.maximum));
+    }
+    if (threadIdx.x != 0)
+        return;
+    if (bad)
+        record_bad_index(error, row, t, classes);
+    if (losses)
+        losses[row] = store_from_accumulate<P>((accumulate_type<P>)loss);
+    row_losses[2 * row] = loss;
+    row_losses[2 * row + 1] = ignored || bad ? 0 : 1;
+}
+
+template <typename P>
+__global__ void __launch_bounds__(1024)
+    reduce_rows_kernel(P *loss, accumulate_type<P> *total_weight, const double *row_losses, int64_t rows, bool mean)
+{
+    __shared__ double scratch[WARP_SIZE];
+    release_successor();
+    wait_for_predecessor();
+    double sum = 0, weight = 0;
+    for (int64_t i = threadIdx.x; i < rows; i += 1024) {
+        sum += row_losses[2 * i];
+        weight += row_losses[2 * i + 1];
+    }
+    sum = block_sum(sum, scratch);
+    weight = block_sum(weight, scratch);
+    if (threadIdx.x == 0) {
+        *loss = store_from_accumulate<P>((accumulate_type<P>)(mean ? sum / weight : sum));
+        *total_weight = (accumulate_type<P>)weight;
+    }
+}
+
+// The product on tensor cores where there are some for T and the operands are aligned, else on the CUDA cores.
+template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
+          typename TP>
+static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
+{
+    p.aligned = is_skinny_aligned(p);
+    if constexpr (sizeof(T) == 2) {
+        if (fits_tensor_cores<B_BY_DEPTH>(p))
+            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1,
+                                                                                                            stream);
+        return launch_skinny<skinny_shape<float, 64, 64, 2, 2, 2>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
+    } else {
+        return launch_skinny<skinny_shape<T, 64, 64, 2, 2, 2>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
+    }
+}
+
+template <typename T, typename P>
+static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, int64_t in_features, int64_t classes,
+                                  cuda_ops_dtype dtype, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const int64_t rows = chunk_rows(p.rows, classes, dtype), pitch = chunk_pitch(classes);
+    A *const logits = (A *)workspace;
+    T *const grad_logits = sizeof(T) == sizeof(A) ? (T *)logits : (T *)(logits + rows * pitch);
+    double *const row_losses = (double *)((unsigned char *)workspace +
+                                          ceil_div(rows * pitch * (sizeof(A) + (sizeof(T) == 2 ? 2 : 0)), 256) * 256);
+    const bool with_gradient = p.grad_input || p.grad_weight || p.grad_bias;
+    const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
+    cuda_ops_status status = CUDA_OPS_SUCCESS;
+    for (int64_t first = 0; first < p.rows && status == CUDA_OPS_SUCCESS; first += rows) {
+        const int64_t count = p.rows - first < rows ? p.rows - first : rows;
+        const T *const input = p.input + first * in_features;
+        if (classes > 0) {
+            skinny_product<T, P, A, P> product = {};
+            product.output = logits, product.a = input, product.b = p.weight, product.bias = p.bias;
+            product.m = count, product.n = classes, product.k = in_features;
+            product.a_pitch = product.b_pitch = in_features, product.output_pitch = pitch;
+            status = large_product<T, true, true, false>(product, stream);
+            if (status != CUDA_OPS_SUCCESS)
+                return status;
+        }
+        launch_dependent(grad_logits_kernel<T, P>, dim3((unsigned int)count), dim3(TEAM_THREADS), 0, stream,
+                         grad_logits, row_losses, reduced ? nullptr : p.losses, p.error, logits, p.target, p.row_scale,
+                         first, classes, pitch, p.ignore_index, p.keep, p.spread, with_gradient);
+        status = launch_status();
+        if (status == CUDA_OPS_SUCCESS && p.grad_input && in_features > 0) {
+            skinny_product<T, P, T, P> product = {};
+            product.output = p.grad_input + first * in_features, product.a = grad_logits, product.b = p.weight;
+            product.m = count, product.n = in_features, product.k = classes;
+            product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
+            status = large_product<T, true, false, false>(product, stream);
+        }
+        if (status == CUDA_OPS_SUCCESS && (p.grad_weight || p.grad_bias) && classes > 0) {
+            skinny_product<T, T, A, A> product = {};
+            product.output = p.grad_weight, product.row_sums = p.grad_bias, product.a = grad_logits, product.b = input;
+            product.m = classes, product.n = p.grad_weight ? in_features : 0, product.k = count;
+            product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
+            product.accumulate = first > 0;
+            status = large_product<T, false, false, true>(product, stream);
+        }
+    }
+    if (status != CUDA_OPS_SUCCESS || !reduced)
+        return status;
+    launch_dependent(reduce_rows_kernel<P>, dim3(1), dim3(1024), 0, stream, p.losses,
+                     (accumulate_type<P> *)p.total_weight, (const double *)row_losses, p.rows,
+                     p.reduction == CUDA_OPS_REDUCTION_MEAN);
+    return launch_status();
+}
+
+extern "C" size_t cuda_ops_linear_cross_entropy_workspace_cuda(int64_t rows, int64_t in_features, int64_t classes,
+                                                               cuda_ops_dtype dtype)
+{
+    if (rows == 0)
+        return 0;
+    if (is_small_head(in_features, classes, dtype))
+        return 2 * sizeof(double) * MOST_BLOCKS +
+               (size_t)(small_head_blocks(rows) * accumulate_bytes(dtype) * head_sums((int)classes, (int)in_features));
+    const int64_t elements = chunk_rows(rows, classes, dtype) * chunk_pitch(classes);
+    const bool half = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
+    return (size_t)(ceil_div(elements * (accumulate_bytes(dtype) + (half ? 2 : 0)), 256) * 256) +
+           2 * sizeof(double) * (size_t)rows;
+}
+
+extern "C" cuda_ops_status
+cuda_ops_linear_cross_entropy_cuda(void *losses, void *total_weight, void *grad_input, void *grad_weight,
+                                   void *grad_bias, void *workspace, cuda_ops_index_error *error, const void *input,
+                                   const void *weight, const void *bias, const int64_t *target, const void *row_scale,
+                                   int64_t rows, int64_t in_features, int64_t classes, int64_t ignore_index,
+                                   double label_smoothing, cuda_ops_reduction reduction, cuda_ops_dtype dtype,
+                                   cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+    if (rows == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P, {
+        typedef accumulate_type<T> A;
+        head_problem<T, P> p = {};
+        p.losses = (P *)losses, p.total_weight = (A *)total_weight, p.grad_input = (T *)grad_input;
+        p.grad_weight = (A *)grad_weight, p.grad_bias = (A *)grad_bias, p.error = error, p.input = (const T *)input;
+        p.weight = (const P *)weight, p.bias = (const P *)bias, p.target = target, p.row_scale = (const P *)row_scale;
+        p.rows = rows, p.ignore_index = ignore_index, p.reduction = reduction;
+        p.keep = (A)(1 - label_smoothing), p.spread = (A)(label_smoothing / (double)classes);
+        if (!is_small_head(in_features, classes, dtype))
+            return large_head(p, workspace, in_features, classes, dtype, stream);
+        p.in_features = (int)in_features, p.classes = (int)classes;
+        return small_head(p, workspace, stream);
+    });
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+// The gradients for grad_output = 1, times what it turned out to be
+
+template <typename T, typename A>
+__device__ __forceinline__ void scale_array(T *output, const A *input, int64_t count, accumulate_type<T> factor)
+{
+    for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
+        const accumulate_type<T> x = load_as_accumulate(input[i]);
+        output[i] = store_from_accumulate<T>(x == 0 ? x : x * factor);
+    }
+}
+
+template <typename T, typename P>
+__global__ void __launch_bounds__(THREADS)
+    linear_cross_entropy_scale_kernel(T *output_input, P *output_weight, P *output_bias, const T *grad_input,
+                                      const accumulate_type<T> *grad_weight, const accumulate_type<T> *grad_bias,
+                                      const P *grad_output, const accumulate_type<T> *total_weight, int64_t input_count,
+                                      int64_t weight_count, int64_t bias_count, bool vectors)
+{
+    typedef accumulate_type<T> A;
+    release_successor();
+    wait_for_predecessor();
+    A factor = load_as_accumulate(*grad_output);
+    if (total_weight)
+        factor /= *total_weight; // without any weight every gradient is zero, and stays so
+    if (vectors) {
+        for (int64_t v = global_thread_index(); v < input_count / vector16<T>::size; v += global_thread_count()) {
+            vector16<T> x = reinterpret_cast<const vector16<T> *>(grad_input)[v];
+#pragma unroll
+            for (int e = 0; e < vector16<T>::size; e++) {
+                const A value = load_as_accumulate(x.element[e]);
+                x.element[e] = value == A(0) ? x.element[e] : store_from_accumulate<T>(value * factor);
+            }
+            reinterpret_cast<vector16<T> *>(output_input)[v] = x;
+        }
+    } else {
+        scale_array(output_input, grad_input, input_count, factor);
+    }
+    scale_array(output_weight, grad_weight, weight_count, (accumulate_type<P>)factor);
+    scale_array(output_bias, grad_bias, bias_count, (accumulate_type<P>)factor);
+}
+
+extern "C" cuda_ops_status
+cuda_ops_linear_cross_entropy_scale_cuda(void *output_input, void *output_weight, void *output_bias,
+                                         const void *grad_input, const void *grad_weight, const void *grad_bias,
+                                         const void *grad_output, const void *total_weight, int64_t input_count,
+                                         int64_t weight_count, int64_t bias_count, cuda_ops_reduction reduction,
+                                         cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+    input_count = output_input ? input_count : 0;
+    weight_count = output_weight ? weight_count : 0;
+    bias_count = output_bias ? bias_count : 0;
+    if (input_count + weight_count + bias_count == 0)
+        return CUDA_OPS_SUCCESS;
+    const void *const divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
+    CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P, {
+        typedef accumulate_type<T> A;
+        const bool vectors =
+            input_count % vector16<T>::size == 0 && is_aligned_16(output_input) && is_aligned_16(grad_input);
+        const int64_t items = input_count / (vectors ? vector16<T>::size : 1);
+        const int64_t others = weight_count > bias_count ? weight_count : bias_count;
+        launch_dependent(linear_cross_entropy_scale_kernel<T, P>,
+                         dim3(clamp_grid(ceil_div(items > others ? items : others, THREADS))), dim3(THREADS), 0, stream,
+                         (T *)output_input, (P *)output_weight, (P *)output_bias, (const T *)grad_input,
+                         (const A *)grad_weight, (const A *)grad_bias, (const P *)grad_output, (const A *)divisor,
+                         input_count, weight_count, bias_count, vectors);
+        return launch_status();
+    });
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}

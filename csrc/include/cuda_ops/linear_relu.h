@@ -1,0 +1,50 @@
+/* linear_relu: output = relu(input * weight^T + bias), and its gradients, which are those of linear (linear.h) for
+ *
+ *   masked = output <= 0 ? 0 : grad_output        (a NaN in output lets the gradient pass, as in relu)
+ *
+ *   input, grad_input    rows x in_features
+ *   weight, grad_weight  out_features x in_features
+ *   output, grad_output  rows x out_features
+ *   bias, grad_bias      out_features; bias may be NULL
+ *
+ * All are row-major and dense. in_features = 0 makes the output relu(bias) (or zero), rows = 0 makes the gradients of
+ * weight and bias zero. Results repeat bit by bit.
+ * On CUDA, weight, bias and their gradients may be float32 (parameter_dtype) beside input, output and their gradients
+ * in a half (dtype); they are converted where they are loaded.
+ */
+#ifndef CUDA_OPS_LINEAR_RELU_H
+#define CUDA_OPS_LINEAR_RELU_H
+
+#include "cuda_ops/linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* workspace: cuda_ops_linear_workspace_cpu() bytes, aligned to 64, for this call alone. */
+cuda_ops_status cuda_ops_linear_relu_forward_cpu(void *output, const void *input, const void *weight, const void *bias,
+                                                 void *workspace, int64_t rows, int64_t in_features,
+                                                 int64_t out_features, cuda_ops_linear_block block,
+                                                 cuda_ops_dtype dtype);
+/* Elements [begin, end) of masked, from which linear.h makes the three gradients. masked may be grad_output. */
+cuda_ops_status cuda_ops_linear_relu_mask_cpu(void *masked, const void *grad_output, const void *output, int64_t begin,
+                                              int64_t end, cuda_ops_dtype dtype);
+
+/* Neither needs a workspace. The precision of float32 products is float32's. */
+cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight, const void *bias,
+                                                  int64_t rows, int64_t in_features, int64_t out_features,
+                                                  cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                                  cuda_ops_stream stream);
+/* Each of the three gradients may be NULL: it is then not computed. All are made by one launch; grad_bias alone costs
+ * nearly what grad_weight does. */
+cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
+                                                   const void *grad_output, const void *output, const void *input,
+                                                   const void *weight, int64_t rows, int64_t in_features,
+                                                   int64_t out_features, cuda_ops_dtype dtype,
+                                                   cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,281 @@
+// linear_cross_entropy for PyTorch: checks, allocation and the choice of backend. Loss and gradients come from one op,
+// since they come from one kernel; on the CPU the glue goes through chunks of rows.
+#include "cuda_ops/linear_cross_entropy.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <tuple>
+
+#include "loss.h"
+
+namespace cuda_ops
+{
+
+static IndexErrors index_errors("linear_cross_entropy");
+
+// The leading dimensions of input are one: all that the kernels know are rows.
+struct LinearCrossEntropy {
+    cuda_ops_dtype dtype, parameter_dtype;
+    int64_t rows, in_features, classes;
+    cuda_ops_reduction reduction;
+    Tensor input, weight, bias, target, row_scale; // contiguous; the last three may be undefined
+};
+
+// weight, bias or row_scale: of the dtype of input, or float32 beside a half.
+static void check_parameter(const char *op, const char *argument, const Tensor &parameter, const Tensor &input)
+{
+    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+    if (half && parameter.scalar_type() == at::kFloat)
+        check_same_device(op, argument, parameter, "input", input);
+    else
+        check_like(op, argument, parameter, "input", input);
+}
+
+static LinearCrossEntropy check(const char *op, const Tensor &input, const Tensor &weight, const Tensor &target,
+                                const std::optional<Tensor> &bias, const std::optional<Tensor> &row_scale,
+                                int64_t reduction, double label_smoothing)
+{
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    check_parameter(op, "weight", weight, input);
+    check_dim(op, "weight", weight, 2, 2);
+    TORCH_CHECK(input.dim() >= 1, op, ": expected input to have at least 1 dimension, got a scalar");
+    TORCH_CHECK(input.size(-1) == weight.size(1), op,
+                ": expected the last dimension of input to be the in_features of weight, ", weight.size(1),
+                " (weight has shape ", weight.sizes(), "), got input of shape ", input.sizes());
+    if (bias) {
+        check_like(op, "bias", *bias, "weight", weight);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, ": expected bias to have shape [",
+                    weight.size(0), "], the classes of weight, got ", bias->sizes());
+    }
+    check_same_device(op, "target", target, "input", input);
+    TORCH_CHECK(target.scalar_type() == at::kLong || target.scalar_type() == at::kByte, op,
+                ": expected target to be int64 (or uint8) for class indices, got ",
+                c10::getDtypeNames(target.scalar_type()).first);
+    const at::IntArrayRef leading = input.sizes().slice(0, input.dim() - 1);
+    TORCH_CHECK_VALUE(target.sizes() == leading, op, ": expected target to have shape ", leading,
+                      " for an input of shape ", input.sizes(), ", got ", target.sizes());
+    if (row_scale) {
+        check_like(op, "row_scale", *row_scale, "weight", weight);
+        check_same_shape(op, "row_scale", *row_scale, "target", target);
+    }
+    TORCH_CHECK(0 <= label_smoothing && label_smoothing <= 1, op, ": expected label_smoothing to be in [0, 1], got ",
+                label_smoothing);
+    return {dtype,
+            check_dtype(op, "weight", weight),
+            target.numel(),
+            weight.size(1),
+            weight.size(0),
+            check_reduction(op, reduction),
+            input.contiguous(),
+            weight.contiguous(),
+            bias ? bias->contiguous() : Tensor(),
+            target.to(at::kLong).contiguous(),
+            row_scale ? row_scale->contiguous() : Tensor()};
+}
+
+// Multiply-adds below which another thread is not worth waking.
+static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
+
+// kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products.
+template <typename Kernel>
+static void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, bool by_rows,
+                            const Kernel &kernel)
+{
+    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
+    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
+    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
+        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
+        const cuda_ops_linear_block block =
+            by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
+        return kernel(block, workspace.get());
+    });
+}
+
+// Bytes of a chunk's logits: a part of the last-level cache while there are few classes, at most 64 MB with very many.
+static int64_t chunk_rows_cpu(int64_t classes)
+{
+    const int64_t per_row = std::max<int64_t>(classes, 1);
+    return std::max<int64_t>(std::min<int64_t>((int64_t{1} << 19) / per_row, 4096),
+                             std::clamp<int64_t>((int64_t{1} << 23) / per_row, 1, 256));
+}
+
+struct Gradients {
+    Tensor input, weight, bias; // undefined where nobody wants them
+
+    bool any() const
+    {
+        return input.defined() || weight.defined() || bias.defined();
+    }
+};
+
+// `tensor` from its element number `element` on; null if it is undefined.
+static void *at_element(const Tensor &tensor, int64_t element)
+{
+    return tensor.defined() ? static_cast<char *>(tensor.data_ptr()) + element * tensor.element_size() : nullptr;
+}
+
+static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tensor &loss, const Tensor &total_weight,
+                        const Gradients &gradients, int64_t ignore_index, double label_smoothing)
+{
+    const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
+    const int64_t chunk = std::min(p.rows, chunk_rows_cpu(p.classes));
+    const LossShape shape{1, p.classes, 1, {}};
+    const int64_t task = columns_per_task(shape), tasks_in_chunk = (chunk + task - 1) / task;
+    const int64_t chunks = (p.rows + chunk - 1) / chunk;
+    const Tensor logits = at::empty({chunk, p.classes}, p.input.options());
+    std::vector<double> partials(reduced ? 2 * tasks_in_chunk * chunks : 0); // zero where a chunk has fewer tasks
+    for (int64_t c = 0; c < chunks; c++) {
+        const int64_t first = c * chunk, rows = std::min(chunk, p.rows - first);
+        const void *input = at_element(p.input, first * p.in_features);
+        parallel_blocks(op, rows, p.classes, p.in_features, rows >= p.classes,
+                        [&](cuda_ops_linear_block block, void *workspace) {
+                            return cuda_ops_linear_forward_cpu(logits.data_ptr(), input, p.weight.const_data_ptr(),
+                                                               pointer_or_null(p.bias), workspace, rows, p.in_features,
+                                                               p.classes, block, p.dtype);
+                        });
+        parallel_ranges(op, (rows + task - 1) / task, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t t = begin; t < end; t++) {
+                const cuda_ops_status status = cuda_ops_linear_cross_entropy_rows_cpu(
+                    logits.data_ptr(), reduced ? nullptr : at_element(loss, first),
+                    reduced ? &partials[2 * (c * tasks_in_chunk + t)] : nullptr,
+                    p.target.const_data_ptr<int64_t>() + first, at_element(p.row_scale, first), p.classes, t * task,
+                    std::min((t + 1) * task, rows), ignore_index, label_smoothing, gradients.any(), p.dtype);
+                if (status != CUDA_OPS_SUCCESS)
+                    return status;
+            }
+            return cuda_ops_status{CUDA_OPS_SUCCESS};
+        });
+        if (gradients.input.defined() && p.in_features > 0)
+            parallel_blocks(op, rows, p.in_features, p.classes, rows >= p.in_features,
+                            [&](cuda_ops_linear_block block, void *workspace) {
+                                return cuda_ops_linear_backward_input_cpu(
+                                    at_element(gradients.input, first * p.in_features), logits.const_data_ptr(),
+                                    p.weight.const_data_ptr(), workspace, rows, p.in_features, p.classes, block,
+                                    p.dtype);
+                            });
+        // By rows where there are as many: each thread has the sums of its rows' bias, and only one of them with few.
+        if (gradients.weight.defined() || gradients.bias.defined())
+            parallel_blocks(op, p.classes, std::max<int64_t>(p.in_features, 1), rows, p.classes >= p.in_features,
+                            [&](cuda_ops_linear_block block, void *workspace) {
+                                block.column_end = std::min(block.column_end, p.in_features);
+                                return cuda_ops_linear_cross_entropy_weight_cpu(
+                                    at_element(gradients.weight, 0), at_element(gradients.bias, 0),
+                                    logits.const_data_ptr(), input, workspace, rows, p.in_features, p.classes, block,
+                                    c > 0, p.dtype);
+                            });
+    }
+    if (reduced)
+        check_status(op, cuda_ops_loss_reduce_cpu(loss.data_ptr(), total_weight.data_ptr(), partials.data(),
+                                                  tasks_in_chunk * chunks, p.reduction, p.dtype));
+}
+
+// The loss; total_weight, without elements where there is no reduction; and the gradients that are wanted (the others
+// have no elements): those of the sum over rows of row_scale * loss, before a mean's division.
+static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Tensor &target,
+                             const std::optional<Tensor> &bias, const std::optional<Tensor> &row_scale,
+                             int64_t reduction, int64_t ignore_index, double label_smoothing, bool with_input,
+                             bool with_weight, bool with_bias)
+{
+    const char *const op = "linear_cross_entropy";
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const LinearCrossEntropy p = check(op, input, weight, target, bias, row_scale, reduction, label_smoothing);
+    const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
+    const at::TensorOptions sums = p.input.options().dtype(accumulate_dtype(input));
+    Tensor loss = at::empty(reduced ? at::IntArrayRef{} : target.sizes(), p.weight.options());
+    Tensor total_weight = empty_total_weight(p.input, p.reduction);
+    const auto gradient = [](bool wanted, at::IntArrayRef sizes, const at::TensorOptions &options) {
+        return wanted ? at::empty(sizes, options) : at::empty({0}, options);
+    };
+    Tensor grad_input = gradient(with_input, input.sizes(), p.input.options());
+    Tensor grad_weight = gradient(with_weight, weight.sizes(), sums);
+    Tensor grad_bias = gradient(with_bias, {p.classes}, sums);
+    const auto results = [&] { return std::make_tuple(loss, total_weight, grad_input, grad_weight, grad_bias); };
+    if (p.rows == 0) {
+        fill_loss_of_nothing(loss, total_weight, p.reduction);
+        grad_weight.zero_();
+        grad_bias.zero_();
+        return results();
+    }
+    const Gradients gradients{with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
+                              with_bias ? grad_bias : Tensor()};
+    if (p.input.is_cuda()) {
+        cuda_ops_index_error *error = index_errors.record();
+        const Tensor workspace =
+            empty_workspace(p.input, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_linear_cross_entropy_workspace_cuda(
+                                         p.rows, p.in_features, p.classes, p.dtype)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_linear_cross_entropy_cuda(
+                                loss.data_ptr(), total_weight.data_ptr(), at_element(gradients.input, 0),
+                                at_element(gradients.weight, 0), at_element(gradients.bias, 0), workspace.data_ptr(),
+                                error, p.input.const_data_ptr(), p.weight.const_data_ptr(), pointer_or_null(p.bias),
+                                p.target.const_data_ptr<int64_t>(), pointer_or_null(p.row_scale), p.rows, p.in_features,
+                                p.classes, ignore_index, label_smoothing, p.reduction, p.dtype, p.parameter_dtype,
+                                current_stream(op)));
+        index_errors.check_now(error);
+        return results();
+    }
+    check_targets_cpu(op, p.target, {1, p.classes, 1, {}}, ignore_index);
+    forward_cpu(op, p, loss, total_weight, gradients, ignore_index, label_smoothing);
+    return results();
+}
+
+// Forward's gradients times what they lack: grad_output, divided by total_weight for a mean. Those of the parameters
+// come in the dtype of grad_output.
+static std::tuple<Tensor, Tensor, Tensor>
+linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight, const Tensor &grad_input,
+                           const Tensor &grad_weight, const Tensor &grad_bias, int64_t reduction)
+{
+    const char *const op = "linear_cross_entropy_scale";
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_input", grad_input);
+    const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_output", grad_output);
+    check_parameter(op, "grad_output", grad_output, grad_input);
+    const cuda_ops_reduction kind = check_reduction(op, reduction);
+    TORCH_CHECK(grad_output.numel() == 1 && kind != CUDA_OPS_REDUCTION_NONE, op,
+                ": expected grad_output to be a single element, got shape ", grad_output.sizes());
+    check_total_weight(op, total_weight, grad_input, kind);
+    for (const Tensor *sums : {&grad_weight, &grad_bias}) {
+        check_same_device(op, "grad_weight and grad_bias", *sums, "grad_output", grad_output);
+        TORCH_CHECK(sums->scalar_type() == accumulate_dtype(grad_input), op,
+                    ": expected grad_weight and grad_bias to be those of forward, ",
+                    c10::getDtypeNames(accumulate_dtype(grad_input)).first, ", got ",
+                    c10::getDtypeNames(sums->scalar_type()).first);
+    }
+    const Tensor x = grad_input.contiguous(), w = grad_weight.contiguous(), b = grad_bias.contiguous();
+    Tensor output_input = at::empty(x.sizes(), x.options());
+    Tensor output_weight = at::empty(w.sizes(), grad_output.options());
+    Tensor output_bias = at::empty(b.sizes(), grad_output.options());
+    if (x.is_cuda()) {
+        index_errors.record(); // raises what forward found, if it is known by now
+        CUDA_OPS_LAUNCH(op, cuda_ops_linear_cross_entropy_scale_cuda(
+                                output_input.data_ptr(), output_weight.data_ptr(), output_bias.data_ptr(),
+                                x.const_data_ptr(), w.const_data_ptr(), b.const_data_ptr(),
+                                grad_output.const_data_ptr(), total_weight.const_data_ptr(), x.numel(), w.numel(),
+                                b.numel(), kind, dtype, parameter_dtype, current_stream(op)));
+    } else {
+        const std::pair<const Tensor &, const Tensor &> arrays[] = {
+            {output_input, x}, {output_weight, w}, {output_bias, b}};
+        for (const auto &[to, from] : arrays)
+            parallel_ranges(op, from.numel(), ELEMENTWISE_GRAIN, [&, to = to, from = from](int64_t begin, int64_t end) {
+                return cuda_ops_linear_cross_entropy_scale_cpu(to.data_ptr(), from.const_data_ptr(),
+                                                               grad_output.const_data_ptr(),
+                                                               total_weight.const_data_ptr(), begin, end, kind, dtype);
+            });
+    }
+    (void)parameter_dtype;
+    return {output_input, output_weight, output_bias};
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("linear_cross_entropy_forward(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
+                "Tensor? row_scale, int reduction, int ignore_index, float label_smoothing, bool with_input, "
+                "bool with_weight, bool with_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+    library.def("linear_cross_entropy_scale(Tensor grad_output, Tensor total_weight, Tensor grad_input, "
+                "Tensor grad_weight, Tensor grad_bias, int reduction) -> (Tensor, Tensor, Tensor)");
+    CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_forward", cuda_ops::linear_cross_entropy_forward);
+    CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_scale", cuda_ops::linear_cross_entropy_scale);
+}

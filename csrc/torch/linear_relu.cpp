@@ -1,0 +1,184 @@
+// linear_relu for PyTorch: relu(input * weight^T + bias) over any leading shape, and its gradients in one op, since
+// they come from one launch.
+#include "cuda_ops/linear_relu.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+// The leading dimensions are one: all that the kernels know are rows.
+struct LinearReluSizes {
+    int64_t rows, in_features, out_features;
+};
+
+static int64_t rows_of(const Tensor &tensor)
+{
+    int64_t rows = 1;
+    for (int64_t d = 0; d < tensor.dim() - 1; d++)
+        rows *= tensor.size(d);
+    return rows;
+}
+
+// weight or bias: of the dtype of input, or float32 beside a half.
+static void check_parameter(const char *op, const char *argument, const Tensor &parameter, const Tensor &input)
+{
+    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+    if (half && parameter.scalar_type() == at::kFloat)
+        check_same_device(op, argument, parameter, "input", input);
+    else
+        check_like(op, argument, parameter, "input", input);
+}
+
+static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Tensor &weight)
+{
+    check_parameter(op, "weight", weight, input);
+    check_dim(op, "weight", weight, 2, 2);
+    TORCH_CHECK(input.dim() >= 1, op, ": expected input to have at least 1 dimension, got a scalar");
+    TORCH_CHECK(input.size(-1) == weight.size(1), op,
+                ": expected the last dimension of input to be the in_features of weight, ", weight.size(1),
+                " (weight has shape ", weight.sizes(), "), got input of shape ", input.sizes());
+    return {rows_of(input), weight.size(1), weight.size(0)};
+}
+
+// Multiply-adds below which another thread is not worth waking.
+static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
+
+// kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products. The
+// longer side is cut, since each thread packs all of the other operand.
+template <typename Kernel>
+static void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, const Kernel &kernel)
+{
+    const bool by_rows = rows >= columns;
+    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
+    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
+    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
+        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
+        const cuda_ops_linear_block block =
+            by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
+        return kernel(block, workspace.get());
+    });
+}
+
+static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
+{
+    const char *const op = "linear_relu";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const LinearReluSizes size = check_sizes(op, input, weight);
+    const cuda_ops_dtype parameter_dtype = check_dtype(op, "weight", weight);
+    if (bias) {
+        check_like(op, "bias", *bias, "weight", weight);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, ": expected bias to have shape [",
+                    weight.size(0), "], the out_features of weight, got ", bias->sizes());
+    }
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
+    const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = size.out_features;
+    Tensor output = at::empty(sizes, x.options());
+    if (output.numel() == 0)
+        return output;
+    if (x.is_cuda())
+        CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
+                                                              bias_data, size.rows, size.in_features, size.out_features,
+                                                              dtype, parameter_dtype, current_stream(op)));
+    else
+        parallel_blocks(op, size.rows, size.out_features, size.in_features,
+                        [&](cuda_ops_linear_block block, void *workspace) {
+                            return cuda_ops_linear_relu_forward_cpu(output.data_ptr(), x.const_data_ptr(),
+                                                                    w.const_data_ptr(), bias_data, workspace, size.rows,
+                                                                    size.in_features, size.out_features, block, dtype);
+                        });
+    (void)parameter_dtype;
+    return output;
+}
+
+// On the CPU: the masked gradient, then linear's own kernels.
+static void backward_cpu(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
+                         const Tensor &g, const Tensor &y, const Tensor &x, const Tensor &w, LinearReluSizes size,
+                         cuda_ops_dtype dtype)
+{
+    const Tensor masked = at::empty(g.sizes(), g.options());
+    parallel_ranges(op, g.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+        return cuda_ops_linear_relu_mask_cpu(masked.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), begin, end,
+                                             dtype);
+    });
+    if (grad_input.defined() && grad_input.numel() > 0)
+        parallel_blocks(
+            op, size.rows, size.in_features, size.out_features, [&](cuda_ops_linear_block block, void *workspace) {
+                return cuda_ops_linear_backward_input_cpu(grad_input.data_ptr(), masked.const_data_ptr(),
+                                                          w.const_data_ptr(), workspace, size.rows, size.in_features,
+                                                          size.out_features, block, dtype);
+            });
+    if (grad_weight.defined() && grad_weight.numel() > 0)
+        parallel_blocks(
+            op, size.out_features, size.in_features, size.rows, [&](cuda_ops_linear_block block, void *workspace) {
+                return cuda_ops_linear_backward_weight_cpu(grad_weight.data_ptr(), masked.const_data_ptr(),
+                                                           x.const_data_ptr(), workspace, size.rows, size.in_features,
+                                                           size.out_features, block, dtype);
+            });
+    if (grad_bias.defined())
+        parallel_ranges(op, size.out_features,
+                        std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(1, size.rows)),
+                        [&](int64_t begin, int64_t end) {
+                            return cuda_ops_linear_backward_bias_cpu(grad_bias.data_ptr(), masked.const_data_ptr(),
+                                                                     size.rows, size.out_features, begin, end, dtype);
+                        });
+}
+
+// The gradients that `wanted` asks for (input, weight, bias); the others are tensors without elements.
+static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &grad_output, const Tensor &output,
+                                                               const Tensor &input, const Tensor &weight,
+                                                               bool with_input, bool with_weight, bool with_bias)
+{
+    const char *const op = "linear_relu_backward";
+    const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
+    check_like(op, "output", output, "grad_output", grad_output);
+    check_like(op, "input", input, "grad_output", grad_output);
+    check_same_shape(op, "output", output, "grad_output", grad_output);
+    const LinearReluSizes size = check_sizes(op, input, weight);
+    const cuda_ops_dtype parameter_dtype = check_dtype(op, "weight", weight);
+    TORCH_CHECK(grad_output.dim() == input.dim() && grad_output.size(-1) == size.out_features &&
+                    grad_output.sizes().slice(0, input.dim() - 1) == input.sizes().slice(0, input.dim() - 1),
+                op, ": expected grad_output to have the leading shape of input and the out_features of weight, got ",
+                "grad_output of shape ", grad_output.sizes(), ", input of shape ", input.sizes(),
+                " and weight of shape ", weight.sizes());
+    const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+    const Tensor g = grad_output.contiguous(), y = output.contiguous(), x = input.contiguous();
+    const Tensor w = weight.contiguous();
+    Tensor grad_input = with_input ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options());
+    Tensor grad_weight = with_weight ? at::empty(w.sizes(), w.options()) : at::empty({0}, w.options());
+    Tensor grad_bias = with_bias ? at::empty({size.out_features}, w.options()) : at::empty({0}, w.options());
+    if (x.is_cuda())
+        CUDA_OPS_LAUNCH(op,
+                        cuda_ops_linear_relu_backward_cuda(
+                            with_input ? grad_input.data_ptr() : nullptr,
+                            with_weight ? grad_weight.data_ptr() : nullptr, with_bias ? grad_bias.data_ptr() : nullptr,
+                            g.const_data_ptr(), y.const_data_ptr(), x.const_data_ptr(), w.const_data_ptr(), size.rows,
+                            size.in_features, size.out_features, dtype, parameter_dtype, current_stream(op)));
+    else
+        backward_cpu(op, with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
+                     with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype);
+    (void)parameter_dtype;
+    return {grad_input, grad_weight, grad_bias};
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("linear_relu_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+    library.def("linear_relu_backward(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool with_input, "
+                "bool with_weight, bool with_bias) -> (Tensor, Tensor, Tensor)");
+    CUDA_OPS_IMPLEMENT(library, "linear_relu_forward", cuda_ops::linear_relu_forward);
+    CUDA_OPS_IMPLEMENT(library, "linear_relu_backward", cuda_ops::linear_relu_backward);
+}

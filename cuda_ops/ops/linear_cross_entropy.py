@@ -1,0 +1,193 @@
+"""linear_cross_entropy: the last layer of a classifier and its loss, without storing the logits.
+
+Where gradients are wanted, forward computes them along with the loss, since the logits are at hand; backward only
+multiplies them by grad_output and by what a mean divides by.
+"""
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_tensors, check_tensors_or_none, expect, integer
+from .._autocast import autocast_input
+from .._library import ops
+from .._loss import accumulate_dtype, reduction_number
+from .cross_entropy import CrossEntropyFunction
+from .linear import LinearFunction
+
+
+@torch.library.register_fake("cuda_ops::linear_cross_entropy_forward")
+def _(
+    input,
+    weight,
+    target,
+    bias,
+    row_scale,
+    reduction,
+    ignore_index,
+    label_smoothing,
+    with_input,
+    with_weight,
+    with_bias,
+):
+    op = "linear_cross_entropy"
+    expect(weight.dim() == 2, op, "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    expect(input.dim() >= 1, op, "input to have at least 1 dimension, got a scalar")
+    message = (
+        "the last dimension of input to be the in_features of weight, {} (weight has shape {}), got input of shape {}"
+    )
+    fits = input.shape[-1] == weight.shape[1]
+    expect(fits, op, message, weight.shape[1], list(weight.shape), list(input.shape))
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
+        message = "bias to have shape [{}], the classes of weight, got {}"
+        expect(fits, op, message, weight.shape[0], list(bias.shape))
+    leading = input.shape[:-1]
+    message = "target to have shape {} for an input of shape {}, got {}"
+    shapes = list(leading), list(input.shape), list(target.shape)
+    expect(target.dim() == len(leading), op, message, *shapes, check=torch._check_value)
+    for size, wanted in zip(target.shape, leading, strict=True):
+        expect(size == wanted, op, message, *shapes, check=torch._check_value)
+    sums = {"dtype": accumulate_dtype(input)}
+    return (
+        weight.new_empty(leading if reduction == 0 else ()),
+        input.new_empty((0,) if reduction == 0 else (), **sums),
+        input.new_empty(input.shape if with_input else (0,)),
+        input.new_empty(weight.shape if with_weight else (0,), **sums),
+        input.new_empty((weight.shape[0] if with_bias else 0,), **sums),
+    )
+
+
+@torch.library.register_fake("cuda_ops::linear_cross_entropy_scale")
+def _(grad_output, total_weight, grad_input, grad_weight, grad_bias, reduction):
+    return (
+        torch.empty_like(grad_input, memory_format=torch.contiguous_format),
+        grad_output.new_empty(grad_weight.shape),
+        grad_output.new_empty(grad_bias.shape),
+    )
+
+
+class LinearCrossEntropyFunction(torch.autograd.Function):
+    """Returns the loss, and for backward alone total_weight and the gradients before the division of a mean. Without a
+    reduction they wait for grad_output, one number a row, and backward computes the logits again. Where gradients are
+    to be differentiated further (create_graph), they are composed of linear and cross_entropy, which can be."""
+
+    @staticmethod
+    def forward(ctx, input, weight, target, bias, reduction, ignore_index, label_smoothing, with_gradients):
+        parameters = (reduction, ignore_index, label_smoothing)
+        wanted = [with_gradients and reduction != 0 and ctx.needs_input_grad[i] for i in (0, 1, 3)]
+        results = ops.linear_cross_entropy_forward(input, weight, target, bias, None, *parameters, *wanted)
+        ctx.save_for_backward(input, weight, target, bias, *results[1:])
+        ctx.mark_non_differentiable(*results[1:])
+        ctx.set_materialize_grads(False)
+        ctx.parameters = parameters
+        return results
+
+    @staticmethod
+    def backward(ctx, grad_output, *_):
+        nothing = (None,) * 4
+        if grad_output is None:
+            return (None, None, None, None, *nothing)
+        input, weight, target, bias, total_weight, *grads = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+        if torch.is_grad_enabled():
+            grads = composed_gradients(grad_output, input, weight, target, bias, wanted, *ctx.parameters)
+        elif ctx.parameters[0] == 0:
+            results = ops.linear_cross_entropy_forward(
+                input, weight, target, bias, grad_output, *ctx.parameters, *wanted
+            )
+            grads = (results[2], results[3].to(weight.dtype), results[4].to(weight.dtype))
+        else:
+            grads = ops.linear_cross_entropy_scale(grad_output, total_weight, *grads, ctx.parameters[0])
+        grad_input, grad_weight, grad_bias = (g if w else None for g, w in zip(grads, wanted, strict=True))
+        return (grad_input, grad_weight, None, grad_bias, *nothing)
+
+
+def composed_gradients(grad_output, input, weight, target, bias, wanted, *parameters):
+    logits = LinearFunction.apply(input.to(weight.dtype), weight, bias).flatten(0, -2) if input.dim() > 1 else None
+    if logits is None:
+        logits = LinearFunction.apply(input.to(weight.dtype), weight, bias)
+    loss = CrossEntropyFunction.apply(logits, target.flatten() if input.dim() > 1 else target, None, *parameters)[0]
+    inputs = [t for t, w in zip((input, weight, bias), wanted, strict=True) if w]
+    grads = iter(torch.autograd.grad(loss, inputs, grad_output.reshape(loss.shape), create_graph=True))
+    return [next(grads) if w else None for w in wanted]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    r"""Cross-entropy between class indices and the softmax of :math:`x W^T + b`: like
+    ``cross_entropy(linear(input, weight, bias), target)``, but the logits are never stored as a whole.
+
+    Args:
+        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        weight: (classes, in_features); dtype and device of `input`, or float32 beside an `input` in half precision.
+        target: class indices in [0, classes), int64 or uint8, of the leading shape of `input`.
+        bias: (classes), like `weight`.
+        ignore_index: class indices of this value have no part in loss and gradient; it need not be a class.
+        reduction: 'none', 'mean' or 'sum'. The mean is the sum divided by the number of targets that are not ignored;
+            over nothing it is NaN, as in PyTorch.
+        label_smoothing: in [0, 1]: the part of the target that is spread evenly over the classes.
+
+    Returns:
+        One number, or with reduction 'none' one for each target; in the dtype of `weight`.
+
+    Raises:
+        IndexError: a target is neither a class nor `ignore_index`; on CUDA late, as with
+            :func:`cuda_ops.functional.cross_entropy`.
+        TypeError: `input`, `weight`, `target` or `bias` is no tensor, or `ignore_index` no int.
+        ValueError: `target` has another shape than `input` without its features; an unknown reduction.
+        RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1].
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Gradients are computed along with the loss, where it has a reduction and something requires grad. Under autocast on
+    CUDA `input` alone is cast. Differentiable any number of times; from the second derivative on by other kernels,
+    which store the logits.
+
+    Example:
+        >>> cuda_ops.functional.linear_cross_entropy(torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([3, 0]))
+        tensor(1.3863)
+    """
+    check_tensors("linear_cross_entropy", input=input, weight=weight, target=target)
+    check_tensors_or_none("linear_cross_entropy", bias=bias)
+    ignore_index = integer("linear_cross_entropy", "ignore_index", ignore_index)
+    reduction = reduction_number("linear_cross_entropy", None, None, reduction)
+    input = autocast_input("linear_cross_entropy", input)
+    return LinearCrossEntropyFunction.apply(
+        input, weight, target, bias, reduction, ignore_index, label_smoothing, torch.is_grad_enabled()
+    )[0]
+
+
+class LinearCrossEntropyLoss(torch.nn.Linear):
+    """:class:`torch.nn.Linear` and :class:`torch.nn.CrossEntropyLoss` in one, through
+    :func:`cuda_ops.functional.linear_cross_entropy`; weight and bias are those of the former."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return linear_cross_entropy(
+            input,
+            self.weight,
+            target,
+            self.bias,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )

@@ -1,0 +1,106 @@
+"""linear_relu: relu(input @ weight.T + bias), over any leading shape, in one kernel."""
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._autocast import autocast_input
+from .._library import ops
+from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
+from .relu import ReLUBackwardFunction
+
+
+@torch.library.register_fake("cuda_ops::linear_relu_forward")
+def _(input, weight, bias):
+    expect(weight.dim() == 2, "linear_relu", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    expect(input.dim() >= 1, "linear_relu", "input to have at least 1 dimension, got a scalar")
+    message = (
+        "the last dimension of input to be the in_features of weight, {} (weight has shape {}), got input of shape {}"
+    )
+    fits = input.shape[-1] == weight.shape[1]
+    expect(fits, "linear_relu", message, weight.shape[1], list(weight.shape), list(input.shape))
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
+        message = "bias to have shape [{}], the out_features of weight, got {}"
+        expect(fits, "linear_relu", message, weight.shape[0], list(bias.shape))
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+@torch.library.register_fake("cuda_ops::linear_relu_backward")
+def _(grad_output, output, input, weight, with_input, with_weight, with_bias):
+    return (
+        input.new_empty(input.shape if with_input else (0,)),
+        weight.new_empty(weight.shape if with_weight else (0,)),
+        weight.new_empty((weight.shape[0] if with_bias else 0,)),
+    )
+
+
+class LinearReLUFunction(torch.autograd.Function):
+    """Saves its output for the mask. The three gradients are one op; where they are to be differentiated further
+    (create_graph), they are composed of linear's and relu's Functions instead, which can be."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias):
+        output = ops.linear_relu_forward(input, weight, bias)
+        # Weight also for its shape and dtype; a frozen weight keeps no input alive, except that grad_bias asks for one.
+        ctx.save_for_backward(input, weight, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        input, weight, output = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return composed_gradients(grad_output, input, weight, output, ctx.needs_input_grad)
+        grads = ops.linear_relu_backward(grad_output, output, input, weight, *ctx.needs_input_grad)
+        return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=True))
+
+
+def composed_gradients(grad_output, input, weight, output, wanted):
+    masked = ReLUBackwardFunction.apply(grad_output, output)
+    dtype = weight.dtype
+    grad_input = grad_weight = grad_bias = None
+    if wanted[0]:
+        grad_input = LinearBackwardInputFunction.apply(masked, weight.to(input.dtype))
+    if wanted[1]:
+        grad_weight = LinearBackwardWeightFunction.apply(masked, input).to(dtype)
+    if wanted[2]:
+        grad_bias = LinearBackwardBiasFunction.apply(masked).to(dtype)
+    return grad_input, grad_weight, grad_bias
+
+
+def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    r"""Affine map of the last dimension with ReLU, :math:`y = \max(x W^T + b, 0)`: like
+    ``torch.nn.functional.relu(torch.nn.functional.linear(input, weight, bias))`` in one kernel.
+
+    Args:
+        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        weight: (out_features, in_features); dtype and device of `input`, or float32 beside an `input` in half
+            precision (it is converted where the kernel loads it).
+        bias: (out_features), like `weight`.
+
+    Returns:
+        A contiguous tensor (..., out_features) in the dtype of `input`; gradients of the parameters are in theirs.
+
+    Raises:
+        TypeError: `input`, `weight` or `bias` is no tensor.
+        RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Products are summed in float32 (float64 for float64). Under autocast on CUDA `input` alone is cast, and the weight
+    where it is loaded. Differentiable any number of times; from the second derivative on by other kernels.
+
+    Example:
+        >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, -1.0]])
+        >>> cuda_ops.functional.linear_relu(input, weight, torch.tensor([0.5, 0.0]))
+        tensor([[11.5000,  0.0000]])
+    """
+    check_tensors("linear_relu", input=input, weight=weight)
+    check_tensors_or_none("linear_relu", bias=bias)
+    return LinearReLUFunction.apply(autocast_input("linear_relu", input), weight, bias)
+
+
+class LinearReLU(torch.nn.Linear):
+    """:class:`torch.nn.Linear` and :class:`torch.nn.ReLU` in one, through :func:`cuda_ops.functional.linear_relu`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear_relu(input, self.weight, self.bias)
