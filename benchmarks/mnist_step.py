@@ -180,7 +180,39 @@ def ceiling_of(precision: str, device, quick: bool) -> harness.Ceiling:
 # --- the time line --------------------------------------------------------------------------------------------------
 
 
-def timeline(precision: str, batch: int, data, device, replays: int = 20) -> list[dict]:
+# What a kernel cannot do without, as far as its name tells: elements of activations and further bytes a picture, bytes of
+# parameters, multiply-adds a picture. Outputs of the first block, of conv2 and of the second block:
+FIRST, CONV2, SECOND = 32 * 14 * 14, 64 * 14 * 14, 64 * 7 * 7
+KNOWN = {
+    "gather_normalize_kernel": (784, 784, 0, 0),
+    "one_moments_kernel": (784, 0, 0, 0),
+    "one_forward_kernel": (784 + FIRST, FIRST, 0, MACS["conv1"]),
+    "one_forward_tensor_kernel": (784 + FIRST, FIRST, 0, MACS["conv1"]),
+    "one_sums_kernel": (784 + FIRST, FIRST, 0, 2 * MACS["conv1"]),
+    "one_sums_tensor_kernel": (784 + FIRST, FIRST, 0, 2 * MACS["conv1"]),
+    "forward_kernel": (FIRST + CONV2, 0, 4 * 64 * 288, MACS["conv2"]),
+    "pool_kernel": (CONV2 + 2 * SECOND, SECOND, 0, 0),
+    "sums_kernel": (2 * SECOND, SECOND, 0, 0),
+    "backward_kernel": (2 * FIRST + CONV2 + SECOND, SECOND, 8 * 64 * 288, 2 * MACS["conv2"]),
+    "skinny_gemm_kernel": (SECOND + 128, 0, 4 * MACS["linear1"], MACS["linear1"]),
+    "linear_relu_backward_kernel": (2 * SECOND + 2 * 128, 0, 8 * MACS["linear1"], 2 * MACS["linear1"]),
+    "linear_cross_entropy_kernel": (2 * 128, 8, 0, 3 * MACS["linear2"]),
+    "sgd_kernel": (0, 0, 12 * PARAMETERS, 0),
+}
+
+
+def known_of(name: str, batch: int, precision: str, ceiling: harness.Ceiling) -> dict[str, float]:
+    """{bytes, flops, floor_us} of a kernel, or nothing."""
+    if name not in KNOWN:
+        return {}
+    elements, further, parameters, macs = KNOWN[name]
+    moved = batch * (elements * (2 if precision == "bf16" else 4) + further) + parameters
+    flops = 2 * batch * macs
+    floor = max(moved / ceiling.bytes_per_second, flops / ceiling.flops_per_second)
+    return {"bytes": moved, "flops": flops, "floor_us": 1e6 * floor}
+
+
+def timeline(precision: str, batch: int, data, device, ceiling: harness.Ceiling, replays: int = 20) -> list[dict]:
     """The kernels of one fused step, in order: median microseconds of each and when it starts after the first. Kernels
     that were launched ahead of their predecessor's end overlap it, so that durations add up to more than the step."""
     set_precision(precision)
@@ -206,13 +238,14 @@ def timeline(precision: str, batch: int, data, device, replays: int = 20) -> lis
     lines = []
     for same in zip(*runs, strict=True):
         starts = [e["ts"] - run[0]["ts"] for e, run in zip(same, runs, strict=True)]
-        name = same[0]["name"].split("(")[0].removeprefix("void ").split("<")[0]
+        name = same[0]["name"].split("(")[0].removeprefix("void ").split("<")[0].split("::")[-1]
         lines.append(
             {
                 "kernel": name,
                 "start_us": harness.summarize(starts).median,
                 "us": harness.summarize([e["dur"] for e in same]).median,
                 "grid": same[0].get("args", {}).get("grid"),
+                **known_of(name, batch, precision, ceiling),
             }
         )
     return lines
@@ -371,9 +404,11 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
             if kind == "cuda":
                 torch.cuda.empty_cache()
         if kind == "cuda":
-            for precision, batch in [("bf16", 64), ("bf16", 1024)][: 1 if quick else 2]:
+            precision = cells[-1][0]
+            for batch in dict.fromkeys(batch for _, batch in cells if batch <= 1024):
                 with contextlib.suppress(RuntimeError):
-                    race.timelines[f"{precision}, batch {batch}"] = timeline(precision, batch, data, device)
+                    lines = timeline(precision, batch, data, device, ceilings[precision])
+                    race.timelines[f"{precision}, batch {batch}"] = lines
     if not quick:
         race.cold = cold_start(device, with_compile, 3, deadline)
     race.facts["seconds"] = f"{time.perf_counter() - begin:.0f}"
