@@ -180,8 +180,8 @@ def ceiling_of(precision: str, device, quick: bool) -> harness.Ceiling:
 # --- the time line --------------------------------------------------------------------------------------------------
 
 
-# What a kernel cannot do without, as far as its name tells: elements of activations and further bytes a picture, bytes of
-# parameters, multiply-adds a picture. Outputs of the first block, of conv2 and of the second block:
+# What a kernel cannot do without, as far as its name tells: elements of activations and further bytes a picture, bytes
+# of parameters, multiply-adds a picture. Outputs of the first block, of conv2 and of the second block:
 FIRST, CONV2, SECOND = 32 * 14 * 14, 64 * 14 * 14, 64 * 7 * 7
 KNOWN = {
     "gather_normalize_kernel": (784, 784, 0, 0),
