@@ -64,16 +64,22 @@ def race_table(race, precision: str) -> str:
     return table([f"{precision}, µs a step", *(f"batch {batch}" for batch in batches)], lines)
 
 
+def timeline_row(line: dict) -> list[str]:
+    known = [line["bytes"] / 1e6, line["flops"] / 1e6, line["floor_us"]] if "bytes" in line else []
+    cells = [f"{value:,.1f}" for value in known] or ["–"] * 3
+    return [line["kernel"], f"{line['start_us']:.1f}", f"{line['us']:.1f}", *cells]
+
+
 def markdown(race) -> str:
     parts = ["# One training step of the MNIST CNN", "![microseconds a step](mnist_step.png)"]
     parts += [race_table(race, precision) for precision in dict.fromkeys(row["precision"] for row in race.rows)]
     for name, lines in race.timelines.items():
         total = max((line["start_us"] + line["us"] for line in lines), default=0)
-        rows = [[f"{line['kernel']}", f"{line['start_us']:.1f}", f"{line['us']:.1f}"] for line in lines]
+        rows = [timeline_row(line) for line in lines]
         parts += [
             f"## Time line of the fused step, {name}",
             f"{len(lines)} kernels, {total:.1f} µs from the first one's start to the last one's end, traced.",
-            table(["kernel", "start, µs", "duration, µs"], rows),
+            table(["kernel", "start, µs", "duration, µs", "least MB", "MFLOP", "floor, µs"], rows),
         ]
     if race.cold:
         names = list(next(iter(race.cold.values())))

@@ -38,7 +38,6 @@ ROUNDS = (3, 25)
 # The whole network's multiply-adds forward; backward takes twice as many, but for the picture's gradient.
 MACS = {"conv1": 28 * 28 * 32 * 9, "conv2": 14 * 14 * 64 * 288, "linear1": 3136 * 128, "linear2": 1280}
 PARAMETERS = 421_834
-LAYERS = ("conv", "norm", "linear")
 
 
 @dataclass(frozen=True)
@@ -80,22 +79,19 @@ def set_precision(precision: str):
     torch.backends.cudnn.benchmark = True
 
 
-def parameter_groups(model):
-    """In the order of LAYERS."""
-    groups = {kind: [] for kind in LAYERS}
-    for name, parameter in model.named_parameters():
-        groups[next(kind for kind in LAYERS if name.startswith(kind))].append(parameter)
-    return [{"params": parameters} for parameters in groups.values()]
-
-
 # --- a step ---------------------------------------------------------------------------------------------------------
 
 
 def make_step(
-    variant: Variant, precision: str, data, device, steps_per_graph: int = 1, label_smoothing: float = 0.0
+    variant: Variant,
+    precision: str,
+    data,
+    device,
+    steps_per_graph: int = 1,
+    label_smoothing: float = 0.0,
+    groups=lambda model: model.parameters(),
 ) -> GraphedStep:
-    """The step of a variant, of the same initial weights for all. The optimizer has a parameter group each for the
-    convolutions, the batch norms and the linear layers."""
+    """The step of a variant, of the same initial weights for all. `groups`: what its optimizer is given."""
     torch.manual_seed(0)
     model = MnistCNN(variant.backend).to(device)
     if not variant.ours and variant.channels_last:
@@ -103,7 +99,7 @@ def make_step(
     half = precision == "bf16"
     batches = Batches(*data, device, torch.bfloat16 if half and variant.ours else torch.float32, keep_on_device=True)
     options = {"fused": True} if not variant.ours and device.type == "cuda" else {}
-    optimizer = get_backend(variant.backend).optim.SGD(parameter_groups(model), lr=0.01, **options)
+    optimizer = get_backend(variant.backend).optim.SGD(groups(model), lr=0.01, **options)
     load = batches.gather if variant.ours else batches
 
     def loss(indices):
@@ -184,7 +180,39 @@ def ceiling_of(precision: str, device, quick: bool) -> harness.Ceiling:
 # --- the time line --------------------------------------------------------------------------------------------------
 
 
-def timeline(precision: str, batch: int, data, device, replays: int = 20) -> list[dict]:
+# What a kernel cannot do without, as far as its name tells: elements of activations and further bytes a picture, bytes
+# of parameters, multiply-adds a picture. Outputs of the first block, of conv2 and of the second block:
+FIRST, CONV2, SECOND = 32 * 14 * 14, 64 * 14 * 14, 64 * 7 * 7
+KNOWN = {
+    "gather_normalize_kernel": (784, 784, 0, 0),
+    "one_moments_kernel": (784, 0, 0, 0),
+    "one_forward_kernel": (784 + FIRST, FIRST, 0, MACS["conv1"]),
+    "one_forward_tensor_kernel": (784 + FIRST, FIRST, 0, MACS["conv1"]),
+    "one_sums_kernel": (784 + FIRST, FIRST, 0, 2 * MACS["conv1"]),
+    "one_sums_tensor_kernel": (784 + FIRST, FIRST, 0, 2 * MACS["conv1"]),
+    "forward_kernel": (FIRST + CONV2, 0, 4 * 64 * 288, MACS["conv2"]),
+    "pool_kernel": (CONV2 + 2 * SECOND, SECOND, 0, 0),
+    "sums_kernel": (2 * SECOND, SECOND, 0, 0),
+    "backward_kernel": (2 * FIRST + CONV2 + SECOND, SECOND, 8 * 64 * 288, 2 * MACS["conv2"]),
+    "skinny_gemm_kernel": (SECOND + 128, 0, 4 * MACS["linear1"], MACS["linear1"]),
+    "linear_relu_backward_kernel": (2 * SECOND + 2 * 128, 0, 8 * MACS["linear1"], 2 * MACS["linear1"]),
+    "linear_cross_entropy_kernel": (2 * 128, 8, 0, 3 * MACS["linear2"]),
+    "sgd_kernel": (0, 0, 12 * PARAMETERS, 0),
+}
+
+
+def known_of(name: str, batch: int, precision: str, ceiling: harness.Ceiling) -> dict[str, float]:
+    """{bytes, flops, floor_us} of a kernel, or nothing."""
+    if name not in KNOWN:
+        return {}
+    elements, further, parameters, macs = KNOWN[name]
+    moved = batch * (elements * (2 if precision == "bf16" else 4) + further) + parameters
+    flops = 2 * batch * macs
+    floor = max(moved / ceiling.bytes_per_second, flops / ceiling.flops_per_second)
+    return {"bytes": moved, "flops": flops, "floor_us": 1e6 * floor}
+
+
+def timeline(precision: str, batch: int, data, device, ceiling: harness.Ceiling, replays: int = 20) -> list[dict]:
     """The kernels of one fused step, in order: median microseconds of each and when it starts after the first. Kernels
     that were launched ahead of their predecessor's end overlap it, so that durations add up to more than the step."""
     set_precision(precision)
@@ -210,13 +238,14 @@ def timeline(precision: str, batch: int, data, device, replays: int = 20) -> lis
     lines = []
     for same in zip(*runs, strict=True):
         starts = [e["ts"] - run[0]["ts"] for e, run in zip(same, runs, strict=True)]
-        name = same[0]["name"].split("(")[0].removeprefix("void ").split("<")[0]
+        name = same[0]["name"].split("(")[0].removeprefix("void ").split("<")[0].split("::")[-1]
         lines.append(
             {
                 "kernel": name,
                 "start_us": harness.summarize(starts).median,
                 "us": harness.summarize([e["dur"] for e in same]).median,
                 "grid": same[0].get("args", {}).get("grid"),
+                **known_of(name, batch, precision, ceiling),
             }
         )
     return lines
@@ -375,9 +404,11 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
             if kind == "cuda":
                 torch.cuda.empty_cache()
         if kind == "cuda":
-            for precision, batch in [("bf16", 64), ("bf16", 1024)][: 1 if quick else 2]:
+            precision = cells[-1][0]
+            for batch in dict.fromkeys(batch for _, batch in cells if batch <= 1024):
                 with contextlib.suppress(RuntimeError):
-                    race.timelines[f"{precision}, batch {batch}"] = timeline(precision, batch, data, device)
+                    lines = timeline(precision, batch, data, device, ceilings[precision])
+                    race.timelines[f"{precision}, batch {batch}"] = lines
     if not quick:
         race.cold = cold_start(device, with_compile, 3, deadline)
     race.facts["seconds"] = f"{time.perf_counter() - begin:.0f}"

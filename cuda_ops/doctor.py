@@ -52,14 +52,29 @@ def example_calls(make):
     labels = torch.tensor([0, 2, 1], device=make.device)
     weight, bias = make(4), make(4)
     mean, var = torch.zeros_like(weight).detach(), torch.ones_like(weight).detach()
+    pictures = torch.arange(12, dtype=torch.uint8, device=make.device).view(3, 4)
+
+    def normalized(images, indices, mean, std, dtype):
+        return (images[indices].double() / 255 - mean) / std
+
     return {
         "add2": ((make(3, 4), make(4)), torch.add),
         "avg_pool2d": ((make(1, 2, 4, 4), 2), F.avg_pool2d),
         "batch_norm": ((make(3, 4), mean, var, weight, bias, True), F.batch_norm),
         "conv2d": ((make(1, 2, 5, 5), make(3, 2, 3, 3), make(3)), F.conv2d),
+        "conv_bn_relu_pool": (
+            (make(2, 2, 6, 6), make(3, 2, 3, 3), make(3), mean[:3], var[:3], weight[:3], bias[:3]),
+            None,
+        ),
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
+        "gather_normalize": ((pictures, labels, 0.5, 0.25, make.dtype), normalized),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
+        "linear_cross_entropy": (
+            (make(3, 4), make(5, 4), labels),
+            lambda input, weight, target: F.cross_entropy(F.linear(input, weight), target),
+        ),
+        "linear_relu": ((make(3, 4), make(2, 4), make(2)), lambda *arguments: F.linear(*arguments).relu()),
         "log_softmax": ((make(3, 4), 1), F.log_softmax),
         "max_pool2d": ((make(1, 2, 4, 4), 2), F.max_pool2d),
         "nll_loss": ((make(3, 4), labels), F.nll_loss),
@@ -329,7 +344,7 @@ def try_call(name, device, dtype):
     try:
         output = getattr(functional, name)(*arguments)
         tensors = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
-        gradients = torch.autograd.grad(output.sum(), tensors)
+        gradients = torch.autograd.grad(output.sum(), tensors) if tensors else ()
         if reference is None:
             good = all(t.isfinite().all() for t in (output, *gradients))
         else:

@@ -208,6 +208,9 @@ def test_what_cannot_be():
         make("custom", "cpu", steps_per_graph=0)
     with pytest.raises(ValueError, match="GraphedStep: expected a model with parameters"):
         GraphedStep(torch.nn.ReLU(), lambda x: x.sum(), step.optimizer)
+    several = GraphedStep(step.model, lambda x: step.model(x).flatten(), step.optimizer)
+    with pytest.raises(ValueError, match=r"expected the loss to be one number, got shape \[20\]"):
+        several(torch.ones(2, 1, 28, 28))
     for batch in ([torch.ones(4, 2)], [torch.ones(2, 2), torch.ones(1, 2)], []):
         with pytest.raises(ValueError, match="GraphedStep: expected 1 to 3 batches stacked along the first dimension"):
             step(*batch)

@@ -91,6 +91,7 @@ class GraphedStep:
         self.graph = graph and self.device.type == "cuda"
         self._modules = list(model.modules())
         self._graphs: dict[tuple, _Captured | None] = {}
+        self._ones: dict[torch.dtype, Tensor] = {}
         if self.graph:
             self._stream = torch.cuda.Stream(self.device)
             self._pool = torch.cuda.graph_pool_handle()
@@ -160,7 +161,12 @@ class GraphedStep:
         batch = self.source(*batch) if self.source else batch
         with torch.autocast(self.device.type, self.autocast) if self.autocast else contextlib.nullcontext():
             loss = self.loss(*batch)
-        loss.backward()
+        if loss.numel() != 1:
+            raise ValueError(f"GraphedStep: expected the loss to be one number, got shape {list(loss.shape)}")
+        # The gradient of the loss itself, kept, so that no kernel has to make it in every step.
+        if loss.dtype not in self._ones:
+            self._ones[loss.dtype] = torch.ones_like(loss, requires_grad=False)
+        loss.backward(self._ones[loss.dtype].reshape(loss.shape))
         self.optimizer.step()
         # None, not zero: backward then writes the next gradients instead of adding them to zeros.
         self.optimizer.zero_grad(set_to_none=True)
