@@ -160,10 +160,10 @@ def test_compressed_files_are_read(program, tmp_path):
     path = raw / "t10k-labels-idx1-ubyte.gz"
     content = path.read_bytes()
     for wrong, message in (
-        (content[:1000], r"t10k-labels-idx1-ubyte.gz (is damaged or )?truncated"),
-        (content[:1000] + b"\xff" * 50 + content[1050:], r"damaged|expected a digit|truncated|behind its end"),
+        (content[:1000], r"damaged or truncated \(unexpected end of file\)"),
+        (content[:1000] + b"\xff" * 50 + content[1050:], r"damaged or truncated \(|expected a digit|behind its end"),
         (gzip.decompress(content), "is not compressed by gzip"),
-        (b"", "truncated"),
+        (b"", "is not compressed by gzip|truncated"),
     ):
         path.write_bytes(wrong)
         assert re.search(message, refused(program, "--data-dir", tmp_path))

@@ -190,6 +190,117 @@ static void cpu_conv_backward(mnist_device *device, float *grad_input, float *gr
                                              sizes->out_height * sizes->out_width, 0, begin, end, F32));
 }
 
+/* The parts of a block's `saved`, each on a boundary of 64 bytes. */
+typedef struct block_parts {
+    char *prepared, *conv_output, *argmax, *maximum, *moments, *partials, *weights;
+    double *mean, *variance;
+    float *coefficients;
+    int64_t bytes;
+} block_parts;
+
+static char *part(int64_t *offset, char *memory, size_t bytes)
+{
+    char *const begin = memory ? memory + *offset : NULL;
+    *offset += ((int64_t)bytes + 63) / 64 * 64;
+    return begin;
+}
+
+static cuda_ops_conv_block_plan block_plan(const cuda_ops_conv_block_sizes *sizes)
+{
+    cuda_ops_conv_block_plan plan;
+    check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes, F32));
+    return plan;
+}
+
+static block_parts cut_block(char *memory, const cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes)
+{
+    const size_t channels = (size_t)sizes->out_channels;
+    block_parts p;
+    int64_t offset = 0;
+    p.prepared = part(&offset, memory, plan->prepared_bytes);
+    p.conv_output = part(&offset, memory, plan->conv_output_bytes);
+    p.argmax = part(&offset, memory, plan->argmax_bytes);
+    p.maximum = part(&offset, memory, plan->maximum_bytes);
+    p.moments = part(&offset, memory, plan->moments_bytes);
+    p.partials = part(&offset, memory, plan->partials_bytes);
+    p.weights = part(&offset, memory, plan->weights_bytes);
+    p.mean = (double *)(void *)part(&offset, memory, channels * sizeof(double));
+    p.variance = (double *)(void *)part(&offset, memory, channels * sizeof(double));
+    p.coefficients = (float *)(void *)part(&offset, memory, 4 * channels * sizeof(float));
+    p.bytes = offset;
+    return p;
+}
+
+static int64_t cpu_block_bytes(mnist_device *device, const cuda_ops_conv_block_sizes *sizes)
+{
+    (void)device;
+    const cuda_ops_conv_block_plan plan = block_plan(sizes);
+    return cut_block(NULL, &plan, sizes).bytes;
+}
+
+static char *block_workspace(cpu *self, const cuda_ops_conv_block_plan *plan)
+{
+    return grow(self, &self->workspace, &self->workspace_bytes, self->threads * (int64_t)plan->workspace_bytes);
+}
+
+static void cpu_block_forward(mnist_device *device, float *output, void *saved, const float *input,
+                              const mnist_block_tensors *t, const cuda_ops_conv_block_sizes *s, int training)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "conv_block";
+    const cuda_ops_conv_block_plan plan = block_plan(s);
+    const block_parts p = cut_block(saved, &plan, s);
+    char *const workspace = block_workspace(self, &plan);
+    const int64_t stride = (int64_t)plan.workspace_bytes;
+    SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, s, begin, end));
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_convolve_cpu(p.conv_output, p.moments, input, p.prepared, t->bias, s, begin, end,
+                                            workspace + thread * stride));
+    if (training) {
+        check(op, cuda_ops_conv_block_statistics_cpu(p.mean, p.variance, p.moments, t->weight, t->bias, s));
+        check("batch_norm",
+              cuda_ops_batch_norm_update_cpu(t->norm.running_mean, t->norm.running_var, p.mean, p.variance,
+                                             s->out_channels, s->batch * s->height * s->width, 0.1, F32));
+    }
+    for (int64_t k = 0; !training && k < s->out_channels; k++) {
+        p.mean[k] = (double)t->norm.running_mean[k];
+        p.variance[k] = (double)t->norm.running_var[k];
+    }
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_pool_cpu(output, training ? (uint8_t *)p.argmax : NULL, training ? p.maximum : NULL,
+                                        p.conv_output, input, p.prepared, t->bias, p.mean, p.variance, t->norm.weight,
+                                        t->norm.bias, 1e-5, s, begin, end, workspace + thread * stride));
+}
+
+static void cpu_block_backward(mnist_device *device, float *grad_input, const mnist_block_tensors *gradients,
+                               const float *grad_output, void *saved, const float *input, const mnist_block_tensors *t,
+                               const cuda_ops_conv_block_sizes *s)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "conv_block backward";
+    const cuda_ops_conv_block_plan plan = block_plan(s);
+    const block_parts p = cut_block(saved, &plan, s);
+    const uint8_t *const argmax = (const uint8_t *)p.argmax;
+    char *const workspace = block_workspace(self, &plan);
+    const int64_t stride = (int64_t)plan.workspace_bytes;
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_sums_cpu(p.partials, grad_output, argmax, p.maximum, input, p.mean, s, begin, end,
+                                        workspace + thread * stride));
+    check(op, cuda_ops_conv_block_prepare_backward_cpu(p.coefficients, gradients->norm.weight, gradients->norm.bias,
+                                                       gradients->weight, p.partials, p.moments, t->weight, t->bias,
+                                                       p.mean, p.variance, t->norm.weight, 1e-5, s));
+    memset(gradients->bias, 0, (size_t)s->out_channels * sizeof(float)); /* batch norm takes it off again */
+    if (s->in_channels == 1 && !grad_input)
+        return;
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_gradients_cpu(grad_input, p.weights, grad_output, argmax, p.conv_output, input,
+                                             p.prepared, t->bias, p.coefficients, s, begin, end,
+                                             workspace + thread * stride));
+    if (s->in_channels > 1)
+        SPREAD(op, s->in_channels, 4,
+               cuda_ops_conv_block_reduce_weight_cpu(gradients->weight, p.weights, s, begin, end));
+}
+
 static int64_t norm_grain(const mnist_norm_shape *s, int64_t pieces)
 {
     return most(1, ELEMENT_GRAIN / most(1, s->batch * s->channels * s->inner / most(1, pieces)));
@@ -429,6 +540,9 @@ mnist_device *mnist_open_cpu(int threads)
     d->download = cpu_copy;
     d->close = cpu_close;
     d->load = cpu_load;
+    d->block_bytes = cpu_block_bytes;
+    d->block_forward = cpu_block_forward;
+    d->block_backward = cpu_block_backward;
     d->conv_forward = cpu_conv_forward;
     d->conv_backward = cpu_conv_backward;
     d->norm_forward = cpu_norm_forward;

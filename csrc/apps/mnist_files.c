@@ -115,6 +115,15 @@ static void close_reader(reader *r)
 #endif
 }
 
+#ifdef MNIST_WITH_ZLIB
+/* zlib's messages begin with the path and a colon. */
+static const char *without_path(const char *message, const char *path)
+{
+    const size_t length = strlen(path);
+    return strncmp(message, path, length) == 0 && strlen(message) > length + 2 ? message + length + 2 : message;
+}
+#endif
+
 /* Reads up to `bytes`, and returns how many there were. */
 static int64_t read_some(reader *r, void *target, int64_t bytes)
 {
@@ -127,7 +136,7 @@ static int64_t read_some(reader *r, void *target, int64_t bytes)
         const char *message = gzerror(r->compressed, &error);
         if (got < 0 || (error != Z_OK && error != Z_STREAM_END))
             mnist_fail("data file %s is damaged or truncated (%s)", r->path,
-                       error == Z_ERRNO ? strerror(errno) : message);
+                       error == Z_ERRNO ? strerror(errno) : without_path(message, r->path));
         if (gzdirect(r->compressed))
             mnist_fail("data file %s is not compressed by gzip, as its name says", r->path);
         if (got == 0)

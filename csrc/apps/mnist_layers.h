@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "cuda_ops/conv2d.h"
+#include "cuda_ops/conv_block.h"
 #include "cuda_ops/pool2d.h"
 #include "mnist_files.h"
 
@@ -28,6 +29,12 @@ typedef struct mnist_linear_shape {
     int64_t rows, in_features, out_features;
 } mnist_linear_shape;
 
+/* Parameters and running statistics of a block from the convolution to the pooling, or the gradients of the former. */
+typedef struct mnist_block_tensors {
+    float *weight, *bias;
+    mnist_norm_parameters norm;
+} mnist_block_tensors;
+
 /* The implementation's own data follow `public` in its struct. */
 struct mnist_device {
     char name[256];          /* of the processor */
@@ -42,6 +49,17 @@ struct mnist_device {
     /* The pictures `indices` of the set, normalised, and their labels. */
     void (*load)(mnist_device *, float *images, int64_t *labels, const mnist_set *, const uint32_t *indices,
                  int64_t count);
+
+    /* Convolution, batch norm, ReLU and max-pooling at once, or NULL where the device computes them by the layers
+     * below. `saved`: block_bytes for what backward takes from forward. mnist_network lets the first block's output,
+     * and the second one's input, have channels last. */
+    int64_t (*block_bytes)(mnist_device *, const cuda_ops_conv_block_sizes *);
+    void (*block_forward)(mnist_device *, float *output, void *saved, const float *input, const mnist_block_tensors *,
+                          const cuda_ops_conv_block_sizes *, int training);
+    /* grad_input may be NULL. */
+    void (*block_backward)(mnist_device *, float *grad_input, const mnist_block_tensors *gradients,
+                           const float *grad_output, void *saved, const float *input, const mnist_block_tensors *,
+                           const cuda_ops_conv_block_sizes *);
 
     void (*conv_forward)(mnist_device *, float *output, const float *input, const float *weight, const float *bias,
                          const cuda_ops_conv2d_sizes *);

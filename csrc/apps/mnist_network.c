@@ -35,7 +35,8 @@ typedef struct block {
     int64_t *indices;
     double *mean, *variance;
     float *grad_pooled, *grad_normalised, *grad_convolved;
-    int weight; /* index of the convolution's weight; the block's other tensors follow it */
+    void *saved; /* in place of all but pooled and grad_pooled, where the device computes the block at once */
+    int weight;  /* index of the convolution's weight; the block's other tensors follow it */
 } block;
 
 struct mnist_network {
@@ -59,18 +60,40 @@ static void *floats(mnist_device *device, int64_t count)
     return device->allocate(device, count * (int64_t)sizeof(float));
 }
 
+/* Channels last between the blocks; the linear layers take the second one's output channel by channel. */
+static cuda_ops_conv_block_sizes block_sizes(const block *b, int64_t batch)
+{
+    return (cuda_ops_conv_block_sizes){.batch = batch,
+                                       .in_channels = b->in_channels,
+                                       .out_channels = b->channels,
+                                       .height = b->side,
+                                       .width = b->side,
+                                       .input_channels_last = b->weight != CONV1_WEIGHT,
+                                       .output_channels_last = b->weight == CONV1_WEIGHT};
+}
+
+static mnist_block_tensors block_tensors(float *const *tensor)
+{
+    return (mnist_block_tensors){tensor[0], tensor[1], {tensor[2], tensor[3], tensor[4], tensor[5]}};
+}
+
 static block make_block(mnist_device *device, int64_t batch, int64_t in_channels, int64_t channels, int64_t side,
                         int weight)
 {
     const int64_t outputs = batch * channels * side * side, pooled = outputs / 4;
     block b = {.in_channels = in_channels, .channels = channels, .side = side, .weight = weight};
+    b.pooled = floats(device, pooled);
+    b.grad_pooled = floats(device, pooled);
+    if (device->block_forward) {
+        const cuda_ops_conv_block_sizes sizes = block_sizes(&b, batch);
+        b.saved = device->allocate(device, device->block_bytes(device, &sizes));
+        return b;
+    }
     b.convolved = floats(device, outputs);
     b.normalised = floats(device, outputs);
-    b.pooled = floats(device, pooled);
     b.indices = device->allocate(device, pooled * (int64_t)sizeof(int64_t));
     b.mean = device->allocate(device, channels * (int64_t)sizeof(double));
     b.variance = device->allocate(device, channels * (int64_t)sizeof(double));
-    b.grad_pooled = floats(device, pooled);
     b.grad_normalised = floats(device, outputs);
     b.grad_convolved = floats(device, outputs);
     return b;
@@ -143,16 +166,20 @@ static cuda_ops_pool2d pool_sizes(const block *b, int64_t batch)
 static void block_forward(mnist_network *n, block *b, const float *input, int training)
 {
     mnist_device *device = n->device;
+    const mnist_block_tensors tensors = block_tensors(n->tensor + b->weight);
+    if (device->block_forward) {
+        const cuda_ops_conv_block_sizes sizes = block_sizes(b, n->batch);
+        device->block_forward(device, b->pooled, b->saved, input, &tensors, &sizes, training);
+        return;
+    }
     const cuda_ops_conv2d_sizes conv = conv_sizes(b, n->batch);
     const cuda_ops_pool2d pool = pool_sizes(b, n->batch);
     const mnist_norm_shape shape = {n->batch, b->channels, b->side * b->side};
-    float *const *tensor = n->tensor + b->weight;
-    const mnist_norm_parameters norm = {tensor[2], tensor[3], tensor[4], tensor[5]};
-    device->conv_forward(device, b->convolved, input, tensor[0], tensor[1], &conv);
+    device->conv_forward(device, b->convolved, input, tensors.weight, tensors.bias, &conv);
     if (training)
-        device->norm_forward(device, b->normalised, b->mean, b->variance, b->convolved, &norm, &shape);
+        device->norm_forward(device, b->normalised, b->mean, b->variance, b->convolved, &tensors.norm, &shape);
     else
-        device->norm_inference(device, b->normalised, b->convolved, &norm, &shape);
+        device->norm_inference(device, b->normalised, b->convolved, &tensors.norm, &shape);
     device->relu_forward(device, b->normalised, b->normalised, shape.batch * shape.channels * shape.inner);
     device->pool_forward(device, b->pooled, b->indices, b->normalised, &pool);
 }
@@ -161,16 +188,23 @@ static void block_forward(mnist_network *n, block *b, const float *input, int tr
 static void block_backward(mnist_network *n, block *b, float *grad_input, const float *input)
 {
     mnist_device *device = n->device;
+    const mnist_block_tensors tensors = block_tensors(n->tensor + b->weight);
+    const mnist_block_tensors gradients = block_tensors(n->gradient + b->weight);
+    if (device->block_forward) {
+        const cuda_ops_conv_block_sizes sizes = block_sizes(b, n->batch);
+        device->block_backward(device, grad_input, &gradients, b->grad_pooled, b->saved, input, &tensors, &sizes);
+        return;
+    }
     const cuda_ops_conv2d_sizes conv = conv_sizes(b, n->batch);
     const cuda_ops_pool2d pool = pool_sizes(b, n->batch);
     const mnist_norm_shape shape = {n->batch, b->channels, b->side * b->side};
-    float *const *tensor = n->tensor + b->weight, *const *gradient = n->gradient + b->weight;
     device->pool_backward(device, b->grad_normalised, b->grad_pooled, b->indices, &pool);
     device->relu_backward(device, b->grad_normalised, b->grad_normalised, b->normalised,
                           shape.batch * shape.channels * shape.inner);
-    device->norm_backward(device, b->grad_convolved, gradient[2], gradient[3], b->grad_normalised, b->convolved,
-                          tensor[2], b->mean, b->variance, &shape);
-    device->conv_backward(device, grad_input, gradient[0], gradient[1], b->grad_convolved, input, tensor[0], &conv);
+    device->norm_backward(device, b->grad_convolved, gradients.norm.weight, gradients.norm.bias, b->grad_normalised,
+                          b->convolved, tensors.norm.weight, b->mean, b->variance, &shape);
+    device->conv_backward(device, grad_input, gradients.weight, gradients.bias, b->grad_convolved, input,
+                          tensors.weight, &conv);
 }
 
 static mnist_linear_shape linear1(const mnist_network *n)

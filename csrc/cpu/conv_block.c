@@ -165,6 +165,7 @@ static size_t cut_workspace(struct workspace *w, char *memory, const struct bloc
 
 /* With one input channel: the sums of the nine taps, and of their products. */
 enum { TAPS = 9, PAIRS = TAPS * TAPS };
+_Static_assert(TAPS + PAIRS == CUDA_OPS_CONV_BLOCK_TAP_MOMENTS, "as the header says");
 
 cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
                                              cuda_ops_dtype dtype)

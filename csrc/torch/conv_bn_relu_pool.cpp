@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "conv2d.h"
+#include "conv_block.h"
 #include "cuda_ops/batch_norm.h"
 #include "pool2d.h"
 
@@ -67,6 +68,7 @@ static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weigh
 // How training is computed. The choice depends on nothing but the arguments of path_of, and not on the batch, so that
 // forward, backward and the fakes agree.
 enum class Path {
+    CPU_BLOCK,   // conv_block.h, on the CPU in float32
     GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
     ONE_CHANNEL, // that output is recomputed from pictures of one channel, and argmax is private to the kernels
     SM90,        // all of it by kernels for Hopper's tensor cores, and what is kept is private to them
@@ -81,6 +83,8 @@ struct Saved {
 
 static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
 {
+    if (!cuda && conv_block_sizes(problem.conv, problem.pool, dtype))
+        return Path::CPU_BLOCK;
     const cuda_ops_conv2d_sizes &c = problem.conv;
     const cuda_ops_pool_axis &h = problem.pool.height, &w = problem.pool.width;
     const bool pools_2x2 = h.kernel == 2 && w.kernel == 2 && h.stride == 2 && w.stride == 2 && !h.padding && !w.padding;
@@ -103,6 +107,10 @@ static Saved saved_of(const Problem &problem, Path path)
 {
     const int64_t channels = problem.conv.out_channels;
     switch (path) {
+    case Path::CPU_BLOCK: {
+        const bool kept = problem.conv.in_channels > 1;
+        return {kept, kept, conv_block_statistics(*conv_block_sizes(problem.conv, problem.pool, CUDA_OPS_FLOAT32))};
+    }
     case Path::GENERAL:
     case Path::SM90:
         return {true, true, 2 * channels};
@@ -427,6 +435,16 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
     Tensor conv_output;
     double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
     switch (path) {
+    case Path::CPU_BLOCK: {
+        ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
+                        norm.bias, eps);
+        conv_output = saved.conv_output ? at::empty(problem.conv_output_size(), options.memory_format(problem.format()))
+                                        : at::empty({0}, options);
+        block.convolve(op, conv_output, statistics);
+        update_running_cpu(op, running.statistics, mean, variance, problem);
+        block.pool(op, output, argmax, maximum, conv_output, mean, variance);
+        break;
+    }
     case Path::GENERAL:
         conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
                                      problem.parameters, channels_last);
@@ -581,6 +599,21 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     }
     const at::MemoryFormat format = problem.format();
     const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format), kept = statistics.contiguous();
+    if (path == Path::CPU_BLOCK) {
+        Tensor grad_weight = at::empty(weight.sizes(), weight.options().memory_format(at::MemoryFormat::Contiguous));
+        if (needs_grad_input)
+            grad_input = at::empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
+        ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
+                        norm.bias, eps);
+        Tensor grad_beta = grad_bn_bias.numel() > 0 ? grad_bn_bias : at::empty({channels}, input.options());
+        block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
+                       saved.conv_output ? conv_output.contiguous(format) : conv_output, places,
+                       saved.maximum ? maximum.contiguous(format) : maximum, kept);
+        if (bias) // 0, but for what is not finite
+            grad_bias.copy_(grad_beta).mul_(0.0);
+        return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
+                grad_bn_bias};
+    }
     if (path == Path::ONE_CHANNEL && !needs_grad_input) {
         Tensor grad_weight =
             at::empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));

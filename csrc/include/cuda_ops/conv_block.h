@@ -62,7 +62,9 @@ cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moment
                                                  const void *prepared, const float *bias,
                                                  const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
                                                  void *workspace);
-/* Of the batch, the variance biased. Not to be spread. */
+/* Of the batch, the variance biased. Not to be spread. With one input channel the first
+ * CUDA_OPS_CONV_BLOCK_TAP_MOMENTS numbers of `moments`, doubles, are then all that backward takes of them. */
+enum { CUDA_OPS_CONV_BLOCK_TAP_MOMENTS = 9 + 81 };
 cuda_ops_status cuda_ops_conv_block_statistics_cpu(double *mean, double *variance, void *moments, const float *weight,
                                                    const float *bias, const cuda_ops_conv_block_sizes *sizes);
 /* mean, variance: of the batch or any other; norm_weight and norm_bias may be NULL for 1 and 0. */

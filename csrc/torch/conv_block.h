@@ -1,0 +1,51 @@
+// The path of conv_bn_relu_pool on the CPU that conv_block.h computes. What it keeps for backward lies in the op's
+// tensors in an order of its own: conv_output, argmax and maximum have the sizes that the op says, and statistics are
+// the mean and the variance of each channel, then with one input channel the moments of the taps.
+#pragma once
+
+#include <optional>
+
+#include "checks.h"
+#include "cuda_ops/conv2d.h"
+#include "cuda_ops/conv_block.h"
+#include "cuda_ops/pool2d.h"
+
+namespace cuda_ops
+{
+
+// The block's sizes, without the input's layout, where it computes such a convolution and pooling, whatever the batch.
+std::optional<cuda_ops_conv_block_sizes> conv_block_sizes(const cuda_ops_conv2d_sizes &conv,
+                                                          const cuda_ops_pool2d &pool, cuda_ops_dtype dtype);
+
+// Numbers in `statistics`.
+int64_t conv_block_statistics(const cuda_ops_conv_block_sizes &sizes);
+
+struct ConvBlock {
+    cuda_ops_conv_block_sizes sizes;
+    Tensor input, weight, bias, norm_weight, norm_bias; // float32, contiguous, the last three maybe undefined
+    double eps;
+
+    // input: in either memory format. The others as the op is given them.
+    ConvBlock(const cuda_ops_conv_block_sizes &sizes, const Tensor &input, const Tensor &weight,
+              const std::optional<Tensor> &bias, const Tensor &norm_weight, const Tensor &norm_bias, double eps);
+
+    // mean and variance of the batch, and the moments, into statistics; the convolution into conv_output.
+    void convolve(const char *op, const Tensor &conv_output, const Tensor &statistics);
+    // After convolve. argmax and maximum: undefined, or both kept.
+    void pool(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &maximum,
+              const Tensor &conv_output, const double *mean, const double *variance);
+    // grad_output in the memory format of output; grad_input undefined where it is not wanted, else in the memory
+    // format of input; grad_weight contiguous.
+    void backward(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_norm_weight,
+                  const Tensor &grad_norm_bias, const Tensor &grad_output, const Tensor &conv_output,
+                  const Tensor &argmax, const Tensor &maximum, const Tensor &statistics);
+
+  private:
+    cuda_ops_conv_block_plan plan{};
+    Tensor prepared;
+
+    Tensor bytes(size_t count) const;
+    void prepare(const char *op);
+};
+
+} // namespace cuda_ops
