@@ -319,40 +319,27 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
                                                  C::ROW, C::K / C::CLUSTER_M)
                                       : make_map(&map_b, call.b, p.dtype, tf32, p.k, p.n, p.batch, p.ldb, p.stride_b,
                                                  C::ROW, C::N / C::CLUSTER_M));
-    GemmWork work = {};
+    GemmWork work = work_of(call);
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
     const int64_t splits = ceil_div(p.k, chunk); // none of them empty
-    work.m = (int)p.m, work.n = (int)p.n, work.k = (int)p.k;
-    work.batch = (int)p.batch, work.splits = (int)splits;
-    work.chunk = (int)chunk;
+    work.splits = (int)splits, work.chunk = (int)chunk;
     work.clusters_m = (int)ceil_div(p.m, C::M * C::CLUSTER_M);
     work.clusters_n = (int)ceil_div(p.n, C::N * C::CLUSTER_N);
     work.group = plan.group;
     work.swapped = swapped;
-    work.a_shared = p.stride_a == 0, work.b_shared = p.stride_b == 0;
+    map_d = map_a;
     if (splits > 1) {
         work.d = call.workspace;
+        work.bias = nullptr;
         work.ldd = swapped ? p.m : p.n;
         work.stride_d = p.m * p.n;
         work.alpha = 1;
+        work.activation = CUDA_OPS_GEMM_NONE;
         work.output_is_float = 1;
-    } else {
-        work.d = call.d;
-        work.bias = call.bias;
-        work.ldd = p.ldd;
-        work.stride_d = p.stride_d;
-        work.alpha = (float)p.alpha;
-        work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
-        work.activation = p.activation;
-        work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
-    }
-    map_d = map_a;
-    // The copy engine writes rows in whole pieces of 16 bytes, past the last column if need be.
-    if (!work.output_is_float && p.n % 8 == 0 && map_possible(call.d, 2, p.n, p.m, p.batch, p.ldd, p.stride_d) &&
-        (p.batch == 1 || p.stride_d != 0)) {
+    } else if (can_copy_out(call)) {
+        work.copies_out = 1;
         mapped = mapped &&
                  make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);
-        work.copies_out = 1;
     }
     const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch * splits;
     if (!mapped || total > INT32_MAX / 2)
