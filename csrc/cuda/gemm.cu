@@ -100,7 +100,7 @@ extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *pro
 extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
                                               const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream)
 {
-    const GemmCall call = {d, a, b, bias, workspace, *problem, stream};
+    GemmCall call = {d, a, b, bias, workspace, *problem, stream};
     const GemmDevice device = current_gemm_device();
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
         return is_valid(call) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;

@@ -38,9 +38,15 @@ struct GemmRung {
 // are walked as one band. The tuning command forces plans; the rung picks one by shape.
 struct GemmPlan {
     int tile, splits, group;
+    int swapped; // A and B have changed places, and D is made transposed; not for a caller to set
 };
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+// Its parts by dtype.
+cuda_ops_status gemm_cluster_persistent_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem);
 
 // For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
 // accumulation type; gemm_add_pieces makes D of them.

@@ -1,0 +1,332 @@
+// A tile of rungs 12 and 13: its configuration, and the way of its results from the accumulators to device memory.
+#ifndef CUDA_OPS_GEMM_HOPPER_TILE_CUH
+#define CUDA_OPS_GEMM_HOPPER_TILE_CUH
+
+#include <string.h>
+
+#include "gemm/hopper.cuh"
+#include "gemm/rungs.h"
+
+// One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n.
+template <typename T_, int TILE_M_, int TILE_N_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, int STAGES_,
+          bool A_MN_MAJOR_, bool B_MN_MAJOR_>
+struct Tile {
+    typedef T_ T;
+    static constexpr int M = TILE_M_, N = TILE_N_, CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, STAGES = STAGES_;
+    static constexpr bool PINGPONG = PINGPONG_, A_MN_MAJOR = A_MN_MAJOR_, B_MN_MAJOR = B_MN_MAJOR_;
+    static constexpr int CLUSTER = CLUSTER_M * CLUSTER_N;
+    static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T); // elements
+    static constexpr int K = ROW;                            // depth of a stage
+    // wgmma reads TF32 from shared memory only where it is K-major; an MN-major A goes through registers.
+    static constexpr bool IN_REGISTERS = sizeof(T) == 4 && A_MN_MAJOR;
+    // What one consumer warpgroup multiplies.
+    static constexpr int GROUP_M = PINGPONG ? M : M / 2;
+    static constexpr int BLOCKS = GROUP_M / 64; // wgmmas of 64 rows
+    // MN-major tiles lie as columns of ROW x K, so that a width that is no multiple of ROW is rounded up.
+    static constexpr int COLUMN_BYTES = K * SWIZZLE_ROW;
+    static constexpr int A_COLUMNS = (M + ROW - 1) / ROW, B_COLUMNS = (N + ROW - 1) / ROW;
+    static constexpr int A_BYTES = A_MN_MAJOR ? A_COLUMNS * COLUMN_BYTES : M * SWIZZLE_ROW;
+    static constexpr int B_BYTES = B_MN_MAJOR ? B_COLUMNS * COLUMN_BYTES : N * SWIZZLE_ROW;
+    static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+    // Results of 16 bits leave through shared memory, CHUNK columns at a time, in two buffers a warpgroup.
+    static constexpr int CHUNK = N % 64 == 0 ? 64 : 32;
+    static constexpr int CHUNK_ROW = CHUNK * 2;
+    static constexpr int BUFFER_BYTES = GROUP_M * CHUNK_ROW;
+    static constexpr int BUFFERS = sizeof(T) == 2 ? 2 : 0;
+    static constexpr int SHARED_BYTES =
+        STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
+    static_assert(sizeof(T) == 2 || !B_MN_MAJOR, "B of TF32 is K-major");
+    static_assert(!IN_REGISTERS || GROUP_M == 128, "four rows a thread");
+    static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
+    static_assert(M % (8 * CLUSTER_N) == 0 && N % (8 * CLUSTER_M) == 0, "each block of a cluster loads its part");
+    static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
+};
+
+struct GemmWork {
+    void *d;
+    const void *bias;
+    int64_t ldd, stride_d;
+    int m, n, k;
+    int clusters_m, clusters_n; // cluster tiles
+    int batch, splits, chunk;   // k in `splits` pieces of `chunk`; a piece's result goes to d + piece * stride_d
+    int total;                  // clusters_m * clusters_n * batch * splits
+    int group;                  // rows of cluster tiles that are walked together
+    int a_shared, b_shared;     // one matrix for all products of the batch
+    float alpha;
+    int bias_is_float, activation, output_is_float;
+    int copies_out; // the copy engine writes D
+    int swapped;    // A and B have changed places: what the kernel makes is D transposed
+};
+
+// What a kernel is told of a call that it does alone, in one piece.
+static inline GemmWork work_of(const GemmCall &call)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    GemmWork work = {};
+    work.d = call.d;
+    work.bias = call.bias;
+    work.ldd = p.ldd;
+    work.stride_d = p.stride_d;
+    work.m = (int)p.m, work.n = (int)p.n, work.k = (int)p.k;
+    work.batch = (int)p.batch, work.splits = 1, work.chunk = (int)p.k;
+    work.a_shared = p.stride_a == 0, work.b_shared = p.stride_b == 0;
+    work.alpha = (float)p.alpha;
+    work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
+    work.activation = p.activation;
+    work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
+    return work;
+}
+
+// 16-bit results that the copy engine can write: it writes whole pieces of 16 bytes of a row, past the last column if
+// need be.
+static inline bool can_copy_out(const GemmCall &call)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    return p.output_dtype != CUDA_OPS_FLOAT32 && p.n % 8 == 0 && (p.batch == 1 || p.stride_d != 0) &&
+           map_possible(call.d, 2, p.n, p.m, p.batch, p.ldd, p.stride_d);
+}
+
+#if defined(CUDA_OPS_HOPPER_CODE)
+
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    uint32_t packed;
+    if constexpr (is_bfloat16<T>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&packed, &pair, 4);
+    } else {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&packed, &pair, 4);
+    }
+    return packed;
+}
+
+// The row of a warpgroup's part that a thread's accumulators belong to, in the given block of 64 and its half. wgmma
+// gives a warp 16 rows of each block, a thread two of them. Where A came through registers, its rows were dealt out so
+// that a thread's four are neighbours (see load_left).
+template <typename C>
+__device__ __forceinline__ int row_of(int thread, int block, int half)
+{
+    const int warp = thread / 32, quad = thread % 32 / 4;
+    if (C::IN_REGISTERS)
+        return 32 * warp + 4 * (quad / 2 + quad % 2 * 4) + 2 * block + half;
+    return 64 * block + 16 * warp + quad + 8 * half;
+}
+
+template <typename C>
+__device__ __forceinline__ float bias_at(const GemmWork &work, int column, int columns)
+{
+    typedef typename C::T T;
+    if (column >= columns)
+        return 0.0f;
+    return work.bias_is_float ? ((const float *)work.bias)[column] : load_as_accumulate(((const T *)work.bias)[column]);
+}
+
+// x / 2 * (1 + erf(x / sqrt(2))) in few instructions, since it is unrolled over all accumulators: erfc by Abramowitz
+// and Stegun's 7.1.26, to 1.5e-7, below what either output type shows.
+__device__ __forceinline__ float gelu(float x)
+{
+    const float z = fabsf(x) * 0.70710678118654752f, t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
+    float series = fmaf(1.061405429f, t, -1.453152027f);
+    series = fmaf(series, t, 1.421413741f);
+    series = fmaf(series, t, -0.284496736f);
+    series = fmaf(series, t, 0.254829592f);
+    const float half = 0.5f * series * t * __expf(-z * z);
+    return x * (x > 0.0f ? 1.0f - half : half);
+}
+
+// alpha, bias and activation on the accumulators. A thread of a warp holds, of each 8 columns, two: of rows g and g
+// + 8.
+template <typename C>
+__device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work, int first_row,
+                                       int column, int thread)
+{
+    if (work.alpha != 1.0f)
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                sum[block][i] *= work.alpha;
+    if (work.bias && work.swapped) {
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float bias = bias_at<C>(work, first_row + row_of<C>(thread, block, half), work.m);
+#pragma unroll
+                for (int i = 0; i < C::N / 8; i++) {
+                    sum[block][4 * i + 2 * half] += bias;
+                    sum[block][4 * i + 2 * half + 1] += bias;
+                }
+            }
+    } else if (work.bias) {
+#pragma unroll
+        for (int i = 0; i < C::N / 8; i++) {
+            const float x = bias_at<C>(work, column + 8 * i, work.n), y = bias_at<C>(work, column + 8 * i + 1, work.n);
+#pragma unroll
+            for (int block = 0; block < C::BLOCKS; block++) {
+                sum[block][4 * i] += x;
+                sum[block][4 * i + 1] += y;
+                sum[block][4 * i + 2] += x;
+                sum[block][4 * i + 3] += y;
+            }
+        }
+    }
+    if (work.activation == CUDA_OPS_GEMM_RELU)
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                sum[block][i] = sum[block][i] < 0.0f ? 0.0f : sum[block][i]; // NaN stays
+    if (work.activation == CUDA_OPS_GEMM_GELU)
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                sum[block][i] = gelu(sum[block][i]);
+}
+
+// float32 results straight from registers: a quad of threads writes 32 bytes of a row, a whole sector.
+template <typename C>
+__device__ __forceinline__ void store_floats(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                             int64_t matrix, int first_row, int column, int thread)
+{
+    float *const d = (float *)work.d + matrix * work.stride_d;
+    const bool pairs = (work.ldd % 2 == 0) && (work.stride_d % 2 == 0) && ((uintptr_t)work.d % 8 == 0);
+#pragma unroll
+    for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = first_row + row_of<C>(thread, block, half);
+            if (r >= work.m)
+                continue;
+            float *const line = d + r * work.ldd;
+#pragma unroll
+            for (int i = 0; i < C::N / 8; i++) {
+                const int c = column + 8 * i;
+                const float x = sum[block][4 * i + 2 * half], y = sum[block][4 * i + 2 * half + 1];
+                if (pairs && c + 1 < work.n) {
+                    *(float2 *)(line + c) = make_float2(x, y);
+                } else {
+                    if (c < work.n)
+                        line[c] = x;
+                    if (c + 1 < work.n)
+                        line[c + 1] = y;
+                }
+            }
+        }
+}
+
+// The same of D transposed, where A came through registers: a thread's four rows are 16 bytes of a row of D, and the
+// eight threads beside each other in a column of the warp's part write 128.
+template <typename C>
+__device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                                     int64_t matrix, int first_row, int column, int thread)
+{
+    float *const d = (float *)work.d + matrix * work.stride_d;
+    const bool fours = work.ldd % 4 == 0 && work.stride_d % 4 == 0 && (uintptr_t)work.d % 16 == 0;
+    const int row = first_row + row_of<C>(thread, 0, 0);
+#pragma unroll
+    for (int i = 0; i < C::N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int c = column + 8 * i + e;
+            if (c >= work.n)
+                continue;
+            const float values[4] = {sum[0][4 * i + e], sum[0][4 * i + 2 + e], sum[1][4 * i + e],
+                                     sum[1][4 * i + 2 + e]};
+            float *const to = d + c * work.ldd + row;
+            if (fours && row + 3 < work.m) {
+                *(float4 *)to = make_float4(values[0], values[1], values[2], values[3]);
+            } else {
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    if (row + r < work.m)
+                        to[r] = values[r];
+            }
+        }
+}
+
+// Where a 16-byte piece of a row of a buffer lies: the copy engine's swizzle of 128 or 64 bytes, which also keeps the
+// pieces of 8 rows on different banks.
+template <typename C>
+__device__ __forceinline__ int piece_offset(int row, int piece)
+{
+    return row * C::CHUNK_ROW + (C::CHUNK == 64 ? piece ^ (row % 8) : piece ^ (row / 2 % 4)) * 16;
+}
+
+// Results of 16 bits, CHUNK columns at a time: into a buffer in shared memory by stmatrix, and from there by the copy
+// engine, while the next columns, or the next tile's products, are being made.
+template <typename C>
+__device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                             const CUtensorMap *map_d, char *buffers, int &buffer, int64_t matrix,
+                                             int first_row, int first_column, int group, int thread)
+{
+    typedef typename C::T T;
+    const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int chunk = 0; chunk < C::N / C::CHUNK; chunk++, buffer ^= 1) {
+        char *const to = buffers + buffer * C::BUFFER_BYTES;
+        const uint32_t to_shared = shared_address(to);
+        // The buffer's last copy out must have read it.
+        if (thread == 0)
+            wait_copied_out<1>();
+        named_barrier(1 + group, WARPGROUP);
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++) {
+            // stmatrix takes the rows' addresses from the lanes: 0-15 the rows, 16-31 the same of the next 8 columns.
+            const int row = 64 * block + 16 * warp + lane % 16;
+#pragma unroll
+            for (int i = 0; i < C::CHUNK / 16; i++) {
+                const float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
+                store_matrices(to_shared + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
+                               pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
+            }
+        }
+        const int column = first_column + C::CHUNK * chunk;
+        if (work.copies_out) {
+            fence_async_proxy();
+            named_barrier(1 + group, WARPGROUP);
+            if (thread == 0)
+                copy_out(map_d, to_shared, column, first_row, (int)matrix);
+        } else {
+            // D that the copy engine cannot write: by the threads, element by element, neighbours next to each other.
+            named_barrier(1 + group, WARPGROUP);
+            T *const d = (T *)work.d + matrix * work.stride_d;
+            for (int i = thread; i < C::GROUP_M * C::CHUNK; i += WARPGROUP) {
+                const int r = i / C::CHUNK, c = i % C::CHUNK;
+                if (first_row + r < work.m && column + c < work.n)
+                    d[(first_row + r) * work.ldd + column + c] =
+                        *(const T *)(to + piece_offset<C>(r, c / 8) + c % 8 * 2);
+            }
+        }
+    }
+}
+
+// A tile's results, from the accumulators to D.
+template <typename C>
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                           const CUtensorMap *map_d, char *buffers, int &buffer, int64_t matrix,
+                                           int first_row, int first_column, int group, int thread)
+{
+    const int column = first_column + 2 * (thread % 4);
+    finish<C>(sum, work, first_row, column, thread);
+    if constexpr (C::BUFFERS > 0) {
+        if (work.output_is_float)
+            store_floats<C>(sum, work, matrix, first_row, column, thread);
+        else
+            store_halves<C>(sum, work, map_d, buffers, buffer, matrix, first_row, first_column, group, thread);
+    } else if constexpr (C::IN_REGISTERS) {
+        if (work.swapped)
+            store_floats_swapped<C>(sum, work, matrix, first_row, column, thread);
+        else
+            store_floats<C>(sum, work, matrix, first_row, column, thread);
+    } else {
+        store_floats<C>(sum, work, matrix, first_row, column, thread);
+    }
+}
+
+#endif // CUDA_OPS_HOPPER_CODE
+
+#endif
