@@ -96,10 +96,8 @@ def table(rows):
         if row["clock"] != clock:
             continue
         ratio = 100 * mm[row["case"], row["dtype"]] / float(row["median_us"])
-        lines.append(
-            [row["case"], row["dtype"], row["implementation"], row["median_us"], row["tflop_per_s"]]
-            + [f"{ratio:.1f}", row["percent_of_ceiling"]]
-        )
+        shown = [row[c] for c in ("case", "dtype", "implementation", "median_us", "tflop_per_s")]
+        lines.append([*shown, f"{ratio:.1f}", row["percent_of_ceiling"]])
     return lines
 
 
@@ -123,7 +121,9 @@ def plot(rows, path):
             style = {"ours": "k-", "torch.mm": "r--"}.get(name)
             options = {"linewidth": 2} if style else {"linewidth": 1.2, "color": pyplot.cm.tab20(i % 20)}
             options |= {"linestyle": ":"} if name.startswith("peer ") else {}
-            axis.plot(*zip(*sorted(points), strict=True), *([style] if style else []), marker=".", label=name, **options)
+            axis.plot(
+                *zip(*sorted(points), strict=True), *([style] if style else []), marker=".", label=name, **options
+            )
         axis.set(title=dtype, xlabel="m = n = k", ylabel="TFLOP/s", xscale="log", yscale="log")
         axis.set_xticks(ticks := sorted({x for points in curves.values() for x, _ in points}), map(str, ticks))
         axis.minorticks_off()

@@ -92,7 +92,15 @@ def test_cuda_rungs(rung, dtype):
 def test_storage_orders(name, dtype):
     """A and B each as they are and transposed; these rungs take all four."""
     rung = gemm.rungs[name]
-    sizes_list = [(35, 79, 19), (128, 64, 256), (200, 136, 72), (1, 33, 65), (33, 1, 65), (260, 516, 48), (64, 64, 3000)]
+    sizes_list = [
+        (35, 79, 19),
+        (128, 64, 256),
+        (200, 136, 72),
+        (1, 33, 65),
+        (33, 1, 65),
+        (260, 516, 48),
+        (64, 64, 3000),
+    ]
     for sizes, (ta, tb) in itertools.product(sizes_list, itertools.product([False, True], repeat=2)):
         a, b = operands(*sizes, dtype, "cuda", ta, tb)
         if rung.number > 10 and not rung.runs(a, b):

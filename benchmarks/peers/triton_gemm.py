@@ -84,7 +84,5 @@ def fastest(m, n, k, dtype, tf32, device):
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of contiguous CUDA matrices; float32, float16 or bfloat16."""
-    config = fastest(
-        a.shape[0], b.shape[1], a.shape[1], a.dtype, torch.backends.cuda.matmul.allow_tf32, str(a.device)
-    )
+    config = fastest(a.shape[0], b.shape[1], a.shape[1], a.dtype, torch.backends.cuda.matmul.allow_tf32, str(a.device))
     return launch(a, b, a.new_empty((a.shape[0], b.shape[1])), config)

@@ -201,9 +201,7 @@ def _simulated(kernel):
 
 def _check_product(a, b):
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise RuntimeError(
-            f"gemm: expected a of m x k and b of k x n, got shapes {list(a.shape)} and {list(b.shape)}"
-        )
+        raise RuntimeError(f"gemm: expected a of m x k and b of k x n, got shapes {list(a.shape)} and {list(b.shape)}")
 
 
 def _rung_op(code):
@@ -222,7 +220,6 @@ if _library.problem is None:
         message = "b to have as many rows as a has columns, {}, got shape {}"
         expect(a.shape[1] == b.shape[0], "gemm_rung", message, a.shape[1], list(b.shape))
         return a.new_empty((a.shape[0], b.shape[1]))
-
 
 
 FLOATS = (torch.float32, torch.float64)
