@@ -46,6 +46,7 @@ HERE = Path(__file__).resolve().parent
 COLUMNS = ["op", "case", "dtype", "direction", "clock", "implementation", "median_us", "p10_us", "p90_us", "samples"]
 COLUMNS += ["cache", "gb_per_s", "tflop_per_s", "percent_of_ceiling"]
 MAX_SETS = 64
+BESIDE = ("rung ", "peer ")
 # Largest relative norm between the two results, by dtype; with TF32, or with sums in another order, more.
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
@@ -89,6 +90,8 @@ class Case:
     flops: tuple[float, float] = (0, 0)
     bytes: tuple[int, int] = (0, 0)
     """Bytes beside those elements, such as indices."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Where it is worth waiting for."""
 
 
 @dataclass
@@ -102,6 +105,11 @@ class Bench:
     backward: bool = True
     random: bool = False
     """Whether the op draws random numbers or works in place, so that results are not compared."""
+    beside: Callable[[torch.device, torch.dtype, "Case"], list[Implementation]] | None = None
+    """What else is timed with a case, and is neither ours nor PyTorch's: rungs of a ladder, peers. Names begin with
+    one of BESIDE."""
+    report: Callable[[list[dict], Path], None] | None = None
+    """Is given all rows and the path of the CSV when it is written: for a table or a plot of its own."""
 
     def implementations(self) -> list[Implementation]:
         ours = self.ours
@@ -186,7 +194,12 @@ def wall_sampler(calls: list[Callable], device, least_seconds: float) -> Callabl
 def graph_sampler(calls: list[Callable], device, stream, least_seconds: float) -> Callable[[], float]:
     """As wall_sampler, by CUDA events around replays of a graph of all calls."""
     # A graph of some calls at least: events around a single short one would time the gap between them.
-    calls = calls * math.ceil(20 / len(calls)) if len(calls) < 20 else calls
+    synchronize(device)
+    start = time.perf_counter()
+    calls[0]()
+    synchronize(device)
+    wanted = 20 if time.perf_counter() - start < 1e-3 else 1
+    calls = calls * math.ceil(wanted / len(calls)) if len(calls) < wanted else calls
     graph = torch.cuda.CUDAGraph()
     outputs = []
     with torch.cuda.graph(graph, stream=stream):
@@ -301,6 +314,8 @@ class Settings:
     """How long a sample takes at the least; as many calls as fill it."""
     budget: int | None = None
     """Bytes for the sets of inputs of one side; None: memory_budget."""
+    case_seconds: float = 30
+    """About how long the samples of one case may take; there are fewer of them (but 3) where they would take longer."""
 
 
 QUICK = {"quick": True, "rounds": 5, "least_seconds": 0.0005, "budget": 256 << 20}
@@ -334,6 +349,8 @@ def measure_ceiling(device, dtype, quick) -> Ceiling:
 def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Settings) -> list[dict]:
     """Rows of the CSV for one case: an implementation and a clock each."""
     device, implementations = settings.device, bench.implementations()
+    if bench.beside:
+        implementations += bench.beside(device, dtype, case)
     index = ["forward", "backward"].index(direction)
     bytes_moved = case.elements[index] * dtype.itemsize + case.bytes[index]
     make = Make(device, dtype)
@@ -363,8 +380,12 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
                 print(f"{what}: {name} cannot be captured into a CUDA graph: {str(error).splitlines()[0]}")
     ceiling = measure_ceiling(device, dtype, settings.quick)
     flops = case.flops[index]
+    start = time.perf_counter()
+    first = interleaved(samplers, 1)
+    rounds = min(settings.rounds, max(3, int(settings.case_seconds / (time.perf_counter() - start)))) - 1
     rows = []
-    for (clock, name), seconds in interleaved(samplers, settings.rounds).items():
+    for (clock, name), seconds in interleaved(samplers, rounds).items():
+        seconds = first[clock, name] + seconds
         summary = summarize(seconds)
         values = [bench.op, case.name, str(dtype)[6:], direction, clock, name]
         values += [f"{1e6 * s:.3f}" for s in (summary.median, summary.p10, summary.p90)] + [summary.samples, cache]
@@ -376,7 +397,8 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
 
 def run_bench(bench: Bench, settings: Settings) -> list[dict]:
     rows = []
-    for case in bench.cases[:1] if settings.quick else bench.cases:
+    cases = [case for case in bench.cases if settings.device.type in case.devices]
+    for case in cases[:1] if settings.quick else cases:
         for dtype in settings.dtypes:
             for direction in ["forward", "backward"] if bench.backward else ["forward"]:
                 rows += time_case(bench, case, dtype, direction, settings)
@@ -457,6 +479,7 @@ def comparison(rows: list[dict]) -> list[list[str]]:
         groups.setdefault(tuple(row[c] for c in COLUMNS[:5]), {})[row["implementation"]] = row
     lines = []
     for key, by_name in groups.items():
+        by_name = {name: row for name, row in by_name.items() if not name.startswith(BESIDE)}
         ours = by_name.pop("ours", None)
         if ours is None or not by_name:
             continue
@@ -521,6 +544,8 @@ def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
             found = run_bench(bench, settings)
         # The facts are asked for again, so that the clocks are those of a GPU at work.
         write_csv(folder / f"{bench.op}.csv", found, environment(settings))
+        if bench.report:
+            bench.report(found, folder / f"{bench.op}.csv")
         print(f"{bench.op}: {len(found)} measurements in {folder / f'{bench.op}.csv'}", flush=True)
         rows += found
     print_comparison(rows)

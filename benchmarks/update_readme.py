@@ -74,7 +74,8 @@ def ops():
     for path in sorted((RESULTS / GPU).glob("*.csv")):
         cases = {}
         for row in rows(path.stem):
-            if row["dtype"] == "float32" and row["clock"] == "kernel":
+            beside = row["implementation"].startswith(("rung ", "peer "))
+            if row["dtype"] == "float32" and row["clock"] == "kernel" and not beside:
                 times = cases.setdefault((row["case"], row["direction"]), {})
                 times[row["implementation"]] = float(row["median_us"])
         for (case, direction), times in cases.items():

@@ -66,7 +66,7 @@ def test_lines_of_a_warp():
 
 @pytest.mark.parametrize(("pitch", "passes"), [(32, 32), (33, 1), (36, 4), (1, 1), (0, 1), (2, 2)])
 def test_bank_conflicts(pitch, passes):
-    """Element lane * pitch: pitch 32 is one bank for all, 33 another bank for each, 0 one word for all (a broadcast)."""
+    """Element lane * pitch: with 32 all lanes meet in one bank, with 33 none do, with 0 all want one word."""
 
     def kernel(t, output):
         tile = t.shared("tile", 32 * 36)

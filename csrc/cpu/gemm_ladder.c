@@ -5,10 +5,10 @@
  *   32  loop order  p and j exchanged: rows of b and d are run along, which the compiler turns into vectors. Bound by
  *                   the loads and stores of d's row, two for each vector multiplied, and once b outgrows the cache by
  *                   that.
- *   33  blocked     the same over blocks of b that stay in the second-level cache. Still two loads and a store a vector.
- *   34  packed      a tile of d is held in registers over a whole block of p, so that the only loads are those of a and
- *                   b, which are first copied into the very order in which the tile reads them. Bound by arithmetic.
- *   35  threads     gemm.c: the same with a tile that fits each instruction set, on several cores.
+ *   33  blocked     the same over blocks of b that stay in the second-level cache. Still two loads and a store a
+ * vector. 34  packed      a tile of d is held in registers over a whole block of p, so that the only loads are those of
+ * a and b, which are first copied into the very order in which the tile reads them. Bound by arithmetic. 35  threads
+ * gemm.c: the same with a tile that fits each instruction set, on several cores.
  */
 #ifndef REAL
 
@@ -177,8 +177,8 @@ CUDA_OPS_SIMD static void FN(packed)(REAL *d, const REAL *a, const REAL *b, REAL
                 for (int64_t j = 0; j < columns; j += COLUMNS)
                     for (int64_t i = 0; i < rows; i += PACKED_ROWS)
                         FN(packed_tile)(d + (i0 + i) * n + j0 + j, n, min_i64(PACKED_ROWS, rows - i),
-                                        min_i64(COLUMNS, columns - j), packed_a + i * depth, packed_b + j * depth, depth,
-                                        p0 > 0);
+                                        min_i64(COLUMNS, columns - j), packed_a + i * depth, packed_b + j * depth,
+                                        depth, p0 > 0);
             }
         }
 }

@@ -6,8 +6,16 @@
 #include "gemm/rungs.h"
 
 static const GemmRung RUNGS[] = {
-    // 4 to 10: CUDA cores.
-
+    // 4 to 10: CUDA cores. A second variant of a rung is 10 * rung + variant.
+    {4, "naive", gemm_naive_supports, nullptr, gemm_naive},
+    {5, "coalesced", gemm_coalesced_supports, nullptr, gemm_coalesced},
+    {6, "shared_memory", gemm_shared_memory_supports, nullptr, gemm_shared_memory},
+    {62, "shared_memory_dynamic", gemm_shared_memory_supports, nullptr, gemm_shared_memory_dynamic},
+    {71, "register_tile_1d", gemm_register_tile_supports, nullptr, gemm_register_tile_1d},
+    {7, "register_tile", gemm_register_tile_supports, nullptr, gemm_register_tile},
+    {8, "vectorised", gemm_vectorised_supports, nullptr, gemm_vectorised},
+    {9, "warp_tile", gemm_warp_tile_supports, nullptr, gemm_warp_tile},
+    {10, "cp_async", gemm_cp_async_supports, gemm_cp_async_workspace, gemm_cp_async},
     // 11 to 13: tensor cores.
     {11, "mma_sync", gemm_mma_sync_supports, gemm_mma_sync_workspace, gemm_mma_sync},
     {12, "tma_wgmma", gemm_tma_wgmma_supports, nullptr, gemm_tma_wgmma},

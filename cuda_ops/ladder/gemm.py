@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
+from .._arguments import expect
 from . import simulator
 
 # --- rung 1: Python loops --------------------------------------------------------------------------------------------
@@ -174,7 +175,9 @@ class Rung:
             return False
         if self.number < 3:
             return True
-        return _library.problem is None and bool(_library.ops.gemm_rung_runs(a, b, self.code))
+        return _library.problem is None and _library.ops.gemm_rung_runs(
+            a, b, self.code, allow_tf32=torch.backends.cuda.matmul.allow_tf32
+        )
 
     @property
     def code(self) -> int:
@@ -198,13 +201,25 @@ def _simulated(kernel):
 
 def _check_product(a, b):
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise RuntimeError(
-            f"gemm: expected a of m x k and b of k x n, got shapes {list(a.shape)} and {list(b.shape)}"
-        )
+        raise RuntimeError(f"gemm: expected a of m x k and b of k x n, got shapes {list(a.shape)} and {list(b.shape)}")
 
 
 def _rung_op(code):
-    return lambda a, b: _library.ops.gemm_rung(a, b, code)
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        return _library.ops.gemm_rung(a, b, code, allow_tf32=torch.backends.cuda.matmul.allow_tf32)
+
+    return multiply
+
+
+if _library.problem is None:
+
+    @torch.library.register_fake("cuda_ops::gemm_rung")
+    def _(a, b, rung, *, allow_tf32=False):
+        expect(a.dim() == 2, "gemm_rung", "a to have 2 dimensions, got shape {}", tuple(a.shape))
+        expect(b.dim() == 2, "gemm_rung", "b to have 2 dimensions, got shape {}", tuple(b.shape))
+        message = "b to have as many rows as a has columns, {}, got shape {}"
+        expect(a.shape[1] == b.shape[0], "gemm_rung", message, a.shape[1], list(b.shape))
+        return a.new_empty((a.shape[0], b.shape[1]))
 
 
 FLOATS = (torch.float32, torch.float64)

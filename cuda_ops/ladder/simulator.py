@@ -172,7 +172,9 @@ class Thread:
             data = np.full(size, np.nan, dtype) if np.issubdtype(dtype, np.floating) else np.zeros(size, dtype)
             arrays[name] = Array(name, data, True, self._device)
         if len(arrays[name]) != size:
-            raise SimulationError(f"shared array {name} has {len(arrays[name])} elements in one thread, {size} in another")
+            raise SimulationError(
+                f"shared array {name} has {len(arrays[name])} elements in one thread, {size} in another"
+            )
         return arrays[name]
 
 

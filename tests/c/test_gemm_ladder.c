@@ -28,9 +28,10 @@ static void check_rung(int rung, int64_t m, int64_t n, int64_t k, cuda_ops_dtype
 
 int main(void)
 {
-    /* One element, sizes that no tile divides, just over every block (96 rows, 256 deep, 512 columns), no sum, nothing. */
-    const int64_t sizes[][3] = {{1, 1, 1},    {35, 79, 19}, {6, 16, 8},  {97, 33, 257}, {7, 515, 3},
-                                {13, 1, 100}, {1, 70, 300}, {5, 4, 0}, {0, 4, 5},     {4, 0, 5}};
+    /* One element, sizes that no tile divides, just over every block (96 rows, 256 deep, 512 columns), no sum, nothing.
+     */
+    const int64_t sizes[][3] = {{1, 1, 1},    {35, 79, 19}, {6, 16, 8}, {97, 33, 257}, {7, 515, 3},
+                                {13, 1, 100}, {1, 70, 300}, {5, 4, 0},  {0, 4, 5},     {4, 0, 5}};
     FOR_CPU_DTYPES(dtype)
     for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
         for (int rung = CUDA_OPS_GEMM_C_NAIVE; rung <= CUDA_OPS_GEMM_C_THREADS; rung++)

@@ -10,9 +10,8 @@
 static constexpr int TILE = 32;
 
 template <typename T>
-__global__ void __launch_bounds__(TILE *TILE)
-    gemm_coalesced_kernel(T *d, const T *a, const T *b, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb,
-                          int64_t ldd)
+__global__ void __launch_bounds__(TILE *TILE) gemm_coalesced_kernel(T *d, const T *a, const T *b, int64_t m, int64_t n,
+                                                                    int64_t k, int64_t lda, int64_t ldb, int64_t ldd)
 {
     const int64_t tiles_n = ceil_div(n, TILE);
     const int64_t row = blockIdx.x / tiles_n * TILE + threadIdx.y;

@@ -1,13 +1,12 @@
 // gemm, rung 6: tiles of A and B in shared memory.
 //     D[i][j] = sum over p of A[i][p] * B[p][j]
-// Threads: a block of T x T makes T x T elements of D, one each. It walks along k in steps of T: every thread brings one
-// element of A's tile and one of B's, a barrier, T multiply-adds from shared memory, a barrier.
-// Two kernels: `static`, T = 32 known to the compiler, which unrolls the inner loop and folds the addresses into its
-// loads; and `dynamic`, T a parameter of the launch and the arrays in `extern __shared__`, as one writes it when the
-// tile is to follow the device. What that freedom costs is the lesson.
-// Fixes: an element of A or B is read from global memory k / T times less often than it is used.
-// Leaves: a multiply-add still takes two loads, only now from shared memory, whose 128 bytes a clock feed a quarter of
-// the FMA units at best. Bound by shared memory: MEASURED_06
+// Threads: a block of T x T makes T x T elements of D, one each. It walks along k in steps of T: every thread brings
+// one element of A's tile and one of B's, a barrier, T multiply-adds from shared memory, a barrier. Two kernels:
+// `static`, T = 32 known to the compiler, which unrolls the inner loop and folds the addresses into its loads; and
+// `dynamic`, T a parameter of the launch and the arrays in `extern __shared__`, as one writes it when the tile is to
+// follow the device. What that freedom costs is the lesson. Fixes: an element of A or B is read from global memory k /
+// T times less often than it is used. Leaves: a multiply-add still takes two loads, only now from shared memory, whose
+// 128 bytes a clock feed a quarter of the FMA units at best. Bound by shared memory: MEASURED_06
 #include "gemm/plain.cuh"
 
 static constexpr int TILE = 32;

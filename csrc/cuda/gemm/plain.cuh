@@ -60,8 +60,10 @@ __device__ __forceinline__ double gelu(double x)
     return 0.5 * x * (1 + erf(x * 0.70710678118654752));
 }
 
+// All but gelu.
 template <typename T>
-__device__ __forceinline__ accumulate_type<T> finish(accumulate_type<T> sum, const Epilogue &epilogue, int64_t column)
+__device__ __forceinline__ accumulate_type<T> finish_simply(accumulate_type<T> sum, const Epilogue &epilogue,
+                                                            int64_t column)
 {
     typedef accumulate_type<T> A;
     A value = sum * (A)epilogue.alpha;
@@ -69,9 +71,14 @@ __device__ __forceinline__ accumulate_type<T> finish(accumulate_type<T> sum, con
         value += bias_at<T>(epilogue, column);
     if (epilogue.activation == CUDA_OPS_GEMM_RELU)
         value = value < A(0) ? A(0) : value; // and NaN stays
-    else if (epilogue.activation == CUDA_OPS_GEMM_GELU)
-        value = gelu(value);
     return value;
+}
+
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> finish(accumulate_type<T> sum, const Epilogue &epilogue, int64_t column)
+{
+    const accumulate_type<T> value = finish_simply<T>(sum, epilogue, column);
+    return epilogue.activation == CUDA_OPS_GEMM_GELU ? gelu(value) : value;
 }
 
 template <typename T>

@@ -1,9 +1,13 @@
-// The SIMT matrix multiplication of rung 10: cp.async into a ring of shared-memory stages, register double buffering,
-// warp tiles of 8- or 16-wide thread tiles, split and sliced sums. 10_cp_async.cu says what it is for.
+// The kernel of rung 10, for any dtype, storage order and tile; 10_cp_async.cu says what it is for and chooses.
+//   - cp.async copies slices of A and B into a ring of STAGES in shared memory, while older ones are multiplied.
+//   - Within a slice, the registers for the next depth are loaded while the present one is multiplied.
+//   - A warp's tile is compact (rung 9), and of the SLICES groups of warps in a block each sums a part of every slice's
+//     depths, which fills an SM where D has few tiles.
 #ifndef CUDA_OPS_GEMM_SIMT_CUH
 #define CUDA_OPS_GEMM_SIMT_CUH
 
 #include "common.cuh"
+#include "gemm/plain.cuh"
 
 // 4, 8 or 16 bytes from global to shared memory without a register in between, zeros where `inside` is false. Before
 // sm_80 (and for halves, which are widened on the way) a load and a store.
@@ -11,7 +15,11 @@ template <typename T, typename A, int COUNT>
 __device__ __forceinline__ void copy_async(A *shared, const T *global, bool inside)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (sizeof(T) == sizeof(A)) {
+    constexpr bool asynchronous = sizeof(T) == sizeof(A);
+#else
+    constexpr bool asynchronous = false;
+#endif
+    if constexpr (asynchronous) {
         const unsigned int target = (unsigned int)__cvta_generic_to_shared(shared);
         const int bytes = inside ? (int)sizeof(T) * COUNT : 0;
         if constexpr (sizeof(T) * COUNT == 16)
@@ -21,12 +29,11 @@ __device__ __forceinline__ void copy_async(A *shared, const T *global, bool insi
             asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(global),
                          "n"((int)sizeof(T) * COUNT), "r"(bytes)
                          : "memory");
-        return;
-    }
-#endif
+    } else {
 #pragma unroll
-    for (int e = 0; e < COUNT; e++)
-        shared[e] = inside ? load_as_accumulate(global[e]) : A(0);
+        for (int e = 0; e < COUNT; e++)
+            shared[e] = inside ? load_as_accumulate(global[e]) : A(0);
+    }
 }
 
 __device__ __forceinline__ void commit_copies()
@@ -45,20 +52,22 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
-// Sizes of one variant. A warp's lanes are LANES_M x LANES_N, a thread's tile THREAD_M x THREAD_N, cut into pieces of
+// Sizes of one variant. BLOCKS: that an SM holds at once; PARTS: steps among which the copies of a slice are spread.
+// A warp's lanes are LANES_M x LANES_N, a thread's tile THREAD_M x THREAD_N, cut into pieces of
 // 16 bytes that lie a warp's width apart, so that the lanes of a warp read neighbouring 16-byte words.
 template <int WARPS_M_, int WARPS_N_, int SLICES_, int LANES_M_, int THREAD_M_, int THREAD_N_, int DEPTH_, int STAGES_,
-          int BLOCKS_>
+          int BLOCKS_, int PARTS_>
 struct SimtTile {
     static constexpr int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, SLICES = SLICES_, LANES_M = LANES_M_,
                          LANES_N = 32 / LANES_M_, THREAD_M = THREAD_M_, THREAD_N = THREAD_N_, DEPTH = DEPTH_,
-                         STAGES = STAGES_, BLOCKS = BLOCKS_;
+                         STAGES = STAGES_, BLOCKS = BLOCKS_, PARTS = PARTS_;
     static constexpr int WARP_M = LANES_M * THREAD_M, WARP_N = LANES_N * THREAD_N;
     static constexpr int M = WARPS_M * WARP_M, N = WARPS_N * WARP_N;
     static constexpr int THREADS = WARPS_M * WARPS_N * SLICES * 32;
 };
 
-// Pitch of a row of LINES in shared memory: where a warp writes 8 depths x 4 lines, 4 words more put them into 32 banks.
+// Pitch of a row of LINES in shared memory: where a warp writes 8 depths x 4 lines, 4 words more put them into 32
+// banks.
 template <int LINES, bool BY_DEPTH>
 static constexpr int simt_pitch = BY_DEPTH ? LINES + 4 : LINES;
 
@@ -69,7 +78,7 @@ template <typename T, int LINES, int DEPTH, int THREADS, bool BY_DEPTH, int VECT
 struct SimtSource {
     static constexpr int PITCH = simt_pitch<LINES, BY_DEPTH>;
     static constexpr int POINTERS = BY_DEPTH ? LINES * 8 / THREADS : 1;
-    static constexpr int ROW = LINES / VECTOR;                      // copies in a row of one depth
+    static constexpr int ROW = LINES / VECTOR;                         // copies in a row of one depth
     static constexpr int ROWS = THREADS / ROW > 0 ? THREADS / ROW : 1; // depths that the threads copy at once
     const T *pointer[POINTERS > 0 ? POINTERS : 1];
     int shared_offset, depth;
@@ -103,31 +112,31 @@ __device__ __forceinline__ void start_source(SimtSource<T, LINES, DEPTH, THREADS
     }
 }
 
+// Part `part` of `parts` of the copies of one slice, of whose depths `depths` exist; the last part steps to the next
+// slice. In parts, so that the copies are spread among the multiply-adds: all at once they fill the queue of the load
+// and store unit, and the warp waits.
 template <typename T, typename A, int LINES, int DEPTH, int THREADS, bool BY_DEPTH, int VECTOR>
-__device__ __forceinline__ void copy_slice(SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> &source, A *shared,
-                                           int64_t remaining)
+__device__ __forceinline__ void copy_part(SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> &source, A *shared,
+                                          int depths, int part, int parts)
 {
     typedef SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> S;
-    const int depths = remaining < DEPTH ? (int)remaining : DEPTH;
+    constexpr int ROUNDS = DEPTH / (BY_DEPTH ? 8 : S::ROWS), COPIES = ROUNDS * S::POINTERS;
     A *const target = shared + source.shared_offset;
-    if constexpr (BY_DEPTH) {
 #pragma unroll
-        for (int d = 0; d < DEPTH; d += 8) {
-            const bool inside = source.depth + d < depths;
-#pragma unroll
-            for (int r = 0; r < S::POINTERS; r++)
-                copy_async<T, A, 1>(target + d * S::PITCH + r * (THREADS / 8), source.pointer[r] + d, inside);
-        }
+    for (int c = 0; c < COPIES; c++) {
+        if (c * parts / COPIES != part)
+            continue;
+        const int d = c / S::POINTERS * (BY_DEPTH ? 8 : S::ROWS), r = c % S::POINTERS;
+        const bool inside = source.depth + d < depths;
+        if constexpr (BY_DEPTH)
+            copy_async<T, A, 1>(target + d * S::PITCH + r * (THREADS / 8), source.pointer[r] + d, inside);
+        else
+            copy_async<T, A, VECTOR>(target + d * S::PITCH, source.pointer[0] + d * source.step, inside);
+    }
+    if (part == parts - 1)
 #pragma unroll
         for (int r = 0; r < S::POINTERS; r++)
-            source.pointer[r] += DEPTH;
-    } else {
-#pragma unroll
-        for (int d = 0; d < DEPTH; d += S::ROWS)
-            copy_async<T, A, VECTOR>(target + d * S::PITCH, source.pointer[0] + d * source.step,
-                                     source.depth + d < depths);
-        source.pointer[0] += DEPTH * source.step;
-    }
+            source.pointer[r] += BY_DEPTH ? (int64_t)DEPTH : DEPTH * source.step;
 }
 
 // A thread's COUNT elements of one depth: 16 bytes at a time, LANES * 16 bytes apart.
@@ -154,6 +163,304 @@ __device__ __forceinline__ void tile_position(int64_t tile, int64_t tiles_m, int
     const int64_t inside = tile - first * tiles_n;
     tile_m = first + inside % height;
     tile_n = inside / height;
+}
+
+struct SimtArguments {
+    int64_t m, n, k, lda, ldb, ldd, stride_a, stride_b, stride_d;
+    int64_t tiles_m, tiles_n, band;
+    int64_t chunk;   // k is cut into pieces of this, the last one shorter
+    bool to_partial; // sums go to `partial` as they are, and gemm_add_pieces finishes them
+};
+
+// One outer product. Odd rows go backwards, so that each multiply-add shares one factor with the one before it, and the
+// register file, whose two banks give a word each a clock, has only two words to bring and not three.
+template <typename A, int TM, int TN>
+__device__ __forceinline__ void add_outer_product(A (&sum)[TM][TN], const A (&left)[TM], const A (&right)[TN])
+{
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+        for (int j = 0; j < TN; j++) {
+            const int c = i % 2 ? TN - 1 - j : j;
+            sum[i][c] += left[i] * right[c];
+        }
+}
+
+template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH>
+static constexpr int simt_shared_bytes()
+{
+    constexpr int stages =
+        Tile::STAGES * Tile::DEPTH * (simt_pitch<Tile::M, A_BY_DEPTH> + simt_pitch<Tile::N, B_BY_DEPTH>);
+    constexpr int sums = Tile::SLICES > 1 ? Tile::M * Tile::N : 0;
+    return (stages > sums ? stages : sums) * (int)sizeof(accumulate_type<T>);
+}
+
+// A_BY_DEPTH: A is stored as m x k, otherwise as k x m; B_BY_DEPTH: B is stored as n x k, otherwise as k x n.
+// VECTOR: elements that are copied at once of an operand that is not stored by depth.
+template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH, int VECTOR>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    gemm_simt_kernel(void *d, accumulate_type<T> *partial, const T *a, const T *b,
+                     const __grid_constant__ SimtArguments s, const __grid_constant__ Epilogue epilogue)
+{
+    typedef accumulate_type<T> A;
+    constexpr int V = vector16<A>::size, DEPTH = Tile::DEPTH, STAGES = Tile::STAGES, THREADS = Tile::THREADS;
+    constexpr int A_PITCH = simt_pitch<Tile::M, A_BY_DEPTH>, B_PITCH = simt_pitch<Tile::N, B_BY_DEPTH>;
+    constexpr int STAGE = DEPTH * (A_PITCH + B_PITCH);
+    constexpr int TM = Tile::THREAD_M, TN = Tile::THREAD_N;
+    constexpr int STEPS = DEPTH / Tile::SLICES, PARTS = Tile::PARTS;
+    static_assert(PARTS < STEPS, "the copies are under way before the next slice is waited for");
+    static_assert(STEPS % 2 == 0, "the two sets of registers take turns");
+    extern __shared__ __align__(16) unsigned char shared_bytes[];
+    A *const shared = reinterpret_cast<A *>(shared_bytes);
+
+    int64_t tile_m, tile_n;
+    const int64_t tiles = s.tiles_m * s.tiles_n, piece = blockIdx.x / tiles, batch = blockIdx.y;
+    tile_position(blockIdx.x - piece * tiles, s.tiles_m, s.tiles_n, s.band, tile_m, tile_n);
+    const int64_t row = tile_m * Tile::M, column = tile_n * Tile::N, begin = piece * s.chunk;
+    const int64_t depth = s.k - begin < s.chunk ? s.k - begin : s.chunk;
+    const int slices = (int)ceil_div(depth, DEPTH);
+
+    // Bit 0 of the lane goes along n and bit 1 along m: see rung 9.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp_slice = warp / (Tile::WARPS_M * Tile::WARPS_N), warp_tile = warp % (Tile::WARPS_M * Tile::WARPS_N);
+    const int lane_m = (lane >> 1 & 1) | lane >> 4 << 1, lane_n = (lane & 1) | (lane >> 2 & 3) << 1;
+    const int my_row = warp_tile / Tile::WARPS_N * Tile::WARP_M + lane_m * V;
+    const int my_column = warp_tile % Tile::WARPS_N * Tile::WARP_N + lane_n * V;
+
+    SimtSource<T, Tile::M, DEPTH, THREADS, A_BY_DEPTH, A_BY_DEPTH ? 1 : VECTOR> a_source;
+    SimtSource<T, Tile::N, DEPTH, THREADS, B_BY_DEPTH, B_BY_DEPTH ? 1 : VECTOR> b_source;
+    start_source(a_source, a + batch * s.stride_a, s.lda, row, s.m, begin);
+    start_source(b_source, b + batch * s.stride_b, s.ldb, column, s.n, begin);
+    const auto existing = [depth](int slice) {
+        const int64_t rest = depth - (int64_t)slice * DEPTH;
+        return (int)(rest < DEPTH ? rest : DEPTH);
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        copy_part(a_source, shared + stage * STAGE, existing(stage), 0, 1);
+        copy_part(b_source, shared + stage * STAGE + DEPTH * A_PITCH, existing(stage), 0, 1);
+        commit_copies();
+    }
+
+    A sum[TM][TN] = {};
+    A left[2][TM], right[2][TN];
+    const int a_offset = my_row + warp_slice * STEPS * A_PITCH;
+    const int b_offset = my_column + warp_slice * STEPS * B_PITCH + DEPTH * A_PITCH;
+    int read_stage = 0, write_stage = STAGES - 1;
+    const A *read = shared;
+    wait_for_copies<STAGES - 2>();
+    __syncthreads();
+    load_fragment<A, TM, Tile::LANES_M>(left[0], read + a_offset);
+    load_fragment<A, TN, Tile::LANES_N>(right[0], read + b_offset);
+    for (int slice = 0; slice < slices; slice++) {
+        // Copies beyond the last slice write zeros that nobody reads; testing for it would cost a branch a part.
+        const int depths = existing(slice + STAGES - 1);
+#pragma unroll
+        for (int p = 0; p < STEPS; p++) {
+            if (p == STEPS - 1) {
+                // The next slice has landed, and all threads have read what the copies after this will overwrite.
+                wait_for_copies<STAGES - 2>();
+                __syncthreads();
+                read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
+                read = shared + read_stage * STAGE;
+            }
+            const int next = (p + 1) % STEPS;
+            load_fragment<A, TM, Tile::LANES_M>(left[next % 2], read + a_offset + next * A_PITCH);
+            load_fragment<A, TN, Tile::LANES_N>(right[next % 2], read + b_offset + next * B_PITCH);
+            if (p < PARTS) {
+                copy_part(a_source, shared + write_stage * STAGE, depths, p, PARTS);
+                copy_part(b_source, shared + write_stage * STAGE + DEPTH * A_PITCH, depths, p, PARTS);
+            }
+            if (p == PARTS - 1) {
+                commit_copies();
+                write_stage = write_stage == STAGES - 1 ? 0 : write_stage + 1;
+            }
+            add_outer_product(sum, left[p % 2], right[p % 2]);
+        }
+    }
+    wait_for_copies<0>();
+
+    if constexpr (Tile::SLICES > 1) {
+        // The groups' sums are added in order through shared memory, which the loop has done with.
+        __syncthreads();
+        A *const mine = shared + warp_tile * 32 * TM * TN + lane;
+#pragma unroll 1
+        for (int other = 1; other < Tile::SLICES; other++) {
+            if (warp_slice == other)
+#pragma unroll
+                for (int i = 0; i < TM * TN; i++)
+                    mine[i * 32] = sum[i / TN][i % TN];
+            __syncthreads();
+            if (warp_slice == 0)
+#pragma unroll
+                for (int i = 0; i < TM * TN; i++)
+                    sum[i / TN][i % TN] += mine[i * 32];
+            __syncthreads();
+        }
+        if (warp_slice > 0)
+            return;
+    }
+
+    // There `epilogue` does nothing. (It must not be left out: a sum that is stored as it is wants its place among four
+    // registers in a row, which is the bank of its factor of B, and the loop loses a quarter of its speed.)
+    const bool whole = !s.to_partial;
+    const int64_t to_row = whole ? s.ldd : s.n;
+    const int64_t to = whole ? batch * s.stride_d : (piece * gridDim.y + batch) * s.m * s.n;
+    const bool vectors = sizeof(T) == sizeof(A) && to_row % V == 0 && to % V == 0 &&
+                         reinterpret_cast<uintptr_t>(whole ? d : (void *)partial) % 16 == 0;
+#pragma unroll
+    for (int i = 0; i < TM; i++) {
+        const int64_t r = row + my_row + i / V * Tile::LANES_M * V + i % V;
+        if (r >= s.m)
+            break;
+#pragma unroll
+        for (int j = 0; j < TN; j += V) {
+            const int64_t c = column + my_column + j * Tile::LANES_N;
+            vector16<A> v;
+#pragma unroll
+            for (int e = 0; e < V; e++)
+                if (c + e < s.n)
+                    v.element[e] = finish_simply<T>(sum[i][j + e], epilogue, c + e);
+            if (vectors && c + V <= s.n) {
+                A *const target = whole ? static_cast<A *>(d) : partial;
+                *reinterpret_cast<vector16<A> *>(target + to + r * to_row + c) = v;
+                continue;
+            }
+#pragma unroll
+            for (int e = 0; e < V; e++) {
+                if (c + e >= s.n)
+                    break;
+                if (whole)
+                    store_output<T>(d, to + r * to_row + c + e, v.element[e], epilogue);
+                else
+                    partial[to + r * to_row + c + e] = v.element[e];
+            }
+        }
+    }
+}
+
+// gelu is many instructions: inlined for each of a thread's elements it would be most of the kernel. It takes a second
+// pass, as pieces do.
+static inline bool simt_uses_partial(const cuda_ops_gemm_problem &p, int64_t pieces)
+{
+    return pieces > 1 || p.activation == CUDA_OPS_GEMM_GELU;
+}
+
+template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH, int VECTOR>
+static cuda_ops_status simt_launch_kernel(const GemmCall &call, int64_t pieces)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    constexpr int bytes = simt_shared_bytes<T, Tile, A_BY_DEPTH, B_BY_DEPTH>();
+    const auto kernel = gemm_simt_kernel<T, Tile, A_BY_DEPTH, B_BY_DEPTH, VECTOR>;
+    if (bytes > 48 * 1024) {
+        const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        if (error != cudaSuccess)
+            return CUDA_OPS_CUDA_ERROR + (int)error;
+    }
+    const int64_t tiles_m = ceil_div(p.m, Tile::M), tiles_n = ceil_div(p.n, Tile::N);
+    const int64_t chunk = ceil_div(ceil_div(p.k, pieces), Tile::DEPTH) * Tile::DEPTH;
+    const bool to_partial = simt_uses_partial(p, pieces);
+    const SimtArguments s = {p.m,
+                             p.n,
+                             p.k,
+                             p.lda,
+                             p.ldb,
+                             p.ldd,
+                             p.stride_a,
+                             p.stride_b,
+                             p.stride_d,
+                             tiles_m,
+                             tiles_n,
+                             8,
+                             pieces > 1 ? chunk : p.k,
+                             to_partial};
+    // A grid's second dimension ends at 65535; k is not split where there are more products.
+    for (int64_t first = 0; first < p.batch; first += MAX_GRID) {
+        const int64_t batch = p.batch - first < MAX_GRID ? p.batch - first : MAX_GRID;
+        const int64_t sums = to_partial ? first * p.m * p.n : 0; // with pieces there is one round
+        const int64_t output_bytes = p.output_dtype == CUDA_OPS_FLOAT64   ? 8
+                                     : p.output_dtype == CUDA_OPS_FLOAT32 ? 4
+                                                                          : 2;
+        kernel<<<dim3((unsigned int)(tiles_m * tiles_n * pieces), (unsigned int)batch), Tile::THREADS, bytes,
+                 call.stream>>>(static_cast<char *>(call.d) + first * p.stride_d * output_bytes,
+                                static_cast<accumulate_type<T> *>(call.workspace) + sums,
+                                static_cast<const T *>(call.a) + first * p.stride_a,
+                                static_cast<const T *>(call.b) + first * p.stride_b, s,
+                                to_partial ? Epilogue{1, nullptr, 0, 0, CUDA_OPS_GEMM_NONE} : epilogue_of(call));
+    }
+    return to_partial ? gemm_add_pieces(call, pieces) : launch_status();
+}
+
+// Whether every line of what is not stored by depth can be copied 16 bytes at a time: whole vectors, all aligned.
+template <typename T>
+static bool simt_takes_vectors(const GemmCall &call)
+{
+    constexpr int V = vector16<T>::size;
+    const cuda_ops_gemm_problem &p = call.problem;
+    const bool a_strides = p.m % V == 0 && p.lda % V == 0 && (p.batch == 1 || p.stride_a % V == 0);
+    const bool b_strides = p.n % V == 0 && p.ldb % V == 0 && (p.batch == 1 || p.stride_b % V == 0);
+    return (!p.transpose_a || (a_strides && is_aligned_16(call.a))) &&
+           (p.transpose_b || (b_strides && is_aligned_16(call.b)));
+}
+
+template <typename T, typename Tile, int VECTOR>
+static cuda_ops_status simt_launch(const GemmCall &call, int64_t pieces)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (p.transpose_a && p.transpose_b)
+        return simt_launch_kernel<T, Tile, false, true, VECTOR>(call, pieces);
+    if (p.transpose_a)
+        return simt_launch_kernel<T, Tile, false, false, VECTOR>(call, pieces);
+    if (p.transpose_b)
+        return simt_launch_kernel<T, Tile, true, true, 1>(call, pieces);
+    return simt_launch_kernel<T, Tile, true, false, VECTOR>(call, pieces);
+}
+
+// What the choice knows of a tile. speed: multiply-adds an SM does while it holds one such block, against those it does
+// at best; it holds no more than `blocks`.
+struct SimtChoice {
+    int m, n, blocks;
+    double speed;
+};
+
+struct SimtPlan {
+    int tile;       // index into the choices
+    int64_t pieces; // of k
+};
+
+// The tile and the cut of k with the least estimated time, in multiply-adds of one SM. Time goes by the busiest SM; a
+// block costs START depths more than it sums. Pieces are written and read again, and cost a second launch.
+template <int COUNT>
+static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    constexpr int64_t START = 64, SMALLEST_PIECE = 128, MOST_PIECES = 64;
+    constexpr double SECOND_LAUNCH = 8e5, ADD_PIECE = 1.0 / 100; // an element of a piece, shared by the SMs
+    SimtPlan best = {0, 1};
+    double least = 0;
+    for (int tile = 0; tile < COUNT; tile++) {
+        const SimtChoice c = choices[tile];
+        const int64_t tiles = ceil_div(p.m, c.m) * ceil_div(p.n, c.n) * p.batch;
+        for (int64_t pieces = 1; pieces <= MOST_PIECES; pieces++) {
+            if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || p.batch > MAX_GRID))
+                break;
+            const int64_t busiest = ceil_div(tiles * pieces, device.multiprocessors);
+            const double speed = busiest == 1 ? c.speed : 1;
+            double time = (double)busiest * c.m * c.n * (double)(ceil_div(p.k, pieces) + START) / speed;
+            if (pieces > 1)
+                time += SECOND_LAUNCH + ADD_PIECE * (double)(p.batch * p.m * p.n) * (double)pieces;
+            if ((tile == 0 && pieces == 1) || time < least) {
+                least = time;
+                best = {tile, pieces};
+            }
+        }
+    }
+    return best;
+}
+
+static inline int64_t simt_workspace(const cuda_ops_gemm_problem &p, int64_t pieces)
+{
+    const int64_t sum = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+    return simt_uses_partial(p, pieces) ? pieces * p.batch * p.m * p.n * sum : 0;
 }
 
 #endif

@@ -41,7 +41,7 @@ typedef struct cuda_ops_gemm_problem {
 } cuda_ops_gemm_problem;
 
 /* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent). Zero stands for the fastest known for the
- * problem on the current device. */
+ * problem on the current device. 62 is rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. */
 enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LAST_RUNG = 13 };
 
 /* The rung that a call with `rung` would run on the current device: `rung` itself if that can do the problem, for

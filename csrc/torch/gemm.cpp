@@ -1,0 +1,139 @@
+// gemm for PyTorch: one rung of the ladder by its number (0: the fastest known), for the lesson, the tests and `python
+// -m cuda_ops bench gemm`. linear and conv2d call the C API themselves.
+#include "cuda_ops/gemm.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+
+#include "checks.h"
+#include "cuda_ops/gemm_ladder.h"
+
+namespace cuda_ops
+{
+
+static cuda_ops_dtype check_operands(const Tensor &a, const Tensor &b)
+{
+    const cuda_ops_dtype dtype = check_dtype("gemm_rung", "a", a);
+    check_like("gemm_rung", "b", b, "a", a);
+    check_dim("gemm_rung", "a", a, 2, 2);
+    check_dim("gemm_rung", "b", b, 2, 2);
+    TORCH_CHECK(a.size(1) == b.size(0), "gemm_rung: expected b to have as many rows as a has columns, ", a.size(1),
+                ", got shape ", b.sizes());
+    return dtype;
+}
+
+// How a matrix is stored: row by row, or as its transpose; neither, and it has to be copied.
+struct Layout {
+    bool known, transposed;
+    int64_t stride;
+};
+
+static Layout layout_of(const Tensor &matrix)
+{
+    if (!matrix.is_neg())
+        for (int transposed = 0; transposed < 2; transposed++) {
+            const int row = transposed, column = 1 - transposed;
+            const int64_t width = matrix.size(column), least = std::max<int64_t>(1, width);
+            const int64_t stride = matrix.size(row) > 1 ? matrix.stride(row) : least;
+            if ((matrix.stride(column) == 1 || width <= 1) && stride >= least)
+                return {true, transposed != 0, stride};
+        }
+    return {false, false, 0};
+}
+
+// `matrix` or a copy of it that has a layout.
+static Tensor with_layout(const Tensor &matrix)
+{
+    return layout_of(matrix).known ? matrix : matrix.contiguous();
+}
+
+static cuda_ops_gemm_problem problem_of(const Tensor &a, const Tensor &b, cuda_ops_dtype dtype, bool allow_tf32)
+{
+    const Layout left = layout_of(a), right = layout_of(b);
+    cuda_ops_gemm_problem problem = {};
+    problem.m = a.size(0);
+    problem.n = b.size(1);
+    problem.k = a.size(1);
+    problem.batch = 1;
+    problem.lda = left.stride;
+    problem.ldb = right.stride;
+    problem.ldd = problem.n;
+    problem.alpha = 1;
+    problem.transpose_a = left.transposed;
+    problem.transpose_b = right.transposed;
+    problem.dtype = problem.output_dtype = problem.bias_dtype = dtype;
+    problem.allow_tf32 = allow_tf32;
+    return problem;
+}
+
+static bool is_c_rung(int64_t rung)
+{
+    return CUDA_OPS_GEMM_C_NAIVE <= rung && rung <= CUDA_OPS_GEMM_C_THREADS;
+}
+
+static bool gemm_rung_runs(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
+{
+    const cuda_ops_dtype dtype = check_operands(a, b);
+    if (!a.is_cuda())
+        return is_c_rung(rung);
+#ifdef CUDA_OPS_WITH_CUDA
+    const c10::OptionalDeviceGuard guard(at::device_of(a));
+    const cuda_ops_gemm_problem problem = problem_of(with_layout(a), with_layout(b), dtype, allow_tf32);
+    return cuda_ops_gemm_rung_cuda(&problem, static_cast<int>(rung)) == rung;
+#else
+    (void)dtype, (void)allow_tf32;
+    return false;
+#endif
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+static cuda_ops_status gemm_rung_cuda(const Tensor &d, const Tensor &a, const Tensor &b, cuda_ops_dtype dtype, int rung,
+                                      bool allow_tf32)
+{
+    const cuda_ops_gemm_problem problem = problem_of(a, b, dtype, allow_tf32);
+    const Tensor workspace = at::empty({cuda_ops_gemm_workspace_cuda(&problem, rung)}, a.options().dtype(at::kByte));
+    return cuda_ops_gemm_cuda(d.data_ptr(), a.const_data_ptr(), b.const_data_ptr(), nullptr, workspace.data_ptr(),
+                              &problem, rung, current_stream("gemm_rung"));
+}
+#endif
+
+static Tensor gemm_rung(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
+{
+    const cuda_ops_dtype dtype = check_operands(a, b);
+    const c10::OptionalDeviceGuard guard(at::device_of(a));
+    Tensor d = at::empty({a.size(0), b.size(1)}, a.options());
+    if (a.is_cuda()) {
+        (void)allow_tf32;
+        CUDA_OPS_LAUNCH("gemm_rung",
+                        gemm_rung_cuda(d, with_layout(a), with_layout(b), dtype, static_cast<int>(rung), allow_tf32));
+        return d;
+    }
+    TORCH_CHECK(rung == CUDA_OPS_GEMM_FASTEST || is_c_rung(rung),
+                "gemm_rung: expected rung to be 31 to 35 on the CPU, got ", rung);
+    if (d.numel() == 0)
+        return d;
+    const Tensor left = a.contiguous(), right = b.contiguous();
+    const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
+    const int number = rung == CUDA_OPS_GEMM_FASTEST ? (int)CUDA_OPS_GEMM_C_THREADS : static_cast<int>(rung);
+    // Only the last one is cut into rows for several threads; half a million multiply-adds wake another.
+    const int64_t work = std::max<int64_t>(1, n * k);
+    const int64_t grain = number == CUDA_OPS_GEMM_C_THREADS ? std::max<int64_t>(1, (1 << 19) / work) : m;
+    parallel_ranges("gemm_rung", m, grain, [&](int64_t begin, int64_t end) {
+        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_gemm_ladder_workspace_cpu(number));
+        return cuda_ops_gemm_ladder_cpu(d.data_ptr(), left.const_data_ptr(), right.const_data_ptr(), workspace.get(), m,
+                                        n, k, begin, end, number, dtype);
+    });
+    return d;
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("gemm_rung(Tensor a, Tensor b, int rung, *, bool allow_tf32=False) -> Tensor");
+    library.def("gemm_rung_runs(Tensor a, Tensor b, int rung, *, bool allow_tf32=False) -> bool");
+    CUDA_OPS_IMPLEMENT(library, "gemm_rung", cuda_ops::gemm_rung);
+    CUDA_OPS_IMPLEMENT(library, "gemm_rung_runs", cuda_ops::gemm_rung_runs);
+}

@@ -1,0 +1,164 @@
+"""Every rung of the ladder against float64: sizes that no tile divides, all storage orders, outputs poisoned."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from cuda_ops._library import ops
+from cuda_ops.ladder import gemm
+
+C_RUNGS = [rung for rung in gemm.rungs.values() if rung.number == 3]
+CUDA_RUNGS = [rung for rung in gemm.rungs.values() if rung.device == "cuda"]
+# One element; the lecture's odd sizes; primes; a tile of 16 to 128 and one less and more; k over a slice and over the
+# pieces that split k makes; a row, a column; nothing, and no sum.
+SIZES = [(1, 1, 1), (35, 79, 19), (31, 37, 41), (127, 131, 61), (128, 128, 128), (129, 127, 65), (64, 10, 128)]
+SIZES += [(17, 33, 700), (1, 257, 130), (257, 1, 130), (3, 5, 2049), (0, 4, 5), (4, 0, 5), (5, 4, 0)]
+
+
+def odd_sizes(count):
+    """Random sizes of up to 300, on a logarithmic scale, so that small ones are not rare."""
+    rng = random.Random(0)
+    return [tuple(round(math.exp(rng.uniform(0, math.log(300)))) for _ in range(3)) for _ in range(count)]
+
+
+def operands(m, n, k, dtype, device, transpose_a=False, transpose_b=False):
+    generator = torch.Generator().manual_seed(m * 7 + n * 3 + k)
+    a = torch.randn(k, m, generator=generator).T if transpose_a else torch.randn(m, k, generator=generator)
+    b = torch.randn(n, k, generator=generator).T if transpose_b else torch.randn(k, n, generator=generator)
+    # .to keeps the strides of a transposed matrix.
+    return a.to(device, dtype), b.to(device, dtype)
+
+
+def check(rung, a, b, what):
+    """Within what rounding k products in any order may do: an elementwise bound on |a| |b|, so that no entry hides."""
+    actual = rung(a, b)
+    a64, b64 = a.double(), b.double()
+    expected, magnitude = a64 @ b64, a64.abs() @ b64.abs()
+    assert actual.shape == expected.shape, what
+    assert actual.dtype == a.dtype, what
+    if a.shape[1] == 0:
+        assert torch.equal(actual.double(), expected), what
+        return
+    accumulate = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
+    store = torch.finfo(a.dtype).eps if a.dtype.itemsize == 2 else 0
+    # A sum of k terms in any order is off by at most (k - 1) eps of their magnitudes; in practice by its root.
+    bound = 4 * math.sqrt(a.shape[1] + 4) * accumulate * magnitude + store * expected.abs() + 1e-30
+    wrong = ~((actual.double() - expected).abs() <= bound)  # and so NaN is wrong
+    assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} elements, the first at {wrong.nonzero()[0]}"
+
+
+@pytest.mark.parametrize("rung", C_RUNGS, ids=lambda rung: rung.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_c_rungs(rung, dtype):
+    for sizes in [*SIZES, *odd_sizes(30)]:
+        a, b = operands(*sizes, dtype, "cpu")
+        assert rung.runs(a, b)
+        check(rung, a, b, f"{rung.name} {sizes}")
+
+
+@pytest.mark.parametrize("name", ["python", "simulated shared memory", "simulated register tile"])
+def test_python_rungs(name):
+    for sizes in [(1, 1, 1), (13, 17, 5)]:
+        a, b = operands(*sizes, torch.float32, "cpu")
+        check(gemm.rungs[name], a, b, f"{name} {sizes}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rung", CUDA_RUNGS, ids=lambda rung: rung.name)
+def test_cuda_rungs(rung, dtype):
+    """A hundred sizes. A rung that does not take a dtype, or at some sizes not its alignment, says so, and refuses."""
+    ran = 0
+    for sizes in [*SIZES, *odd_sizes(100)]:
+        a, b = operands(*sizes, dtype, "cuda")
+        if 0 not in sizes[:2] and not rung.runs(a, b):
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                rung(a, b)
+            continue
+        check(rung, a, b, f"{rung.name} {sizes}")
+        ran += 1
+    if rung.number <= 10 and dtype in rung.dtypes:
+        assert ran == len(SIZES) + 100
+    elif ran < 10:
+        pytest.skip("not for this dtype, or not on this device")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["naive", "cp.async", "mma.sync", "clusters, persistent"])
+def test_storage_orders(name, dtype):
+    """A and B each as they are and transposed; these rungs take all four."""
+    rung = gemm.rungs[name]
+    sizes_list = [
+        (35, 79, 19),
+        (128, 64, 256),
+        (200, 136, 72),
+        (1, 33, 65),
+        (33, 1, 65),
+        (260, 516, 48),
+        (64, 64, 3000),
+    ]
+    for sizes, (ta, tb) in itertools.product(sizes_list, itertools.product([False, True], repeat=2)):
+        a, b = operands(*sizes, dtype, "cuda", ta, tb)
+        if rung.number > 10 and not rung.runs(a, b):
+            continue
+        check(rung, a, b, f"{name} {sizes} {'T' if ta else 'N'}{'T' if tb else 'N'}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rung", [r for r in CUDA_RUNGS if r.number <= 10], ids=lambda rung: rung.name)
+def test_misaligned_and_strided(rung):
+    """Pointers that are not aligned to 16 bytes, and rows wider than the matrix: views of a larger one."""
+    for dtype in (torch.float32, torch.float64):
+        for offset, pitch in [(1, 132), (0, 133), (3, 129), (0, 136)]:
+            big_a, big_b = operands(80, pitch, pitch, dtype, "cuda")[0], operands(pitch, pitch, 128, dtype, "cuda")[0]
+            a, b = big_a[:77, offset : offset + 100], big_b[:100, offset : offset + 66]
+            check(rung, a, b, f"{rung.name} offset {offset} pitch {pitch}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rung", CUDA_RUNGS, ids=lambda rung: rung.name)
+def test_same_bits_again(rung):
+    a, b = operands(130, 70, 5000, torch.float32, "cuda")
+    if not rung.runs(a, b):
+        pytest.skip("not for float32 without TF32")
+    first = rung(a, b)
+    assert all(torch.equal(first, rung(a, b)) for _ in range(3))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rung", [r for r in CUDA_RUNGS if r.number <= 10], ids=lambda rung: rung.name)
+def test_nan_and_infinity_travel(rung):
+    a, b = operands(40, 50, 30, torch.float32, "cuda")
+    a[3, 4], b[5, 6], a[7, 8] = math.nan, math.inf, -math.inf
+    actual, expected = rung(a, b), (a.double() @ b.double()).float()
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual[actual.isinf()], expected[expected.isinf()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opcheck(dtype, device):
+    a, b = operands(5, 7, 3, dtype, device)
+    torch.library.opcheck(ops.gemm_rung.default, (a, b, 31 if device == "cpu" else 4))
+
+
+def test_bad_inputs(device):
+    a = torch.zeros(2, 3, device=device)
+    rung = 31 if device == "cpu" else 4
+    with pytest.raises(RuntimeError, match="gemm_rung: expected b to have as many rows as a has columns, 3, got shape"):
+        ops.gemm_rung(a, a, rung)
+    with pytest.raises(RuntimeError, match="gemm_rung: expected a to have 2 dimensions"):
+        ops.gemm_rung(a[0], a, rung)
+    with pytest.raises(RuntimeError, match="gemm_rung: expected a to be floating point, got int64"):
+        ops.gemm_rung(a.long(), a, rung)
+    with pytest.raises(RuntimeError, match="gemm_rung"):
+        ops.gemm_rung(a, a.T, 99)
+
+
+def test_rungs_are_in_order():
+    numbers = [rung.number for rung in gemm.rungs.values()]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(1, 14))
