@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     typedef accumulate_type<T> A;
     constexpr int CLASS_QUADS = (CLASSES + 3) / 4;
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ double scratch[WARP_SIZE], block_losses[2];
     four<A> *const weight = reinterpret_cast<four<A> *>(shared);
     four<A> *const input = weight + MOST_CLASSES * p.quads;

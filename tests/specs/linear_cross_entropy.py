@@ -7,8 +7,8 @@ import cuda_ops
 def sample(make, leading, in_features, classes, name="", bias=True, target=None, **kwargs):
     if target is None:
         target = make.integers(*leading, high=classes)
-    # Logits stay below 20 where all features are alike (the layout 'expanded'): the rounding of larger ones would be the
-    # larger part of the gradients' error.
+    # Logits stay below 20 where all features are alike (the layout 'expanded'): the rounding of larger ones would be
+    # most of the gradients' error.
     bound = 8 / max(in_features, 4)
     tensors = make(*leading, in_features), make(classes, in_features, low=-bound, high=bound), target
     return Sample((*tensors, make(classes)) if bias else tensors, kwargs, name)
