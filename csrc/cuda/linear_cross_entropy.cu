@@ -479,11 +479,10 @@ static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStr
     A *const partial_sums = (A *)(partial_losses + 2 * MOST_BLOCKS);
     p.vectors =
         p.in_features % 4 == 0 && is_aligned_16(p.input) && is_aligned_16(p.weight) && is_aligned_16(p.grad_input);
-    launch_dependent_clusters(p.classes <= 10 ? linear_cross_entropy_kernel<T, P, 10>
-                                              : linear_cross_entropy_kernel<T, P, MOST_CLASSES>,
-                              (unsigned int)blocks, THREADS, cluster ? blocks : 1,
-                              (int)head_shared_bytes<A>(p.classes, p.in_features), stream, p, partial_sums,
-                              partial_losses, cluster);
+    launch_dependent_clusters(
+        p.classes <= 10 ? linear_cross_entropy_kernel<T, P, 10> : linear_cross_entropy_kernel<T, P, MOST_CLASSES>,
+        (unsigned int)blocks, THREADS, cluster ? blocks : 1, (int)head_shared_bytes<A>(p.classes, p.in_features),
+        stream, p, partial_sums, partial_losses, cluster);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || cluster)
         return status;
@@ -664,8 +663,8 @@ extern "C" size_t cuda_ops_linear_cross_entropy_workspace_cuda(int64_t rows, int
     if (rows == 0)
         return 0;
     if (is_small_head(in_features, classes, dtype))
-        return 2 * sizeof(double) * MOST_BLOCKS +
-               (size_t)(small_head_blocks(rows) * accumulate_bytes(dtype) * head_sums((int)classes, (int)ceil_div(in_features, 4)));
+        return 2 * sizeof(double) * MOST_BLOCKS + (size_t)(small_head_blocks(rows) * accumulate_bytes(dtype) *
+                                                           head_sums((int)classes, (int)ceil_div(in_features, 4)));
     const int64_t elements = chunk_rows(rows, classes, dtype) * chunk_pitch(classes);
     const bool half = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
     return (size_t)(ceil_div(elements * (accumulate_bytes(dtype) + (half ? 2 : 0)), 256) * 256) +

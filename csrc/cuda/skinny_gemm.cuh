@@ -38,8 +38,8 @@ struct skinny_product {
     bool relu, accumulate, aligned; // accumulate: output += instead of =
 };
 
-// Sizes of a kernel. E: element type in shared memory. WARPGROUPS: Hopper's instructions; TILE_N is 128 and a warp has 16
-// lines of a.
+// Sizes of a kernel. E: element type in shared memory. WARPGROUPS: Hopper's instructions; TILE_N is 128 and a warp has
+// 16 lines of a.
 template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false>
 struct skinny_shape {
     typedef E_ E;
@@ -351,7 +351,8 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
                 static_assert(N % 2 == 0 || N == 1, "one or pairs");
                 const int row = B_BY_DEPTH ? line + lane % 8 : step * 16 + lane % 16;
                 const int chunk = B_BY_DEPTH ? step * 2 + lane / 8 % 2 : line / 8;
-                load_matrices_2<!B_BY_DEPTH>(right[j][0], right[j][1], b + chunk_index<B_ROWS, B_CHUNKS>(row, chunk) * 8);
+                load_matrices_2<!B_BY_DEPTH>(right[j][0], right[j][1],
+                                             b + chunk_index<B_ROWS, B_CHUNKS>(row, chunk) * 8);
             }
         }
 #pragma unroll
@@ -508,7 +509,8 @@ __device__ __forceinline__ void load_register_lines(E (&values)[R][16 / sizeof(E
 #pragma unroll
         for (int i = 0; i < R; i++) {
             const int row = first + thread_line<true, CHUNK, LANES>(lane, i);
-            const vector16<E> v = *reinterpret_cast<const vector16<E> *>(slice + chunk_index<LINES, 8>(row, group) * CHUNK);
+            const vector16<E> v =
+                *reinterpret_cast<const vector16<E> *>(slice + chunk_index<LINES, 8>(row, group) * CHUNK);
 #pragma unroll
             for (int e = 0; e < CHUNK; e++)
                 values[i][e] = v.element[e];
@@ -760,9 +762,9 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 
     constexpr int M = Shape::TENSOR_CORES ? Shape::WARP_M / 16 : Shape::WARP_M / 4, N = Shape::WARP_N / 8;
     constexpr int FRAGMENT = Shape::TENSOR_CORES ? 4 : 1;
-    typedef typename std::conditional<Shape::WARPGROUPS, A[64],
-                                      typename std::conditional<Shape::TENSOR_CORES, A[M][N][FRAGMENT], A[M][N]>::type>::type
-        Sums;
+    typedef typename std::conditional<
+        Shape::WARPGROUPS, A[64],
+        typename std::conditional<Shape::TENSOR_CORES, A[M][N][FRAGMENT], A[M][N]>::type>::type Sums;
     typedef typename std::conditional<Shape::TENSOR_CORES, A[M][FRAGMENT], A[M]>::type RowSums;
     Sums sums = {};
     RowSums row_sums = {};

@@ -385,13 +385,12 @@ static void sm90_backward(const char *op, const Tensor &grad_input, const Tensor
     const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
     const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
 #endif
-    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
-                            data(grad_input), grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight),
-                            data(grad_bn_bias), workspace.data_ptr(), g.const_data_ptr(),
-                            places.const_data_ptr<uint8_t>(), kept.const_data_ptr(), y.const_data_ptr(),
-                            statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
-                            &norm.parameters, input.size(0), dtype, check_dtype(op, "weight", weight),
-                            current_stream(op)));
+    CUDA_OPS_LAUNCH(
+        op, cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
+                data(grad_input), grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight), data(grad_bn_bias),
+                workspace.data_ptr(), g.const_data_ptr(), places.const_data_ptr<uint8_t>(), kept.const_data_ptr(),
+                y.const_data_ptr(), statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
+                &norm.parameters, input.size(0), dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
 
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
