@@ -593,15 +593,16 @@ template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, type
           typename TP>
 static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
 {
+    typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2> plain_shape;
     p.aligned = is_skinny_aligned(p);
     if constexpr (sizeof(T) == 2) {
         if (fits_tensor_cores<B_BY_DEPTH>(p))
-            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1,
-                                                                                                            stream);
-        return launch_skinny<skinny_shape<float, 64, 64, 2, 2, 2>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
-    } else {
-        return launch_skinny<skinny_shape<T, 64, 64, 2, 2, 2>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
+            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
+                p, 1, stream);
+    } else if (p.aligned) {
+        return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
     }
+    return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, false>(p, 1, stream);
 }
 
 template <typename T, typename P>

@@ -67,25 +67,23 @@ static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t 
 }
 
 // The first `weight_items` blocks work on grad_weight. Both numbers of items are multiples of the cluster's size.
-template <typename Shape, typename T, typename P>
+template <typename Shape, bool ALIGNED, typename T, typename P>
 __global__ void __launch_bounds__(Shape::THREADS)
     linear_relu_backward_kernel(skinny_product<T, P, T, P> for_input, skinny_product<T, T, P, P> for_weight,
                                 int64_t weight_items, int64_t input_items)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    if (Shape::TENSOR_CORES)
-        return;
-#endif
     extern __shared__ __align__(1024) unsigned char shared[];
-    release_successor();
-    wait_for_predecessor();
-    if (blockIdx.x < weight_items)
-        make_tile<Shape, false, false, true, true>(for_weight, blockIdx.x, shared);
-    else if (blockIdx.x - weight_items < input_items)
-        make_tile<Shape, true, false, true, false>(for_input, blockIdx.x - weight_items, shared);
+    if constexpr (is_compiled<Shape>()) {
+        release_successor();
+        wait_for_predecessor();
+        if (blockIdx.x < weight_items)
+            make_tile<Shape, false, false, true, true, ALIGNED>(for_weight, blockIdx.x, shared);
+        else if (blockIdx.x - weight_items < input_items)
+            make_tile<Shape, true, false, true, false, ALIGNED>(for_input, blockIdx.x - weight_items, shared);
+    }
 }
 
-template <typename Shape, typename T, typename P>
+template <typename Shape, bool ALIGNED, typename T, typename P>
 static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, skinny_product<T, T, P, P> for_weight,
                                        int splits, cudaStream_t stream)
 {
@@ -101,31 +99,42 @@ static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, ski
         return CUDA_OPS_INVALID_ARGUMENT;
     if (blocks == 0)
         return CUDA_OPS_SUCCESS;
-    launch_dependent_clusters(linear_relu_backward_kernel<Shape, T, P>, (unsigned int)blocks, Shape::THREADS, cluster,
-                              Shape::shared_bytes(true), stream, for_input, for_weight, weight_items, input_items);
+    launch_dependent_clusters(linear_relu_backward_kernel<Shape, ALIGNED, T, P>, (unsigned int)blocks, Shape::THREADS,
+                              cluster, Shape::shared_bytes(true), stream, for_input, for_weight, weight_items,
+                              input_items);
     return launch_status();
 }
 
-template <typename E, typename T, typename P>
+// Aligned operands, or elements that tensor cores take: the tile by size. What is not aligned, and halves that tensor
+// cores do not take (which are multiplied as float then), go through one shape: every kernel here is minutes of
+// compiling over all dtypes.
+template <typename T, typename P>
 static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
 {
+    if (!p.aligned || (sizeof(T) == 2 && !fits_tensor_cores<true>(p)))
+        return launch_skinny<typename tiles<accumulate_type<T>>::MEDIUM, true, true, false, false>(p, choice.splits,
+                                                                                                   stream);
     switch (choice.tile) {
     case TILE_SMALL:
-        return launch_skinny<typename tiles<E>::SMALL, true, true, false>(p, choice.splits, stream);
+        return launch_skinny<typename tiles<T>::SMALL, true, true, false, true>(p, choice.splits, stream);
     case TILE_MEDIUM:
-        return launch_skinny<typename tiles<E>::MEDIUM, true, true, false>(p, choice.splits, stream);
+        return launch_skinny<typename tiles<T>::MEDIUM, true, true, false, true>(p, choice.splits, stream);
     default:
-        return launch_skinny<typename tiles<E>::LARGE, true, true, false>(p, choice.splits, stream);
+        return launch_skinny<typename tiles<T>::LARGE, true, true, false, true>(p, choice.splits, stream);
     }
 }
 
-template <typename E, typename T, typename P>
+template <typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, cudaStream_t stream)
 {
+    if (!for_input.aligned || !for_weight.aligned ||
+        (sizeof(T) == 2 && !(fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))))
+        return launch_backward<typename tiles<accumulate_type<T>>::MEDIUM, false>(for_input, for_weight, choice.splits,
+                                                                                  stream);
     if (choice.tile == TILE_LARGE)
-        return launch_backward<typename tiles<E>::LARGE>(for_input, for_weight, choice.splits, stream);
-    return launch_backward<typename tiles<E>::MEDIUM>(for_input, for_weight, choice.splits, stream);
+        return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
+    return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
 }
 
 template <typename T, typename P>
@@ -143,13 +152,7 @@ static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *w
     skinny_choice choice = choose_forward(rows, out_features);
     if (capability < 90)
         choice.splits = 1;
-    if constexpr (sizeof(T) == 2) {
-        if (fits_tensor_cores<true>(p))
-            return forward<T>(p, choice, stream);
-        return launch_skinny<typename tiles<float>::MEDIUM, true, true, false>(p, choice.splits, stream);
-    } else {
-        return forward<T>(p, choice, stream);
-    }
+    return forward(p, choice, stream);
 }
 
 template <typename T, typename P>
@@ -180,13 +183,7 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     skinny_choice choice = choose_backward(rows, in_features, out_features);
     if (capability < 90)
         choice.splits = 1;
-    if constexpr (sizeof(T) == 2) {
-        if (fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))
-            return backward<T>(for_input, for_weight, choice, stream);
-        return launch_backward<typename tiles<float>::MEDIUM>(for_input, for_weight, choice.splits, stream);
-    } else {
-        return backward<T>(for_input, for_weight, choice, stream);
-    }
+    return backward(for_input, for_weight, choice, stream);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight,
