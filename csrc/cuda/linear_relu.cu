@@ -12,24 +12,37 @@
 #include "skinny_gemm.cuh"
 
 // The shapes of tiles, by element type in shared memory. Forward's small tile has the many blocks that few rows need.
+// Where a GPU has too little shared memory for a shape, it takes the one before, and for backward, whose masks need
+// room too, TWO_STAGES of MEDIUM: Turing has 64 KB a block, Ampere's and Ada's smaller GPUs have 99.
 template <typename E>
 struct tiles {
     typedef skinny_shape<E, 32, 16, 2, 2, 4> SMALL;
     typedef skinny_shape<E, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<E, 64, 64, 2, 2, 2> TWO_STAGES;
     typedef skinny_shape<E, 128, 128, 2, 4, 3> LARGE;
 };
 template <>
 struct tiles<float> {
     typedef skinny_shape<float, 32, 32, 2, 2, 4> SMALL;
     typedef skinny_shape<float, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<float, 64, 64, 2, 2, 2> TWO_STAGES;
     typedef skinny_shape<float, 128, 128, 4, 2, 3> LARGE;
 };
 template <>
 struct tiles<double> {
     typedef skinny_shape<double, 32, 32, 2, 2, 3> SMALL;
     typedef skinny_shape<double, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<double, 64, 64, 2, 2, 2> TWO_STAGES;
     typedef skinny_shape<double, 64, 64, 2, 2, 3> LARGE;
 };
+static_assert(tiles<float>::MEDIUM::shared_bytes(false) <= 64 << 10 &&
+                  tiles<double>::MEDIUM::shared_bytes(false) <= 64 << 10 &&
+                  tiles<float>::TWO_STAGES::shared_bytes(true) <= 64 << 10 &&
+                  tiles<double>::TWO_STAGES::shared_bytes(true) <= 64 << 10,
+              "what Turing runs fits into its shared memory");
+static_assert(tiles<__half>::LARGE::shared_bytes(false) <= 99 << 10 &&
+                  tiles<__half>::MEDIUM::shared_bytes(true) <= 99 << 10,
+              "so does what other GPUs with tensor cores run");
 
 enum tile_size { TILE_SMALL, TILE_MEDIUM, TILE_LARGE };
 
@@ -106,26 +119,42 @@ static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, ski
     return launch_status();
 }
 
+// The most that a block may have on this GPU.
+static int shared_bytes_of_a_block()
+{
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes;
+}
+
 template <typename E, typename T, typename P>
 static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
 {
-    switch (choice.tile) {
-    case TILE_SMALL:
+    if (choice.tile == TILE_SMALL)
         return launch_skinny<typename tiles<E>::SMALL, true, true, false>(p, choice.splits, stream);
-    case TILE_MEDIUM:
-        return launch_skinny<typename tiles<E>::MEDIUM, true, true, false>(p, choice.splits, stream);
-    default:
+    if (choice.tile == TILE_LARGE && tiles<E>::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
         return launch_skinny<typename tiles<E>::LARGE, true, true, false>(p, choice.splits, stream);
-    }
+    return launch_skinny<typename tiles<E>::MEDIUM, true, true, false>(p, choice.splits, stream);
+}
+
+template <typename E, typename T, typename P>
+static cuda_ops_status backward_medium(const skinny_product<T, P, T, P> &for_input,
+                                       const skinny_product<T, T, P, P> &for_weight, int splits, cudaStream_t stream)
+{
+    if constexpr (!tiles<E>::MEDIUM::TENSOR_CORES)
+        if (tiles<E>::MEDIUM::shared_bytes(true) > shared_bytes_of_a_block())
+            return launch_backward<typename tiles<E>::TWO_STAGES>(for_input, for_weight, splits, stream);
+    return launch_backward<typename tiles<E>::MEDIUM>(for_input, for_weight, splits, stream);
 }
 
 template <typename E, typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, cudaStream_t stream)
 {
-    if (choice.tile == TILE_LARGE)
+    if (choice.tile == TILE_LARGE && tiles<E>::LARGE::shared_bytes(true) <= shared_bytes_of_a_block())
         return launch_backward<typename tiles<E>::LARGE>(for_input, for_weight, choice.splits, stream);
-    return launch_backward<typename tiles<E>::MEDIUM>(for_input, for_weight, choice.splits, stream);
+    return backward_medium<E>(for_input, for_weight, choice.splits, stream);
 }
 
 template <typename T, typename P>
@@ -183,7 +212,7 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     if constexpr (sizeof(T) == 2) {
         if (fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))
             return backward<T>(for_input, for_weight, choice, stream);
-        return launch_backward<typename tiles<float>::MEDIUM>(for_input, for_weight, choice.splits, stream);
+        return backward_medium<float>(for_input, for_weight, choice.splits, stream);
     } else {
         return backward<T>(for_input, for_weight, choice, stream);
     }
