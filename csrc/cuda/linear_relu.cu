@@ -12,6 +12,8 @@
 #include "skinny_gemm.cuh"
 
 // The shapes of tiles, by element type in shared memory. Forward's small tile has the many blocks that few rows need.
+// Where a GPU has too little shared memory for a shape, it takes the one before, or PLAIN: Turing has 64 KB a block,
+// Ampere's and Ada's smaller GPUs have 99.
 template <typename E>
 struct tiles {
     typedef skinny_shape<E, 32, 16, 2, 2, 4> SMALL;
@@ -22,14 +24,24 @@ template <>
 struct tiles<float> {
     typedef skinny_shape<float, 32, 32, 2, 2, 4> SMALL;
     typedef skinny_shape<float, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<float, 64, 64, 2, 2, 2> PLAIN;
     typedef skinny_shape<float, 128, 128, 4, 2, 3> LARGE;
 };
 template <>
 struct tiles<double> {
     typedef skinny_shape<double, 32, 32, 2, 2, 3> SMALL;
     typedef skinny_shape<double, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<double, 64, 64, 2, 2, 2> PLAIN;
     typedef skinny_shape<double, 64, 64, 2, 2, 3> LARGE;
 };
+static_assert(tiles<float>::MEDIUM::shared_bytes(false) <= 64 << 10 &&
+                  tiles<double>::MEDIUM::shared_bytes(false) <= 64 << 10 &&
+                  tiles<float>::PLAIN::shared_bytes(true) <= 64 << 10 &&
+                  tiles<double>::PLAIN::shared_bytes(true) <= 64 << 10,
+              "what Turing runs fits into its shared memory");
+static_assert(tiles<__half>::LARGE::shared_bytes(false) <= 99 << 10 &&
+                  tiles<__half>::MEDIUM::shared_bytes(true) <= 99 << 10,
+              "so does what other GPUs with tensor cores run");
 
 enum tile_size { TILE_SMALL, TILE_MEDIUM, TILE_LARGE };
 
@@ -105,34 +117,41 @@ static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, ski
     return launch_status();
 }
 
-// Aligned operands, or elements that tensor cores take: the tile by size. What is not aligned, and halves that tensor
-// cores do not take (which are multiplied as float then), go through one shape: every kernel here is minutes of
-// compiling over all dtypes.
+// The most that a block may have on this GPU.
+static int shared_bytes_of_a_block()
+{
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes;
+}
+
+// The tile by size. PLAIN takes what is not aligned, halves that tensor cores do not take (which are multiplied as
+// float then), and what finds too little shared memory: one shape, since all dtypes together are minutes of compiling.
 template <typename T, typename P>
 static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
 {
     if (!p.aligned || (sizeof(T) == 2 && !fits_tensor_cores<true>(p)))
-        return launch_skinny<typename tiles<accumulate_type<T>>::MEDIUM, true, true, false, false>(p, choice.splits,
-                                                                                                   stream);
-    switch (choice.tile) {
-    case TILE_SMALL:
+        return launch_skinny<typename tiles<accumulate_type<T>>::PLAIN, true, true, false, false>(p, choice.splits,
+                                                                                                  stream);
+    if (choice.tile == TILE_SMALL)
         return launch_skinny<typename tiles<T>::SMALL, true, true, false, true>(p, choice.splits, stream);
-    case TILE_MEDIUM:
-        return launch_skinny<typename tiles<T>::MEDIUM, true, true, false, true>(p, choice.splits, stream);
-    default:
+    if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
         return launch_skinny<typename tiles<T>::LARGE, true, true, false, true>(p, choice.splits, stream);
-    }
+    return launch_skinny<typename tiles<T>::MEDIUM, true, true, false, true>(p, choice.splits, stream);
 }
 
 template <typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, cudaStream_t stream)
 {
+    const int shared_bytes = shared_bytes_of_a_block();
     if (!for_input.aligned || !for_weight.aligned ||
-        (sizeof(T) == 2 && !(fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))))
-        return launch_backward<typename tiles<accumulate_type<T>>::MEDIUM, false>(for_input, for_weight, choice.splits,
-                                                                                  stream);
-    if (choice.tile == TILE_LARGE)
+        (sizeof(T) == 2 && !(fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))) ||
+        tiles<T>::MEDIUM::shared_bytes(true) > shared_bytes)
+        return launch_backward<typename tiles<accumulate_type<T>>::PLAIN, false>(for_input, for_weight, choice.splits,
+                                                                                 stream);
+    if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
         return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
     return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
 }

@@ -39,8 +39,10 @@ struct skinny_product {
 };
 
 // Sizes of a kernel. E: element type in shared memory. WARPGROUPS: Hopper's instructions; TILE_N is 128 and a warp has
-// 16 lines of a.
-template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false>
+// 16 lines of a. SLICE_SUMS: each slice is summed by itself, and then added: terms that are alike are rounded the same
+// way every time, and in one long sum of a thousand of them such errors grow to many places. For the CUDA cores.
+template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false,
+          bool SLICE_SUMS_ = false>
 struct skinny_shape {
     typedef E_ E;
     static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, STAGES = STAGES_;
@@ -48,7 +50,7 @@ struct skinny_shape {
     static constexpr int CHUNK = 16 / (int)sizeof(E); // elements of 16 bytes
     static constexpr int DEPTH = 8 * CHUNK;           // of a slice: 128 bytes
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-    static constexpr bool TENSOR_CORES = sizeof(E) == 2, WARPGROUPS = WARPGROUPS_;
+    static constexpr bool TENSOR_CORES = sizeof(E) == 2, WARPGROUPS = WARPGROUPS_, SLICE_SUMS = SLICE_SUMS_;
     static_assert(!WARPGROUPS || (TENSOR_CORES && TILE_N == 128 && WARPS_N == 1 && WARP_M == 16), "see above");
     // Two neighbouring sums of eight rows of a fragment are stored at once: this pitch spreads them over the banks.
     static constexpr int SUM_PITCH = TILE_N + 8;
@@ -785,7 +787,20 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
         else if constexpr (Shape::TENSOR_CORES)
             multiply_slice_tensor<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
-        else
+        else if constexpr (Shape::SLICE_SUMS) {
+            Sums slice_sums = {};
+            RowSums slice_row_sums = {};
+            multiply_slice_registers<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
+                slice_sums, slice_row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m,
+                first_n, lane);
+#pragma unroll
+            for (int i = 0; i < M; i++) {
+                row_sums[i] += slice_row_sums[i];
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    sums[i][j] += slice_sums[i][j];
+            }
+        } else
             multiply_slice_registers<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
         if (next < steps)

@@ -65,8 +65,8 @@ static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weigh
 }
 
 // ---- Paths ---------------------------------------------------------------------------------------------------------
-// How training is computed. The choice depends on nothing but the arguments of path_of, and not on the batch, so that
-// forward, backward and the fakes agree.
+// How training is computed. The choice depends on nothing but the arguments of path_of and the current device, and not
+// on the batch, so that forward and backward agree; the fakes, too, since what is kept is the same on all devices.
 enum class Path {
     CPU_BLOCK,   // conv_block.h, on the CPU in float32
     GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
@@ -567,6 +567,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     TORCH_CHECK(grad_output.sizes() == IntArrayRef(problem.output_size()), op,
                 ": expected grad_output to have the shape of output, ", IntArrayRef(problem.output_size()), ", got ",
                 grad_output.sizes());
+    const c10::OptionalDeviceGuard guard(at::device_of(input)); // path_of asks the current device
     const Path path = path_of(problem, input.is_cuda(), dtype);
     const Saved saved = saved_of(problem, path);
     const int64_t conv_numel =
@@ -581,7 +582,6 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         TORCH_CHECK(tensor->scalar_type() == type && tensor->numel() == numel, op, ": expected ", name,
                     " to be the one that forward returned, got ", tensor->toString(), " of shape ", tensor->sizes());
     }
-    const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
     const bool weight_channels_last = is_channels_last(weight);
     const auto grad_of = [&](const std::optional<Tensor> &parameter) {

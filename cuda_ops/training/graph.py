@@ -183,13 +183,15 @@ class GraphedStep:
             return self._step(batch)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         losses = []
-        for i in range(len(batch[0])):
-            if table is not None:
-                for group, rate in zip(self.optimizer.param_groups, self._each(table[i]), strict=True):
-                    group["lr"] = rate
-            losses.append(self._step([tensor[i] for tensor in batch]))
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        try:
+            for i in range(len(batch[0])):
+                if table is not None:
+                    for group, rate in zip(self.optimizer.param_groups, self._each(table[i]), strict=True):
+                        group["lr"] = rate
+                losses.append(self._step([tensor[i] for tensor in batch]))
+        finally:  # a step that fails leaves no rate of the table behind
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
         return torch.stack(losses)
 
     def _plain(self, batch, lr) -> Tensor:
@@ -209,10 +211,12 @@ class GraphedStep:
         self.optimizer.zero_grad(set_to_none=True)
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
-            loss = self._steps(batch, None if table is None else table.to(self.device))
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+                loss = self._steps(batch, None if table is None else table.to(self.device))
+        finally:  # also for what a step that fails has begun
+            current.wait_stream(self._stream)
         loss.record_stream(current)
         return loss
 

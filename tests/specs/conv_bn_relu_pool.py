@@ -125,7 +125,9 @@ def samples(make):
         yield block(make, (2, 2, 7, 6), (3, 2, 2, 2), momentum=momentum)
     # One channel with more pictures than a block of the GPU takes at once; the largest window; one window in all.
     yield block(make, (70, 1, 6, 6), (4, 1, 3, 3), padding=1)
-    yield block(make, (2, 2, 18, 16), (3, 2, 1, 1), pool_kernel_size=(17, 15))
+    # A kernel of 2x2: the gradient of one of 1x1 has no part along the weight, and with a single window a picture
+    # little beside it: rounding the convolution's gradient to a half, as PyTorch does, is 0.8 % of what is left.
+    yield block(make, (2, 2, 19, 17), (3, 2, 2, 2), pool_kernel_size=(17, 15))
     yield block(make, (1, 1, 3, 3), (2, 1, 2, 2))
 
 
