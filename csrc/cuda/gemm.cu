@@ -44,7 +44,7 @@ static const ClusterTile HALVES[] = {
 };
 // TF32: both operands from shared memory (A stored m x k and B stored n x k), or A through registers.
 static const ClusterTile TF32_SHARED[] = {
-    {128, 256, 2, 1, 24.40, 3.60,  8},
+    {128, 256, 2, 1, 24.40, 3.30,  8},
     {128, 128, 2, 1, 12.25, 1.70,  8},
     {128, 160, 2, 1, 15.00, 2.30,  8},
     {128,  64, 2, 1,  9.70, 0.70,  8},
