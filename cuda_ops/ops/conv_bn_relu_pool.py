@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
 from .._library import library, ops
+from .._modules import buffer, parameter
 from ._pool2d import _pooled_size, pair_or_kernel
 from .batch_norm import batch_norm
 from .conv2d import _check_sizes, _four_paddings, conv2d, empty_image, is_channels_last
@@ -40,7 +41,14 @@ class Geometry(NamedTuple):
     def of(cls, g):
         """From the list that the ops take."""
         return cls(
-            tuple(g[:2]), tuple(g[2:6]), tuple(g[6:8]), g[8], tuple(g[9:11]), tuple(g[11:13]), tuple(g[13:15]), bool(g[15])
+            tuple(g[:2]),
+            tuple(g[2:6]),
+            tuple(g[6:8]),
+            g[8],
+            tuple(g[9:11]),
+            tuple(g[11:13]),
+            tuple(g[13:15]),
+            bool(g[15]),
         )
 
 
@@ -350,19 +358,21 @@ def conv_bn_relu_pool_modules(
     check_tensors(OP, input=input)
     if conv.padding_mode != "zeros":
         raise NotImplementedError(f"{OP}: expected padding_mode to be 'zeros', got {conv.padding_mode!r}")
-    tracks = norm.training and norm.track_running_stats
-    momentum, batches = 0.0 if norm.momentum is None else norm.momentum, None
-    if tracks and norm.num_batches_tracked is not None:
-        if norm.momentum is None:  # the average over all batches so far
-            norm.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(norm.num_batches_tracked)
-        else:
-            batches = norm.num_batches_tracked
+    training, momentum = norm.training, norm.momentum
+    mean, variance, batches = (buffer(norm, f) for f in ("running_mean", "running_var", "num_batches_tracked"))
+    if not (training and norm.track_running_stats):
+        batches = None
+        if training:
+            mean = variance = None
     # Without running statistics those of the batch are used in evaluation as well.
-    training = norm.training or (norm.running_mean is None and norm.running_var is None)
-    running = (norm.running_mean, norm.running_var, batches) if tracks or not norm.training else (None, None, None)
+    training = training or (mean is None and variance is None)
+    if momentum is None:  # the average over all batches so far
+        momentum = 0.0
+        if batches is not None:
+            momentum, batches = 1.0 / float(batches.add_(1)), None
+    weight = parameter(conv, "weight")
     geometry = _geometry(
-        conv.weight,
+        weight,
         conv.stride,
         conv.padding,
         conv.dilation,
@@ -374,5 +384,14 @@ def conv_bn_relu_pool_modules(
         input,
     )
     return _conv_bn_relu_pool(
-        input, conv.weight, conv.bias, running, norm.weight, norm.bias, training, momentum, norm.eps, geometry
+        input,
+        weight,
+        parameter(conv, "bias"),
+        (mean, variance, batches),
+        parameter(norm, "weight"),
+        parameter(norm, "bias"),
+        training,
+        momentum,
+        norm.eps,
+        geometry,
     )

@@ -159,7 +159,10 @@ def op_samples(make):
             yield ops.conv_bn_relu_pool_forward, forward
             none = x, w, None, None, None, None, None, None, 0.1, 1e-5, (*geometry, last)
             yield ops.conv_bn_relu_pool_forward, none
-            yield ops.conv_bn_relu_pool_inference, (x, w, bias, bn_weight, bn_bias, *running[:2], 1e-5, (*geometry, last))
+            yield (
+                ops.conv_bn_relu_pool_inference,
+                (x, w, bias, bn_weight, bn_bias, *running[:2], 1e-5, (*geometry, last)),
+            )
             output, *saved = ops.conv_bn_relu_pool_forward(*forward)
             grad = make(*output.shape)
             for needs in (False, True):
