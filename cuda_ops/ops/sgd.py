@@ -152,9 +152,9 @@ class SGD(torch.optim.SGD):
         buffers = [torch.empty_like(p) if b is None else b for p, b in zip(params, buffers, strict=False)]
         lr, device_lr = number_or_tensor(group["lr"], params[0].device)
         ops.sgd_(
-            [local(p) for p in params],
-            [local(grad, p) for grad, p in zip(grads, params, strict=True)],
-            [local(b, p) for b, p in zip(buffers, params, strict=False)],
+            local(params, params),
+            local(grads, params),
+            local(buffers, params),
             first,
             device_lr,
             lr,
@@ -188,17 +188,28 @@ def by_device_and_dtype(params):
                 f"SGD: expected dense gradients, got one of layout {grad.layout} for a parameter of shape "
                 f"{list(p.shape)}"
             )
-        alike = lists.setdefault((p.device, p.dtype), ([], []))
-        alike[0].append(p)
-        alike[1].append(grad)
+        kind = p.device, p.dtype
+        if kind not in lists:
+            lists[kind] = [], []
+        lists[kind][0].append(p)
+        lists[kind][1].append(grad)
     return lists.values()
 
 
-def local(tensor, param=None):
-    """The tensor itself, or what this process holds of a distributed one (FSDP), since the step is elementwise."""
-    if type(tensor) in (Tensor, torch.nn.Parameter) or not hasattr(tensor, "to_local"):
+PLAIN = {Tensor, torch.nn.Parameter}
+
+
+def local(tensors, params):
+    """The tensors themselves, or what this process holds of distributed ones (FSDP), since the step is elementwise."""
+    if PLAIN.issuperset(map(type, tensors)):
+        return tensors
+    return [local_part(tensor, param) for tensor, param in zip(tensors, params, strict=True)]
+
+
+def local_part(tensor, param):
+    if not hasattr(tensor, "to_local"):
         return tensor
-    if param is not None and tensor.placements != param.placements:
+    if tensor.placements != param.placements:
         raise NotImplementedError(
             f"SGD: expected gradients and momentum buffers to be placed like their parameter, {param.placements}, "
             f"got {tensor.placements}"
