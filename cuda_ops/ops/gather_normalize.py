@@ -21,6 +21,8 @@ def _(images, indices, mean, std, labels, dtype):
 
 
 def number(name, value):
+    if type(value) is float:
+        return value
     if isinstance(value, (tuple, list)) or (isinstance(value, Tensor) and value.numel() != 1):
         raise NotImplementedError(f"gather_normalize: expected {name} to be one number, got {len(value)} of them")
     try:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_to_lower
+from .._autograd import Function
 from .._library import ops
 
 
@@ -43,7 +44,7 @@ def _(grad_output):
 # and in weight, grad_weight in grad_output and in input. So three Functions differentiate any number of times.
 
 
-class LinearFunction(torch.autograd.Function):
+class LinearFunction(Function):
     @staticmethod
     def forward(ctx, input, weight, bias):
         # A frozen weight keeps no input alive.
@@ -62,7 +63,7 @@ class LinearFunction(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias
 
 
-class LinearBackwardInputFunction(torch.autograd.Function):
+class LinearBackwardInputFunction(Function):
     """grad_input = grad_output @ weight"""
 
     @staticmethod
@@ -84,7 +85,7 @@ class LinearBackwardInputFunction(torch.autograd.Function):
         return grad_grad_output, grad_weight
 
 
-class LinearBackwardWeightFunction(torch.autograd.Function):
+class LinearBackwardWeightFunction(Function):
     """grad_weight = grad_output.T @ input, with the leading dimensions of both as one"""
 
     @staticmethod
@@ -106,7 +107,7 @@ class LinearBackwardWeightFunction(torch.autograd.Function):
         return grad_grad_output, grad_input
 
 
-class LinearBackwardBiasFunction(torch.autograd.Function):
+class LinearBackwardBiasFunction(Function):
     """grad_bias = grad_output, summed over its leading dimensions"""
 
     @staticmethod

@@ -151,28 +151,31 @@ def empty_samples(make):
 
 def op_samples(make):
     ops = torch.ops.cuda_ops
-    geometry = (1, 1), (1, 1, 1, 1), (1, 1), 1, (2, 2), (2, 2), (0, 0)
+    geometry = (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0)  # a 3x3 convolution, padded, and a 2x2 pooling
     for input, weight in (((2, 1, 6, 5), (4, 1, 3, 3)), ((2, 3, 6, 5), (4, 3, 3, 3))):
         x, w, bias, mean, variance, bn_weight, bn_bias = arguments(make, input, weight)
         batches = torch.zeros((), dtype=torch.int64, device=x.device)
         for last in (False, True):
             running = mean.clone(), variance.clone(), batches.clone()
-            forward = x, w, bias, bn_weight, bn_bias, *running, 0.1, 1e-5, *geometry, last
+            forward = x, w, bias, bn_weight, bn_bias, *running, 0.1, 1e-5, (*geometry, last)
             yield ops.conv_bn_relu_pool_forward, forward
-            none = x, w, None, None, None, None, None, None, 0.1, 1e-5, *geometry, last
+            none = x, w, None, None, None, None, None, None, 0.1, 1e-5, (*geometry, last)
             yield ops.conv_bn_relu_pool_forward, none
-            yield ops.conv_bn_relu_pool_inference, (x, w, bias, bn_weight, bn_bias, *running[:2], 1e-5, *geometry, last)
+            yield (
+                ops.conv_bn_relu_pool_inference,
+                (x, w, bias, bn_weight, bn_bias, *running[:2], 1e-5, (*geometry, last)),
+            )
             output, *saved = ops.conv_bn_relu_pool_forward(*forward)
             grad = make(*output.shape)
             for needs in (False, True):
                 yield (
                     ops.conv_bn_relu_pool_backward,
-                    (grad, x, w, bias, bn_weight, bn_bias, *saved, 1e-5, *geometry, last, needs),
+                    (grad, x, w, bias, bn_weight, bn_bias, *saved, 1e-5, (*geometry, last), needs),
                 )
             _, *saved = ops.conv_bn_relu_pool_forward(*none)
             yield (
                 ops.conv_bn_relu_pool_backward,
-                (grad, x, w, None, None, None, *saved, 1e-5, *geometry, last, True),
+                (grad, x, w, None, None, None, *saved, 1e-5, (*geometry, last), True),
             )
 
 
@@ -199,10 +202,10 @@ def call(input=(2, 2, 6, 5), weight=(4, 2, 3, 3), dtype=torch.float32, replace=N
 def backward(device):
     """A backward pass whose saved tensors are of another call."""
     x, w, grad = (torch.ones(shape, device=device) for shape in ((2, 1, 6, 6), (4, 1, 3, 3), (2, 4, 3, 3)))
-    geometry = (1, 1), (1, 1, 1, 1), (1, 1), 1, (2, 2), (2, 2), (0, 0), False
+    geometry = (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, False)
     ops = torch.ops.cuda_ops
-    _, *saved = ops.conv_bn_relu_pool_forward(x[:1], w, *[None] * 6, 0.1, 1e-5, *geometry)
-    return ops.conv_bn_relu_pool_backward(grad, x, w, None, None, None, *saved, 1e-5, *geometry, False)
+    _, *saved = ops.conv_bn_relu_pool_forward(x[:1], w, *[None] * 6, 0.1, 1e-5, geometry)
+    return ops.conv_bn_relu_pool_backward(grad, x, w, None, None, None, *saved, 1e-5, geometry, False)
 
 
 def bad(name, run, match, error=RuntimeError):
