@@ -259,6 +259,8 @@ def conv_bn_relu_pool(
 def _geometry(
     weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last, input
 ):
+    if not isinstance(channels_last, (bool, type(None))):
+        raise TypeError(f"{OP}: expected channels_last to be a bool or None, got {channels_last!r}")
     stride, dilation = pair(OP, "stride", stride), pair(OP, "dilation", dilation)
     kernel = pair(OP, "pool_kernel_size", pool_kernel_size)
     if channels_last is None:
@@ -280,6 +282,8 @@ def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, trainin
     number of batches, which training updates."""
     if not isinstance(momentum, (int, float, torch.SymFloat)):
         raise TypeError(f"{OP}: expected momentum to be a number, got {momentum!r}")
+    if not isinstance(eps, (int, float, torch.SymFloat)):
+        raise TypeError(f"{OP}: expected eps to be a number, got {eps!r}")
     if eps <= 0.0:
         raise ValueError(f"{OP}: expected eps to be positive, got {eps}")
     (input,) = autocast_to_lower(OP, input)

@@ -181,6 +181,12 @@ class LinearCrossEntropyLoss(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
 
+    def extra_repr(self) -> str:
+        """torch.nn.Linear's, and what is not the default of torch.nn.CrossEntropyLoss."""
+        defaults = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        changed = [f"{n}={getattr(self, n)!r}" for n, default in defaults.items() if getattr(self, n) != default]
+        return ", ".join([super().extra_repr(), *changed])
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return linear_cross_entropy(
             input,
