@@ -114,9 +114,9 @@ def race():
     return [
         f"![microseconds a step against the batch size](benchmarks/results/{GPU}/mnist_step.png)",
         "",
-        f"One training step on one {facts['device']} (PyTorch {facts['torch']}), wall time, median "
-        f"(`python -m cuda_ops bench mnist`, commit `{facts['commit']}`, {facts['date']}). The floor is what a copy and "
-        f"torch.mm of this run would need for the least bytes and operations.{doubt}",
+        f"One training step on one {facts['device']} (PyTorch {facts['torch']}), wall time, medians "
+        f"(`python -m cuda_ops bench mnist`, commit `{facts['commit']}`, {facts['date']}). The floor is what a copy "
+        f"and torch.mm of this run would need for the least bytes and operations.{doubt}",
         "",
         *table([*header, "PyTorch / ours", "floor, µs"], lines),
         *(["", *left_out] if left_out else []),

@@ -214,7 +214,7 @@ def test_what_cannot_be():
     for batch in ([torch.ones(4, 2)], [torch.ones(2, 2), torch.ones(1, 2)], []):
         with pytest.raises(ValueError, match="GraphedStep: expected 1 to 3 batches stacked along the first dimension"):
             step(*batch)
-    with pytest.raises(TypeError, match="GraphedStep: expected steps_per_graph to be an int, got 1.5"):
+    with pytest.raises(TypeError, match=r"GraphedStep: expected steps_per_graph to be an int, got 1\.5"):
         make("custom", "cpu", steps_per_graph=1.5)
     with pytest.raises(TypeError, match="GraphedStep: expected a batch of Tensors, got Tensor, int"):
         step(torch.ones(3, 2), 7)
@@ -235,9 +235,9 @@ def test_run_wants_as_many_of_everything(steps_per_graph):
         ([images[:0], labels[:0]], None),
         ([], None),
     ]:
-        with pytest.raises(ValueError, match=r"GraphedStep.run: expected batches .*for the same number of steps"):
+        with pytest.raises(ValueError, match=r"GraphedStep\.run: expected batches .*for the same number of steps"):
             step.run(*batches, lr=lr)
-    with pytest.raises(TypeError, match="GraphedStep.run: expected Tensors, got Tensor, list"):
+    with pytest.raises(TypeError, match=r"GraphedStep\.run: expected Tensors, got Tensor, list"):
         step.run(images, [0, 1, 2, 3])
     assert_same(model.state_dict(), before)
     assert step.run(images, labels, lr=torch.full((4,), 0.1)).shape == (4,)

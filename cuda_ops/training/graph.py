@@ -117,7 +117,7 @@ class GraphedStep:
         Returns:
             The loss, without dimensions, or with several steps per graph one for each.
         """
-        if not all([isinstance(tensor, Tensor) for tensor in batch]):
+        if not all(isinstance(tensor, Tensor) for tensor in batch):
             kinds = ", ".join(type(tensor).__name__ for tensor in batch)
             raise TypeError(f"GraphedStep: expected a batch of Tensors, got {kinds}")
         if self.steps_per_graph > 1:
@@ -163,8 +163,8 @@ class GraphedStep:
             shapes = ", ".join(str(list(tensor.shape)) for tensor in stacked) or "none"
             what = "batches" if lr is None else "batches and learning rates"
             raise ValueError(
-                f"GraphedStep.run: expected {what} for the same number of steps, at least 1, along the first dimension, "
-                f"got shapes {shapes}"
+                f"GraphedStep.run: expected {what} for the same number of steps, at least 1, along the first "
+                f"dimension, got shapes {shapes}"
             )
         losses = []
         for begin in range(0, len(batches[0]), self.steps_per_graph):
