@@ -84,12 +84,12 @@ def check_large(logs, _):
     return pytest("large", ["--large", "tests/test_large.py"], logs)
 
 
-def sanitize(name, case, logs):
-    """One of compute-sanitizer's tools over the kernels of one op; (its summary or what went wrong, whether clean)."""
+def sanitize(name, cases, logs):
+    """One of compute-sanitizer's tools over the kernels of some ops; (its summary or what was wrong, whether clean)."""
     # Without the caching allocator every tensor is an allocation of its own, so that memcheck sees its bounds and
     # initcheck its bytes.
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-    log = logs / f"{name}-{case}.log"
+    log = logs / f"{name}-{cases[0]}.log"
     with open(log, "w") as output:
         status = subprocess.run(
             [
@@ -98,7 +98,7 @@ def sanitize(name, case, logs):
                 "--error-exitcode=9",
                 sys.executable,
                 "tests/kernel_cases.py",
-                case,
+                *cases,
             ],
             cwd=ROOT,
             stdout=output,
@@ -108,7 +108,7 @@ def sanitize(name, case, logs):
         ).returncode
     text = log.read_text()
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
-    ran = re.search(rf"^{case}$", text, re.MULTILINE) is not None
+    ran = set(cases) <= set(text.splitlines())
     clean = status == 0 and bool(summaries) and ran
     return summaries[-1] if clean else f"exit {status}: {text[-800:]}", clean
 
@@ -117,15 +117,17 @@ def check_sanitizer(logs, arguments):
     if shutil.which("compute-sanitizer") is None:
         return {"ok": False, "tail": ["compute-sanitizer is not on PATH; it is a part of the CUDA toolkit"]}
     cases = [*sorted(path.stem for path in (ROOT / "tests" / "specs").glob("[a-z]*.py")), "sgd"]
-    pairs = [(name, case) for case in cases for name in SANITIZERS]
+    # PyTorch starts slowly under the sanitizer: a process for several ops, and as many processes as --jobs.
+    groups = min(len(cases), max(1, arguments.jobs // len(SANITIZERS)))
+    pairs = [(name, cases[group::groups]) for group in range(groups) for name in SANITIZERS]
     start = time.monotonic()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         outcomes = list(pool.map(lambda pair: sanitize(*pair, logs), pairs))
     results = {"ok": all(clean for _, clean in outcomes), "seconds": round(time.monotonic() - start, 1)}
     for name in SANITIZERS:
         results[name] = {
-            case: summary
-            for (tool, case), (summary, clean) in zip(pairs, outcomes, strict=True)
+            " ".join(group): summary
+            for (tool, group), (summary, clean) in zip(pairs, outcomes, strict=True)
             if tool == name and not clean
         } or f"clean over {len(cases)} ops"
     return results

@@ -27,6 +27,7 @@
 #include "value.cuh"
 #include "wgmma.cuh"
 
+// Some are unused in the passes for architectures that get no kernels.
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
 static constexpr int WARPGROUP = 128;
@@ -44,7 +45,7 @@ static_assert(TILE_PIXEL == 64 && GRAD_PIXEL == 128, "the swizzles below are tho
 static constexpr int ROW_VECTORS = 224;
 static constexpr int Y_BYTES = POOLED * ROW_VECTORS * 16;
 static constexpr int RAW_BYTES = POOLED * ROW_VECTORS * 4;
-static constexpr int MASK_BYTES = OUT_CHANNELS * WINDOWS;
+[[maybe_unused]] static constexpr int MASK_BYTES = OUT_CHANNELS * WINDOWS;
 static_assert(Y_BYTES == OUT_CHANNELS * PIXELS * 2 && RAW_BYTES == OUT_CHANNELS * WINDOWS * 2, "nothing but values");
 static constexpr int POOLED_BYTES = OUT_CHANNELS * WINDOWS * 2;
 // Weights staged in shared memory as [tap][out channel][in channel]; the pitches spread rows and taps over the banks.
@@ -53,13 +54,21 @@ static constexpr int WEIGHT_PITCH = IN_CHANNELS + 8, WEIGHT_PLANE = OUT_CHANNELS
 static constexpr int WEIGHT_BYTES = TAPS * WEIGHT_PLANE * 2;
 static constexpr int GRAD_WEIGHTS = OUT_CHANNELS * WEIGHT_ROW;
 static constexpr int POOL_GROUPS = 4; // warpgroups a block in the pooling and summing kernels
-static constexpr int POOL_THREADS = POOL_GROUPS * WARPGROUP;
+[[maybe_unused]] static constexpr int POOL_THREADS = POOL_GROUPS * WARPGROUP;
 static constexpr int MAX_BLOCKS = 132;
-static constexpr int REDUCE_SLICES = 8;
+[[maybe_unused]] static constexpr int REDUCE_SLICES = 8;
 
-static constexpr int FORWARD_SHARED = 4 * TILE_BYTES + WEIGHT_BYTES;
-static constexpr int BACKWARD_SHARED =
+[[maybe_unused]] static constexpr int FORWARD_SHARED = 4 * TILE_BYTES + WEIGHT_BYTES;
+[[maybe_unused]] static constexpr int BACKWARD_SHARED =
     2 * GRAD_TILE_BYTES + 2 * TILE_BYTES + 2 * Y_BYTES + 2 * POOLED_BYTES + SIDE * 16 * 64 + WEIGHT_BYTES + 512 + 16;
+
+struct Statistics {
+    double *statistics; // out: mean (without the convolution's bias) and variance of each channel
+    cuda_ops_running_statistics running;
+    cuda_ops_norm_parameters norm;
+    const void *bias;
+    cuda_ops_dtype bias_dtype;
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
 
@@ -153,14 +162,6 @@ __device__ __forceinline__ float sum_slices(float value, float *scratch)
     __syncthreads();
     return sum;
 }
-
-struct Statistics {
-    double *statistics; // out: mean (without the convolution's bias) and variance of each channel
-    cuda_ops_running_statistics running;
-    cuda_ops_norm_parameters norm;
-    const void *bias;
-    cuda_ops_dtype bias_dtype;
-};
 
 // affine[channel] = (scale, shift), batch norm's result being scale * y + shift, from the blocks' partial statistics,
 // by every block for itself; the first block writes them out too. Ends with a barrier.
@@ -779,9 +780,6 @@ __global__ void __launch_bounds__(REDUCE_SLICES * 32)
 
 #else // passes for other architectures see the kernels' names alone: `supported` keeps them from being launched
 
-struct Statistics {
-    int unused;
-};
 template <typename T>
 __global__ void forward_kernel(void *, float2 *, const void *, const void *, bool, int64_t)
 {
