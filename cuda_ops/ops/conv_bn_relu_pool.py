@@ -39,7 +39,7 @@ class Geometry(NamedTuple):
 def _output_sizes(input, weight, geometry):
     """Sizes of the convolution's output and of what is pooled from it."""
     expect(input.dim() == 4, OP, "input to have 4 dimensions, got shape {}", tuple(input.shape))
-    _check_sizes(input.shape, weight.shape, *geometry[:4])
+    _check_sizes(input.shape, weight.shape, *geometry[:4], op=OP)
     top, bottom, left, right = geometry.padding
     conv = [
         (size - geometry.dilation[axis] * (weight.shape[2 + axis] - 1) - 1) // geometry.stride[axis] + 1

@@ -41,6 +41,15 @@ def _(
         fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
         message = "bias to have shape [{}], the classes of weight, got {}"
         expect(fits, op, message, weight.shape[0], list(bias.shape))
+    for name, other in (("weight", weight), ("target", target)):
+        expect(
+            other.device == input.device,
+            op,
+            "{} to be on the device of input, {}, got {}",
+            name,
+            input.device,
+            other.device,
+        )
     leading = input.shape[:-1]
     message = "target to have shape {} for an input of shape {}, got {}"
     shapes = list(leading), list(input.shape), list(target.shape)
