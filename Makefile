@@ -34,7 +34,8 @@ mnist: build
 # Shows what it compiles only where that fails. GCC's threads would wait for each other at full speed for milliseconds,
 # which on a machine with other work costs far more than it saves.
 mnist-c:
-	@$(MAKE) -s -f csrc/apps/Makefile
+	@test -e build/apps/mnist || echo "cuda_ops: compiling the C library, once (minutes, where it is built with CUDA)"
+	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile
 	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/mnist $(ARGS)
 
 test: build

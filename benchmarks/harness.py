@@ -518,7 +518,10 @@ def all_ops() -> list[str]:
 
 def load_bench(op: str) -> Bench:
     if op not in all_ops():
-        raise BenchError(f"there is no benchmarks/bench_{op}.py; there are: {', '.join(all_ops())}")
+        from cuda_ops.bench import RACES
+
+        known = f"{', '.join(all_ops())}; and the races {' and '.join(RACES)}"
+        raise BenchError(f"there is no benchmarks/bench_{op}.py; there are: {known}")
     if str(HERE) not in sys.path:
         sys.path.insert(0, str(HERE))
     return importlib.import_module(f"bench_{op}").BENCH

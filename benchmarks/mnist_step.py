@@ -129,7 +129,7 @@ def prepared(variant: Variant, precision: str, batch: int, data, device):
     for _ in range(3):
         losses = step(indices)
     if not losses.isfinite().all():
-        raise RuntimeError(f"{variant.name}, {precision}, batch {batch}: the loss is not finite")
+        raise RuntimeError("the loss is not finite")
 
     def steps(count):
         """Takes at least `count` steps and says how many."""
@@ -171,10 +171,12 @@ def floor_seconds(batch: int, precision: str, ceiling: harness.Ceiling) -> float
     return max(moved / ceiling.bytes_per_second, flops / ceiling.flops_per_second)
 
 
-def ceiling_of(precision: str, device, quick: bool) -> harness.Ceiling:
+def ceiling_of(precision: str, device) -> harness.Ceiling:
+    """Large ceilings in a quick run too: a small torch.mm leaves most of a GPU idle, and its floor would lie above what
+    is measured."""
     set_precision(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return harness.measure_ceiling.__wrapped__(device, dtype, quick)  # the cache knows nothing of TF32
+    return harness.measure_ceiling.__wrapped__(device, dtype, quick=False)  # the cache knows nothing of TF32
 
 
 # --- the time line --------------------------------------------------------------------------------------------------
@@ -384,14 +386,18 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     kind = device.type
     variants = CUDA_VARIANTS if kind == "cuda" else CPU_VARIANTS
     variants = [v for v in variants if with_compile or not v.compile_mode]
+    wrong = [p for p in precisions or () if p not in PRECISIONS[kind]]
+    if wrong:
+        known = ", ".join(PRECISIONS[kind])
+        raise ValueError(f"--precision {wrong[0]}: the {kind.upper()} races in {known}")
     batches = batches or (BATCHES[kind][:1] if quick else BATCHES[kind])
     cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
     settings = harness.Settings(device, [], quick=quick)
-    race = Race({**harness.environment(settings), "tf32": "by precision"})
+    race = Race({**harness.environment(settings), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
     with contextlib.ExitStack() as stack:
         if kind == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        ceilings = {precision: ceiling_of(precision, device, quick) for precision in dict(cells)}
+        ceilings = {precision: ceiling_of(precision, device) for precision in dict(cells)}
         # A fifth of the time is for what comes after the cells.
         for number, (precision, batch) in enumerate(cells):
             left = begin + 0.8 * seconds - time.perf_counter()

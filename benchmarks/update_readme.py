@@ -18,60 +18,175 @@ RESULTS = ROOT / "benchmarks" / "results"
 GPU = "nvidia-h200"
 
 
+def load(name):
+    """The JSON of that name among the results, or None where it has not been committed yet."""
+    path = RESULTS / GPU / name
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def nothing_yet(command):
+    return [f"Not measured yet: `{command}` does it, and writes the result into `benchmarks/results`."]
+
+
+def table(header, lines):
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines)]
+
+
 def rows(op):
     lines = [line for line in (RESULTS / GPU / f"{op}.csv").read_text().splitlines() if not line.startswith("#")]
     return list(csv.DictReader(lines))
 
 
 def mnist():
-    report = json.loads((RESULTS / GPU / "mnist" / "report.json").read_text())
-    settings, check = report["settings"], json.loads((RESULTS / GPU / "check.json").read_text())
-    custom, native = report["backends"]["custom"], report["backends"]["native"]
+    report = load("mnist/report.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops mnist --epochs 3 --device cuda")
+    settings, native = report["settings"], report["backends"]["native"]
+    ours = {name: result for name, result in report["backends"].items() if name != "native"}
+    commit = ((load("check.json") or {}).get("mnist") or {}).get("commit") or report["versions"]["commit"]
+
+    def line(what, number, value):
+        theirs = value(native)
+        return [what, *(number.format(value(r)) for r in ours.values()), number.format(theirs)] + [
+            f"{theirs / value(r):.2f}" for r in ours.values()
+        ]
+
+    def milliseconds(phase):
+        return lambda result: result["milliseconds"][phase]["median"]
+
     lines = [
+        line(f"{phase}, ms (median)", "{:.3f}", milliseconds(phase))
+        for phase in ("batch load", "forward", "backward", "update", "zero_grad", "whole step")
+    ]
+    if all((result.get("graph_milliseconds") or {}).get("median") for result in report["backends"].values()):
+        name = "whole step as one CUDA graph, ms (median)"
+        lines.append(line(name, "{:.3f}", lambda result: result["graph_milliseconds"]["median"]))
+    lines.append(line("peak memory, MB", "{:.0f}", lambda result: result["peak_memory_bytes"] / 1e6))
+    accuracy = [f"{r['test_accuracy']:.2%}" for r in (*ours.values(), native)]
+    lines.append(["test accuracy", *accuracy, *[""] * len(ours)])
+    names = list(ours) if len(ours) > 1 else ["cuda_ops"]
+    return [
         f"![MNIST with cuda_ops and with PyTorch, side by side](benchmarks/results/{GPU}/mnist/report.png)",
         "",
         f"On one {report['device']['name']}, eager, {settings['dtype']} without TF32, {settings['epochs']} epochs of "
-        f"batches of {settings['batch_size']} (`{report['command']}`, commit `{check['commit'][:7]}`):",
+        f"batches of {settings['batch_size']} (`{report['command']}`, commit `{commit[:7]}`):",
         "",
-        "| | cuda_ops | PyTorch | PyTorch / cuda_ops |",
-        "|---|---|---|---|",
+        *table(["", *names, "PyTorch", *(f"PyTorch / {name}" for name in names)], lines),
     ]
-    for phase in ("batch load", "forward", "backward", "update", "zero_grad", "whole step"):
-        ours, theirs = custom["milliseconds"][phase]["median"], native["milliseconds"][phase]["median"]
-        lines.append(f"| {phase}, ms (median) | {ours:.3f} | {theirs:.3f} | {theirs / ours:.2f} |")
-    ours, theirs = custom["peak_memory_bytes"] / 1e6, native["peak_memory_bytes"] / 1e6
-    lines.append(f"| peak memory, MB | {ours:.0f} | {theirs:.0f} | {theirs / ours:.2f} |")
-    lines.append(f"| test accuracy | {custom['test_accuracy']:.2%} | {native['test_accuracy']:.2%} | |")
-    return lines
+
+
+def race():
+    """The whole step: PyTorch as most use it, the fastest of PyTorch, the fastest of ours."""
+    report = load("mnist_step.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench mnist")
+    facts, lines = report["facts"], []
+
+    def cell(row):
+        return f"{row['median_us']:,.{1 if row['median_us'] < 1000 else 0}f}"
+
+    for precision in dict.fromkeys(row["precision"] for row in report["rows"]):
+        for batch in sorted({row["batch"] for row in report["rows"] if row["precision"] == precision}):
+            found = {r["variant"]: r for r in report["rows"] if (r["precision"], r["batch"]) == (precision, batch)}
+            theirs, ours = (
+                min((r for r in found.values() if r["ours"] == mine), key=lambda r: r["median_us"], default=None)
+                for mine in (False, True)
+            )
+            if theirs is None or ours is None:
+                continue
+            floor = report["floors"].get(precision, {}).get(str(batch))
+            eager = [found.get(name) for name in ("PyTorch eager NCHW", "fused eager")]
+            lines.append(
+                [
+                    f"{precision}, {batch:,}",
+                    *("–" if row is None else cell(row) for row in eager),
+                    f"{cell(theirs)} ({theirs['variant'].removeprefix('PyTorch ')})",
+                    f"{cell(ours)} ({ours['variant']})",
+                    f"**{theirs['median_us'] / ours['median_us']:.2f}**",
+                    "–" if floor is None else f"{floor:,.1f}",
+                ]
+            )
+    header = ["precision, batch", "PyTorch eager, µs", "fused eager, µs", "fastest PyTorch, µs", "fastest ours, µs"]
+    doubt = " A quick run, of few samples." if facts.get("quick") else ""
+    if not any("compiled" in row["variant"] for row in report["rows"]):
+        doubt += " torch.compile, which may be faster than the PyTorch shown, had no part in this run."
+    left_out = [f"Left out: {line}." for line in report["left_out"]]
+    return [
+        f"![microseconds a step against the batch size](benchmarks/results/{GPU}/mnist_step.png)",
+        "",
+        f"One training step on one {facts['device']} (PyTorch {facts['torch']}), wall time, medians "
+        f"(`python -m cuda_ops bench mnist`, commit `{facts['commit']}`, {facts['date']}). The floor is what a copy "
+        f"and torch.mm of this run would need for the least bytes and operations.{doubt}",
+        "",
+        *table([*header, "PyTorch / ours", "floor, µs"], lines),
+        *(["", *left_out] if left_out else []),
+    ]
+
+
+def goal():
+    """Time to 99 % of the test set."""
+    report = load("mnist_99.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench mnist-99")
+    facts, lines = report["facts"], []
+    for name, result in report["variants"].items():
+        ms, accuracy, cold = result["milliseconds"], result["accuracy"], result["cold_seconds"]
+        lines.append(
+            [
+                name,
+                f"{ms['mean']:.1f} ± {ms['std']:.1f}",
+                f"{100 * accuracy['mean']:.2f} ± {100 * accuracy['std']:.2f}",
+                f"{100 * accuracy['min']:.2f}",
+                f"{result['seeds_at_goal']} of {result['seeds']}",
+                "–" if cold is None else f"{cold:.1f}",
+            ]
+        )
+    return [
+        f"From initial weights to 99 % of the test set, by plain SGD over {report['pictures']:,} pictures on one "
+        f"{facts['device']}, mean ± standard deviation over seeds; cold counts from the start of the process "
+        f"(`python -m cuda_ops bench mnist-99`, commit `{facts['commit']}`, {facts['date']}):",
+        "",
+        *table(["", "training, ms", "test accuracy, %", "lowest, %", "seeds at 99 %", "cold, s"], lines),
+    ]
 
 
 def check():
-    report = json.loads((RESULTS / GPU / "check.json").read_text())
+    """What check_gpu.py has written: each step may name a commit of its own, where steps were run at several."""
+    report = load("check.json")
+    if report is None:
+        return nothing_yet("make check-gpu")
+
+    def at(step):
+        commit = step.get("commit")
+        return f" (commit `{commit[:7]}`)" if commit else ""
+
+    whole = f" at commit `{report['commit'][:7]}`" if report.get("commit") else ""
     lines = [
-        f"Checked on {report['gpu']} at commit `{report['commit'][:7]}` (PyTorch {report['torch']}, CUDA "
-        f"{report['cuda']}; `python benchmarks/check_gpu.py`, written to `benchmarks/results/{GPU}/check.json`):",
+        f"Checked on {report['gpu']}{whole} (PyTorch {report['torch']}, CUDA {report['cuda']}; `make check-gpu`, "
+        f"written to `benchmarks/results/{GPU}/check.json`):",
         "",
     ]
-    for step, what in (("tests", "tests"), ("large", "tests of more than 2³¹ elements")):
-        result = report[step]
-        lines.append(f"- {what}: {result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped")
-        lines += [f"  - failed: {name}" for name in result.get("failures", [])]
+    for name, what in (("tests", "tests"), ("large", "tests of more than 2³¹ elements")):
+        step = report.get(name) or {}
+        if "passed" in step:
+            counts = f"{step['passed']} passed, {step['failed']} failed, {step['skipped']} skipped"
+            lines.append(f"- {what}: {counts}{at(step)}")
+        failures = step.get("failures", {})
+        reasons = failures.items() if isinstance(failures, dict) else ((test, "failed") for test in failures)
+        lines += [f"  - {test}: {why}" for test, why in reasons]
+    sanitizer = report.get("sanitizer") or {}
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
-        found = report["sanitizer"][tool]
-        lines.append(f"- compute-sanitizer {tool}: {found if isinstance(found, str) else f'errors in {list(found)}'}")
+        if tool in sanitizer:
+            found = sanitizer[tool] if isinstance(sanitizer[tool], str) else f"errors in {', '.join(sanitizer[tool])}"
+            lines.append(f"- compute-sanitizer {tool}: {found}{at(sanitizer)}")
     return lines
 
 
 def ops():
-    lines = [
-        "GPU time of one call, float32 without TF32, from replays of a CUDA graph over inputs that are cold in the L2 "
-        "(`python -m cuda_ops bench`; the csv files hold all cases and dtypes, p10, p90 and the wall time of eager "
-        "calls). PyTorch's side is the fastest of its variants; below 1 it is ahead:",
-        "",
-        "| op, case | direction | cuda_ops, µs | PyTorch, µs | PyTorch / cuda_ops |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for path in sorted((RESULTS / GPU).glob("*.csv")):
+        if not (ROOT / "benchmarks" / f"bench_{path.stem}.py").is_file():
+            continue  # a race, of columns of its own
         cases = {}
         for row in rows(path.stem):
             beside = row["implementation"].startswith(("rung ", "peer "))
@@ -82,11 +197,24 @@ def ops():
             ours = times.pop("ours", None)
             if ours and times:
                 best = min(times.values())
-                lines.append(f"| {path.stem}, {case} | {direction} | {ours:.1f} | {best:.1f} | {best / ours:.2f} |")
-    return lines
+                cells = [f"{ours:.1f}", f"{best:.1f}", f"{best / ours:.2f}"]
+                lines.append([f"{path.stem}, {case}", direction, *cells])
+    if not lines:
+        return nothing_yet("python -m cuda_ops bench")
+    return [
+        "GPU time of one call, float32 without TF32, from replays of a CUDA graph over inputs that are cold in the L2 "
+        "(`python -m cuda_ops bench`; the csv files hold all cases and dtypes, p10, p90 and the wall time of eager "
+        "calls). PyTorch's side is the fastest of its variants; below 1 it is ahead.",
+        "",
+        f"<details><summary>{len(lines)} measurements</summary>",
+        "",
+        *table(["op, case", "direction", "cuda_ops, µs", "PyTorch, µs", "PyTorch / cuda_ops"], lines),
+        "",
+        "</details>",
+    ]
 
 
-PARTS = {"mnist": mnist, "check": check, "ops": ops}
+PARTS = {"mnist": mnist, "race": race, "goal": goal, "check": check, "ops": ops}
 
 
 def render(text):

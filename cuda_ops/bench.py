@@ -61,6 +61,9 @@ def _race(args, device, out: Path) -> int:
         raise ValueError(f"{args.ops[0]} has --precision in the place of --dtype and --tf32")
     if args.seconds <= 0:
         raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
+    for batch in args.batch or ():
+        if batch < 1:
+            raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
     race = importlib.import_module(RACES[args.ops[0]])
     race.run(device, out, args.seconds, args.quick, args.compile, args.batch, args.precision)
     return 0
@@ -84,6 +87,9 @@ def main(args) -> int:
         device = _device(args.device)
         if set(args.ops) & set(RACES):
             return _race(args, device, args.out or folder / "results")
+        for name in ("batch", "precision"):
+            if getattr(args, name):
+                raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
         dtypes = [DTYPES[name] for name in args.dtype or default]
         if device.type == "cpu" and any(dtype.itemsize == 2 for dtype in dtypes):

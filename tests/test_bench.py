@@ -175,7 +175,10 @@ def test_quick_race_of_the_mnist_step(device, tmp_path):
     assert wanted <= variants
     report = json.loads(path.with_suffix(".json").read_text())
     assert report["left_out"] == []
-    assert min(float(row["p10_us"]) for row in rows) > report["floors"]["fp32"]["16"] > 0
+    assert report["floors"]["fp32"]["16"] > 0
+    if device == "cuda":  # on the CPU other processes may take their share of what the floor is measured by
+        assert min(float(row["p10_us"]) for row in rows) > report["floors"]["fp32"]["16"]
+    assert report["facts"]["quick"] == "yes"
     assert "fastest PyTorch / fastest ours" in path.with_suffix(".md").read_text()
     assert path.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     if device == "cuda":
@@ -217,6 +220,11 @@ def test_csv_is_written_whole(tmp_path):
         (["mnist", "--tf32"], "mnist has --precision in the place of --dtype and --tf32"),
         (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
         (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),
+        (["mnist", "--batch", "64", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
+        (["mnist", "--device", "cpu", "--precision", "bf16"], "--precision bf16: the CPU races in fp32"),
+        (["mnist-99", "--device", "cpu", "--precision", "tf32"], "--precision tf32: the CPU races to 99 % in fp32"),
+        (["mnist-99", "--batch", "64", "--batch", "128"], "the recipe of mnist-99 is for one batch size"),
+        (["square", "--batch", "64"], "--batch is for the races, mnist and mnist-99, alone"),
         (["cubic"], "there is no benchmarks/bench_cubic.py; there are: add2"),
         (["square", "--device", "toaster"], "device toaster cannot be used"),
         (["square", "--device", "meta"], "device meta has no kernels"),

@@ -37,7 +37,6 @@ def test_module_is_its_submodules(device, channels, options):
             ours.norm.bias.uniform_(-1, 1)
     twin.load_state_dict(ours.state_dict())
     native = native_of(twin)
-    assert "pool_kernel_size" in repr(ours) and set(ours.state_dict()) == set(twin.state_dict())
     for training, count in [(True, 3), (False, 2), (True, 1)]:
         ours.train(training)
         native.train(training)

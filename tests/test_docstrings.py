@@ -36,7 +36,6 @@ def test_readme_python_runs():
 
 
 def test_readme_is_what_the_results_make_of_it():
-    root = Path(__file__).resolve().parent.parent
-    command = [sys.executable, str(root / "benchmarks" / "update_readme.py"), "--check"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "update_readme.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

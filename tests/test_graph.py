@@ -232,6 +232,39 @@ def test_what_cannot_be():
     for batch in ([torch.ones(4, 2)], [torch.ones(2, 2), torch.ones(1, 2)], []):
         with pytest.raises(ValueError, match="GraphedStep: expected 1 to 3 batches stacked along the first dimension"):
             step(*batch)
+    with pytest.raises(TypeError, match=r"GraphedStep: expected steps_per_graph to be an int, got 1\.5"):
+        make("custom", "cpu", steps_per_graph=1.5)
+    with pytest.raises(TypeError, match="GraphedStep: expected a batch of Tensors, got Tensor, int"):
+        step(torch.ones(3, 2), 7)
+    stranger = cuda_ops.optim.SGD([torch.ones(2, device="meta", requires_grad=True)], lr=0.1)
+    with pytest.raises(ValueError, match="expected the optimizer to hold a parameter on the model's device, cpu, got"):
+        GraphedStep(step.model, step.loss, stranger)
+
+
+@pytest.mark.parametrize("steps_per_graph", [1, 3])
+def test_run_wants_as_many_of_everything(steps_per_graph):
+    model, step = make("custom", "cpu", steps_per_graph=steps_per_graph)
+    before = copy.deepcopy(model.state_dict())
+    images, labels = torch.ones(4, 2, 1, 28, 28), torch.zeros(4, 2, dtype=torch.int64)
+    for batches, lr in [
+        ([images, labels[:3]], None),
+        ([images, labels], torch.ones(3)),
+        ([images, labels], torch.tensor(0.1)),
+        ([images[:0], labels[:0]], None),
+        ([], None),
+    ]:
+        with pytest.raises(ValueError, match=r"GraphedStep\.run: expected batches .*for the same number of steps"):
+            step.run(*batches, lr=lr)
+    with pytest.raises(TypeError, match=r"GraphedStep\.run: expected Tensors, got Tensor, list"):
+        step.run(images, [0, 1, 2, 3])
+    assert_same(model.state_dict(), before)
+    assert step.run(images, labels, lr=torch.full((4,), 0.1)).shape == (4,)
+
+
+def test_repr_says_how_it_runs(device):
+    _, step = make("custom", device, steps_per_graph=4)
+    how = "one CUDA graph for 4 step(s)" if device == "cuda" else "plain steps, without a graph"
+    assert repr(step) == f"GraphedStep(Sequential, SGD, {step.device}: {how})"
 
 
 @pytest.mark.cuda

@@ -290,6 +290,7 @@ def test_report_that_cannot_be_written(program, data, tmp_path):
     result = run(program, "--data-dir", data, "--limit", 32, "--batch-size", 16, "--out", tmp_path / "file" / "out")
     assert result.returncode == 2
     assert "cannot be made (Not a directory)" in result.stderr
+    assert not result.stdout  # before the training, not after it
 
 
 def test_the_makefile_builds_it(data, tmp_path):

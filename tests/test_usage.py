@@ -7,8 +7,11 @@ import io
 import os
 import pickle
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cuda_ops
 from cuda_ops import functional as F
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def small_net(nn, seed=0):
@@ -45,9 +50,14 @@ CALLS = {
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
     "batch_norm": lambda x: F.batch_norm(x, x.new_zeros(1), x.new_ones(1), training=True),
     "conv2d": lambda x: F.conv2d(x, x.new_ones(2, 1, 3, 3), x.new_ones(2)),
+    "conv_bn_relu_pool": lambda x: F.conv_bn_relu_pool(x, x.new_ones(2, 1, 3, 3), x.new_ones(2), None, None),
     "cross_entropy": lambda x: F.cross_entropy(x.flatten(1), torch.arange(3, device=x.device)),
     "dropout": lambda x: F.dropout(x, 0.5),
     "linear": lambda x: F.linear(x, x.new_ones(4, 8), x.new_ones(4)),
+    "linear_cross_entropy": lambda x: F.linear_cross_entropy(
+        x.flatten(1), x.new_ones(5, 64).cumsum(0), torch.arange(3, device=x.device)
+    ),
+    "linear_relu": lambda x: F.linear_relu(x, x.new_ones(4, 8), x.new_ones(4)),
     "log_softmax": lambda x: F.log_softmax(x, 1),
     "max_pool2d": lambda x: F.max_pool2d(x, 2),
     "nll_loss": lambda x: F.nll_loss(x.flatten(1), torch.arange(3, device=x.device)),
@@ -55,17 +65,22 @@ CALLS = {
     "relu": lambda x: F.relu(x),
     "square": lambda x: F.square(x),
 }
+FUSED = {"conv_bn_relu_pool", "linear_cross_entropy", "linear_relu"}
 # The other tensors of each functional, to be replaced one at a time.
 REQUIRED = {"add2": ["other"], "conv2d": ["weight"], "cross_entropy": ["target"], "linear": ["weight"]}
-REQUIRED["nll_loss"] = ["target"]
+REQUIRED |= {"nll_loss": ["target"], "conv_bn_relu_pool": ["weight"], "linear_relu": ["weight"]}
+REQUIRED["linear_cross_entropy"] = ["weight", "target"]
 OPTIONAL = {
     "conv2d": ["bias"],
     "linear": ["bias"],
+    "linear_relu": ["bias"],
+    "linear_cross_entropy": ["bias"],
+    "conv_bn_relu_pool": ["bias", "running_mean", "running_var", "bn_weight", "bn_bias"],
     "batch_norm": ["weight", "bias", "running_mean", "running_var"],
     "cross_entropy": ["weight"],
     "nll_loss": ["weight"],
 }
-FILL = {"kernel_size": 2, "running_mean": None, "running_var": None}
+FILL = {"kernel_size": 2, "running_mean": None, "running_var": None, "bias": None}
 NO_TENSORS = [1.0, [1.0], np.ones(3, dtype=np.float32)]
 
 
@@ -175,6 +190,15 @@ BAD_SHAPES = {
     "log_softmax dim": lambda ones: F.log_softmax(ones(2, 3), 2),
     "nll_loss batch": lambda ones: F.nll_loss(ones(2, 3), ones(4).long()),
     "nll_loss dimensions": lambda ones: F.nll_loss(ones(2, 3), ones(2, 1).long()),
+    "conv_bn_relu_pool channels": lambda ones: F.conv_bn_relu_pool(
+        ones(1, 1, 4, 4), ones(2, 3, 3, 3), None, None, None
+    ),
+    "conv_bn_relu_pool dimensions": lambda ones: F.conv_bn_relu_pool(ones(4, 4), ones(2, 1, 3, 3), None, None, None),
+    "linear_relu features": lambda ones: F.linear_relu(ones(2, 4), ones(3, 5)),
+    "linear_relu bias": lambda ones: F.linear_relu(ones(2, 5), ones(3, 5), ones(4)),
+    "linear_cross_entropy features": lambda ones: F.linear_cross_entropy(ones(2, 4), ones(3, 5), ones(2).long()),
+    "linear_cross_entropy batch": lambda ones: F.linear_cross_entropy(ones(2, 5), ones(3, 5), ones(4).long()),
+    "linear_cross_entropy bias": lambda ones: F.linear_cross_entropy(ones(2, 5), ones(3, 5), ones(2).long(), ones(4)),
     "cross_entropy batch": lambda ones: F.cross_entropy(ones(2, 3), ones(4).long()),
     "cross_entropy positions": lambda ones: F.cross_entropy(ones(2, 3, 4), ones(2, 5).long()),
 }
@@ -190,10 +214,16 @@ def test_meta_tensors_are_refused_where_others_are(name):
         BAD_SHAPES[name](lambda *size: torch.ones(*size, device="meta"))
 
 
+def test_linear_cross_entropy_refuses_a_meta_tensor_beside_others():
+    """Its result would be memory that nobody has written."""
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: expected weight to be on the device of input, meta"):
+        F.linear_cross_entropy(torch.ones(2, 3, device="meta"), torch.ones(4, 3), torch.tensor([0, 1]))
+
+
 def test_cpu_autocast_leaves_float64_alone(images):
     x = images.double()
     with torch.autocast("cpu", torch.bfloat16):
-        for name in ("conv2d", "linear"):
+        for name in ("conv2d", "linear", "conv_bn_relu_pool", "linear_relu", "linear_cross_entropy"):
             assert CALLS[name](x).dtype == torch.float64
             with pytest.raises(NotImplementedError, match=f"{name}: autocast on the CPU is not supported"):
                 CALLS[name](images)
@@ -211,6 +241,63 @@ def test_modules_copy_pickle_and_save(images):
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(images), expected)
         torch.testing.assert_close(twin.double()(images.double()).float(), expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_fused_modules_copy_pickle_and_save(training):
+    block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 4, 3, channels_last=True)
+    names = ["conv.weight", "conv.bias", "norm.weight", "norm.bias"]
+    assert list(block.state_dict()) == [*names, *(f"norm.{n}" for n, _ in block.norm.named_buffers())]
+    images, rows = torch.randn(3, 1, 8, 8), torch.randn(3, 5)
+    for module, arguments in [
+        (block, (images,)),
+        (cuda_ops.nn.LinearReLU(5, 4), (rows,)),
+        (cuda_ops.nn.LinearCrossEntropyLoss(5, 4, label_smoothing=0.1), (rows, torch.tensor([0, 3, 2]))),
+        (cuda_ops.models.MnistCNN("fused"), (torch.randn(3, 1, 28, 28),)),
+    ]:
+        file = io.BytesIO()
+        torch.save(module.state_dict(), file)
+        file.seek(0)
+        loaded = copy.deepcopy(module)
+        for parameter in loaded.parameters():
+            torch.nn.init.constant_(parameter, 7)
+        loaded.load_state_dict(torch.load(file, weights_only=True), strict=True)
+        twins = [loaded, copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+        expected = module.train(training)(*arguments)
+        for twin in twins:
+            assert torch.equal(twin.train(training)(*arguments), expected)
+            assert repr(twin) == repr(module)
+
+
+def test_repr_of_fused_modules_tells_what_is_not_the_default():
+    loss = cuda_ops.nn.LinearCrossEntropyLoss
+    assert repr(loss(3, 4)) == "LinearCrossEntropyLoss(in_features=3, out_features=4, bias=True)"
+    text = repr(loss(3, 4, reduction="sum", label_smoothing=0.1))
+    assert text.endswith("bias=True, reduction='sum', label_smoothing=0.1)")
+    assert "pool_kernel_size=3, pool_stride=3" in repr(cuda_ops.nn.ConvBNReLUMaxPool2d(1, 2, 3, pool_kernel_size=3))
+
+
+WRONG_TYPES = {
+    "conv_bn_relu_pool: expected eps to be a number, got 'x'": {"eps": "x"},
+    "conv_bn_relu_pool: expected momentum to be a number, got 'x'": {"momentum": "x"},
+    "conv_bn_relu_pool: expected channels_last to be a bool or None, got 'yes'": {"channels_last": "yes"},
+    "gather_normalize: expected mean to be a number, got '0.5'": {"mean": "0.5"},
+    "gather_normalize: expected dtype to be a torch.dtype, got 'float32'": {"dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize("message", WRONG_TYPES)
+def test_other_arguments_of_the_wrong_type(message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        if message.startswith("gather"):
+            indices = torch.zeros(1, dtype=torch.int64)
+            F.gather_normalize(
+                **{"images": indices.byte(), "indices": indices, "mean": 0.0, "std": 1.0, **WRONG_TYPES[message]}
+            )
+        else:
+            F.conv_bn_relu_pool(
+                torch.ones(2, 1, 4, 4), torch.ones(2, 1, 3, 3), None, None, None, **WRONG_TYPES[message]
+            )
 
 
 def test_functional_call_and_hooks(images):
@@ -275,7 +362,7 @@ def test_a_saved_input_that_changes_is_noticed(name, images):
         output.sum().backward()
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sorted(set(CALLS) - FUSED))
 def test_forward_mode_and_vmap_are_refused(name, images):
     with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         CALLS[name](torch.autograd.forward_ad.make_dual(images, torch.ones_like(images)))
@@ -382,6 +469,23 @@ def test_a_forked_child_computes_on_one_thread():
     os.kill(child, 9)
     os.waitpid(child, 0)
     pytest.fail("the child hangs")
+
+
+def test_submodules_are_there_after_import_cuda_ops():
+    """Loaded at their first use, so that `import cuda_ops` stays quick."""
+    program = """
+import sys, cuda_ops
+assert not {"cuda_ops.models", "cuda_ops.training", "cuda_ops.data", "cuda_ops.ladder"} & set(sys.modules)
+cuda_ops.training.GraphedStep, cuda_ops.models.MnistCNN, cuda_ops.data.Batches, cuda_ops.ladder
+try:
+    cuda_ops.trainings
+except AttributeError as error:
+    assert "'cuda_ops' has no attribute 'trainings'" in str(error)
+else:
+    sys.exit("no error")
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
 
 
 def test_signatures_are_those_of_pytorch():

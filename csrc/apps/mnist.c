@@ -262,18 +262,32 @@ static void write_number(FILE *file, double value)
         fputs("null", file); /* JSON has no other word for it */
 }
 
+/* report.json in `folder`, which is made if it is not there, opened for `mode`. */
+static FILE *open_report(const char *folder, const char *mode, char *path, size_t size)
+{
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        mnist_fail("--out %s cannot be made (%s)", folder, strerror(errno));
+    if (snprintf(path, size, "%s/report.json", folder) >= (int)size)
+        mnist_fail("--out: the name of the folder is too long");
+    FILE *file = fopen(path, mode);
+    if (!file)
+        mnist_fail("%s cannot be written (%s)", path, strerror(errno));
+    return file;
+}
+
+/* Tried before the training, which nobody wants to do twice. What an earlier run has left stays as it is. */
+static void check_report(const char *folder)
+{
+    char path[4096];
+    fclose(open_report(folder, "a", path, sizeof path));
+}
+
 /* The figures by the names of the report.json that Python writes. */
 static void write_report(const char *folder, const result *r, const mnist_device *device, const mnist_start *start,
                          const options *o)
 {
     char path[4096];
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        mnist_fail("--out %s cannot be made (%s)", folder, strerror(errno));
-    if (snprintf(path, sizeof path, "%s/report.json", folder) >= (int)sizeof path)
-        mnist_fail("--out: the name of the folder is too long");
-    FILE *file = fopen(path, "w");
-    if (!file)
-        mnist_fail("%s cannot be written (%s)", path, strerror(errno));
+    FILE *file = open_report(folder, "w", path, sizeof path);
     fprintf(file, "{\n \"device\": {\"type\": \"%s\", \"name\": \"%s\"},\n", o->device, device->name);
     fprintf(file, " \"settings\": {\"epochs\": %lld, \"batch_size\": %lld, \"lr\": %.17g, \"dtype\": \"float32\"},\n",
             (long long)start->epochs, (long long)start->batch_size, o->lr);
@@ -308,6 +322,8 @@ int main(int count, char **arguments)
     if (start.steps > INT32_MAX)
         mnist_fail("--epochs %lld with batches of %lld make too many steps", (long long)start.epochs,
                    (long long)start.batch_size);
+    if (o.out)
+        check_report(o.out);
     mnist_device *device = strcmp(o.device, "cpu") == 0 ? mnist_open_cpu((int)o.threads) : mnist_open_cuda();
     const int64_t test_batch = test_set.count < TEST_BATCH ? test_set.count : TEST_BATCH;
     mnist_network *network =

@@ -9,8 +9,10 @@
 // double, and makes the coefficients; (3) a thread to one element of grad_conv_output gathers from the windows over it.
 // No atomics: results repeat bitwise.
 //
-// Bound by memory: forward reads conv_output once, and writes two values and a byte for each window; backward reads
-// these twice, conv_output once, and writes its gradient.
+// Bound by memory at best: forward reads conv_output once, and writes two values and a byte for each window; backward
+// reads these twice, conv_output once, and writes its gradient. Measured on an H200, bfloat16, 1024 x 64 x 14 x
+// 14: 44.5 us forward and 158 us for (3), 0.22 and 0.09 of a copy's 4.3 TB/s, so that there it is not memory that takes
+// the time.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include "common.cuh"

@@ -2,19 +2,19 @@
 // the kernel (0 outside of the picture) and n positions,
 //
 //     y = weight . p + bias,   mean = weight . E[p] + bias,   variance = weight^T Cov(p) weight
-//     output[window] = max over its four y of relu((y - mean) * scale + bn_bias),   scale = bn_weight / sqrt(variance +
-//     eps) grad_weight = scale * (S - sum(dz) * E[p] - dot * rstd * Cov(p) weight) S = sum of dz * p where the maximum
-//     was,   dot = rstd * weight . (S - sum(dz) * E[p])
+//     output[window] = max over its four y of relu((y - mean) * scale + bn_bias),   scale = bn_weight * rstd,
+//     grad_weight = scale * (S - sum(dz) * E[p] - dot * rstd * Cov(p) weight),      rstd = 1 / sqrt(variance + eps)
+//     S = sum of dz * p where the maximum was,   dot = rstd * weight . (S - sum(dz) * E[p])
 //
 // so that y is never stored: forward reads pictures twice, and backward reads the pictures, grad_output and the places
 // of the maxima once. Four kernels:
 //
 // A. moments: E[p] and Cov(p) from the pictures' sums of products at the 13 lags that two taps can have, less what the
-//    border rows and columns lack (38 sums in all). A warp takes 32 columns of some rows, a lane a column: it walks
-//    down with the 3 x 5 pixels around it in registers. Sums of a few rows are in float, all beyond in double.
-// B. forward: each block adds A's few partial sums, makes the coefficients, and recomputes y from the pictures, which
-// it
-//    keeps in shared memory. Halves go through tensor cores: the 4 x 4 pixels of a window are the depth of exactly one
+//    border rows and columns lack (38 sums in all). A warp takes 28 columns of seven rows, a lane a column (two on
+//    either side hold neighbours'): it walks down with the 3 x 5 pixels around it in registers, each loaded once and
+//    passed on by shuffles. Sums of seven rows are in float, all beyond in double.
+// B. forward: each block adds A's few partial sums, makes the coefficients, and recomputes y from the pictures in its
+//    shared memory. Halves go through tensor cores: the 4 x 4 pixels of a window are the depth of exactly one
 //    m16n8k16 product, and the kernel in its four places of the window, for 32 channels, its 128 columns; channels are
 //    dealt out such that a thread ends up with 8 neighbouring ones of a window, a store of 16 bytes. float32 takes a
 //    lane for a channel with its weights in registers.
@@ -25,8 +25,10 @@
 // The place of a maximum is stored as one bit of a byte, 0x80 >> place, or 0 where relu gave 0: the sign of a byte that
 // was shifted left by `place` is then a mask for C.
 //
-// Bound by memory: B writes 3 bytes for each half in the pooled output, C reads them; float32 by arithmetic (36 FMA for
-// 5 bytes).
+// Bound by memory at best: B writes 3 bytes for each half in the pooled output, C reads them; float32 by arithmetic (36
+// FMA for 5 bytes). Measured on an H200, 32 channels: 64 pictures 11.2 us forward and 20.7 with backward (float32 12.5
+// and 22.6), latency alone; 4096 pictures 69.8 and 188 us (float32 124 and 245), where forward is 0.3 of a copy's 4.3
+// TB/s.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include "common.cuh"

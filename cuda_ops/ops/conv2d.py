@@ -47,9 +47,9 @@ def empty_image(size, like, channels_last):
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def _check_sizes(input, weight, stride, padding, dilation, groups):
+def _check_sizes(input, weight, stride, padding, dilation, groups, op="conv2d"):
     """The checks of csrc/torch/conv2d.cpp, for fake kernels."""
-    shape, op = tuple(weight), "conv2d"
+    shape = tuple(weight)
     expect(len(input) == 4, op, "input to have 4 dimensions, or 3 without a batch, got shape {}", tuple(input))
     expect(len(weight) == 4, op, "weight to have 4 dimensions, got shape {}", shape)
     for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):

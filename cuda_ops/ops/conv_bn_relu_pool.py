@@ -55,7 +55,7 @@ class Geometry(NamedTuple):
 def _output_sizes(input, weight, geometry):
     """Sizes of the convolution's output and of what is pooled from it."""
     expect(input.dim() == 4, OP, "input to have 4 dimensions, got shape {}", tuple(input.shape))
-    _check_sizes(input.shape, weight.shape, *geometry[:4])
+    _check_sizes(input.shape, weight.shape, *geometry[:4], op=OP)
     top, bottom, left, right = geometry.padding
     conv = [
         (size - geometry.dilation[axis] * (weight.shape[2 + axis] - 1) - 1) // geometry.stride[axis] + 1
@@ -250,6 +250,8 @@ def conv_bn_relu_pool(
 def _geometry(
     weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last, input
 ):
+    if not isinstance(channels_last, (bool, type(None))):
+        raise TypeError(f"{OP}: expected channels_last to be a bool or None, got {channels_last!r}")
     stride, dilation = pair(OP, "stride", stride), pair(OP, "dilation", dilation)
     kernel = pair(OP, "pool_kernel_size", pool_kernel_size)
     if channels_last is None:
@@ -271,6 +273,8 @@ def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, trainin
     number of batches, which training updates."""
     if not isinstance(momentum, (int, float, torch.SymFloat)):
         raise TypeError(f"{OP}: expected momentum to be a number, got {momentum!r}")
+    if not isinstance(eps, (int, float, torch.SymFloat)):
+        raise TypeError(f"{OP}: expected eps to be a number, got {eps!r}")
     if eps <= 0.0:
         raise ValueError(f"{OP}: expected eps to be positive, got {eps}")
     (input,) = autocast_to_lower(OP, input)

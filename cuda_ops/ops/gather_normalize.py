@@ -24,8 +24,12 @@ def number(name, value):
     if type(value) is float:
         return value
     if isinstance(value, (tuple, list)) or (isinstance(value, Tensor) and value.numel() != 1):
-        raise NotImplementedError(f"gather_normalize: expected {name} to be one number, got {len(value)} of them")
+        raise NotImplementedError(
+            f"gather_normalize: expected {name} to be one number, got {type(value).__name__} of {len(value)}"
+        )
     try:
+        if isinstance(value, str):
+            raise TypeError
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"gather_normalize: expected {name} to be a number, got {value!r}") from None
@@ -75,6 +79,8 @@ def gather_normalize(
     check_tensors("gather_normalize", images=images, indices=indices)
     check_tensors_or_none("gather_normalize", labels=labels)
     dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"gather_normalize: expected dtype to be a torch.dtype, got {dtype!r}")
     output, output_labels = ops.gather_normalize_forward(
         images, indices, number("mean", mean), number("std", std), labels, dtype
     )

@@ -42,6 +42,15 @@ def _(
         fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
         message = "bias to have shape [{}], the classes of weight, got {}"
         expect(fits, op, message, weight.shape[0], list(bias.shape))
+    for name, other in (("weight", weight), ("target", target)):
+        expect(
+            other.device == input.device,
+            op,
+            "{} to be on the device of input, {}, got {}",
+            name,
+            input.device,
+            other.device,
+        )
     leading = input.shape[:-1]
     message = "target to have shape {} for an input of shape {}, got {}"
     shapes = list(leading), list(input.shape), list(target.shape)
@@ -145,6 +154,12 @@ class LinearCrossEntropyLoss(torch.nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+
+    def extra_repr(self) -> str:
+        """torch.nn.Linear's, and what is not the default of torch.nn.CrossEntropyLoss."""
+        defaults = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        changed = [f"{n}={getattr(self, n)!r}" for n, default in defaults.items() if getattr(self, n) != default]
+        return ", ".join([super().extra_repr(), *changed])
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return linear_cross_entropy(

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .._arguments import integer
+
 TORCH = Path(torch.__file__).parent
 
 
@@ -80,13 +82,18 @@ class GraphedStep:
         steps_per_graph: int = 1,
         graph: bool = True,
     ):
-        if steps_per_graph < 1:
+        if integer("GraphedStep", "steps_per_graph", steps_per_graph) < 1:
             raise ValueError(f"GraphedStep: expected steps_per_graph to be at least 1, got {steps_per_graph}")
         self.model, self.loss, self.optimizer, self.source = model, loss, optimizer, source
         self.steps_per_graph = steps_per_graph
         first = next(model.parameters(), None)
         if first is None:
             raise ValueError("GraphedStep: expected a model with parameters, got one without")
+        if not any(p.device == first.device for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError(
+                f"GraphedStep: expected the optimizer to hold a parameter on the model's device, {first.device}, got "
+                "none: make it after the model was moved"
+            )
         self.device = first.device
         self.graph = graph and self.device.type == "cuda"
         # Made once: that it asks the driver what the device can do takes longer than a small op.
@@ -112,6 +119,9 @@ class GraphedStep:
         Returns:
             The loss, without dimensions, or with several steps per graph one for each.
         """
+        if not all(isinstance(tensor, Tensor) for tensor in batch):
+            kinds = ", ".join(type(tensor).__name__ for tensor in batch)
+            raise TypeError(f"GraphedStep: expected a batch of Tensors, got {kinds}")
         if self.steps_per_graph > 1:
             self._check_stacked(batch)
         if not self.graph:
@@ -147,6 +157,17 @@ class GraphedStep:
         Returns:
             The loss of each step, on the device.
         """
+        stacked = [*batches, *([] if lr is None else [lr])]
+        if not all(isinstance(tensor, Tensor) for tensor in stacked):
+            raise TypeError(f"GraphedStep.run: expected Tensors, got {', '.join(type(t).__name__ for t in stacked)}")
+        steps = [len(tensor) if tensor.dim() else 0 for tensor in stacked]
+        if not batches or min(steps) < 1 or len(set(steps)) > 1:
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in stacked) or "none"
+            what = "batches" if lr is None else "batches and learning rates"
+            raise ValueError(
+                f"GraphedStep.run: expected {what} for the same number of steps, at least 1, along the first "
+                f"dimension, got shapes {shapes}"
+            )
         losses = []
         for begin in range(0, len(batches[0]), self.steps_per_graph):
             part = slice(begin, begin + self.steps_per_graph)
@@ -156,6 +177,11 @@ class GraphedStep:
                 loss = self(*(b[part] for b in batches), lr=None if lr is None else lr[part])
             losses.append(loss.reshape(-1).clone())
         return torch.cat(losses)
+
+    def __repr__(self) -> str:
+        how = f"one CUDA graph for {self.steps_per_graph} step(s)" if self.graph else "plain steps, without a graph"
+        names = f"{type(self.model).__name__}, {type(self.optimizer).__name__}"
+        return f"{type(self).__name__}({names}, {self.device}: {how})"
 
     # One step, as it runs eagerly and as it is captured.
 

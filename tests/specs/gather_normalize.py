@@ -121,7 +121,7 @@ SPEC = OpSpec(
             "a mean for each channel",
             lambda device: call(device, mean=[0.1, 0.2]),
             NotImplementedError,
-            "gather_normalize: expected mean to be one number, got 2 of them",
+            "gather_normalize: expected mean to be one number, got list of 2",
         ),
         Bad("mean in words", lambda device: call(device, mean="x"), TypeError, "expected mean to be a number, got 'x'"),
         Bad(
