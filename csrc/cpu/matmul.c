@@ -4,12 +4,12 @@
 
 #include "gemm.h"
 
-int64_t cuda_ops_gemm_workspace_cpu(void)
+int64_t cuda_ops_matmul_workspace_cpu(void)
 {
     return GEMM_WORKSPACE_BYTES;
 }
 
-cuda_ops_status cuda_ops_gemm_cpu(void *d, const void *a, const void *b, void *workspace,
+cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
                                   const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block)
 {
     const cuda_ops_gemm_problem *p = problem;

@@ -46,11 +46,11 @@ typedef struct cuda_ops_gemm_block {
 } cuda_ops_gemm_block;
 
 /* Bytes of workspace of each call, aligned to 64. */
-int64_t cuda_ops_gemm_workspace_cpu(void);
+int64_t cuda_ops_matmul_workspace_cpu(void);
 
 /* A block of product `index` of the batch. CUDA_OPS_INVALID_ARGUMENT unless alpha is 1, the output's dtype that of A
  * and B, and there is no activation. The cut into blocks makes no difference to the bits of the result. */
-cuda_ops_status cuda_ops_gemm_cpu(void *d, const void *a, const void *b, void *workspace,
+cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
                                   const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
 /* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent). Zero stands for the fastest known for the
