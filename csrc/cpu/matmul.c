@@ -10,7 +10,7 @@ int64_t cuda_ops_matmul_workspace_cpu(void)
 }
 
 cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
-                                  const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block)
+                                    const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block)
 {
     const cuda_ops_gemm_problem *p = problem;
     if (p->dtype != CUDA_OPS_FLOAT32 && p->dtype != CUDA_OPS_FLOAT64)

@@ -30,7 +30,7 @@ static void matmul_cpu(const Tensor &output, const Tensor &a, const Tensor &b, c
             const cuda_ops_gemm_block block = by_rows ? cuda_ops_gemm_block{first, last, 0, problem.n}
                                                       : cuda_ops_gemm_block{0, problem.m, first, last};
             status = cuda_ops_matmul_cpu(output.data_ptr(), a.const_data_ptr(), b.const_data_ptr(), workspace.get(),
-                                       &problem, index, block);
+                                         &problem, index, block);
             begin += last - first;
         }
         return status;

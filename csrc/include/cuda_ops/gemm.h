@@ -51,7 +51,7 @@ int64_t cuda_ops_matmul_workspace_cpu(void);
 /* A block of product `index` of the batch. CUDA_OPS_INVALID_ARGUMENT unless alpha is 1, the output's dtype that of A
  * and B, and there is no activation. The cut into blocks makes no difference to the bits of the result. */
 cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
-                                  const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
+                                    const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
 /* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent). Zero stands for the fastest known for the
  * problem on the current device. 62 is rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. */
