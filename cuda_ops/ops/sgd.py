@@ -189,10 +189,11 @@ def by_device_and_dtype(params):
                 f"{list(p.shape)}"
             )
         kind = p.device, p.dtype
-        if kind not in lists:
-            lists[kind] = [], []
-        lists[kind][0].append(p)
-        lists[kind][1].append(grad)
+        alike = lists.get(kind)
+        if alike is None:
+            alike = lists[kind] = [], []
+        alike[0].append(p)
+        alike[1].append(grad)
     return lists.values()
 
 
