@@ -41,8 +41,11 @@ def integer(op: str, name: str, value):
 
 def pair(op: str, name: str, value) -> tuple:
     """An int, or one or two of them in a sequence, as (height, width)."""
-    if type(value) is int:  # the common case, in a function that small calls do feel
+    # The common cases first, in a function that small calls do feel.
+    if type(value) is int:
         return value, value
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int:
+        return value
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     try:
         values = tuple([as_integer(v) for v in values])

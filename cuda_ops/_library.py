@@ -64,6 +64,8 @@ class Missing:
 
 problem = _problem()
 ops = Missing() if problem else torch.ops.cuda_ops
+# For ops that are defined in C++ and implemented in Python; as long as it lives, they are.
+library = Missing() if problem else torch.library.Library("cuda_ops", "IMPL")
 
 
 def has_cuda():

@@ -12,6 +12,7 @@ from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
+from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
 from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
@@ -31,6 +32,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_relu",
     "log_softmax",
+    "matmul",
     "max_pool2d",
     "nll_loss",
     "polynomial",

@@ -69,8 +69,20 @@ def test_every_bench_runs(op):
     found = harness.load_bench(op)
     settings = harness.Settings(torch.device("cpu"), [torch.float32], quick=True, rounds=1, least_seconds=0, budget=1)
     rows = harness.run_bench(found, settings)
-    assert {r["implementation"] for r in rows} == {"ours", *(i.name for i in found.native)}
+    names = {"ours", *(i.name for i in found.native)}
+    if found.beside:
+        names |= {i.name for i in found.beside(settings.device, torch.float32, found.cases[0])}
+    assert {r["implementation"] for r in rows} == names
     assert {r["direction"] for r in rows} == ({"forward", "backward"} if found.backward else {"forward"})
+
+
+def test_bench_of_the_ladder_has_its_rungs():
+    """Each that this device and the size allow; the first size is small enough for all of them."""
+    from cuda_ops.ladder.gemm import rungs
+
+    found = harness.load_bench("gemm")
+    names = [i.name for i in found.beside(torch.device("cpu"), torch.float32, found.cases[0])]
+    assert names == [f"rung {rung.number} {rung.name}" for rung in rungs.values() if rung.device == "cpu"]
 
 
 def test_every_functional_has_a_bench():

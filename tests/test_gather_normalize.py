@@ -51,6 +51,17 @@ def test_the_batch_keeps_the_memory_format(device):
         assert batch.is_contiguous(memory_format=layout)
 
 
+def test_a_single_picture_with_a_gap_behind_it(device):
+    """One channel of one picture of three: contiguous, as there is no next picture, and 12 elements to it."""
+    images = torch.arange(12, dtype=torch.uint8, device=device).view(1, 3, 2, 2)[:, 1:2]
+    assert images.is_contiguous() and images.stride(0) == 12
+    indices = torch.zeros(3, dtype=torch.int64, device=device)
+    batch = gather_normalize(images, indices, 0.0, 1 / 255)
+    assert batch.is_contiguous() and batch.stride(0) == 4
+    torch.testing.assert_close(batch, images.float().expand(3, 1, 2, 2))
+    torch.library.opcheck(torch.ops.cuda_ops.gather_normalize_forward, (images, indices, 0.0, 1.0, None, torch.float32))
+
+
 def test_default_dtype(device):
     images = torch.zeros(2, 4, dtype=torch.uint8, device=device)
     assert gather_normalize(images, torch.tensor([1], device=device), 0.0, 1.0).dtype == torch.get_default_dtype()

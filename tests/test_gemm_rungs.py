@@ -45,7 +45,9 @@ def check(rung, a, b, what):
     accumulate = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
     store = torch.finfo(a.dtype).eps if a.dtype.itemsize == 2 else 0
     # A sum of k terms in any order is off by at most (k - 1) eps of their magnitudes; in practice by its root.
-    bound = 4 * math.sqrt(a.shape[1] + 4) * accumulate * magnitude + store * expected.abs() + 1e-30
+    bound = 4 * math.sqrt(a.shape[1] + 4) * accumulate * magnitude + store * expected.abs()
+    # Below the smallest normal number (6e-5 in float16) neighbours are equally far apart: half of that at most is lost.
+    bound += torch.finfo(a.dtype).smallest_normal * torch.finfo(a.dtype).eps / 2
     wrong = ~((actual.double() - expected).abs() <= bound)  # and so NaN is wrong
     assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} elements, the first at {wrong.nonzero()[0]}"
 

@@ -128,6 +128,24 @@ def test_learning_rates_of_groups(steps_per_graph, device):
     assert_same(models[0].state_dict(), models[1].state_dict())
 
 
+def test_a_step_that_fails_leaves_the_learning_rates(device):
+    images, labels = (torch.stack(tensors) for tensors in zip(*batches_of(2, device), strict=True))
+    _, step = make("custom", device, steps_per_graph=2)
+    loss, calls = step.loss, []
+
+    def failing(*batch):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("the second step")
+        return loss(*batch)
+
+    step.loss = failing
+    with pytest.raises(KeyError, match="the second step"):
+        step(images, labels, lr=torch.tensor([0.25, 0.5], device=device))
+    assert [float(group["lr"]) for group in step.optimizer.param_groups] == [pytest.approx(0.1)]
+    assert step(images, labels).isfinite().all()
+
+
 def test_the_source_is_part_of_the_step(device):
     images, labels = data(64, device)
     batches = Batches(images, labels, device, keep_on_device=True)

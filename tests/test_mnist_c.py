@@ -143,10 +143,15 @@ def test_it_learns_from_weights_of_its_own(program, data, tmp_path):
     assert first[0] != first[1]
 
 
-def test_divergence_exits_1(program, data):
-    result = run(program, "--data-dir", data, "--limit", 320, "--batch-size", 32, "--lr", "1e30")
+def test_divergence_exits_1(program, data, tmp_path):
+    """Within the steps that would have been its warm-up, too: the report's times are those of the steps taken."""
+    arguments = "--data-dir", data, "--limit", 640, "--batch-size", 32, "--lr", "1e30", "--out", tmp_path
+    result = run(program, *arguments)
     assert result.returncode == 1
     assert "training diverged" in result.stdout
+    report = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert report["steps_done"] < report["steps_planned"]
+    assert 0 < report["backends"]["plain C"]["milliseconds"][WHOLE_STEP]["mean"] < float("inf")
 
 
 @pytest.mark.skipif(not has_zlib(), reason="zlib's headers are not installed")

@@ -194,6 +194,7 @@ static result train(mnist_device *device, mnist_network *network, const mnist_st
         if (r.diverged)
             r.steps = last;
     }
+    r.warmup = r.steps / 2 < r.warmup ? r.steps / 2 : r.warmup; /* some steps are left to be averaged */
     const int64_t averaged = r.steps < LAST_STEPS ? r.steps : LAST_STEPS;
     for (int64_t step = r.steps - averaged; step < r.steps; step++)
         r.train_loss += (double)r.losses[step] / (double)averaged;

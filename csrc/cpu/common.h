@@ -46,6 +46,18 @@
 #endif
 #define CUDA_OPS_INLINE static inline __attribute__((always_inline))
 
+/* Whether files that are compiled once per instruction set, by `#pragma GCC target`, have more than the portable one;
+ * cpu_isa.h tells which to run. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CUDA_OPS_NO_CLONES)
+#define CUDA_OPS_WITH_TARGETS 1
+#define CUDA_OPS_WITH_AVX512_BF16 (__GNUC__ >= 10)
+#define CUDA_OPS_WITH_AMX (__GNUC__ >= 11)
+#else
+#define CUDA_OPS_WITH_TARGETS 0
+#define CUDA_OPS_WITH_AVX512_BF16 0
+#define CUDA_OPS_WITH_AMX 0
+#endif
+
 static inline int64_t min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;

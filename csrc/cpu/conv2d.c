@@ -7,13 +7,14 @@
 
 #include "conv2d.h"
 
+#include "cuda_ops/cpu_isa.h"
+
 #define VECTOR_BYTES 16 /* 16 registers of 16 bytes are all that is sure to be there: 8 or 9 sums */
 #define VECTORS 1
 #define TARGET(name) name##_any
 #include "conv2d_passes.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CUDA_OPS_NO_CLONES)
-#define WITH_TARGETS
+#if CUDA_OPS_WITH_TARGETS
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
@@ -42,13 +43,8 @@ static const int64_t SIZE_LIMIT = (int64_t)1 << 30;
 
 static int vector_bytes(void)
 {
-#ifdef WITH_TARGETS
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
-        return 64;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return 32;
-#endif
-    return 16;
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    return isa >= CUDA_OPS_CPU_AVX512 ? 64 : isa == CUDA_OPS_CPU_AVX2 ? 32 : 16;
 }
 
 static size_t size_of(cuda_ops_dtype dtype)
@@ -385,7 +381,7 @@ static void FN(run)(const struct product *p, REAL *target, const REAL *source, c
                     const REAL *weight, const REAL *bias, int64_t begin, int64_t end, REAL *workspace)
 {
     switch (vector_bytes()) {
-#ifdef WITH_TARGETS
+#if CUDA_OPS_WITH_TARGETS
     case 64:
         FN_FOR(avx512, run)(p, target, source, offsets, weight, bias, begin, end, workspace);
         break;
@@ -402,7 +398,7 @@ static void FN(run_weight)(const struct product *p, REAL *partial, int64_t size,
                            const REAL *grad_output, const REAL *input, int64_t begin, int64_t end, REAL *workspace)
 {
     switch (vector_bytes()) {
-#ifdef WITH_TARGETS
+#if CUDA_OPS_WITH_TARGETS
     case 64:
         FN_FOR(avx512, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
         break;

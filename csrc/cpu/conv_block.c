@@ -6,6 +6,7 @@
 #include "cuda_ops/conv_block.h"
 
 #include "common.h"
+#include "cuda_ops/cpu_isa.h"
 
 enum { CHUNKS = 16, ALIGNMENT = 64, LARGEST = 1 << 18 };
 
@@ -65,8 +66,7 @@ static void turn(float *restrict target, const float *restrict source, int64_t r
 #define STORE_BYTES(to, value) (*(bytes_any *)(to) = __builtin_convertvector(value, bytes_any))
 #include "conv_block_kernel.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CUDA_OPS_NO_CLONES)
-#define WITH_TARGETS
+#if CUDA_OPS_WITH_TARGETS
 #include <immintrin.h>
 
 #pragma GCC push_options
@@ -103,11 +103,11 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
 
 static const struct kernels *choose(void)
 {
-#ifdef WITH_TARGETS
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
         return &kernels_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (isa == CUDA_OPS_CPU_AVX2)
         return &kernels_avx2;
 #endif
     return &kernels_any;

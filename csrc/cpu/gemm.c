@@ -5,16 +5,28 @@
 #include "gemm.h"
 
 #include "common.h"
+#include "cuda_ops/cpu_isa.h"
+#include "cuda_ops/gemm_cpu.h"
 
-/* Depth and height of the packed block of a, columns of the packed block of b (see gemm_kernel.h). The block of b's
- * tile (BLOCK_DEPTH rows of two vectors, 32 KB with AVX-512) stays in the first-level cache, the rest in the second. */
-enum {
-    BLOCK_DEPTH = 256,
-    BLOCK_ROWS = 168, /* a multiple of every TILE_ROWS */
-    BLOCK_B_BYTES = 3 << 19,
-    BLOCK_A_BYTES = BLOCK_ROWS * BLOCK_DEPTH * (int)sizeof(double)
-};
-_Static_assert(BLOCK_A_BYTES + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
+/* A column of tiles of b (BLOCK_DEPTH rows of two vectors, 24 to 32 KB) stays in the first-level cache, the packed
+ * block of a (BLOCK_A_BYTES) in the second, which processors with AVX-512 have a larger one of, and the packed block of
+ * b, wide enough for a square of 2048 floats, in the third. See gemm_kernel.h. */
+enum { BLOCK_B_BYTES = 3 << 20 };
+_Static_assert((3 << 17) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
+
+/* What a is read in place for, rather than packed: this many tiles of columns, or rows this close to each other. Rows a
+ * power of two apart would meet in the same few places of the cache. */
+enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
+/* Rows up to which the transposed product is computed if b is transposed. */
+enum { TURNED_ROWS = 64 };
+
+#ifdef __GNUC__
+#define PREFETCH(address) __builtin_prefetch(address)
+#define PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
+#else
+#define PREFETCH(address) ((void)(address))
+#define PREFETCH_WRITE(address) ((void)(address))
+#endif
 
 /* target[l + q * target_stride] = source[q + l * source_stride], a square of 16 bytes by 16 bytes. */
 #if defined(__GNUC__) && !defined(__clang__)
@@ -66,14 +78,15 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 
 /* 16 vector registers of 16 bytes are all that is sure to be there: 8 sums, 2 of b, and scratch for the products. */
 #define VECTOR_BYTES 16
+#define BLOCK_DEPTH 256
+#define BLOCK_A_BYTES (3 << 16)
 #define TILE_ROWS 4
 #define TARGET(name) name##_any
 #define MULTIPLY_ADD_F32(a, b, sum) ((a) * (b) + (sum))
 #define MULTIPLY_ADD_F64(a, b, sum) ((a) * (b) + (sum))
 #include "gemm_passes.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(CUDA_OPS_NO_CLONES)
-#define WITH_TARGETS
+#if CUDA_OPS_WITH_TARGETS
 #include <immintrin.h>
 
 /* Multiply-adds by name: left to the compiler, some are fused and some are not, by the height of the tile and the
@@ -84,6 +97,8 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #pragma GCC target("avx2,fma")
 #define VECTOR_BYTES 32 /* 16 registers: 12 sums, 2 of b, 1 of a */
 #define TILE_ROWS 6
+#define BLOCK_DEPTH 384
+#define BLOCK_A_BYTES (3 << 16)
 #define TARGET(name) name##_avx2
 #define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
     (lane_vector_f32_avx2) _mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(sum))
@@ -96,6 +111,8 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #pragma GCC target("avx512f,avx512vl,fma")
 #define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
 #define TILE_ROWS 12
+#define BLOCK_DEPTH 256
+#define BLOCK_A_BYTES (3 << 17)
 #define TARGET(name) name##_avx512
 #define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
     (lane_vector_f32_avx512) _mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(sum))
@@ -109,10 +126,11 @@ void cuda_ops_gemm_f32(float *output, int64_t output_row, const float *a, int64_
                        const float *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                        bool accumulate, void *workspace)
 {
-#ifdef WITH_TARGETS
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
         gemm_f32_avx512(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
-    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    else if (isa == CUDA_OPS_CPU_AVX2)
         gemm_f32_avx2(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
     else
 #endif
@@ -123,12 +141,39 @@ void cuda_ops_gemm_f64(double *output, int64_t output_row, const double *a, int6
                        const double *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                        bool accumulate, void *workspace)
 {
-#ifdef WITH_TARGETS
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
         gemm_f64_avx512(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
-    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    else if (isa == CUDA_OPS_CPU_AVX2)
         gemm_f64_avx2(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
     else
 #endif
         gemm_f64_any(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+}
+
+int64_t cuda_ops_gemm_workspace_cpu(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 ? cuda_ops_gemm_bf16_workspace() : GEMM_WORKSPACE_BYTES;
+}
+
+cuda_ops_status cuda_ops_gemm_cpu(void *output, int64_t output_row, const void *a, int64_t a_row, int64_t a_column,
+                                  const void *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                                  int accumulate, void *workspace, cuda_ops_dtype dtype)
+{
+    if (m < 0 || n < 0 || k < 0)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        cuda_ops_gemm_f32(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT64:
+        cuda_ops_gemm_f64(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        cuda_ops_gemm_bf16(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+        return CUDA_OPS_SUCCESS;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
 }

@@ -1,9 +1,16 @@
 /* The matrix multiplication for one instruction set and element type (see gemm.c, which includes it).
  *
  * The classic scheme of three blocks. b is cut into blocks of BLOCK_DEPTH rows, a into blocks of BLOCK_DEPTH columns
- * and BLOCK_ROWS rows; each is packed into the order in which the innermost loop reads it, and a register tile of
+ * and BLOCK_A_BYTES; each is packed into the order in which the innermost loop reads it, and a register tile of
  * TILE_ROWS x 2 vectors is summed over the whole depth of a block before it touches the output. Every element is summed
- * in the order of p, block by block, so that where a tile lies makes no difference to the bits.
+ * in the order of p, block by block, so that neither where a tile lies nor any of the choices below makes a difference
+ * to the bits.
+ *
+ * Packing costs about as much as ten multiply-adds an element, which a large product forgets and a skinny one does not:
+ *   - a is read where it lies if few tiles of columns read it, or if its rows lie as close as packed ones would;
+ *   - b is read where it lies if its rows are contiguous and few tiles of rows read it;
+ *   - if b is the transposed one and there are few rows, the transposed product is computed, output^T = b^T a^T, in
+ *     which the long operand is one whose rows are broadcast, and nothing but a few vectors of the short one is packed.
  *
  * Ragged edges: the last columns take a tile of one vector or of zero-padded ones, of which only the columns that exist
  * are stored; the last rows take tiles of 8, 4, 2 and 1 rows, so that no work is done on rows that do not exist. */
@@ -25,6 +32,11 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
             int64_t l = 0;
             for (; l + QUAD <= lanes; l += QUAD)
                 TRANSPOSE_QUAD(target + p * width + l, width, source + p + l * lane_stride, lane_stride);
+            if (l < lanes && lanes >= QUAD) { /* once more over some that are there already, rather than one by one */
+                l = lanes - QUAD;
+                TRANSPOSE_QUAD(target + p * width + l, width, source + p + l * lane_stride, lane_stride);
+                l = lanes;
+            }
             for (; l < lanes; l++)
                 for (int q = 0; q < QUAD; q++)
                     target[(p + q) * width + l] = source[p + q + l * lane_stride];
@@ -34,6 +46,7 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
         REAL *to = target + p * width;
         int64_t l = 0;
         if (lane_stride == 1) {
+            PREFETCH(from + 8 * step); /* rows lie too far apart for the processor to see it coming */
             for (; l + LANES <= lanes; l += LANES)
                 *(FN(vector) *)(to + l) = *(const FN(vector) *)(from + l);
             for (; l + QUAD <= lanes; l += QUAD)
@@ -48,38 +61,76 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
                 target[p * width + l] = 0;
 }
 
-/* One register tile: rows x (vectors * LANES) elements of output, of which `columns` exist. rows and vectors are
- * constants wherever this is inlined, so that `sum` is registers. */
-CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, REAL *output, int64_t output_row, int64_t columns,
-                              const REAL *restrict a, const REAL *restrict b, int64_t b_row, int64_t depth,
-                              bool accumulate)
+/* What becomes of a register tile. */
+struct FN(destination) {
+    REAL *output;
+    int64_t row; /* distance of the output's rows, of its columns if turned */
+    int64_t columns;
+    bool turned, accumulate;
+};
+
+/* Element [i][j] of the tile goes to output[j * row + i]. */
+static void FN(store_turned)(const struct FN(destination) * to, int rows, const REAL *tile, int pitch)
+{
+    int64_t j = 0;
+    if (!to->accumulate && rows >= QUAD)
+        for (; j + QUAD <= to->columns; j += QUAD) {
+            for (int i = 0; i + QUAD <= rows; i += QUAD)
+                TRANSPOSE_QUAD(to->output + j * to->row + i, to->row, tile + i * pitch + j, pitch);
+            if (rows % QUAD) {
+                const int i = rows - QUAD;
+                TRANSPOSE_QUAD(to->output + j * to->row + i, to->row, tile + i * pitch + j, pitch);
+            }
+        }
+    for (; j < to->columns; j++) {
+        REAL *target = to->output + j * to->row;
+        for (int i = 0; i < rows; i++)
+            target[i] = to->accumulate ? target[i] + tile[i * pitch + j] : tile[i * pitch + j];
+    }
+}
+
+/* One register tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a
+ * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. rows, vectors and by_rows are constants wherever
+ * this is inlined, so that `sum` is registers. */
+CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const struct FN(destination) * to,
+                              REAL *output, const REAL *restrict a, int64_t a_stride, const REAL *restrict b,
+                              int64_t b_row, int64_t depth)
 {
     FN(lane_vector) sum[TILE_ROWS][2];
+    const REAL *left[TILE_ROWS];
 #pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
+    for (int i = 0; i < rows; i++) {
+        if (by_rows)
+            left[i] = a + i * a_stride;
+        if (!to->turned)
+            PREFETCH_WRITE(output + i * to->row);
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             sum[i][v] = (FN(lane_vector)){0};
+    }
+#pragma GCC unroll 4
     for (int64_t p = 0; p < depth; p++) {
         FN(lane_vector) right[2];
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             right[v] = *(const FN(vector) *)(b + v * LANES);
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++)
+        for (int i = 0; i < rows; i++) {
+            const REAL factor = by_rows ? left[i][p] : a[i];
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                sum[i][v] = MULTIPLY_ADD(a[i], right[v], sum[i][v]);
-        a += rows;
+                sum[i][v] = MULTIPLY_ADD(factor, right[v], sum[i][v]);
+        }
+        a += a_stride;
         b += b_row;
     }
-    if (columns == vectors * LANES) {
+    if (to->columns == vectors * LANES && !to->turned) {
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) {
-                FN(vector) *target = (FN(vector) *)(output + i * output_row + v * LANES);
-                if (accumulate)
+                FN(vector) *target = (FN(vector) *)(output + i * to->row + v * LANES);
+                if (to->accumulate)
                     sum[i][v] += *target;
                 *target = sum[i][v];
             }
@@ -91,14 +142,20 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, REAL *output, i
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             *(FN(vector) *)(edge[i] + v * LANES) = sum[i][v];
+    if (to->turned) {
+        struct FN(destination) here = *to;
+        here.output = output;
+        FN(store_turned)(&here, rows, edge[0], 2 * LANES);
+        return;
+    }
     for (int i = 0; i < rows; i++) {
-        REAL *target = output + i * output_row;
+        REAL *target = output + i * to->row;
         int64_t j = 0;
-        if (!accumulate)
-            for (; j + QUAD <= columns; j += QUAD)
+        if (!to->accumulate)
+            for (; j + QUAD <= to->columns; j += QUAD)
                 memcpy(target + j, edge[i] + j, 16);
-        for (; j < columns; j++)
-            target[j] = accumulate ? target[j] + edge[i][j] : edge[i][j];
+        for (; j < to->columns; j++)
+            target[j] = to->accumulate ? target[j] + edge[i][j] : edge[i][j];
     }
 }
 
@@ -112,29 +169,99 @@ CUDA_OPS_INLINE int FN(tile_rows)(int64_t remaining)
                                              : 1;
 }
 
-/* All tiles of one column of tiles: `rows` rows of packed a against one tile's width of b. */
-CUDA_OPS_INLINE void FN(tile_column)(const int vectors, REAL *output, int64_t output_row, int64_t columns, int64_t rows,
-                                     const REAL *a, const REAL *b, int64_t b_row, int64_t depth, bool accumulate)
+/* All tiles of one column of tiles: `rows` rows of a, packed (a_row is 0) or where they lie, against one tile's width
+ * of b. The constants make four functions of it, each with tiles of five heights. */
+CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, struct FN(destination) to, int64_t rows,
+                                     const REAL *a, int64_t a_row, int64_t a_column, const REAL *b, int64_t b_row,
+                                     int64_t depth)
 {
     for (int64_t i = 0; i < rows;) {
         const int count = FN(tile_rows)(rows - i);
-        REAL *target = output + i * output_row;
-        const REAL *left = a + i * depth;
+        REAL *output = to.output + i * (to.turned ? 1 : to.row);
+        const REAL *left = a + i * (a_row ? a_row : depth);
+        const int64_t stride = by_rows ? a_row : a_row ? a_column : count;
         if (count == TILE_ROWS)
-            FN(tile)(TILE_ROWS, vectors, target, output_row, columns, left, b, b_row, depth, accumulate);
+            FN(tile)(TILE_ROWS, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
 #if TILE_ROWS > 8
         else if (count == 8)
-            FN(tile)(8, vectors, target, output_row, columns, left, b, b_row, depth, accumulate);
+            FN(tile)(8, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
 #endif
 #if TILE_ROWS > 4
         else if (count == 4)
-            FN(tile)(4, vectors, target, output_row, columns, left, b, b_row, depth, accumulate);
+            FN(tile)(4, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
 #endif
         else if (count == 2)
-            FN(tile)(2, vectors, target, output_row, columns, left, b, b_row, depth, accumulate);
+            FN(tile)(2, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
         else
-            FN(tile)(1, vectors, target, output_row, columns, left, b, b_row, depth, accumulate);
+            FN(tile)(1, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
         i += count;
+    }
+}
+
+/* As it is if `turned` is not set, and with a and b exchanged by the caller if it is. */
+static void FN(product)(REAL *output, int64_t output_row, bool turned, const REAL *a, int64_t a_row, int64_t a_column,
+                        const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                        bool accumulate, void *workspace)
+{
+    /* Blocks of equal sizes, rather than a last one that is hardly worth its packing. That of the depth makes the order
+     * of summation, and follows from k alone. */
+    const int64_t slices = (k + BLOCK_DEPTH - 1) / BLOCK_DEPTH, block_depth = (k + slices - 1) / slices;
+    const int64_t width = 2 * LANES;
+    const int64_t most_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / BLOCK_DEPTH / width * width;
+    const int64_t blocks = (n + most_columns - 1) / most_columns;
+    const int64_t block_columns = ((n + blocks - 1) / blocks + width - 1) / width * width;
+    const int64_t most_rows = BLOCK_A_BYTES / (int64_t)sizeof(REAL) / BLOCK_DEPTH / TILE_ROWS * TILE_ROWS;
+    REAL *const packed_a = workspace;
+    REAL *const packed_b = packed_a + BLOCK_A_BYTES / sizeof(REAL);
+    const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
+    const bool few_tiles = n <= FEW_TILES * width;
+    const bool by_rows = a_column == 1 && (few_tiles || a_row * (int64_t)sizeof(REAL) <= CLOSE_BYTES);
+    const bool a_in_place = by_rows || (a_row == 1 && few_tiles);
+
+    for (int64_t j0 = 0; j0 < n; j0 += block_columns) {
+        const int64_t columns = min_i64(block_columns, n - j0);
+        for (int64_t p0 = 0; p0 < k; p0 += block_depth) {
+            const int64_t depth = min_i64(block_depth, k - p0);
+            const REAL *const b_block = b + p0 * b_row + j0 * b_column;
+            for (int64_t j = 0; j < columns; j += width) {
+                const int64_t lanes = min_i64(width, columns - j);
+                if (!b_in_place || lanes < width)
+                    FN(pack)(packed_b + j * depth, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column,
+                             b_row, lanes, depth);
+            }
+            for (int64_t i0 = 0; i0 < m; i0 += most_rows) {
+                const int64_t rows = min_i64(most_rows, m - i0);
+                const REAL *const a_block = a + i0 * a_row + p0 * a_column;
+                for (int64_t i = 0; i < rows && !a_in_place;) {
+                    const int count = FN(tile_rows)(rows - i);
+                    FN(pack)(packed_a + i * depth, count, a_block + i * a_row, a_row, a_column, count, depth);
+                    i += count;
+                }
+                for (int64_t j = 0; j < columns; j += width) {
+                    const int64_t lanes = min_i64(width, columns - j);
+                    const struct FN(destination) to = {.output = turned ? output + (j0 + j) * output_row + i0
+                                                                        : output + i0 * output_row + j0 + j,
+                                                       .row = output_row,
+                                                       .columns = lanes,
+                                                       .turned = turned,
+                                                       .accumulate = accumulate || p0 > 0};
+                    const bool packed = !b_in_place || lanes < width;
+                    const REAL *const left = a_in_place ? a_block : packed_a;
+                    const REAL *const right = packed ? packed_b + j * depth : b_block + j;
+                    const int64_t left_row = a_in_place ? a_row : 0;
+                    if (lanes <= LANES && by_rows)
+                        FN(tile_column)(1, true, to, rows, left, left_row, a_column, right, LANES, depth);
+                    else if (lanes <= LANES)
+                        FN(tile_column)(1, false, to, rows, left, left_row, a_column, right, LANES, depth);
+                    else if (by_rows)
+                        FN(tile_column)(2, true, to, rows, left, left_row, a_column, right, packed ? width : b_row,
+                                        depth);
+                    else
+                        FN(tile_column)(2, false, to, rows, left, left_row, a_column, right, packed ? width : b_row,
+                                        depth);
+                }
+            }
+        }
     }
 }
 
@@ -145,49 +272,12 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
         for (int64_t i = 0; i < m; i++)
             for (int64_t j = 0; j < n; j++)
                 output[i * output_row + j] = 0;
-
-    const int64_t width = 2 * LANES;
-    const int64_t block_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / BLOCK_DEPTH / width * width;
-    REAL *const packed_a = workspace;
-    REAL *const packed_b = packed_a + BLOCK_ROWS * BLOCK_DEPTH;
-    /* For a few tiles of rows packing b would cost more than it saves. */
-    const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
-
-    for (int64_t j0 = 0; j0 < n; j0 += block_columns) {
-        const int64_t columns = min_i64(block_columns, n - j0);
-        for (int64_t p0 = 0; p0 < k; p0 += BLOCK_DEPTH) {
-            const int64_t depth = min_i64(BLOCK_DEPTH, k - p0);
-            const REAL *const b_block = b + p0 * b_row + j0 * b_column;
-            for (int64_t j = 0; j < columns; j += width) {
-                const int64_t lanes = min_i64(width, columns - j);
-                if (!b_in_place || lanes < width)
-                    FN(pack)(packed_b + j * depth, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column,
-                             b_row, lanes, depth);
-            }
-            for (int64_t i0 = 0; i0 < m; i0 += BLOCK_ROWS) {
-                const int64_t rows = min_i64(BLOCK_ROWS, m - i0);
-                for (int64_t i = 0; i < rows;) {
-                    const int count = FN(tile_rows)(rows - i);
-                    FN(pack)(packed_a + i * depth, count, a + (i0 + i) * a_row + p0 * a_column, a_row, a_column, count,
-                             depth);
-                    i += count;
-                }
-                for (int64_t j = 0; j < columns; j += width) {
-                    const int64_t lanes = min_i64(width, columns - j);
-                    REAL *target = output + i0 * output_row + j0 + j;
-                    const bool add = accumulate || p0 > 0;
-                    if (lanes <= LANES)
-                        FN(tile_column)(1, target, output_row, lanes, rows, packed_a, packed_b + j * depth, LANES,
-                                        depth, add);
-                    else if (b_in_place && lanes == width)
-                        FN(tile_column)(2, target, output_row, lanes, rows, packed_a, b_block + j, b_row, depth, add);
-                    else
-                        FN(tile_column)(2, target, output_row, lanes, rows, packed_a, packed_b + j * depth, width,
-                                        depth, add);
-                }
-            }
-        }
-    }
+    if (m == 0 || n == 0 || k == 0)
+        return;
+    if (b_row == 1 && b_column != 1 && m <= TURNED_ROWS)
+        FN(product)(output, output_row, true, b, b_column, b_row, a, a_column, a_row, n, m, k, accumulate, workspace);
+    else
+        FN(product)(output, output_row, false, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
 }
 
 #undef LANES

@@ -1,5 +1,5 @@
 /* One instruction set's passes over gemm_kernel.h: float and double. No include guard: gemm.c includes it once for each
- * set, with VECTOR_BYTES, TILE_ROWS, TARGET and MULTIPLY_ADD_* defined, which end here. */
+ * set, with VECTOR_BYTES, TILE_ROWS, BLOCK_DEPTH, BLOCK_A_BYTES, TARGET and MULTIPLY_ADD_* defined, which end here. */
 #define REAL float
 #define FN(name) TARGET(name##_f32)
 #define TRANSPOSE_QUAD transpose_quad_f32
@@ -12,6 +12,8 @@
 #include "gemm_kernel.h"
 #undef VECTOR_BYTES
 #undef TILE_ROWS
+#undef BLOCK_DEPTH
+#undef BLOCK_A_BYTES
 #undef TARGET
 #undef MULTIPLY_ADD_F32
 #undef MULTIPLY_ADD_F64

@@ -23,8 +23,77 @@ static const GemmRung RUNGS[] = {
      gemm_cluster_persistent},
 };
 
-// From the fastest to the one that takes everything.
+// The choice by shape. Rungs, from the fastest to the one that takes everything; the first that supports the problem.
 static const int PREFERENCE[] = {13, 11, 10, 4};
+
+// Rung 13's tiles, and how long one takes on an H200: `sum` for 1024 of k, `rest` for its start and its results, in
+// microseconds. Fitted to the times of whole products of 1024^3 to 8192^3 and 5120 x 5120 x 256, which it tells to some
+// 5 %; benchmarks/notes/gemm.md has them. `group` is GemmPlan's. The rows' numbers are those of the switches in
+// 13_cluster_persistent.cuh and 13_cluster_persistent_tf32.cu.
+struct ClusterTile {
+    int m, n, cluster_m, cluster_n;
+    double sum, rest;
+    int group;
+};
+// clang-format off
+static const ClusterTile HALVES[] = {
+    {128, 256, 2, 1, 12.40, 1.20, 16},
+    {128, 128, 2, 1,  6.28, 0.55,  8},
+    {128, 192, 2, 1,  9.30, 0.50,  6},
+    {128,  64, 1, 2,  3.85, 0.70,  8},
+};
+// TF32: both operands from shared memory (A stored m x k and B stored n x k), or A through registers.
+static const ClusterTile TF32_SHARED[] = {
+    {128, 256, 2, 1, 24.40, 3.30,  8},
+    {128, 128, 2, 1, 12.25, 1.70,  8},
+    {128, 160, 2, 1, 15.00, 2.30,  8},
+    {128,  64, 2, 1,  9.70, 0.70,  8},
+};
+static const ClusterTile TF32_REGISTERS[] = {
+    {256, 128, 1, 2, 26.80, 2.60,  8},
+    {128, 128, 2, 1, 16.30, 0.50,  8},
+};
+// clang-format on
+// Pieces of k cost a second kernel, and bytes that are written and read again: microseconds, and bytes in one.
+static constexpr double PIECES_START = 8, PIECES_RATE = 3e6;
+static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 32;
+
+template <int COUNT>
+static GemmPlan quickest(const ClusterTile (&tiles)[COUNT], const cuda_ops_gemm_problem &p, int64_t m, int64_t n,
+                         GemmDevice device)
+{
+    GemmPlan best = {};
+    double least = 0;
+    for (int tile = 0; tile < COUNT; tile++) {
+        const ClusterTile &t = tiles[tile];
+        const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch;
+        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n); // clusters that run at once
+        for (int64_t pieces = 1; pieces <= MOST_PIECES; pieces++) {
+            if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || clusters * pieces > room))
+                break;
+            const int64_t waves = ceil_div(clusters * pieces, room);
+            double time = (double)waves * (t.sum * (double)ceil_div(p.k, pieces) / 1024 + t.rest);
+            if (pieces > 1)
+                time += PIECES_START + (double)(8 * pieces * p.batch * m * n) / PIECES_RATE;
+            if ((tile == 0 && pieces == 1) || time < least) {
+                least = time;
+                best = {tile, (int)pieces, t.group, 0};
+            }
+        }
+    }
+    return best;
+}
+
+GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    if (p.dtype != CUDA_OPS_FLOAT32)
+        return quickest(HALVES, p, p.m, p.n, device);
+    if (!p.transpose_a && p.transpose_b)
+        return quickest(TF32_SHARED, p, p.m, p.n, device);
+    // The kernel makes D transposed where A is the operand that wgmma takes as it is stored.
+    return p.transpose_a ? quickest(TF32_REGISTERS, p, p.m, p.n, device)
+                         : quickest(TF32_REGISTERS, p, p.n, p.m, device);
+}
 
 static GemmDevice current_gemm_device()
 {
@@ -112,6 +181,19 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
     const GemmDevice device = current_gemm_device();
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
         return is_valid(call) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
-    const GemmRung *const chosen = choose(call, rung, device);
-    return chosen ? chosen->launch(call, device) : CUDA_OPS_INVALID_ARGUMENT;
+    if (!is_valid(call))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (rung != CUDA_OPS_GEMM_FASTEST) {
+        const GemmRung *const chosen = choose(call, rung, device);
+        return chosen ? chosen->launch(call, device) : CUDA_OPS_INVALID_ARGUMENT;
+    }
+    // A rung may find, when it launches, that it cannot after all (more tiles than its counters hold, no driver that
+    // makes tensor maps): then the next one does it.
+    cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
+    for (size_t i = 0; i < sizeof(PREFERENCE) / sizeof(int) && status == CUDA_OPS_INVALID_ARGUMENT; i++) {
+        const GemmRung *const candidate = rung_numbered(PREFERENCE[i]);
+        if (candidate->supports(call, device))
+            status = candidate->launch(call, device);
+    }
+    return status;
 }

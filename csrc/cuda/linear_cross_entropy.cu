@@ -518,7 +518,8 @@ static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
 }
 
 // A block a row: its loss into row_losses (NaN, weight 0 for a bad class), its gradient into grad_logits, which for
-// float and double is where the logits are.
+// float and double is where the logits are. The row is filled up with zeros to the pitch: a product that converts it
+// loads whole vectors.
 template <typename T, typename P>
 __global__ void __launch_bounds__(TEAM_THREADS)
     grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
@@ -557,6 +558,8 @@ __global__ void __launch_bounds__(TEAM_THREADS)
                         store_from_accumulate<T>(scale * (exp(shifted - log_sum) - spread - (c == t ? keep : A(0))));
             }
         }
+        if (with_gradient && classes + threadIdx.x < pitch)
+            gradient[classes + threadIdx.x] = store_from_accumulate<T>(A(0));
         loss = spread > A(0) ? spread * block_sum(loss, sum_scratch) : A(0);
         loss += keep * (log_sum - (target_logit - state.maximum));
     }
@@ -595,15 +598,17 @@ template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, type
           typename TP>
 static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
 {
+    // Logits have nothing to spare: exp is next.
+    typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, false, sizeof(accumulate_type<T>) == 4> plain_shape;
     p.aligned = is_skinny_aligned(p);
     if constexpr (sizeof(T) == 2) {
         if (fits_tensor_cores<B_BY_DEPTH>(p))
-            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1,
-                                                                                                            stream);
-        return launch_skinny<skinny_shape<float, 64, 64, 2, 2, 2>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
-    } else {
-        return launch_skinny<skinny_shape<T, 64, 64, 2, 2, 2>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
+            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
+                p, 1, stream);
+    } else if (p.aligned) {
+        return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
     }
+    return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, false>(p, 1, stream);
 }
 
 template <typename T, typename P>

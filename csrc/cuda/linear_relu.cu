@@ -14,6 +14,8 @@
 #include "skinny_gemm.cuh"
 
 // The shapes of tiles, by element type in shared memory. Forward's small tile has the many blocks that few rows need.
+// Where a GPU has too little shared memory for a shape, it takes the one before, or PLAIN: Turing has 64 KB a block,
+// Ampere's and Ada's smaller GPUs have 99.
 template <typename E>
 struct tiles {
     typedef skinny_shape<E, 32, 16, 2, 2, 4> SMALL;
@@ -24,14 +26,24 @@ template <>
 struct tiles<float> {
     typedef skinny_shape<float, 32, 32, 2, 2, 4> SMALL;
     typedef skinny_shape<float, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<float, 64, 64, 2, 2, 2> PLAIN;
     typedef skinny_shape<float, 128, 128, 4, 2, 3> LARGE;
 };
 template <>
 struct tiles<double> {
     typedef skinny_shape<double, 32, 32, 2, 2, 3> SMALL;
     typedef skinny_shape<double, 64, 64, 2, 2, 3> MEDIUM;
+    typedef skinny_shape<double, 64, 64, 2, 2, 2> PLAIN;
     typedef skinny_shape<double, 64, 64, 2, 2, 3> LARGE;
 };
+static_assert(tiles<float>::MEDIUM::shared_bytes(false) <= 64 << 10 &&
+                  tiles<double>::MEDIUM::shared_bytes(false) <= 64 << 10 &&
+                  tiles<float>::PLAIN::shared_bytes(true) <= 64 << 10 &&
+                  tiles<double>::PLAIN::shared_bytes(true) <= 64 << 10,
+              "what Turing runs fits into its shared memory");
+static_assert(tiles<__half>::LARGE::shared_bytes(false) <= 99 << 10 &&
+                  tiles<__half>::MEDIUM::shared_bytes(true) <= 99 << 10,
+              "so does what other GPUs with tensor cores run");
 
 enum tile_size { TILE_SMALL, TILE_MEDIUM, TILE_LARGE };
 
@@ -69,25 +81,23 @@ static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t 
 }
 
 // The first `weight_items` blocks work on grad_weight. Both numbers of items are multiples of the cluster's size.
-template <typename Shape, typename T, typename P>
+template <typename Shape, bool ALIGNED, typename T, typename P>
 __global__ void __launch_bounds__(Shape::THREADS)
     linear_relu_backward_kernel(skinny_product<T, P, T, P> for_input, skinny_product<T, T, P, P> for_weight,
                                 int64_t weight_items, int64_t input_items)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    if (Shape::TENSOR_CORES)
-        return;
-#endif
     extern __shared__ __align__(1024) unsigned char shared[];
-    release_successor();
-    wait_for_predecessor();
-    if (blockIdx.x < weight_items)
-        make_tile<Shape, false, false, true, true>(for_weight, blockIdx.x, shared);
-    else if (blockIdx.x - weight_items < input_items)
-        make_tile<Shape, true, false, true, false>(for_input, blockIdx.x - weight_items, shared);
+    if constexpr (is_compiled<Shape>()) {
+        release_successor();
+        wait_for_predecessor();
+        if (blockIdx.x < weight_items)
+            make_tile<Shape, false, false, true, true, ALIGNED>(for_weight, blockIdx.x, shared);
+        else if (blockIdx.x - weight_items < input_items)
+            make_tile<Shape, true, false, true, false, ALIGNED>(for_input, blockIdx.x - weight_items, shared);
+    }
 }
 
-template <typename Shape, typename T, typename P>
+template <typename Shape, bool ALIGNED, typename T, typename P>
 static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, skinny_product<T, T, P, P> for_weight,
                                        int splits, cudaStream_t stream)
 {
@@ -103,31 +113,49 @@ static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, ski
         return CUDA_OPS_INVALID_ARGUMENT;
     if (blocks == 0)
         return CUDA_OPS_SUCCESS;
-    launch_dependent_clusters(linear_relu_backward_kernel<Shape, T, P>, (unsigned int)blocks, Shape::THREADS, cluster,
-                              Shape::shared_bytes(true), stream, for_input, for_weight, weight_items, input_items);
+    launch_dependent_clusters(linear_relu_backward_kernel<Shape, ALIGNED, T, P>, (unsigned int)blocks, Shape::THREADS,
+                              cluster, Shape::shared_bytes(true), stream, for_input, for_weight, weight_items,
+                              input_items);
     return launch_status();
 }
 
-template <typename E, typename T, typename P>
-static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
+// The most that a block may have on this GPU.
+static int shared_bytes_of_a_block()
 {
-    switch (choice.tile) {
-    case TILE_SMALL:
-        return launch_skinny<typename tiles<E>::SMALL, true, true, false>(p, choice.splits, stream);
-    case TILE_MEDIUM:
-        return launch_skinny<typename tiles<E>::MEDIUM, true, true, false>(p, choice.splits, stream);
-    default:
-        return launch_skinny<typename tiles<E>::LARGE, true, true, false>(p, choice.splits, stream);
-    }
+    int device = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes;
 }
 
-template <typename E, typename T, typename P>
+// The tile by size. PLAIN takes what is not aligned, halves that tensor cores do not take (which are multiplied as
+// float then), and what finds too little shared memory: one shape, since all dtypes together are minutes of compiling.
+template <typename T, typename P>
+static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
+{
+    if (!p.aligned || (sizeof(T) == 2 && !fits_tensor_cores<true>(p)))
+        return launch_skinny<typename tiles<accumulate_type<T>>::PLAIN, true, true, false, false>(p, choice.splits,
+                                                                                                  stream);
+    if (choice.tile == TILE_SMALL)
+        return launch_skinny<typename tiles<T>::SMALL, true, true, false, true>(p, choice.splits, stream);
+    if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
+        return launch_skinny<typename tiles<T>::LARGE, true, true, false, true>(p, choice.splits, stream);
+    return launch_skinny<typename tiles<T>::MEDIUM, true, true, false, true>(p, choice.splits, stream);
+}
+
+template <typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, cudaStream_t stream)
 {
-    if (choice.tile == TILE_LARGE)
-        return launch_backward<typename tiles<E>::LARGE>(for_input, for_weight, choice.splits, stream);
-    return launch_backward<typename tiles<E>::MEDIUM>(for_input, for_weight, choice.splits, stream);
+    const int shared_bytes = shared_bytes_of_a_block();
+    if (!for_input.aligned || !for_weight.aligned ||
+        (sizeof(T) == 2 && !(fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))) ||
+        tiles<T>::MEDIUM::shared_bytes(true) > shared_bytes)
+        return launch_backward<typename tiles<accumulate_type<T>>::PLAIN, false>(for_input, for_weight, choice.splits,
+                                                                                 stream);
+    if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
+        return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
+    return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
 }
 
 template <typename T, typename P>
@@ -145,13 +173,7 @@ static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *w
     skinny_choice choice = choose_forward(rows, out_features);
     if (capability < 90)
         choice.splits = 1;
-    if constexpr (sizeof(T) == 2) {
-        if (fits_tensor_cores<true>(p))
-            return forward<T>(p, choice, stream);
-        return launch_skinny<typename tiles<float>::MEDIUM, true, true, false>(p, choice.splits, stream);
-    } else {
-        return forward<T>(p, choice, stream);
-    }
+    return forward(p, choice, stream);
 }
 
 template <typename T, typename P>
@@ -182,13 +204,7 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     skinny_choice choice = choose_backward(rows, in_features, out_features);
     if (capability < 90)
         choice.splits = 1;
-    if constexpr (sizeof(T) == 2) {
-        if (fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))
-            return backward<T>(for_input, for_weight, choice, stream);
-        return launch_backward<typename tiles<float>::MEDIUM>(for_input, for_weight, choice.splits, stream);
-    } else {
-        return backward<T>(for_input, for_weight, choice, stream);
-    }
+    return backward(for_input, for_weight, choice, stream);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight,

@@ -39,8 +39,10 @@ struct skinny_product {
 };
 
 // Sizes of a kernel. E: element type in shared memory. WARPGROUPS: Hopper's instructions; TILE_N is 128 and a warp has
-// 16 lines of a.
-template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false>
+// 16 lines of a. SLICE_SUMS: each slice is summed by itself, and then added: terms that are alike are rounded the same
+// way every time, and in one long sum of a thousand of them such errors grow to many places. For the CUDA cores.
+template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false,
+          bool SLICE_SUMS_ = false>
 struct skinny_shape {
     typedef E_ E;
     static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, STAGES = STAGES_;
@@ -48,7 +50,7 @@ struct skinny_shape {
     static constexpr int CHUNK = 16 / (int)sizeof(E); // elements of 16 bytes
     static constexpr int DEPTH = 8 * CHUNK;           // of a slice: 128 bytes
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-    static constexpr bool TENSOR_CORES = sizeof(E) == 2, WARPGROUPS = WARPGROUPS_;
+    static constexpr bool TENSOR_CORES = sizeof(E) == 2, WARPGROUPS = WARPGROUPS_, SLICE_SUMS = SLICE_SUMS_;
     static_assert(!WARPGROUPS || (TENSOR_CORES && TILE_N == 128 && WARPS_N == 1 && WARP_M == 16), "see above");
     // Two neighbouring sums of eight rows of a fragment are stored at once: this pitch spreads them over the banks.
     static constexpr int SUM_PITCH = TILE_N + 8;
@@ -785,7 +787,20 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
         else if constexpr (Shape::TENSOR_CORES)
             multiply_slice_tensor<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
-        else
+        else if constexpr (Shape::SLICE_SUMS) {
+            Sums slice_sums = {};
+            RowSums slice_row_sums = {};
+            multiply_slice_registers<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
+                slice_sums, slice_row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m,
+                first_n, lane);
+#pragma unroll
+            for (int i = 0; i < M; i++) {
+                row_sums[i] += slice_row_sums[i];
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    sums[i][j] += slice_sums[i][j];
+            }
+        } else
             multiply_slice_registers<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
         if (next < steps)
@@ -831,9 +846,9 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 }
 
 // Work item number `item` of a product: tiles along n first, the splits of a tile next to each other.
-// WITH_ROW_SUMS: whether p.row_sums is looked at.
-template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool MASKED, bool WITH_ROW_SUMS, typename TA, typename TB,
-          typename TC, typename TP>
+// WITH_ROW_SUMS: whether p.row_sums is looked at. ALIGNED: p.aligned, known when compiling.
+template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool MASKED, bool WITH_ROW_SUMS, bool ALIGNED, typename TA,
+          typename TB, typename TC, typename TP>
 __device__ __forceinline__ void make_tile(const skinny_product<TA, TB, TC, TP> &p, int64_t item, unsigned char *shared)
 {
     const int64_t columns = skinny_tile_columns<Shape>(p), tile = item / p.splits;
@@ -844,21 +859,14 @@ __device__ __forceinline__ void make_tile(const skinny_product<TA, TB, TC, TP> &
     place.begin = place.split * p.chunk;
     place.end = place.begin + p.chunk < p.k ? place.begin + p.chunk : p.k;
     const bool row_sums = WITH_ROW_SUMS && p.row_sums != nullptr && place.column == 0;
-    // The choices are made here, and not where they matter, to keep the loops free of branches.
-    const auto sum = [&](auto with_row_sums) {
-        constexpr bool ROW_SUMS = decltype(with_row_sums)::value;
-        if (Shape::TENSOR_CORES || p.aligned)
-            sum_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS, true>(p, place, shared);
-        else if constexpr (!Shape::TENSOR_CORES)
-            sum_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS, false>(p, place, shared);
-    };
-    if constexpr (WITH_ROW_SUMS) {
+    if constexpr (WITH_ROW_SUMS && ALIGNED) {
+        // The choice is made here, and not where it matters, to keep the loops free of branches.
         if (row_sums)
-            sum(std::true_type());
+            sum_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, true, true>(p, place, shared);
         else
-            sum(std::false_type());
-    } else {
-        sum(std::false_type());
+            sum_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, false, true>(p, place, shared);
+    } else { // slow anyway, and compiled once
+        sum_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, WITH_ROW_SUMS, ALIGNED>(p, place, shared);
     }
     if (p.splits > 1)
         cluster_barrier();
@@ -934,30 +942,40 @@ static inline void launch_dependent_clusters(void (*kernel)(Parameters...), unsi
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
 }
 
-template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
-          typename TP>
-__global__ void __launch_bounds__(Shape::THREADS) skinny_gemm_kernel(skinny_product<TA, TB, TC, TP> p)
+// Before Ampere halves are multiplied as float, and kernels for tensor cores are empty.
+template <typename Shape>
+__host__ __device__ constexpr bool is_compiled()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    if (Shape::TENSOR_CORES)
-        return; // never launched: before Ampere halves are multiplied as float
+    return !Shape::TENSOR_CORES;
+#else
+    return true;
 #endif
+}
+
+template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, bool ALIGNED, typename TA, typename TB,
+          typename TC, typename TP>
+__global__ void __launch_bounds__(Shape::THREADS) skinny_gemm_kernel(skinny_product<TA, TB, TC, TP> p)
+{
     extern __shared__ __align__(1024) unsigned char shared[];
-    release_successor();
-    wait_for_predecessor();
-    make_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, false, WITH_ROW_SUMS>(p, blockIdx.x, shared);
+    if constexpr (is_compiled<Shape>()) {
+        release_successor();
+        wait_for_predecessor();
+        make_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, false, WITH_ROW_SUMS, ALIGNED>(p, blockIdx.x, shared);
+    }
 }
 
 // A product without a mask in one launch; k is cut into at most `splits` pieces, for which the GPU must have clusters.
-template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
-          typename TP>
+// ALIGNED: p.aligned is true.
+template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, bool ALIGNED, typename TA, typename TB,
+          typename TC, typename TP>
 static cuda_ops_status launch_skinny(skinny_product<TA, TB, TC, TP> p, int splits, cudaStream_t stream)
 {
     split_skinny(&p.chunk, &p.splits, p.k, Shape::DEPTH, splits);
     const int64_t blocks = skinny_tiles<Shape>(p) * p.splits;
     if (blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    launch_dependent_clusters(skinny_gemm_kernel<Shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, TA, TB, TC, TP>,
+    launch_dependent_clusters(skinny_gemm_kernel<Shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, ALIGNED, TA, TB, TC, TP>,
                               (unsigned int)blocks, Shape::THREADS, p.splits, Shape::shared_bytes(false), stream, p);
     return launch_status();
 }

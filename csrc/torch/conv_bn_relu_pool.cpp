@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "autograd.h"
 #include "conv2d.h"
 #include "conv_block.h"
 #include "cuda_ops/batch_norm.h"
@@ -44,29 +45,34 @@ struct Problem {
     }
 };
 
-struct Pooling {
-    IntArrayRef kernel_size, stride, padding;
-};
+// What the convolution and the pooling are told, in one list, since an op's arguments are parsed one by one: stride
+// (2), padding (top, bottom, left, right), dilation (2), groups, then of the pooling kernel_size, stride and padding (2
+// each), and whether the output is channels_last.
+static constexpr size_t GEOMETRY = 16;
 
-static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weight, const Conv2dParameters &parameters,
-                            const Pooling &pooling, bool channels_last)
+static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weight, IntArrayRef geometry)
 {
+    TORCH_CHECK(geometry.size() == GEOMETRY, op, ": expected geometry to be ", GEOMETRY, " integers, got ", geometry);
+    const Conv2dParameters parameters{geometry.slice(0, 2), geometry.slice(2, 4), geometry.slice(6, 2), geometry[8]};
+    const IntArrayRef kernel_size = geometry.slice(9, 2);
+    const bool channels_last = geometry[15] != 0;
     TORCH_CHECK(input.size() == 4, op, ": expected input to have 4 dimensions, got shape ", input);
     Problem problem{parameters, check_conv2d_sizes(op, input, weight, parameters), {}};
     TORCH_CHECK(input[1] > 0, op, ": expected input to have channels in dimension 1, got shape ", input);
     const std::string pooling_op = std::string(op) + "'s pooling";
-    problem.pool = make_pool2d(pooling_op.c_str(), problem.conv_output_size(),
-                               {pooling.kernel_size, pooling.stride, pooling.padding, {1, 1}, false}, channels_last);
+    problem.pool =
+        make_pool2d(pooling_op.c_str(), problem.conv_output_size(),
+                    {kernel_size, geometry.slice(11, 2), geometry.slice(13, 2), {1, 1}, false}, channels_last);
     TORCH_CHECK_NOT_IMPLEMENTED((int64_t)problem.pool.height.kernel * problem.pool.width.kernel <=
                                     CUDA_OPS_POOL_LARGEST,
                                 op, ": expected pool_kernel_size to be a window of at most ",
-                                static_cast<int>(CUDA_OPS_POOL_LARGEST), " values, got ", pooling.kernel_size);
+                                static_cast<int>(CUDA_OPS_POOL_LARGEST), " values, got ", kernel_size);
     return problem;
 }
 
 // ---- Paths ---------------------------------------------------------------------------------------------------------
-// How training is computed. The choice depends on nothing but the arguments of path_of, and not on the batch, so that
-// forward, backward and the fakes agree.
+// How training is computed. The choice depends on nothing but the arguments of path_of and the current device, and not
+// on the batch, so that forward and backward agree; the fakes, too, since what is kept is the same on all devices.
 enum class Path {
     CPU_BLOCK,   // conv_block.h, on the CPU in float32
     GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
@@ -398,14 +404,11 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
                           const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
                           const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
-                          IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                          IntArrayRef pool_kernel_size, IntArrayRef pool_stride, IntArrayRef pool_padding,
-                          bool channels_last)
+                          IntArrayRef geometry)
 {
     const char *const op = "conv_bn_relu_pool";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
-    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups},
-                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), geometry);
     const int64_t channels = problem.conv.out_channels;
     TORCH_CHECK_VALUE(problem.conv.batch * problem.conv.out_height * problem.conv.out_width != 1, op,
                       ": expected more than 1 value per channel in training, got input of shape ", input.sizes(),
@@ -446,7 +449,7 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
     }
     case Path::GENERAL:
         conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
-                                     problem.parameters, channels_last);
+                                     problem.parameters, problem.pool.channels_last);
         batch_statistics(op, statistics, conv_output, problem, eps, dtype);
         if (!input.is_cuda())
             update_running_cpu(op, running.statistics, mean, variance, problem);
@@ -472,14 +475,11 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
 static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
                                           const Tensor &running_mean, const Tensor &running_var, double eps,
-                                          IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                                          IntArrayRef pool_kernel_size, IntArrayRef pool_stride,
-                                          IntArrayRef pool_padding, bool channels_last)
+                                          IntArrayRef geometry)
 {
     const char *const op = "conv_bn_relu_pool";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
-    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups},
-                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), geometry);
     const int64_t channels = problem.conv.out_channels;
     check_parameter(op, "weight", weight, input);
     if (bias) {
@@ -496,7 +496,7 @@ static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &wei
         return output;
     const Tensor mean = running_mean.contiguous(), variance = running_var.contiguous();
     const Tensor conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
-                                              problem.parameters, channels_last);
+                                              problem.parameters, problem.pool.channels_last);
     pool_forward(op, output, Tensor(), Tensor(), conv_output, problem, mean.const_data_ptr(), variance.const_data_ptr(),
                  statistics_dtype, norm, nullptr, dtype);
     return output;
@@ -553,20 +553,19 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
                            const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
                            const std::optional<Tensor> &bn_bias, const Tensor &conv_output, const Tensor &argmax,
-                           const Tensor &maximum, const Tensor &statistics, double eps, IntArrayRef stride,
-                           IntArrayRef padding, IntArrayRef dilation, int64_t groups, IntArrayRef pool_kernel_size,
-                           IntArrayRef pool_stride, IntArrayRef pool_padding, bool channels_last, bool needs_grad_input)
+                           const Tensor &maximum, const Tensor &statistics, double eps, IntArrayRef geometry,
+                           bool needs_grad_input)
 {
     const char *const op = "conv_bn_relu_pool_backward";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
-    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups},
-                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const Problem problem = make_problem(op, input.sizes(), weight.sizes(), geometry);
     const int64_t channels = problem.conv.out_channels;
     check_parameter(op, "weight", weight, input);
     check_like(op, "grad_output", grad_output, "input", input);
     TORCH_CHECK(grad_output.sizes() == IntArrayRef(problem.output_size()), op,
                 ": expected grad_output to have the shape of output, ", IntArrayRef(problem.output_size()), ", got ",
                 grad_output.sizes());
+    const c10::OptionalDeviceGuard guard(at::device_of(input)); // path_of asks the current device
     const Path path = path_of(problem, input.is_cuda(), dtype);
     const Saved saved = saved_of(problem, path);
     const int64_t conv_numel =
@@ -581,7 +580,6 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         TORCH_CHECK(tensor->scalar_type() == type && tensor->numel() == numel, op, ": expected ", name,
                     " to be the one that forward returned, got ", tensor->toString(), " of shape ", tensor->sizes());
     }
-    const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
     const bool weight_channels_last = is_channels_last(weight);
     const auto grad_of = [&](const std::optional<Tensor> &parameter) {
@@ -638,7 +636,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         // y and its mean alike.
         const double *const mean = kept.const_data_ptr<double>();
         general_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
-                                        problem.parameters, channels_last);
+                                        problem.parameters, problem.pool.channels_last);
         general_places = at::empty_like(places);
         general_maximum = at::empty_like(g);
         pool_forward(op, at::empty_like(g), general_places, general_maximum, general_output, problem, mean,
@@ -660,14 +658,10 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
 
 // For the fakes: whether conv_output and maximum are kept, and how many statistics there are.
 static std::vector<int64_t> conv_bn_relu_pool_saved(bool cuda, at::ScalarType type, IntArrayRef input_size,
-                                                    IntArrayRef weight_size, IntArrayRef stride, IntArrayRef padding,
-                                                    IntArrayRef dilation, int64_t groups, IntArrayRef pool_kernel_size,
-                                                    IntArrayRef pool_stride, IntArrayRef pool_padding,
-                                                    bool channels_last)
+                                                    IntArrayRef weight_size, IntArrayRef geometry)
 {
     const char *const op = "conv_bn_relu_pool";
-    const Problem problem = make_problem(op, input_size, weight_size, {stride, padding, dilation, groups},
-                                         {pool_kernel_size, pool_stride, pool_padding}, channels_last);
+    const Problem problem = make_problem(op, input_size, weight_size, geometry);
     const cuda_ops_dtype dtype = type == at::kFloat    ? CUDA_OPS_FLOAT32
                                  : type == at::kDouble ? CUDA_OPS_FLOAT64
                                  : type == at::kHalf   ? CUDA_OPS_FLOAT16
@@ -676,30 +670,97 @@ static std::vector<int64_t> conv_bn_relu_pool_saved(bool cuda, at::ScalarType ty
     return {saved.conv_output, saved.maximum, saved.statistics};
 }
 
-} // namespace cuda_ops
+// For create_graph; cuda_ops/ops/conv_bn_relu_pool.py implements it.
+using ComposedGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
+                                        const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
+                                        const std::optional<Tensor> &bn_bias, double eps, IntArrayRef geometry,
+                                        std::array<bool, 5> wanted);
 
-#define CUDA_OPS_GEOMETRY                                                                                              \
-    "int[2] stride, int[4] padding, int[2] dilation, int groups, int[2] pool_kernel_size, int[2] pool_stride, "        \
-    "int[2] pool_padding, bool channels_last"
+struct RunningStatistics {
+    const std::optional<Tensor> &mean, &variance, &batches;
+    double momentum;
+};
+
+// Training. The gradients take into account that the statistics of the batch depend on input, weight and bias.
+struct ConvBNReLUPoolFunction : torch::autograd::Function<ConvBNReLUPoolFunction> {
+    static Tensor forward(AutogradContext *context, const Tensor &input, const Tensor &weight,
+                          const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
+                          const std::optional<Tensor> &bn_bias, const RunningStatistics &running, double eps,
+                          IntArrayRef geometry)
+    {
+        static const auto op =
+            registered_op<decltype(conv_bn_relu_pool_forward)>("cuda_ops::conv_bn_relu_pool_forward");
+        const at::AutoDispatchBelowADInplaceOrView below;
+        auto [output, conv_output, argmax, maximum, statistics] =
+            op.call(input, weight, bias, bn_weight, bn_bias, running.mean, running.variance, running.batches,
+                    running.momentum, eps, geometry);
+        context->save_for_backward({input, weight, bias.value_or(Tensor()), bn_weight.value_or(Tensor()),
+                                    bn_bias.value_or(Tensor()), conv_output, argmax, maximum, statistics});
+        context->saved_data["eps"] = eps;
+        context->saved_data["geometry"] = geometry;
+        return output;
+    }
+
+    static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
+    {
+        static const auto op =
+            registered_op<decltype(conv_bn_relu_pool_backward)>("cuda_ops::conv_bn_relu_pool_backward");
+        static const auto composed = registered_op<ComposedGradients>("cuda_ops::conv_bn_relu_pool_gradients");
+        const variable_list saved = context->get_saved_variables();
+        const double eps = context->saved_data["eps"].toDouble();
+        const std::vector<int64_t> geometry = context->saved_data["geometry"].toIntVector();
+        const std::array<bool, 5> wanted = wanted_gradients<5>(context, saved);
+        const std::optional<Tensor> bias = or_none(saved[2]), bn_weight = or_none(saved[3]),
+                                    bn_bias = or_none(saved[4]);
+        if (at::GradMode::is_enabled())
+            return placed(
+                composed.call(grad_outputs[0], saved[0], saved[1], bias, bn_weight, bn_bias, eps, geometry, wanted),
+                wanted, ARGUMENTS);
+        const at::AutoDispatchBelowADInplaceOrView below;
+        const auto [grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias] =
+            op.call(grad_outputs[0], saved[0], saved[1], bias, bn_weight, bn_bias, saved[5], saved[6], saved[7],
+                    saved[8], eps, geometry, wanted[0]);
+        return placed({grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias}, wanted, ARGUMENTS);
+    }
+
+    static constexpr size_t ARGUMENTS = 8; // of forward
+};
+
+static Tensor conv_bn_relu_pool(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                                const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
+                                const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
+                                const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
+                                IntArrayRef geometry)
+{
+    const RunningStatistics running{running_mean, running_var, num_batches_tracked, momentum};
+    return ConvBNReLUPoolFunction::apply(input, weight, bias, bn_weight, bn_bias, running, eps, geometry);
+}
+
+} // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
+    library.def("conv_bn_relu_pool(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, Tensor? bn_bias, "
+                "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, float momentum, "
+                "float eps, int[] geometry) -> Tensor",
+                cuda_ops::conv_bn_relu_pool);
+    library.def("conv_bn_relu_pool_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
+                "Tensor? bn_weight, Tensor? bn_bias, float eps, int[] geometry, bool[5] wanted) -> Tensor[]");
     library.def("conv_bn_relu_pool_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, "
                 "Tensor? bn_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-                "Tensor(c!)? num_batches_tracked, float momentum, float eps, " CUDA_OPS_GEOMETRY
-                ") -> (Tensor output, Tensor conv_output, Tensor argmax, Tensor maximum, Tensor statistics)");
+                "Tensor(c!)? num_batches_tracked, float momentum, float eps, int[] geometry)"
+                " -> (Tensor output, Tensor conv_output, Tensor argmax, Tensor maximum, Tensor statistics)");
     library.def("conv_bn_relu_pool_inference(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, "
-                "Tensor? bn_bias, Tensor running_mean, Tensor running_var, float eps, " CUDA_OPS_GEOMETRY
-                ") -> Tensor");
+                "Tensor? bn_bias, Tensor running_mean, Tensor running_var, float eps, int[] geometry)"
+                " -> Tensor");
     library.def("conv_bn_relu_pool_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
                 "Tensor? bn_weight, Tensor? bn_bias, Tensor conv_output, Tensor argmax, Tensor maximum, "
-                "Tensor statistics, float eps, " CUDA_OPS_GEOMETRY
-                ", bool needs_grad_input) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
+                "Tensor statistics, float eps, int[] geometry, bool needs_grad_input) -> (Tensor grad_input, Tensor "
+                "grad_weight, Tensor grad_bias, "
                 "Tensor grad_bn_weight, Tensor grad_bn_bias)");
-    library.def(
-        "conv_bn_relu_pool_saved(bool cuda, ScalarType dtype, int[4] input_size, int[4] weight_size, " CUDA_OPS_GEOMETRY
-        ") -> int[]",
-        cuda_ops::conv_bn_relu_pool_saved);
+    library.def("conv_bn_relu_pool_saved(bool cuda, ScalarType dtype, int[4] input_size, int[4] weight_size, int[] "
+                "geometry) -> int[]",
+                cuda_ops::conv_bn_relu_pool_saved);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_forward", cuda_ops::conv_bn_relu_pool_forward);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_inference", cuda_ops::conv_bn_relu_pool_inference);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_backward", cuda_ops::conv_bn_relu_pool_backward);

@@ -2,7 +2,6 @@
 #include "cuda_ops/gather_normalize.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 
 #include <cmath>
 
@@ -34,10 +33,15 @@ static void check(const char *op, const Tensor &images, const Tensor &indices, d
                 images.size(0), "], one for each picture, got ", labels->sizes());
 }
 
+static bool is_channels_last(const Tensor &images)
+{
+    return images.dim() == 4 && !images.is_contiguous() && images.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
 // `images` with each picture in one gap-free block, one after another: contiguous or channels_last.
 static Tensor dense_pictures(const Tensor &images)
 {
-    return images.dim() == 4 && images.is_contiguous(at::MemoryFormat::ChannelsLast) ? images : images.contiguous();
+    return is_channels_last(images) ? images : images.contiguous();
 }
 
 // The batch, in the memory format of images, and its labels (no elements without labels).
@@ -53,7 +57,10 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const int64_t rows = indices.size(0), count = images.size(0);
     std::vector<int64_t> sizes = source.sizes().vec();
     sizes[0] = rows;
-    Tensor output = at::empty_strided(sizes, source.strides(), source.options().dtype(dtype));
+    // Not by source.strides(): those of a single picture may be anything along the batch.
+    const at::MemoryFormat format =
+        is_channels_last(source) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+    Tensor output = at::empty(sizes, source.options().dtype(dtype).memory_format(format));
     Tensor output_labels = at::empty({labels ? rows : 0}, source.options().dtype(at::kLong));
     const cuda_ops_dtype kernel_dtype = check_dtype(op, "dtype", output);
     const int64_t row_size = c10::multiply_integers(sizes.begin() + 1, sizes.end());

@@ -1,13 +1,14 @@
-// gemm for PyTorch: one rung of the ladder by its number (0: the fastest known), for the lesson, the tests and `python
-// -m cuda_ops bench gemm`. linear and conv2d call the C API themselves.
-#include "cuda_ops/gemm.h"
+// gemm for PyTorch: what matmul and linear share, and one rung of the ladder by its number (0: the fastest known), for
+// the lesson, the tests and `python -m cuda_ops bench gemm`.
+#include "gemm.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
+#include <cstdlib>
 
-#include "checks.h"
 #include "cuda_ops/gemm_ladder.h"
 
 namespace cuda_ops
@@ -27,46 +28,96 @@ static cuda_ops_dtype check_operands(const Tensor &a, const Tensor &b)
 // How a matrix is stored: row by row, or as its transpose; neither, and it has to be copied.
 struct Layout {
     bool known, transposed;
-    int64_t stride;
+    int64_t pitch, stride; // between rows as they are stored, and between matrices
 };
 
 static Layout layout_of(const Tensor &matrix)
 {
+    const int64_t stride = matrix.dim() == 3 && matrix.size(0) > 1 ? matrix.stride(0) : 0;
     if (!matrix.is_neg())
         for (int transposed = 0; transposed < 2; transposed++) {
-            const int row = transposed, column = 1 - transposed;
+            const int row = transposed - 2, column = -1 - transposed;
             const int64_t width = matrix.size(column), least = std::max<int64_t>(1, width);
-            const int64_t stride = matrix.size(row) > 1 ? matrix.stride(row) : least;
-            if ((matrix.stride(column) == 1 || width <= 1) && stride >= least)
-                return {true, transposed != 0, stride};
+            const int64_t pitch = matrix.size(row) > 1 ? matrix.stride(row) : least;
+            if ((matrix.stride(column) == 1 || width <= 1) && pitch >= least)
+                return {true, transposed != 0, pitch, stride};
         }
-    return {false, false, 0};
+    return {false, false, 0, 0};
 }
 
-// `matrix` or a copy of it that has a layout.
-static Tensor with_layout(const Tensor &matrix)
+Tensor with_layout(const Tensor &matrix)
 {
     return layout_of(matrix).known ? matrix : matrix.contiguous();
 }
 
-static cuda_ops_gemm_problem problem_of(const Tensor &a, const Tensor &b, cuda_ops_dtype dtype, bool allow_tf32)
+cuda_ops_gemm_problem problem_of(const Tensor &a, const Tensor &b, cuda_ops_dtype dtype)
 {
     const Layout left = layout_of(a), right = layout_of(b);
-    cuda_ops_gemm_problem problem = {};
-    problem.m = a.size(0);
-    problem.n = b.size(1);
-    problem.k = a.size(1);
-    problem.batch = 1;
-    problem.lda = left.stride;
-    problem.ldb = right.stride;
-    problem.ldd = problem.n;
-    problem.alpha = 1;
-    problem.transpose_a = left.transposed;
-    problem.transpose_b = right.transposed;
-    problem.dtype = problem.output_dtype = problem.bias_dtype = dtype;
-    problem.allow_tf32 = allow_tf32;
+    cuda_ops_gemm_problem problem =
+        dense_problem(a.size(-2), b.size(-1), a.size(-1), left.transposed, right.transposed, dtype);
+    problem.lda = left.pitch;
+    problem.ldb = right.pitch;
+    if (a.dim() == 3) {
+        problem.batch = a.size(0);
+        problem.stride_a = left.stride;
+        problem.stride_b = right.stride;
+        problem.stride_d = problem.m * problem.n;
+    }
     return problem;
 }
+
+cuda_ops_gemm_problem dense_problem(int64_t m, int64_t n, int64_t k, bool transpose_a, bool transpose_b,
+                                    cuda_ops_dtype dtype)
+{
+    cuda_ops_gemm_problem problem = {};
+    problem.m = m;
+    problem.n = n;
+    problem.k = k;
+    problem.batch = 1;
+    problem.lda = transpose_a ? m : k;
+    problem.ldb = transpose_b ? k : n;
+    problem.ldd = n;
+    problem.alpha = 1;
+    problem.transpose_a = transpose_a;
+    problem.transpose_b = transpose_b;
+    problem.dtype = problem.output_dtype = problem.bias_dtype = dtype;
+    problem.allow_tf32 = dtype == CUDA_OPS_FLOAT32 && at::globalContext().allowTF32CuBLAS();
+    return problem;
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+int forced_gemm_rung(const char *op)
+{
+    const char *const value = std::getenv("CUDA_OPS_GEMM_RUNG");
+    if (!value || !*value)
+        return CUDA_OPS_GEMM_FASTEST;
+    char *end = nullptr;
+    const long number = std::strtol(value, &end, 10);
+    TORCH_CHECK(!*end && number > 0 && number < 100 && cuda_ops_gemm_rung_name_cuda(static_cast<int>(number)), op,
+                ": expected CUDA_OPS_GEMM_RUNG to be the number of a rung on CUDA (4 to 13, 62 or 71), got ", value);
+    return static_cast<int>(number);
+}
+
+static cuda_ops_status launch_gemm(const Tensor &d, const void *a, const void *b, const void *bias,
+                                   const cuda_ops_gemm_problem &problem, int rung, cuda_ops_stream stream)
+{
+    const Tensor workspace = at::empty({cuda_ops_gemm_workspace_cuda(&problem, rung)}, d.options().dtype(at::kByte));
+    return cuda_ops_gemm_cuda(d.data_ptr(), a, b, bias, workspace.data_ptr(), &problem, rung, stream);
+}
+
+cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
+                          const cuda_ops_gemm_problem &problem)
+{
+    const int rung = forced_gemm_rung(op);
+    const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, rung, current_stream(op));
+    TORCH_CHECK_NOT_IMPLEMENTED(rung == CUDA_OPS_GEMM_FASTEST || status != CUDA_OPS_INVALID_ARGUMENT, op,
+                                ": CUDA_OPS_GEMM_RUNG=", rung, " (", cuda_ops_gemm_rung_name_cuda(rung),
+                                ") cannot do this product on this device: m ", problem.m, ", n ", problem.n, ", k ",
+                                problem.k, ", ", problem.transpose_a ? "T" : "N", problem.transpose_b ? "T" : "N", ", ",
+                                d.scalar_type(), problem.allow_tf32 ? " (TF32 allowed)" : "");
+    return status;
+}
+#endif
 
 static bool is_c_rung(int64_t rung)
 {
@@ -80,7 +131,8 @@ static bool gemm_rung_runs(const Tensor &a, const Tensor &b, int64_t rung, bool 
         return is_c_rung(rung);
 #ifdef CUDA_OPS_WITH_CUDA
     const c10::OptionalDeviceGuard guard(at::device_of(a));
-    const cuda_ops_gemm_problem problem = problem_of(with_layout(a), with_layout(b), dtype, allow_tf32);
+    cuda_ops_gemm_problem problem = problem_of(with_layout(a), with_layout(b), dtype);
+    problem.allow_tf32 = allow_tf32;
     return cuda_ops_gemm_rung_cuda(&problem, static_cast<int>(rung)) == rung;
 #else
     (void)dtype, (void)allow_tf32;
@@ -92,10 +144,9 @@ static bool gemm_rung_runs(const Tensor &a, const Tensor &b, int64_t rung, bool 
 static cuda_ops_status gemm_rung_cuda(const Tensor &d, const Tensor &a, const Tensor &b, cuda_ops_dtype dtype, int rung,
                                       bool allow_tf32)
 {
-    const cuda_ops_gemm_problem problem = problem_of(a, b, dtype, allow_tf32);
-    const Tensor workspace = at::empty({cuda_ops_gemm_workspace_cuda(&problem, rung)}, a.options().dtype(at::kByte));
-    return cuda_ops_gemm_cuda(d.data_ptr(), a.const_data_ptr(), b.const_data_ptr(), nullptr, workspace.data_ptr(),
-                              &problem, rung, current_stream("gemm_rung"));
+    cuda_ops_gemm_problem problem = problem_of(a, b, dtype);
+    problem.allow_tf32 = allow_tf32;
+    return launch_gemm(d, a.const_data_ptr(), b.const_data_ptr(), nullptr, problem, rung, current_stream("gemm_rung"));
 }
 #endif
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "gemm.h"
 
 namespace cuda_ops
 {
@@ -78,9 +79,22 @@ static Tensor workspace_of(int64_t bytes, const Tensor &tensor)
     return at::empty({bytes}, tensor.options().dtype(at::kByte));
 }
 
+// The products go to the GEMM of gemm.h but for those of few multiply-adds, in which its kernels' larger tiles and
+// rings of slices have no time to pay, and those of no sum. A rung that is forced takes them all.
+static constexpr int64_t LEAST_GEMM_WORK = 1 << 22;
+
+static bool uses_gemm(const char *op, LinearSizes size)
+{
+    return (size.in_features > 0 && size.rows * size.in_features * size.out_features >= LEAST_GEMM_WORK) ||
+           forced_gemm_rung(op) != CUDA_OPS_GEMM_FASTEST;
+}
+
 static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
                                     LinearSizes size, cuda_ops_dtype dtype)
 {
+    if (uses_gemm("linear", size))
+        return gemm_cuda("linear", output, x.const_data_ptr(), w.const_data_ptr(), bias,
+                         dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype));
     const Tensor workspace =
         workspace_of(cuda_ops_linear_forward_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), x);
     return cuda_ops_linear_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), bias,
@@ -91,21 +105,29 @@ static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &x, const
 static cuda_ops_status backward_input_cuda(const Tensor &grad_input, const Tensor &g, const Tensor &w, LinearSizes size,
                                            cuda_ops_dtype dtype)
 {
+    const char *const op = "linear_backward_input";
+    if (uses_gemm(op, size))
+        return gemm_cuda(op, grad_input, g.const_data_ptr(), w.const_data_ptr(), nullptr,
+                         dense_problem(size.rows, size.in_features, size.out_features, false, false, dtype));
     const Tensor workspace = workspace_of(
         cuda_ops_linear_backward_input_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), g);
     return cuda_ops_linear_backward_input_cuda(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
                                                workspace.data_ptr(), size.rows, size.in_features, size.out_features,
-                                               dtype, current_stream("linear_backward_input"));
+                                               dtype, current_stream(op));
 }
 
 static cuda_ops_status backward_weight_cuda(const Tensor &grad_weight, const Tensor &g, const Tensor &x,
                                             LinearSizes size, cuda_ops_dtype dtype)
 {
+    const char *const op = "linear_backward_weight";
+    if (uses_gemm(op, size))
+        return gemm_cuda(op, grad_weight, g.const_data_ptr(), x.const_data_ptr(), nullptr,
+                         dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype));
     const Tensor workspace = workspace_of(
         cuda_ops_linear_backward_weight_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), g);
     return cuda_ops_linear_backward_weight_cuda(grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
                                                 workspace.data_ptr(), size.rows, size.in_features, size.out_features,
-                                                dtype, current_stream("linear_backward_weight"));
+                                                dtype, current_stream(op));
 }
 
 static cuda_ops_status backward_bias_cuda(const Tensor &grad_bias, const Tensor &g, int64_t rows, cuda_ops_dtype dtype)

@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "autograd.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -267,10 +268,84 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
     return {output_input, output_weight, output_bias};
 }
 
+// For create_graph; cuda_ops/ops/linear_cross_entropy.py implements it.
+using ComposedGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
+                                        const Tensor &target, const std::optional<Tensor> &bias, int64_t reduction,
+                                        int64_t ignore_index, double label_smoothing, std::array<bool, 3> wanted);
+
+// Where something requires grad, forward computes the gradients along with the loss, since the logits are at hand, and
+// backward only multiplies them by grad_output and by what a mean divides by. Without a reduction they wait for
+// grad_output, one number a row, and backward computes the logits again.
+struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
+    static Tensor forward(AutogradContext *context, const Tensor &input, const Tensor &weight,
+                          const std::optional<Tensor> &bias, const Tensor &target, int64_t reduction,
+                          int64_t ignore_index, double label_smoothing, const std::array<bool, 3> &wanted)
+    {
+        static const auto op =
+            registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
+        const at::AutoDispatchBelowADInplaceOrView below;
+        auto [loss, total_weight, grad_input, grad_weight, grad_bias] =
+            op.call(input, weight, target, bias, std::nullopt, reduction, ignore_index, label_smoothing, wanted[0],
+                    wanted[1], wanted[2]);
+        context->save_for_backward(
+            {input, weight, bias.value_or(Tensor()), target, total_weight, grad_input, grad_weight, grad_bias});
+        context->saved_data["parameters"] = std::make_tuple(reduction, ignore_index, label_smoothing);
+        return loss;
+    }
+
+    static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
+    {
+        static const auto again =
+            registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
+        static const auto scale =
+            registered_op<decltype(linear_cross_entropy_scale)>("cuda_ops::linear_cross_entropy_scale");
+        static const auto composed = registered_op<ComposedGradients>("cuda_ops::linear_cross_entropy_gradients");
+        const variable_list saved = context->get_saved_variables();
+        const Tensor &grad_output = grad_outputs[0], &input = saved[0], &weight = saved[1], &target = saved[3];
+        const std::optional<Tensor> bias = or_none(saved[2]);
+        const auto [reduction, ignore_index, label_smoothing] =
+            context->saved_data["parameters"].to<std::tuple<int64_t, int64_t, double>>();
+        const std::array<bool, 3> wanted = wanted_gradients<3>(context, saved);
+        if (at::GradMode::is_enabled())
+            return placed(composed.call(grad_output, input, weight, target, bias, reduction, ignore_index,
+                                        label_smoothing, wanted),
+                          wanted, ARGUMENTS);
+        const at::AutoDispatchBelowADInplaceOrView below;
+        if (reduction == CUDA_OPS_REDUCTION_NONE) {
+            const auto [loss, total_weight, grad_input, grad_weight, grad_bias] =
+                again.call(input, weight, target, bias, grad_output, reduction, ignore_index, label_smoothing,
+                           wanted[0], wanted[1], wanted[2]);
+            const at::ScalarType dtype = weight.scalar_type();
+            return placed({grad_input, grad_weight.to(dtype), grad_bias.to(dtype)}, wanted, ARGUMENTS);
+        }
+        const auto [grad_input, grad_weight, grad_bias] =
+            scale.call(grad_output, saved[4], saved[5], saved[6], saved[7], reduction);
+        return placed({grad_input, grad_weight, grad_bias}, wanted, ARGUMENTS);
+    }
+
+    static constexpr size_t ARGUMENTS = 8; // of forward
+};
+
+static Tensor linear_cross_entropy(const Tensor &input, const Tensor &weight, const Tensor &target,
+                                   const std::optional<Tensor> &bias, int64_t reduction, int64_t ignore_index,
+                                   double label_smoothing)
+{
+    const bool now = at::GradMode::is_enabled() && reduction != CUDA_OPS_REDUCTION_NONE;
+    const std::array<bool, 3> wanted{now && input.requires_grad(), now && weight.requires_grad(),
+                                     now && bias && bias->requires_grad()};
+    return LinearCrossEntropyFunction::apply(input, weight, bias, target, reduction, ignore_index, label_smoothing,
+                                             wanted);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
+    library.def("linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, int reduction, "
+                "int ignore_index, float label_smoothing) -> Tensor",
+                cuda_ops::linear_cross_entropy);
+    library.def("linear_cross_entropy_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor target, "
+                "Tensor? bias, int reduction, int ignore_index, float label_smoothing, bool[3] wanted) -> Tensor[]");
     library.def("linear_cross_entropy_forward(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
                 "Tensor? row_scale, int reduction, int ignore_index, float label_smoothing, bool with_input, "
                 "bool with_weight, bool with_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");

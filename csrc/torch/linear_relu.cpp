@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "checks.h"
+#include "autograd.h"
 
 namespace cuda_ops
 {
@@ -172,10 +172,52 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     return {grad_input, grad_weight, grad_bias};
 }
 
+// For create_graph; cuda_ops/ops/linear_relu.py implements it.
+using Gradients = variable_list(const Tensor &grad_output, const Tensor &output, const Tensor &input,
+                                const Tensor &weight, std::array<bool, 3> wanted);
+
+// Saves its output for the mask, and weight also for its shape and dtype.
+struct LinearReLUFunction : torch::autograd::Function<LinearReLUFunction> {
+    static Tensor forward(AutogradContext *context, const Tensor &input, const Tensor &weight,
+                          const std::optional<Tensor> &bias)
+    {
+        static const auto op = registered_op<decltype(linear_relu_forward)>("cuda_ops::linear_relu_forward");
+        const at::AutoDispatchBelowADInplaceOrView below;
+        Tensor output = op.call(input, weight, bias);
+        context->save_for_backward({input, weight, output});
+        context->saved_data["bias"] = bias.has_value();
+        return output;
+    }
+
+    static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
+    {
+        static const auto op = registered_op<decltype(linear_relu_backward)>("cuda_ops::linear_relu_backward");
+        static const auto composed = registered_op<Gradients>("cuda_ops::linear_relu_gradients");
+        const variable_list saved = context->get_saved_variables();
+        const Tensor &input = saved[0], &weight = saved[1], &output = saved[2];
+        const bool with_bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
+        const std::array<bool, 3> wanted{context->needs_input_grad(0), context->needs_input_grad(1), with_bias};
+        if (at::GradMode::is_enabled())
+            return placed(composed.call(grad_outputs[0], output, input, weight, wanted), wanted, 3);
+        const at::AutoDispatchBelowADInplaceOrView below;
+        const auto [grad_input, grad_weight, grad_bias] =
+            op.call(grad_outputs[0], output, input, weight, wanted[0], wanted[1], wanted[2]);
+        return placed({grad_input, grad_weight, grad_bias}, wanted, 3);
+    }
+};
+
+static Tensor linear_relu(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
+{
+    return LinearReLUFunction::apply(input, weight, bias);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
+    library.def("linear_relu(Tensor input, Tensor weight, Tensor? bias) -> Tensor", cuda_ops::linear_relu);
+    library.def("linear_relu_gradients(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool[3] wanted) "
+                "-> Tensor[]");
     library.def("linear_relu_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
     library.def("linear_relu_backward(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool with_input, "
                 "bool with_weight, bool with_bias) -> (Tensor, Tensor, Tensor)");

@@ -187,6 +187,8 @@ class Rung:
 
 def _loops(a: Tensor, b: Tensor) -> Tensor:
     _check_product(a, b)
+    if a.shape[1] == 0:
+        return a.new_zeros(a.shape[0], b.shape[1])  # as a list, b has no row left to tell its columns
     d = torch.tensor(python_loops(a.tolist(), b.tolist()), dtype=a.dtype)
     return d.reshape(a.shape[0], b.shape[1])
 

@@ -25,6 +25,9 @@ anything on a device. What is reported:
 `steps` is `launch` with a stop at each barrier, at which shared memory can be looked at.
 """
 
+import bisect
+import dis
+import functools
 import inspect
 import itertools
 import sys
@@ -197,7 +200,7 @@ class _Device:
 
     def note(self, array: Array, index: int, direction: str, frame):
         # Lanes execute one instruction together: the same place in the program, the same number of times round.
-        place = (frame.f_code, frame.f_lasti, direction)
+        place = (frame.f_code, _instruction(frame.f_code, frame.f_lasti), direction)
         count = self.counts.get((self.linear, place), 0)
         self.counts[self.linear, place] = count + 1
         key = (self.linear // WARP, place, count, array.serial)
@@ -235,6 +238,18 @@ class _Device:
         self.requests.clear()
         self.counts.clear()
         self.barrier += 1
+
+
+@functools.cache
+def _instruction_offsets(code) -> list[int]:
+    return [instruction.offset for instruction in dis.get_instructions(code)]
+
+
+def _instruction(code, offset: int) -> int:
+    """The start of the instruction that `offset` lies in. From Python 3.11 on an instruction is followed by caches, and
+    once it has specialised itself, a frame that it has called from stands in those: other lanes, the same place."""
+    offsets = _instruction_offsets(code)
+    return offsets[bisect.bisect_right(offsets, offset) - 1]
 
 
 def _thread_index(linear: int, block: Dim3) -> Dim3:

@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from .._library import problem
+from .._modules import parameter
 from .backends import get_backend
+
+if problem is None:
+    from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 
 
 class MnistCNN(torch.nn.Module):
@@ -33,6 +38,7 @@ class MnistCNN(torch.nn.Module):
     # Batch norm takes the mean away, and with it whatever constant the convolution before it adds: the gradient of
     # these biases is zero but for rounding.
     zero_gradients = ("conv1.bias", "conv2.bias")
+    layers = ("conv1", "norm1", "conv2", "norm2", "linear1", "linear2")
 
     def __init__(self, backend: str = "custom"):
         super().__init__()
@@ -60,14 +66,13 @@ class MnistCNN(torch.nn.Module):
         return cross_entropy(x, labels, label_smoothing=label_smoothing)
 
     def _fused(self, input: Tensor, labels: Tensor | None, label_smoothing: float) -> Tensor:
-        from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules as block  # needs the extension
-
         # What conv2 reads is channels_last, its tensor cores' order; what it writes is contiguous, so that flatten is a
         # view.
-        x = block(input, self.conv1, self.norm1, channels_last=True)
-        x = block(x, self.conv2, self.norm2, channels_last=False)
-        x = functional.linear_relu(x.flatten(1), self.linear1.weight, self.linear1.bias)
-        weight, bias = self.linear2.weight, self.linear2.bias
+        conv1, norm1, conv2, norm2, linear1, linear2 = (self._modules[name] for name in self.layers)
+        x = conv_bn_relu_pool_modules(input, conv1, norm1, channels_last=True)
+        x = conv_bn_relu_pool_modules(x, conv2, norm2, channels_last=False)
+        x = functional.linear_relu(x.flatten(1), parameter(linear1, "weight"), parameter(linear1, "bias"))
+        weight, bias = parameter(linear2, "weight"), parameter(linear2, "bias")
         if labels is None:
             return functional.linear(x, weight, bias)
         return functional.linear_cross_entropy(x, weight, labels, bias, label_smoothing=label_smoothing)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, integer, pair
+from .._autograd import Function
 from .._library import ops
 from ._pool2d import empty_pooled, pair_or_kernel
 
@@ -35,7 +36,7 @@ def _(
     )
 
 
-class AvgPool2dFunction(torch.autograd.Function):
+class AvgPool2dFunction(Function):
     @staticmethod
     def forward(ctx, input, *window):
         output = ops.avg_pool2d_forward(input, *window)
@@ -53,7 +54,7 @@ class AvgPool2dFunction(torch.autograd.Function):
         return grad_input, *(None for _ in ctx.window)
 
 
-class AvgPool2dBackwardFunction(torch.autograd.Function):
+class AvgPool2dBackwardFunction(Function):
     """grad_input is linear in grad_output, and transposed twice it is the pooling again."""
 
     @staticmethod

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._autograd import Function
 from .._library import ops
 
 
@@ -67,7 +68,7 @@ def _leave_grads_none(ctx):
         ctx.set_materialize_grads(False)
 
 
-class BatchNormTrainingFunction(torch.autograd.Function):
+class BatchNormTrainingFunction(Function):
     """(output, mean, variance). The two last, biased and in float64, are for backward and the running statistics; the
     gradient of output takes into account that they depend on input."""
 
@@ -88,7 +89,7 @@ class BatchNormTrainingFunction(torch.autograd.Function):
         return (*grads, None)
 
 
-class BatchNormInferenceFunction(torch.autograd.Function):
+class BatchNormInferenceFunction(Function):
     @staticmethod
     def forward(ctx, input, weight, bias, running_mean, running_var, eps):
         ctx.save_for_backward(input, weight, running_mean, running_var)
@@ -132,7 +133,7 @@ def _backward(ctx, grad_output, input, weight, mean, variance, training):
     )
 
 
-class BatchNormBackwardFunction(torch.autograd.Function):
+class BatchNormBackwardFunction(Function):
     """(grad_input, grad_weight, grad_bias), themselves differentiable. Their own backward is composed of PyTorch's
     operations, which makes it differentiable in turn: it is rarely used, by gradient penalties and the like."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
+from .._autograd import Function
 from .._library import ops
 
 
@@ -97,7 +98,7 @@ def _(grad_output):
     return grad_output.new_empty(grad_output.shape[1])
 
 
-class Conv2dFunction(torch.autograd.Function):
+class Conv2dFunction(Function):
     """output = input * weight + bias"""
 
     @staticmethod
@@ -125,7 +126,7 @@ class Conv2dFunction(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None
 
 
-class Conv2dInputFunction(torch.autograd.Function):
+class Conv2dInputFunction(Function):
     """grad_input of (grad_output, weight). The gradient for grad_output is the convolution of what comes in, in the
     place of input, and that for weight is a weight gradient with it in that place."""
 
@@ -148,7 +149,7 @@ class Conv2dInputFunction(torch.autograd.Function):
         return grad_grad_output, grad_weight, None, None, None
 
 
-class Conv2dWeightFunction(torch.autograd.Function):
+class Conv2dWeightFunction(Function):
     """grad_weight of (grad_output, input). What comes in stands in the place of weight in both gradients."""
 
     @staticmethod
@@ -170,7 +171,7 @@ class Conv2dWeightFunction(torch.autograd.Function):
         return grad_grad_output, grad_input, None, None, None
 
 
-class Conv2dBiasFunction(torch.autograd.Function):
+class Conv2dBiasFunction(Function):
     """grad_bias: grad_output summed over all dimensions but that of the channels."""
 
     @staticmethod

@@ -1,8 +1,9 @@
 """conv_bn_relu_pool: convolution, batch normalisation, relu and max-pooling in one, as one block of a network is.
 
 Fused, the block writes only what comes out of it and what its gradient needs: nothing normalised and not pooled is
-ever stored. In training one op goes forward and one backward. Evaluation is an op of its own; where it is
-differentiated, and for gradients of gradients, the block is composed of the ops that it is made of.
+ever stored. In training one op goes forward and one backward, by the autograd.Function in
+csrc/torch/conv_bn_relu_pool.cpp. Evaluation is an op of its own; where it is differentiated, and for gradients of
+gradients, the block is composed of the ops that it is made of.
 """
 
 from typing import NamedTuple
@@ -13,9 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
-from .._library import ops
+from .._library import library, ops
+from .._modules import buffer, parameter
 from ._pool2d import _pooled_size, pair_or_kernel
-from .batch_norm import _leave_grads_none, batch_norm
+from .batch_norm import batch_norm
 from .conv2d import _check_sizes, _four_paddings, conv2d, empty_image, is_channels_last
 from .max_pool2d import max_pool2d
 from .relu import relu
@@ -24,7 +26,7 @@ OP = "conv_bn_relu_pool"
 
 
 class Geometry(NamedTuple):
-    """The arguments that all of the ops take in the end."""
+    """What the ops take as one list of integers."""
 
     stride: tuple
     padding: tuple  # top, bottom, left, right
@@ -34,6 +36,20 @@ class Geometry(NamedTuple):
     pool_stride: tuple
     pool_padding: tuple
     channels_last: bool
+
+    @classmethod
+    def of(cls, g):
+        """From the list that the ops take."""
+        return cls(
+            tuple(g[:2]),
+            tuple(g[2:6]),
+            tuple(g[6:8]),
+            g[8],
+            tuple(g[9:11]),
+            tuple(g[11:13]),
+            tuple(g[13:15]),
+            bool(g[15]),
+        )
 
 
 def _output_sizes(input, weight, geometry):
@@ -66,20 +82,20 @@ def _(
     num_batches_tracked,
     momentum,
     eps,
-    *geometry,
+    geometry,
 ):
-    geometry = Geometry(*geometry)
-    conv_size, output_size = _output_sizes(input, weight, geometry)
+    conv_size, output_size = _output_sizes(input, weight, Geometry.of(geometry))
+    channels_last = bool(geometry[-1])
     # What is kept does not depend on the batch, which may be symbolic. The op is asked outside of the fake world.
     sizes = [1, *map(int, input.shape[1:])], list(map(int, weight.shape))
     with _disable_current_modes():
         keeps_conv_output, keeps_maximum, statistics = ops.conv_bn_relu_pool_saved(
-            input.device.type == "cuda", input.dtype, *sizes, *geometry
+            input.device.type == "cuda", input.dtype, *sizes, geometry
         )
-    output = empty_image(output_size, input, geometry.channels_last)
+    output = empty_image(output_size, input, channels_last)
     return (
         output,
-        empty_image(conv_size, input, geometry.channels_last) if keeps_conv_output else input.new_empty(0),
+        empty_image(conv_size, input, channels_last) if keeps_conv_output else input.new_empty(0),
         torch.empty_like(output, dtype=torch.uint8),
         torch.empty_like(output) if keeps_maximum else input.new_empty(0),
         input.new_empty(statistics, dtype=torch.float64),
@@ -87,8 +103,8 @@ def _(
 
 
 @torch.library.register_fake("cuda_ops::conv_bn_relu_pool_inference")
-def _(input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, *geometry):
-    geometry = Geometry(*geometry)
+def _(input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry):
+    geometry = Geometry.of(geometry)
     return empty_image(_output_sizes(input, weight, geometry)[1], input, geometry.channels_last)
 
 
@@ -105,9 +121,9 @@ def _(
     maximum,
     statistics,
     eps,
-    *geometry_and_needs,
+    geometry,
+    needs_grad_input,
 ):
-    needs_grad_input = geometry_and_needs[-1]
     return (
         empty_image(input.shape, input, is_channels_last(input)) if needs_grad_input else input.new_empty(0),
         empty_image(weight.shape, weight, is_channels_last(weight)),
@@ -122,7 +138,7 @@ def _(
 
 def _composed(input, weight, bias, bn_weight, bn_bias, statistics, eps, geometry):
     """The block, of the ops that it fuses: `statistics` are (running mean, running variance), or None in training."""
-    dtype = input.dtype
+    geometry, dtype = Geometry.of(geometry), input.dtype
     symmetric = geometry.padding[0] == geometry.padding[1] and geometry.padding[2] == geometry.padding[3]
     padding = (geometry.padding[0], geometry.padding[2])
     if not symmetric:
@@ -144,39 +160,14 @@ def _composed(input, weight, bias, bn_weight, bn_bias, statistics, eps, geometry
     return output.contiguous(memory_format=memory_format)
 
 
-class ConvBNReLUPoolFunction(torch.autograd.Function):
-    """Training: output, and what only backward looks at. The gradients take into account that the statistics of the
-    batch depend on input, weight and bias."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias, bn_weight, bn_bias, running, momentum, eps, geometry):
-        output, *saved = ops.conv_bn_relu_pool_forward(
-            input, weight, bias, bn_weight, bn_bias, *running, momentum, eps, *geometry
-        )
-        ctx.save_for_backward(input, weight, bias, bn_weight, bn_bias, *saved)
-        ctx.mark_non_differentiable(*saved)
-        _leave_grads_none(ctx)
-        ctx.eps, ctx.geometry = eps, geometry
-        return output, *saved
-
-    @staticmethod
-    def backward(ctx, grad_output, *_):
-        if grad_output is None:
-            return (None,) * 9
-        tensors = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            return *_differentiable_backward(ctx, grad_output, *tensors[:5]), *[None] * 4
-        grads = ops.conv_bn_relu_pool_backward(grad_output, *tensors, ctx.eps, *ctx.geometry, ctx.needs_input_grad[0])
-        wanted = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad[:5], strict=True)]
-        return *wanted, *[None] * 4
-
-
-def _differentiable_backward(ctx, grad_output, *tensors):
-    """The gradients as functions that can be differentiated further: those of the composed block, computed anew."""
-    output = _composed(*tensors, None, ctx.eps, ctx.geometry)
-    wanted = [tensor for tensor, needed in zip(tensors, ctx.needs_input_grad[:5], strict=True) if needed]
-    grads = iter(torch.autograd.grad(output, wanted, grad_output, create_graph=True))
-    return [next(grads) if needed else None for needed in ctx.needs_input_grad[:5]]
+@torch.library.impl(library, "conv_bn_relu_pool_gradients", "CompositeImplicitAutograd")
+def _(grad_output, input, weight, bias, bn_weight, bn_bias, eps, geometry, wanted):
+    """The gradients that are wanted as functions that can be differentiated further: those of the composed block,
+    computed anew."""
+    tensors = (input, weight, bias, bn_weight, bn_bias)
+    output = _composed(*tensors, None, eps, geometry)
+    inputs = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
+    return list(torch.autograd.grad(output, inputs, grad_output, create_graph=True))
 
 
 def conv_bn_relu_pool(
@@ -265,15 +256,15 @@ def _geometry(
     kernel = pair(OP, "pool_kernel_size", pool_kernel_size)
     if channels_last is None:
         channels_last = weight.dim() == 4 and input.dim() == 4 and (is_channels_last(input) or is_channels_last(weight))
-    return Geometry(
-        stride,
-        _four_paddings(padding, weight, stride, dilation, OP),
-        dilation,
+    return (
+        *stride,
+        *_four_paddings(padding, weight, stride, dilation, OP),
+        *dilation,
         integer(OP, "groups", groups),
-        kernel,
-        pair_or_kernel(OP, "pool_stride", pool_stride, kernel),
-        pair(OP, "pool_padding", pool_padding),
-        bool(channels_last),
+        *kernel,
+        *pair_or_kernel(OP, "pool_stride", pool_stride, kernel),
+        *pair(OP, "pool_padding", pool_padding),
+        int(bool(channels_last)),
     )
 
 
@@ -294,11 +285,10 @@ def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, trainin
             raise RuntimeError(f"{OP}: not differentiable with respect to {name}, which requires grad")
     parameters = (weight, bias, bn_weight, bn_bias)
     if training:
-        function = ConvBNReLUPoolFunction.apply
-        return function(input, *parameters, running, momentum, eps, geometry)[0]
+        return ops.conv_bn_relu_pool(input, *parameters, *running, momentum, eps, geometry)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, *parameters)):
         return _composed(input, *parameters, running[:2], eps, geometry)
-    return ops.conv_bn_relu_pool_inference(input, *parameters, *running[:2], eps, *geometry)
+    return ops.conv_bn_relu_pool_inference(input, *parameters, *running[:2], eps, geometry)
 
 
 class ConvBNReLUMaxPool2d(torch.nn.Module):
@@ -379,19 +369,21 @@ def conv_bn_relu_pool_modules(
     check_tensors(OP, input=input)
     if conv.padding_mode != "zeros":
         raise NotImplementedError(f"{OP}: expected padding_mode to be 'zeros', got {conv.padding_mode!r}")
-    tracks = norm.training and norm.track_running_stats
-    momentum, batches = 0.0 if norm.momentum is None else norm.momentum, None
-    if tracks and norm.num_batches_tracked is not None:
-        if norm.momentum is None:  # the average over all batches so far
-            norm.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(norm.num_batches_tracked)
-        else:
-            batches = norm.num_batches_tracked
+    training, momentum = norm.training, norm.momentum
+    mean, variance, batches = (buffer(norm, f) for f in ("running_mean", "running_var", "num_batches_tracked"))
+    if not (training and norm.track_running_stats):
+        batches = None
+        if training:
+            mean = variance = None
     # Without running statistics those of the batch are used in evaluation as well.
-    training = norm.training or (norm.running_mean is None and norm.running_var is None)
-    running = (norm.running_mean, norm.running_var, batches) if tracks or not norm.training else (None, None, None)
+    training = training or (mean is None and variance is None)
+    if momentum is None:  # the average over all batches so far
+        momentum = 0.0
+        if batches is not None:
+            momentum, batches = 1.0 / float(batches.add_(1)), None
+    weight = parameter(conv, "weight")
     geometry = _geometry(
-        conv.weight,
+        weight,
         conv.stride,
         conv.padding,
         conv.dilation,
@@ -403,5 +395,14 @@ def conv_bn_relu_pool_modules(
         input,
     )
     return _conv_bn_relu_pool(
-        input, conv.weight, conv.bias, running, norm.weight, norm.bias, training, momentum, norm.eps, geometry
+        input,
+        weight,
+        parameter(conv, "bias"),
+        (mean, variance, batches),
+        parameter(norm, "weight"),
+        parameter(norm, "bias"),
+        training,
+        momentum,
+        norm.eps,
+        geometry,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
+from .._autograd import Function
 from .._library import ops
 from .._loss import (
     accumulate_dtype,
@@ -37,7 +38,7 @@ def _(grad_output, input, target, weight, statistics, total_weight, reduction, i
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-class CrossEntropyFunction(torch.autograd.Function):
+class CrossEntropyFunction(Function):
     """Returns the loss, and for backward alone the statistics of each sample and total_weight, what a mean is divided
     by. The gradients for class probabilities and for their weights, which few ask for, are composed of differentiable
     ops."""
@@ -75,7 +76,7 @@ class CrossEntropyFunction(torch.autograd.Function):
         return grad_input, grad_target, grad_weight, None, None, None
 
 
-class CrossEntropyBackwardFunction(torch.autograd.Function):
+class CrossEntropyBackwardFunction(Function):
     """grad_input = scale * (sum(q) * softmax - q). Its own gradients, which are needed for second derivatives alone,
     are composed of differentiable ops; statistics and total_weight count as what they are, functions of the others."""
 

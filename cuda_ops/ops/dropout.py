@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors
+from .._autograd import Function
 from .._library import ops
 
 
@@ -17,7 +18,7 @@ def _(grad_output, state, p, stride):
     return torch.empty_strided(grad_output.shape, stride, dtype=grad_output.dtype, device=grad_output.device)
 
 
-class DropoutFunction(torch.autograd.Function):
+class DropoutFunction(Function):
     @staticmethod
     def forward(ctx, input, p):
         # In a compiled graph each call needs an argument of its own, so that no two are merged. An uninitialised tensor
@@ -39,7 +40,7 @@ class DropoutFunction(torch.autograd.Function):
         return DropoutBackwardFunction.apply(grad_output, state, ctx.p, ctx.stride), None
 
 
-class DropoutBackwardFunction(torch.autograd.Function):
+class DropoutBackwardFunction(Function):
     """grad_output times forward's mask: linear, and its own gradient is the same product."""
 
     @staticmethod

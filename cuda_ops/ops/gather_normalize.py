@@ -13,13 +13,16 @@ def _(images, indices, mean, std, labels, dtype):
     expect(images.dim() >= 1, op, "images to have a dimension of pictures, got shape []")
     expect(indices.dim() == 1, op, "indices to have 1 dimension, got shape {}", list(indices.shape))
     rows = indices.shape[0]
-    channels_last = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
-    source = images if channels_last else images.contiguous()
-    output = torch.empty_strided((rows, *images.shape[1:]), source.stride(), dtype=dtype, device=images.device)
+    channels_last = images.dim() == 4 and not images.is_contiguous()
+    channels_last = channels_last and images.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    output = torch.empty((rows, *images.shape[1:]), dtype=dtype, device=images.device, memory_format=memory_format)
     return output, indices.new_empty((0 if labels is None else rows,), dtype=torch.int64)
 
 
 def number(name, value):
+    if type(value) is float:
+        return value
     if isinstance(value, (tuple, list)) or (isinstance(value, Tensor) and value.numel() != 1):
         raise NotImplementedError(
             f"gather_normalize: expected {name} to be one number, got {type(value).__name__} of {len(value)}"

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_to_lower
+from .._autograd import Function
 from .._library import ops
 
 
@@ -43,7 +44,7 @@ def _(grad_output):
 # and in weight, grad_weight in grad_output and in input. So three Functions differentiate any number of times.
 
 
-class LinearFunction(torch.autograd.Function):
+class LinearFunction(Function):
     @staticmethod
     def forward(ctx, input, weight, bias):
         # A frozen weight keeps no input alive.
@@ -62,7 +63,7 @@ class LinearFunction(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias
 
 
-class LinearBackwardInputFunction(torch.autograd.Function):
+class LinearBackwardInputFunction(Function):
     """grad_input = grad_output @ weight"""
 
     @staticmethod
@@ -84,7 +85,7 @@ class LinearBackwardInputFunction(torch.autograd.Function):
         return grad_grad_output, grad_weight
 
 
-class LinearBackwardWeightFunction(torch.autograd.Function):
+class LinearBackwardWeightFunction(Function):
     """grad_weight = grad_output.T @ input, with the leading dimensions of both as one"""
 
     @staticmethod
@@ -106,7 +107,7 @@ class LinearBackwardWeightFunction(torch.autograd.Function):
         return grad_grad_output, grad_input
 
 
-class LinearBackwardBiasFunction(torch.autograd.Function):
+class LinearBackwardBiasFunction(Function):
     """grad_bias = grad_output, summed over its leading dimensions"""
 
     @staticmethod
@@ -135,10 +136,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises:
         TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_RUNG``
+            names a kernel that cannot do one of the products.
 
-    Products are summed in float32 (float64 for float64), whatever `torch.backends` allows. Under autocast the tensors
-    are cast as PyTorch casts them. Differentiable any number of times.
+    Products are summed in float32 (float64 for float64). On CUDA, float32 operands of all but small products are
+    rounded to TF32 where ``torch.backends.cuda.matmul.allow_tf32`` or ``torch.set_float32_matmul_precision`` allows
+    it, and kernels are those of :func:`matmul`, with the bias added as results are stored; ``CUDA_OPS_GEMM_RUNG``
+    forces one. Under autocast the tensors are cast as PyTorch casts them. Differentiable any number of times.
 
     Example:
         >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, -1.0]])

@@ -1,7 +1,8 @@
 """linear_cross_entropy: the last layer of a classifier and its loss, without storing the logits.
 
 Where gradients are wanted, forward computes them along with the loss, since the logits are at hand; backward only
-multiplies them by grad_output and by what a mean divides by.
+multiplies them by grad_output and by what a mean divides by: by the autograd.Function in
+csrc/torch/linear_cross_entropy.cpp. Here is what that does where gradients are differentiated further.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer
 from .._autocast import autocast_input
-from .._library import ops
+from .._library import library, ops
 from .._loss import accumulate_dtype, reduction_number
 from .cross_entropy import CrossEntropyFunction
 from .linear import LinearFunction
@@ -75,50 +76,16 @@ def _(grad_output, total_weight, grad_input, grad_weight, grad_bias, reduction):
     )
 
 
-class LinearCrossEntropyFunction(torch.autograd.Function):
-    """Returns the loss, and for backward alone total_weight and the gradients before the division of a mean. Without a
-    reduction they wait for grad_output, one number a row, and backward computes the logits again. Where gradients are
-    to be differentiated further (create_graph), they are composed of linear and cross_entropy, which can be."""
-
-    @staticmethod
-    def forward(ctx, input, weight, target, bias, reduction, ignore_index, label_smoothing, with_gradients):
-        parameters = (reduction, ignore_index, label_smoothing)
-        wanted = [with_gradients and reduction != 0 and ctx.needs_input_grad[i] for i in (0, 1, 3)]
-        results = ops.linear_cross_entropy_forward(input, weight, target, bias, None, *parameters, *wanted)
-        ctx.save_for_backward(input, weight, target, bias, *results[1:])
-        ctx.mark_non_differentiable(*results[1:])
-        ctx.set_materialize_grads(False)
-        ctx.parameters = parameters
-        return results
-
-    @staticmethod
-    def backward(ctx, grad_output, *_):
-        nothing = (None,) * 4
-        if grad_output is None:
-            return (None, None, None, None, *nothing)
-        input, weight, target, bias, total_weight, *grads = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-        if torch.is_grad_enabled():
-            grads = composed_gradients(grad_output, input, weight, target, bias, wanted, *ctx.parameters)
-        elif ctx.parameters[0] == 0:
-            results = ops.linear_cross_entropy_forward(
-                input, weight, target, bias, grad_output, *ctx.parameters, *wanted
-            )
-            grads = (results[2], results[3].to(weight.dtype), results[4].to(weight.dtype))
-        else:
-            grads = ops.linear_cross_entropy_scale(grad_output, total_weight, *grads, ctx.parameters[0])
-        grad_input, grad_weight, grad_bias = (g if w else None for g, w in zip(grads, wanted, strict=True))
-        return (grad_input, grad_weight, None, grad_bias, *nothing)
-
-
-def composed_gradients(grad_output, input, weight, target, bias, wanted, *parameters):
-    logits = LinearFunction.apply(input.to(weight.dtype), weight, bias).flatten(0, -2) if input.dim() > 1 else None
-    if logits is None:
-        logits = LinearFunction.apply(input.to(weight.dtype), weight, bias)
-    loss = CrossEntropyFunction.apply(logits, target.flatten() if input.dim() > 1 else target, None, *parameters)[0]
-    inputs = [t for t, w in zip((input, weight, bias), wanted, strict=True) if w]
-    grads = iter(torch.autograd.grad(loss, inputs, grad_output.reshape(loss.shape), create_graph=True))
-    return [next(grads) if w else None for w in wanted]
+@torch.library.impl(library, "linear_cross_entropy_gradients", "CompositeImplicitAutograd")
+def _(grad_output, input, weight, target, bias, reduction, ignore_index, label_smoothing, wanted):
+    """Those of input, weight and bias that are wanted, composed of linear and cross_entropy, which are differentiable
+    any number of times."""
+    logits = LinearFunction.apply(input.to(weight.dtype), weight, bias)
+    if input.dim() > 1:
+        logits, target = logits.flatten(0, -2), target.flatten()
+    loss = CrossEntropyFunction.apply(logits, target, None, reduction, ignore_index, label_smoothing)[0]
+    inputs = [t for t, want in zip((input, weight, bias), wanted, strict=True) if want]
+    return list(torch.autograd.grad(loss, inputs, grad_output.reshape(loss.shape), create_graph=True))
 
 
 def linear_cross_entropy(
@@ -167,9 +134,7 @@ def linear_cross_entropy(
     ignore_index = integer("linear_cross_entropy", "ignore_index", ignore_index)
     reduction = reduction_number("linear_cross_entropy", None, None, reduction)
     input = autocast_input("linear_cross_entropy", input)
-    return LinearCrossEntropyFunction.apply(
-        input, weight, target, bias, reduction, ignore_index, label_smoothing, torch.is_grad_enabled()
-    )[0]
+    return ops.linear_cross_entropy(input, weight, target, bias, reduction, ignore_index, label_smoothing)
 
 
 class LinearCrossEntropyLoss(torch.nn.Linear):

@@ -1,11 +1,14 @@
-"""linear_relu: relu(input @ weight.T + bias), over any leading shape, in one kernel."""
+"""linear_relu: relu(input @ weight.T + bias), over any leading shape, in one kernel.
+
+Its autograd.Function is in csrc/torch/linear_relu.cpp; here is what that does where gradients are differentiated.
+"""
 
 import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_input
-from .._library import ops
+from .._library import library, ops
 from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
 from .relu import ReLUBackwardFunction
 
@@ -35,37 +38,16 @@ def _(grad_output, output, input, weight, with_input, with_weight, with_bias):
     )
 
 
-class LinearReLUFunction(torch.autograd.Function):
-    """Saves its output for the mask. The three gradients are one op; where they are to be differentiated further
-    (create_graph), they are composed of linear's and relu's Functions instead, which can be."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias):
-        output = ops.linear_relu_forward(input, weight, bias)
-        # Weight also for its shape and dtype; a frozen weight keeps no input alive, except that grad_bias asks for one.
-        ctx.save_for_backward(input, weight, output)
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, weight, output = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return composed_gradients(grad_output, input, weight, output, ctx.needs_input_grad)
-        grads = ops.linear_relu_backward(grad_output, output, input, weight, *ctx.needs_input_grad)
-        return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=True))
-
-
-def composed_gradients(grad_output, input, weight, output, wanted):
+@torch.library.impl(library, "linear_relu_gradients", "CompositeImplicitAutograd")
+def _(grad_output, output, input, weight, wanted):
+    """Those of the arguments that are wanted, composed of linear's and relu's Functions, which are differentiable."""
     masked = ReLUBackwardFunction.apply(grad_output, output)
-    dtype = weight.dtype
-    grad_input = grad_weight = grad_bias = None
-    if wanted[0]:
-        grad_input = LinearBackwardInputFunction.apply(masked, weight.to(input.dtype))
-    if wanted[1]:
-        grad_weight = LinearBackwardWeightFunction.apply(masked, input).to(dtype)
-    if wanted[2]:
-        grad_bias = LinearBackwardBiasFunction.apply(masked).to(dtype)
-    return grad_input, grad_weight, grad_bias
+    gradients = (
+        lambda: LinearBackwardInputFunction.apply(masked, weight.to(input.dtype)),
+        lambda: LinearBackwardWeightFunction.apply(masked, input).to(weight.dtype),
+        lambda: LinearBackwardBiasFunction.apply(masked).to(weight.dtype),
+    )
+    return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -96,7 +78,7 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     """
     check_tensors("linear_relu", input=input, weight=weight)
     check_tensors_or_none("linear_relu", bias=bias)
-    return LinearReLUFunction.apply(autocast_input("linear_relu", input), weight, bias)
+    return ops.linear_relu(autocast_input("linear_relu", input), weight, bias)
 
 
 class LinearReLU(torch.nn.Linear):

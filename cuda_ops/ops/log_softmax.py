@@ -6,6 +6,7 @@ from torch.nn.functional import _get_softmax_dim
 
 from .._arguments import check_tensors, expect, integer
 from .._autocast import autocast_to_float32
+from .._autograd import Function
 from .._library import ops
 
 
@@ -23,7 +24,7 @@ def _(grad_output, output, dim):
     return torch.empty_like(output, memory_format=torch.contiguous_format)
 
 
-class LogSoftmaxFunction(torch.autograd.Function):
+class LogSoftmaxFunction(Function):
     @staticmethod
     def forward(ctx, input, dim):
         output = ops.log_softmax_forward(input, dim)
@@ -37,7 +38,7 @@ class LogSoftmaxFunction(torch.autograd.Function):
         return LogSoftmaxBackwardFunction.apply(grad_output, output, ctx.dim), None
 
 
-class LogSoftmaxBackwardFunction(torch.autograd.Function):
+class LogSoftmaxBackwardFunction(Function):
     """grad_input = grad_output - exp(output) * sum(grad_output). Its own gradients, which are needed for second
     derivatives alone, are composed of PyTorch's differentiable ops."""
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .._arguments import check_tensors, pair
+from .._autograd import Function
 from .._library import ops
 from ._pool2d import empty_pooled, pair_or_kernel
 
@@ -26,7 +27,7 @@ def _(grad_output, indices, input_size, kernel_size, stride, padding, dilation, 
     )
 
 
-class MaxPool2dFunction(torch.autograd.Function):
+class MaxPool2dFunction(Function):
     @staticmethod
     def forward(ctx, input, *window):
         output, indices = ops.max_pool2d_forward(input, *window)
@@ -46,7 +47,7 @@ class MaxPool2dFunction(torch.autograd.Function):
         return grad_input, *(None for _ in ctx.window)
 
 
-class MaxPool2dBackwardFunction(torch.autograd.Function):
+class MaxPool2dBackwardFunction(Function):
     """grad_input: each element of grad_output at its index. Linear, and its own gradient is the way back: the element
     at each index."""
 

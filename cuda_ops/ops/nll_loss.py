@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
+from .._autograd import Function
 from .._library import ops
 from .._loss import check_target_shape, empty_loss, reduction_number, refuse_weight_gradient
 
@@ -20,7 +21,7 @@ def _(grad_output, input, target, weight, total_weight, reduction, ignore_index)
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-class NllLossFunction(torch.autograd.Function):
+class NllLossFunction(Function):
     """Returns the loss and total_weight, what a mean is divided by; the latter for backward alone."""
 
     @staticmethod
@@ -40,7 +41,7 @@ class NllLossFunction(torch.autograd.Function):
         return grad_input, None, None, None, None
 
 
-class NllLossBackwardFunction(torch.autograd.Function):
+class NllLossBackwardFunction(Function):
     """The loss is linear in its input, so that its gradient is linear in grad_output, does not depend on the input, and
     has the loss itself as its gradient."""
 

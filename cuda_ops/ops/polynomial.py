@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors
+from .._autograd import Function
 from .._library import ops
 
 
@@ -24,7 +25,7 @@ def derivative(coefficients):
     return [power * coefficient for power, coefficient in enumerate(coefficients)][1:] or [0.0]
 
 
-class PolynomialFunction(torch.autograd.Function):
+class PolynomialFunction(Function):
     @staticmethod
     def forward(ctx, input, coefficients):
         ctx.save_for_backward(input)
@@ -37,7 +38,7 @@ class PolynomialFunction(torch.autograd.Function):
         return PolynomialBackwardFunction.apply(grad_output, input, ctx.coefficients), None
 
 
-class PolynomialBackwardFunction(torch.autograd.Function):
+class PolynomialBackwardFunction(Function):
     """grad_input = grad_output * p'(input), itself differentiable: linear in grad_output, and in input once more the
     backward of a polynomial, p'."""
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors
+from .._autograd import Function
 from .._library import ops
 
 
@@ -22,7 +23,7 @@ def _(grad_output, output):
     return torch.empty_like(output)
 
 
-class ReLUFunction(torch.autograd.Function):
+class ReLUFunction(Function):
     """Saves its output, which says all that backward asks, so that the input may be freed or written over."""
 
     @staticmethod
@@ -53,7 +54,7 @@ class ReLUInplaceFunction(torch.autograd.Function):
         return ReLUBackwardFunction.apply(grad_output, output.detach())
 
 
-class ReLUBackwardFunction(torch.autograd.Function):
+class ReLUBackwardFunction(Function):
     """grad_input = grad_output where output > 0, else 0: linear in grad_output with a factor that is constant
     wherever it has a derivative, so that its own gradient is the same function, and that of output is none."""
 

@@ -1,7 +1,10 @@
 """SGD: torch.optim.SGD with the step of a whole parameter list in one kernel."""
 
+import functools
+
 import torch
 from torch import Tensor
+from torch.optim import optimizer
 
 from .._library import ops
 
@@ -95,7 +98,24 @@ class SGD(torch.optim.SGD):
             refuse_differentiable(group)
         self._step_supports_amp_scaling = False
 
-    @torch.no_grad()
+    @staticmethod
+    def profile_hook_step(func):
+        """What torch.optim puts around :meth:`step`, for hooks and for an entry in profiles; left out where there are
+        neither, since it takes half as long as the step."""
+        hooked = torch.optim.SGD.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(self, *args, **kwargs):
+            hooks = (
+                self._optimizer_step_pre_hooks
+                or self._optimizer_step_post_hooks
+                or optimizer._global_optimizer_pre_hooks
+                or optimizer._global_optimizer_post_hooks
+            )
+            return (hooked if hooks or torch.autograd._profiler_enabled() else func)(self, *args, **kwargs)
+
+        return step
+
     def step(self, closure=None):
         """Updates the parameters that have a gradient.
 
@@ -109,12 +129,22 @@ class SGD(torch.optim.SGD):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for params in by_device_and_dtype(group["params"]):
-                self._step_alike(group, params)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for params, grads in by_device_and_dtype(group["params"]):
+                    self._step_alike(group, params, grads)
         return loss
 
-    def _step_alike(self, group, params):
+    def zero_grad(self, set_to_none: bool = True):
+        """Drops the gradients, or makes them 0. See :meth:`torch.optim.Optimizer.zero_grad`, whose entry in profiles
+        would take longer than dropping them."""
+        if not set_to_none:
+            return super().zero_grad(False)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+    def _step_alike(self, group, params, grads):
         """The step of parameters of one group that share device and dtype."""
         momentum = float(group["momentum"])
         buffers = [self.state.get(p, {}).get("momentum_buffer") for p in params] if momentum != 0 else []
@@ -122,9 +152,9 @@ class SGD(torch.optim.SGD):
         buffers = [torch.empty_like(p) if b is None else b for p, b in zip(params, buffers, strict=False)]
         lr, device_lr = number_or_tensor(group["lr"], params[0].device)
         ops.sgd_(
-            [local(p) for p in params],
-            [local(p.grad, p) for p in params],
-            [local(b, p) for b, p in zip(buffers, params, strict=False)],
+            local(params, params),
+            local(grads, params),
+            local(buffers, params),
             first,
             device_lr,
             lr,
@@ -146,25 +176,40 @@ def refuse_differentiable(group):
 
 
 def by_device_and_dtype(params):
-    """The parameters that have a gradient, as lists that share device and dtype, in the order of first appearance."""
+    """The parameters that have a gradient, and their gradients: pairs of lists that share device and dtype, in the
+    order of first appearance."""
     lists = {}
     for p in params:
-        if p.grad is None:
+        grad = p.grad
+        if grad is None:
             continue
-        if p.grad.layout != torch.strided:
+        if grad.layout is not torch.strided:
             raise NotImplementedError(
-                f"SGD: expected dense gradients, got one of layout {p.grad.layout} for a parameter of shape "
+                f"SGD: expected dense gradients, got one of layout {grad.layout} for a parameter of shape "
                 f"{list(p.shape)}"
             )
-        lists.setdefault((p.device, p.dtype), []).append(p)
+        kind = p.device, p.dtype
+        if kind not in lists:
+            lists[kind] = [], []
+        lists[kind][0].append(p)
+        lists[kind][1].append(grad)
     return lists.values()
 
 
-def local(tensor, param=None):
-    """The tensor itself, or what this process holds of a distributed one (FSDP), since the step is elementwise."""
+PLAIN = {Tensor, torch.nn.Parameter}
+
+
+def local(tensors, params):
+    """The tensors themselves, or what this process holds of distributed ones (FSDP), since the step is elementwise."""
+    if PLAIN.issuperset(map(type, tensors)):
+        return tensors
+    return [local_part(tensor, param) for tensor, param in zip(tensors, params, strict=True)]
+
+
+def local_part(tensor, param):
     if not hasattr(tensor, "to_local"):
         return tensor
-    if param is not None and tensor.placements != param.placements:
+    if tensor.placements != param.placements:
         raise NotImplementedError(
             f"SGD: expected gradients and momentum buffers to be placed like their parameter, {param.placements}, "
             f"got {tensor.placements}"

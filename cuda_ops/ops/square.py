@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors
+from .._autograd import Function
 from .._library import ops
 
 
@@ -17,7 +18,7 @@ def _(grad_output, input):
     return torch.empty_like(input)
 
 
-class SquareFunction(torch.autograd.Function):
+class SquareFunction(Function):
     @staticmethod
     def forward(ctx, input):
         ctx.save_for_backward(input)
@@ -29,7 +30,7 @@ class SquareFunction(torch.autograd.Function):
         return SquareBackwardFunction.apply(grad_output, input)
 
 
-class SquareBackwardFunction(torch.autograd.Function):
+class SquareBackwardFunction(Function):
     """grad_input = 2 * input * grad_output, itself differentiable: it is linear in each of its arguments, so that
     its own gradients are the same product with another factor in place."""
 

@@ -87,7 +87,7 @@ class GraphedStep:
         if integer("GraphedStep", "steps_per_graph", steps_per_graph) < 1:
             raise ValueError(f"GraphedStep: expected steps_per_graph to be at least 1, got {steps_per_graph}")
         self.model, self.loss, self.optimizer, self.source = model, loss, optimizer, source
-        self.autocast, self.steps_per_graph = autocast, steps_per_graph
+        self.steps_per_graph = steps_per_graph
         first = next(model.parameters(), None)
         if first is None:
             raise ValueError("GraphedStep: expected a model with parameters, got one without")
@@ -98,9 +98,11 @@ class GraphedStep:
             )
         self.device = first.device
         self.graph = graph and self.device.type == "cuda"
+        # Made once: that it asks the driver what the device can do takes longer than a small op.
+        self._autocast = torch.autocast(self.device.type, autocast) if autocast else contextlib.nullcontext()
         self._modules = list(model.modules())
         self._graphs: dict[tuple, _Captured | None] = {}
-        self._ones: dict[torch.dtype, Tensor] = {}
+        self._ones: dict[tuple, Tensor] = {}
         if self.graph:
             self._stream = torch.cuda.Stream(self.device)
             self._pool = torch.cuda.graph_pool_handle()
@@ -187,14 +189,15 @@ class GraphedStep:
 
     def _step(self, batch) -> Tensor:
         batch = self.source(*batch) if self.source else batch
-        with torch.autocast(self.device.type, self.autocast) if self.autocast else contextlib.nullcontext():
+        with self._autocast:
             loss = self.loss(*batch)
         if loss.numel() != 1:
             raise ValueError(f"GraphedStep: expected the loss to be one number, got shape {list(loss.shape)}")
         # The gradient of the loss itself, kept, so that no kernel has to make it in every step.
-        if loss.dtype not in self._ones:
-            self._ones[loss.dtype] = torch.ones_like(loss, requires_grad=False)
-        loss.backward(self._ones[loss.dtype].reshape(loss.shape))
+        kind = loss.dtype, loss.shape
+        if kind not in self._ones:
+            self._ones[kind] = torch.ones_like(loss, requires_grad=False)
+        loss.backward(self._ones[kind])
         self.optimizer.step()
         # None, not zero: backward then writes the next gradients instead of adding them to zeros.
         self.optimizer.zero_grad(set_to_none=True)
@@ -211,13 +214,15 @@ class GraphedStep:
             return self._step(batch)
         rates = [group["lr"] for group in self.optimizer.param_groups]
         losses = []
-        for i in range(len(batch[0])):
-            if table is not None:
-                for group, rate in zip(self.optimizer.param_groups, self._each(table[i]), strict=True):
-                    group["lr"] = rate
-            losses.append(self._step([tensor[i] for tensor in batch]))
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        try:
+            for i in range(len(batch[0])):
+                if table is not None:
+                    for group, rate in zip(self.optimizer.param_groups, self._each(table[i]), strict=True):
+                        group["lr"] = rate
+                losses.append(self._step([tensor[i] for tensor in batch]))
+        finally:  # a step that fails leaves no rate of the table behind
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
         return torch.stack(losses)
 
     def _plain(self, batch, lr) -> Tensor:
@@ -237,10 +242,12 @@ class GraphedStep:
         self.optimizer.zero_grad(set_to_none=True)
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
-            loss = self._steps(batch, None if table is None else table.to(self.device))
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+                loss = self._steps(batch, None if table is None else table.to(self.device))
+        finally:  # also for what a step that fails has begun
+            current.wait_stream(self._stream)
         loss.record_stream(current)
         return loss
 

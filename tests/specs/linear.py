@@ -8,7 +8,8 @@ def samples(make):
     # (leading shape, in_features, out_features): one element; nothing that fits a tile; around the GPU's tile of 64 and
     # its slices of 16; around the CPU's tiles of 14 and 32; few rows of many features, which split the sum on the GPU;
     # many rows, which split it for the gradients of weight and bias, and spread over threads on the CPU; more than one
-    # block of 256 deep and of 1536 wide on the CPU; the last layer of the MNIST network.
+    # block of 256 deep and of 1536 wide on the CPU; the last layer of the MNIST network; enough work for the GPU's
+    # GEMM, with rows that are not whole 16 bytes and rows that are.
     for leading, in_features, out_features in [
         ((1,), 1, 1),
         ((3,), 5, 7),
@@ -20,6 +21,8 @@ def samples(make):
         ((130,), 129, 70),
         ((7,), 257, 1601),
         ((64,), 128, 10),
+        ((130,), 301, 121),
+        ((64,), 1024, 128),
         ((), 6, 4),
         ((2, 3), 4, 5),
         ((2, 3, 2, 2), 3, 2),

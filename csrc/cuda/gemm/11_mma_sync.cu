@@ -12,7 +12,7 @@
 #include "gemm/rungs.h"
 
 static constexpr int THREADS = 256;
-static constexpr int WARPS_M = 2, WARPS_N = 4;
+[[maybe_unused]] static constexpr int WARPS_M = 2, WARPS_N = 4; // unused where mma.sync is not
 
 // Tile sizes, ring and padding by element type. An instruction multiplies 16 x DEPTH by DEPTH x 8.
 template <typename T>

@@ -1,15 +1,15 @@
 // Rung 12: D = activation(alpha * op(A) op(B) + bias) by Hopper's own instructions: the copy engine (TMA) and wgmma.
-// A block makes one tile of 128 x 256 (128 x 128 where that leaves SMs idle) with three warpgroups that have parts of
-// their own. One thread of the first does nothing but ask the copy engine for slices of 64 along k (128 bytes), which
-// come to a ring of four (six) stages in shared memory, swizzled so that wgmma reads them without bank conflicts. The
-// other two multiply 64 rows each, 64 x 256 x 16 in one instruction, both operands from shared memory, the accumulators
-// in registers that the first warpgroup gave up (setmaxnreg). Two mbarriers a stage say "full" and "empty": no thread
-// waits for another but through them. Results leave by way of shared memory and the copy engine.
-// All four transposes of 16-bit operands; TF32 where both operands are K-major.
-// Fixes of rung 11: no registers, no instructions and no barriers of the whole block for moving data, and operands are
-// read from shared memory once a warpgroup instead of once a warp.
-// Leaves on the table: a block's start and its results' way out are hidden by no other work; neighbouring blocks fetch
-// the same slices from the L2 cache; tiles come in plain order. Rung 13 mends the three.
+// A block makes one tile of 128 x 256 with three warpgroups that have parts of their own. One thread of the first does
+// nothing but ask the copy engine for slices of 64 along k (128 bytes), which come to a ring of four stages in shared
+// memory, swizzled so that wgmma reads them without bank conflicts. The other two multiply 64 rows each, 64 x 256 x 16
+// in one instruction, both operands from shared memory, the accumulators in registers that the first warpgroup gave up
+// (setmaxnreg). Two mbarriers a stage say "full" and "empty": no thread waits for another but through them. Results
+// leave by way of shared memory and the copy engine. All four transposes of 16-bit operands; TF32 where both operands
+// are K-major. Fixes of rung 11: no registers, no instructions and no barriers of the whole block for moving data, and
+// operands are read from shared memory once a warpgroup instead of once a warp. Leaves on the table: a block's start
+// and its results' way out are hidden by no other work; neighbouring blocks fetch the same slices from the L2 cache;
+// tiles come in plain order; there is one size of tile, and it leaves SMs idle where D is small. Rung 13 mends the
+// four.
 #include "gemm/hopper_tile.cuh"
 
 #if defined(CUDA_OPS_SM90A)
@@ -135,22 +135,17 @@ static cuda_ops_status launch(const GemmCall &call)
 }
 
 template <typename T, bool a_mn_major, bool b_mn_major>
-static cuda_ops_status launch_wide_or_narrow(const GemmCall &call, GemmDevice device)
+static cuda_ops_status launch_wide(const GemmCall &call)
 {
-    const cuda_ops_gemm_problem &p = call.problem;
-    if (ceil_div(p.m, 128) * ceil_div(p.n, 256) * p.batch >= device.multiprocessors * 3 / 4)
-        return launch<Tile<T, 128, 256, 1, 1, false, 4, a_mn_major, b_mn_major>>(call);
-    return launch<Tile<T, 128, 128, 1, 1, false, 6, a_mn_major, b_mn_major>>(call);
+    return launch<Tile<T, 128, 256, 1, 1, false, 4, a_mn_major, b_mn_major>>(call);
 }
 
 template <typename T>
-static cuda_ops_status launch_transposed(const GemmCall &call, GemmDevice device)
+static cuda_ops_status launch_transposed(const GemmCall &call)
 {
     if (call.problem.transpose_a)
-        return call.problem.transpose_b ? launch_wide_or_narrow<T, true, false>(call, device)
-                                        : launch_wide_or_narrow<T, true, true>(call, device);
-    return call.problem.transpose_b ? launch_wide_or_narrow<T, false, false>(call, device)
-                                    : launch_wide_or_narrow<T, false, true>(call, device);
+        return call.problem.transpose_b ? launch_wide<T, true, false>(call) : launch_wide<T, true, true>(call);
+    return call.problem.transpose_b ? launch_wide<T, false, false>(call) : launch_wide<T, false, true>(call);
 }
 #endif
 
@@ -161,21 +156,21 @@ bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device)
            (p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b));
 }
 
-cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice)
 {
 #if defined(CUDA_OPS_SM90A)
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return launch_transposed<__nv_bfloat16>(call, device);
+        return launch_transposed<__nv_bfloat16>(call);
     case CUDA_OPS_FLOAT16:
-        return launch_transposed<__half>(call, device);
+        return launch_transposed<__half>(call);
     case CUDA_OPS_FLOAT32:
-        return launch_wide_or_narrow<float, false, false>(call, device);
+        return launch_wide<float, false, false>(call);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
 #else
-    (void)call, (void)device;
+    (void)call;
     return CUDA_OPS_INVALID_ARGUMENT;
 #endif
 }

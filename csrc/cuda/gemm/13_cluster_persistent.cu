@@ -31,9 +31,11 @@ cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice
 {
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return gemm_cluster_persistent_bfloat16(call, device, plan);
+        return call.problem.transpose_a ? gemm_cluster_persistent_bfloat16_transposed(call, device, plan)
+                                        : gemm_cluster_persistent_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
-        return gemm_cluster_persistent_float16(call, device, plan);
+        return call.problem.transpose_a ? gemm_cluster_persistent_float16_transposed(call, device, plan)
+                                        : gemm_cluster_persistent_float16(call, device, plan);
     case CUDA_OPS_FLOAT32:
         return gemm_cluster_persistent_tf32(call, device, plan);
     default:
@@ -41,17 +43,12 @@ cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice
     }
 }
 
-static GemmPlan plan_of(const cuda_ops_gemm_problem &, GemmDevice)
-{
-    return {0, 1, 8, 0};
-}
-
 int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return gemm_cluster_persistent_planned_workspace(problem, plan_of(problem, device));
+    return gemm_cluster_persistent_planned_workspace(problem, gemm_cluster_persistent_plan(problem, device));
 }
 
 cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device)
 {
-    return gemm_cluster_persistent_planned(call, device, plan_of(call.problem, device));
+    return gemm_cluster_persistent_planned(call, device, gemm_cluster_persistent_plan(call.problem, device));
 }

@@ -374,7 +374,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     return gemm_add_pieces(whole, work.splits);
 }
 
-// Rung 13's tiles of 16-bit operands, by number.
+// Rung 13's tiles of 16-bit operands, as HALVES in gemm.cu numbers them.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
@@ -383,26 +383,19 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     //                                      M    N   cluster ping-pong stages
     case 0: return launch<Tile<T, 128, 256, 2, 1, false, 4, a_mn_major, b_mn_major>>(call, device, plan);
     case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major>>(call, device, plan);
-    case 2: return launch<Tile<T, 128, 160, 2, 1, true, 4, a_mn_major, b_mn_major>>(call, device, plan);
-    case 3: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major>>(call, device, plan);
-    case 4: return launch<Tile<T, 128, 64, 2, 1, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
-    case 5: return launch<Tile<T, 128, 128, 2, 1, false, 6, a_mn_major, b_mn_major>>(call, device, plan);
-    case 6: return launch<Tile<T, 256, 128, 1, 2, false, 3, a_mn_major, b_mn_major>>(call, device, plan);
-    case 7: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
-    case 8: return launch<Tile<T, 128, 64, 1, 4, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
+    case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major>>(call, device, plan);
+    case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
-template <typename T>
-static cuda_ops_status launch_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+// A as it is stored: its two ways are in two files, which compile side by side.
+template <typename T, bool a_mn_major>
+static cuda_ops_status launch_either_b(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
-    if (call.problem.transpose_a)
-        return call.problem.transpose_b ? launch_halves<T, true, false>(call, device, plan)
-                                        : launch_halves<T, true, true>(call, device, plan);
-    return call.problem.transpose_b ? launch_halves<T, false, false>(call, device, plan)
-                                    : launch_halves<T, false, true>(call, device, plan);
+    return call.problem.transpose_b ? launch_halves<T, a_mn_major, false>(call, device, plan)
+                                    : launch_halves<T, a_mn_major, true>(call, device, plan);
 }
 
 #endif

@@ -1,10 +1,10 @@
-// Rung 13 for bfloat16.
+// Rung 13 for bfloat16, A stored m x k.
 #include "gemm/13_cluster_persistent.cuh"
 
 cuda_ops_status gemm_cluster_persistent_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
-    return launch_transposed<__nv_bfloat16>(call, device, plan);
+    return launch_either_b<__nv_bfloat16, false>(call, device, plan);
 #else
     (void)call, (void)device, (void)plan;
     return CUDA_OPS_INVALID_ARGUMENT;

@@ -77,7 +77,6 @@ static cuda_ops_status launch_registers(const GemmCall &call, GemmDevice device,
     //                                          M    N   cluster ping-pong stages
     case 0: return launch<Tile<float, 256, 128, 1, 2, false, 4, true, false>>(call, device, plan);
     case 1: return launch<Tile<float, 128, 128, 2, 1, true, 6, true, false>>(call, device, plan);
-    case 2: return launch<Tile<float, 256, 128, 2, 1, false, 4, true, false>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
@@ -91,10 +90,7 @@ static cuda_ops_status launch_shared(const GemmCall &call, GemmDevice device, co
     case 0: return launch<Tile<float, 128, 256, 2, 1, false, 4, false, false>>(call, device, plan);
     case 1: return launch<Tile<float, 128, 128, 2, 1, true, 6, false, false>>(call, device, plan);
     case 2: return launch<Tile<float, 128, 160, 2, 1, true, 5, false, false>>(call, device, plan);
-    case 3: return launch<Tile<float, 128, 192, 2, 1, true, 5, false, false>>(call, device, plan);
-    case 4: return launch<Tile<float, 128, 64, 2, 1, false, 8, false, false>>(call, device, plan);
-    case 5: return launch<Tile<float, 128, 128, 2, 1, false, 6, false, false>>(call, device, plan);
-    case 6: return launch<Tile<float, 256, 128, 1, 2, false, 4, false, false>>(call, device, plan);
+    case 3: return launch<Tile<float, 128, 64, 2, 1, false, 8, false, false>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

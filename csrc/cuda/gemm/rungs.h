@@ -35,16 +35,21 @@ struct GemmRung {
 };
 
 // How rung 13 does a problem: the row of its table of tiles, the pieces that k is split in, and the cluster tiles that
-// are walked as one band. The tuning command forces plans; the rung picks one by shape.
+// are walked as one band. gemm.cu picks one by shape.
 struct GemmPlan {
     int tile, splits, group;
     int swapped; // A and B have changed places, and D is made transposed; not for a caller to set
 };
+GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-// Its parts by dtype.
+// Its parts by dtype and storage of A.
 cuda_ops_status gemm_cluster_persistent_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_bfloat16_transposed(const GemmCall &call, GemmDevice device,
+                                                            const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call, GemmDevice device,
+                                                           const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem);
 

@@ -1,4 +1,4 @@
-/* gemm: D = activation(alpha * op(A) op(B) + bias), on CUDA by a ladder of kernels.
+/* gemm: D = activation(alpha * op(A) op(B) + bias), on CUDA by a ladder of kernels; D = op(A) op(B) on the CPU.
  *
  *   op(A)  m x k   A is stored m x k, or k x m where transpose_a is set
  *   op(B)  k x n   B is stored k x n, or n x k where transpose_b is set
@@ -39,6 +39,19 @@ typedef struct cuda_ops_gemm_problem {
     cuda_ops_gemm_activation activation;
     int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are */
 } cuda_ops_gemm_problem;
+
+/* Rows and columns [begin, end) of D, so that the caller spreads blocks over threads. */
+typedef struct cuda_ops_gemm_block {
+    int64_t row_begin, row_end, column_begin, column_end;
+} cuda_ops_gemm_block;
+
+/* Bytes of workspace of each call, aligned to 64. */
+int64_t cuda_ops_matmul_workspace_cpu(void);
+
+/* A block of product `index` of the batch. CUDA_OPS_INVALID_ARGUMENT unless alpha is 1, the output's dtype that of A
+ * and B, and there is no activation. The cut into blocks makes no difference to the bits of the result. */
+cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
+                                    const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
 /* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent). Zero stands for the fastest known for the
  * problem on the current device. 62 is rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. */

@@ -1,0 +1,125 @@
+/* The choice of the instruction set. The compiler's __builtin_cpu_supports asks whether the operating system keeps the
+ * wide registers, too; AMX is newer than what it knows, so that the bits are read here: those of the processor, those
+ * of the state that the system keeps, and then the permission that Linux gives a process on request. */
+#define _GNU_SOURCE /* syscall */
+#include "cuda_ops/cpu_isa.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "common.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
+}
+
+static bool has_amx(void)
+{
+#if defined(__linux__) && CUDA_OPS_WITH_AMX
+    enum { AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, OSXSAVE = 1u << 27, TILE_STATES = 3u << 17 };
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!has_avx512() || !__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE))
+        return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (AMX_BF16 | AMX_TILE)) != (AMX_BF16 | AMX_TILE))
+        return false;
+    unsigned states, high;
+    __asm__ volatile("xgetbv" : "=a"(states), "=d"(high) : "c"(0));
+    return (states & TILE_STATES) == TILE_STATES && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
+static cuda_ops_cpu_isa find_widest(void)
+{
+    if (has_amx())
+        return CUDA_OPS_CPU_AMX;
+    if (has_avx512())
+        return CUDA_OPS_CPU_AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return CUDA_OPS_CPU_AVX2;
+    return CUDA_OPS_CPU_PORTABLE;
+}
+
+int cuda_ops_cpu_isa_has_avx512_bf16(void)
+{
+    unsigned a, b, c, d;
+    return CUDA_OPS_WITH_AVX512_BF16 && cuda_ops_cpu_isa_widest() >= CUDA_OPS_CPU_AVX512 &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+#else
+static cuda_ops_cpu_isa find_widest(void)
+{
+    return CUDA_OPS_CPU_PORTABLE;
+}
+
+int cuda_ops_cpu_isa_has_avx512_bf16(void)
+{
+    return 0;
+}
+#endif
+
+/* One more than the set, so that zero is "not known yet". Two threads that are first find out the same. */
+static _Atomic int widest, current;
+
+const char *cuda_ops_cpu_isa_name(cuda_ops_cpu_isa isa)
+{
+    static const char *const names[] = {"portable", "avx2", "avx512", "amx"};
+    return (int)isa >= 0 && isa <= CUDA_OPS_CPU_AMX ? names[isa] : NULL;
+}
+
+cuda_ops_cpu_isa cuda_ops_cpu_isa_widest(void)
+{
+    int known = atomic_load_explicit(&widest, memory_order_relaxed);
+    if (!known) {
+        known = 1 + (int)find_widest();
+        atomic_store_explicit(&widest, known, memory_order_relaxed);
+    }
+    return (cuda_ops_cpu_isa)(known - 1);
+}
+
+/* -1 if there is none of that name here. */
+static int find_by_name(const char *name)
+{
+    for (int isa = 0; isa <= (int)cuda_ops_cpu_isa_widest(); isa++)
+        if (strcmp(name, cuda_ops_cpu_isa_name((cuda_ops_cpu_isa)isa)) == 0)
+            return isa;
+    return -1;
+}
+
+cuda_ops_status cuda_ops_cpu_isa_check(void)
+{
+    const char *const name = getenv("CUDA_OPS_CPU_ISA");
+    return !name || !*name || find_by_name(name) >= 0 ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+cuda_ops_status cuda_ops_cpu_isa_select(const char *name)
+{
+    const int isa = name ? find_by_name(name) : (int)cuda_ops_cpu_isa_widest();
+    if (isa < 0)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    atomic_store_explicit(&current, 1 + isa, memory_order_relaxed);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_cpu_isa cuda_ops_cpu_isa_current(void)
+{
+    int known = atomic_load_explicit(&current, memory_order_relaxed);
+    if (!known) {
+        const char *const name = getenv("CUDA_OPS_CPU_ISA");
+        if (!name || cuda_ops_cpu_isa_select(name) != CUDA_OPS_SUCCESS)
+            cuda_ops_cpu_isa_select(NULL);
+        known = atomic_load_explicit(&current, memory_order_relaxed);
+    }
+    return (cuda_ops_cpu_isa)(known - 1);
+}

@@ -1,0 +1,76 @@
+"""What is special to linear_relu and linear_cross_entropy: float32 parameters beside halves."""
+
+import pytest
+import torch
+from opspec import RELATIVE_NORM, Make, assert_close
+
+from cuda_ops.functional import linear_cross_entropy, linear_relu
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def parameters(make, dtype, rows, columns):
+    """Values of `dtype`, in float32: their rounding on the way to the tensor cores is no part of the error."""
+    bound = 8 / max(columns, 4)
+    values = make(rows, columns, low=-bound, high=bound), make(rows)
+    return [t.to(dtype).float().requires_grad_() for t in values]
+
+
+def check(function, reference, tensors, dtype):
+    output = function(*tensors)
+    grad = torch.randn_like(output) if output.dim() else torch.ones_like(output)
+    grads = torch.autograd.grad(output, tensors, grad)
+    doubles = [t.detach().cpu().double().requires_grad_() for t in tensors]
+    expected = reference(*doubles)
+    expected_grads = torch.autograd.grad(expected, doubles, grad.cpu().double())
+    assert_close(output, expected, RELATIVE_NORM[dtype])
+    for tensor, actual, wanted in zip(tensors, grads, expected_grads, strict=True):
+        assert actual.dtype == tensor.dtype
+        assert_close(actual, wanted, RELATIVE_NORM[dtype], "gradient")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+# Features that 16-byte loads of halves and of floats fit (24), those of floats alone (20, 1028), and neither (17, 33).
+# Classes off the padding of their rows, which is to hold no garbage where it is loaded with them.
+@pytest.mark.parametrize(
+    ("rows", "in_features", "classes"),
+    [(37, 24, 10), (37, 24, 17), (37, 20, 17), (37, 20, 30), (5, 1028, 3), (37, 17, 19), (130, 33, 130), (3, 20, 1)],
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_cross_entropy_of_float32_parameters(dtype, rows, in_features, classes, reduction):
+    make = Make("cuda", torch.float32)
+    input = make(rows, in_features).to(dtype).requires_grad_()
+    target = make.integers(rows, high=classes)
+
+    def ours(input, weight, bias):
+        return linear_cross_entropy(input, weight, target, bias, reduction=reduction, label_smoothing=0.1)
+
+    def native(input, weight, bias):
+        logits = torch.nn.functional.linear(input, weight, bias)
+        return torch.nn.functional.cross_entropy(logits, target.cpu(), reduction=reduction, label_smoothing=0.1)
+
+    if classes == 1:  # nothing to compare: a loss and gradients of 0
+        output = ours(input, *parameters(make, dtype, classes, in_features))
+        assert (output == 0).all()
+        assert (torch.autograd.grad(output.sum(), input)[0] == 0).all()
+        return
+    check(ours, native, [input, *parameters(make, dtype, classes, in_features)], dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"),
+    [(1, 24, 16), (37, 24, 17), (37, 20, 24), (130, 33, 70), (1030, 72, 136), (1030, 20, 12)],
+)
+def test_relu_of_float32_parameters(dtype, rows, in_features, out_features):
+    make = Make("cuda", torch.float32)
+    # Whole numbers, so that both sides agree on what is above 0.
+    input = make(rows, in_features).round().to(dtype).requires_grad_()
+    weight, bias = (make(*shape).round().requires_grad_() for shape in ((out_features, in_features), (out_features,)))
+
+    def native(input, weight, bias):
+        return torch.relu(torch.nn.functional.linear(input, weight, bias))
+
+    check(linear_relu, native, [input, weight, bias], dtype)

@@ -1,0 +1,179 @@
+"""What is special to matmul: random shapes, the rung that the environment forces (of linear too), TF32, autocast."""
+
+import random
+
+import pytest
+import torch
+from opspec import RELATIVE_NORM, Make, assert_close
+
+import cuda_ops
+from cuda_ops._library import ops
+from cuda_ops.functional import linear, matmul
+from cuda_ops.ladder import gemm
+
+CUDA_CODES = [code for code in gemm.CODES.values() if not 30 < code < 40]
+
+
+@pytest.fixture
+def allow_tf32():
+    before = torch.backends.cuda.matmul.allow_tf32
+
+    def allow(allowed):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    yield allow
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def force(monkeypatch):
+    yield lambda rung: monkeypatch.setenv("CUDA_OPS_GEMM_RUNG", str(rung))
+
+
+def random_shapes(count):
+    """Pairs of shapes of 1 to 4 dimensions that torch.matmul takes, sizes of 1 to 70."""
+    rng = random.Random(0)
+    for _ in range(count):
+        m, n, k = (rng.choice([1, 2, 7, 16, 31, 33, 64, 70]) for _ in range(3))
+        batch = [rng.randint(1, 3) for _ in range(rng.randint(0, 2))]
+
+        def some_of(batch):
+            return [size if rng.random() < 0.7 else 1 for size in batch[rng.randint(0, len(batch)) :]]
+
+        left = [k] if rng.random() < 0.1 else [*some_of(batch), m, k]
+        right = [k] if rng.random() < 0.1 else [*some_of(batch), k, n]
+        yield left, right
+
+
+def test_random_shapes(device_dtype):
+    device, dtype = device_dtype
+    make = Make(device, dtype, requires_grad=True)
+    for left, right in random_shapes(80):
+        a, b = make(*left), make(*right)
+        doubles = [t.detach().cpu().double().requires_grad_() for t in (a, b)]
+        output, expected = matmul(a, b), torch.matmul(*doubles)
+        assert output.is_contiguous()
+        assert_close(output, expected, RELATIVE_NORM[dtype], f"{left} {right}")
+        grad = torch.ones_like(output)
+        grads = torch.autograd.grad(output, (a, b), grad)
+        expected_grads = torch.autograd.grad(expected, doubles, grad.cpu().double())
+        for actual, wanted in zip(grads, expected_grads, strict=True):
+            assert_close(actual, wanted, RELATIVE_NORM[dtype], f"{left} {right}: gradient")
+
+
+def test_only_the_wanted_gradient_is_computed(device):
+    make = Make(device, torch.float32)
+    for wanted in (0, 1):
+        tensors = [make(5, 6), make(6, 7)]
+        tensors[wanted].requires_grad_()
+        with torch.profiler.profile(acc_events=True) as profile:
+            matmul(*tensors).sum().backward()
+        calls = sum(e.count for e in profile.key_averages() if e.key == "cuda_ops::matmul_forward")
+        assert calls == 2  # the product and one gradient
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("code", CUDA_CODES)
+def test_forced_rung(code, force, device_dtype):
+    """Products in all storage orders, and linear's with its bias: right by each rung, or refused by its name."""
+    device, dtype = device_dtype
+    if device != "cuda":
+        pytest.skip("rungs are CUDA's")
+    make = Make(device, dtype)
+    force(code)
+    for m, n, k in [(35, 79, 19), (136, 200, 72), (64, 16, 640)]:
+        for transposes in range(4):
+            a = make(k, m).T if transposes & 1 else make(m, k)
+            b = make(n, k).T if transposes & 2 else make(k, n)
+            bias = make(n)
+            product = a.cpu().double() @ b.cpu().double()
+            try:
+                actual = matmul(a, b)
+            except NotImplementedError as error:
+                assert f"matmul: CUDA_OPS_GEMM_RUNG={code} (" in str(error)
+                assert not ops.gemm_rung_runs(a, b, code)
+            else:
+                assert_close(actual, product, RELATIVE_NORM[dtype], f"{(m, n, k)} {transposes} by rung {code}")
+            try:
+                actual = linear(a.contiguous(), b.T.contiguous(), bias)
+            except NotImplementedError as error:
+                assert f"linear: CUDA_OPS_GEMM_RUNG={code} (" in str(error)
+            else:
+                expected = product + bias.cpu().double()
+                assert_close(actual, expected, RELATIVE_NORM[dtype], f"linear {(m, n, k)} by rung {code}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("value", ["banana", "3", "14", "-4", "11x"])
+def test_unknown_rung_is_refused(value, force):
+    a = torch.ones(4, 4, device="cuda")
+    force(value)
+    with pytest.raises(RuntimeError, match=rf"matmul: expected CUDA_OPS_GEMM_RUNG to be the number .* got {value}"):
+        matmul(a, a)
+
+
+@pytest.mark.cuda
+def test_rung_that_cannot_is_refused_by_name(force):
+    a = torch.ones(256, 256, device="cuda", dtype=torch.float64)
+    force(12)
+    for call, op in [(lambda: matmul(a, a), "matmul"), (lambda: linear(a, a), "linear")]:
+        message = (
+            rf"{op}: CUDA_OPS_GEMM_RUNG=12 \(tma_wgmma\) cannot do this product on this device: m 256, n 256, k 256"
+        )
+        with pytest.raises(NotImplementedError, match=message):
+            call()
+
+
+@pytest.mark.cuda
+def test_tf32_is_obeyed(allow_tf32):
+    """1 + 2^-12 is 1 in TF32, which has 10 bits behind the point."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("no TF32 before sm_80")
+    x, ones = torch.full((256, 256), 1 + 2**-12, device="cuda"), torch.ones(256, 256, device="cuda")
+    for allowed, value in [(False, 256 * (1 + 2**-12)), (True, 256.0)]:
+        allow_tf32(allowed)
+        for transposed in (x.T.contiguous().T, x):
+            assert (matmul(transposed, ones) == value).all()
+        assert (linear(x, ones) == value).all()
+        assert (ops.linear_backward_input(x, ones) == value).all()
+        assert (ops.linear_backward_weight(x, ones) == value).all()
+
+
+@pytest.mark.cuda
+def test_precision_is_obeyed():
+    before = torch.get_float32_matmul_precision()
+    x, ones = torch.full((64, 64), 1 + 2**-12, device="cuda"), torch.ones(64, 64, device="cuda")
+    try:
+        torch.set_float32_matmul_precision("highest")
+        assert (matmul(x, ones) == 64 * (1 + 2**-12)).all()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.cuda
+def test_autocast_on_cuda():
+    make = Make("cuda", torch.float32, requires_grad=True)
+    a, b = make(3, 4, 5), make(5, 6)
+    with torch.autocast("cuda", torch.bfloat16):
+        output = matmul(a, b)
+        assert matmul(a.double(), b.double()).dtype == torch.float64
+    assert output.dtype == torch.bfloat16
+    output.sum().backward()
+    assert a.grad.dtype == b.grad.dtype == torch.float32
+
+
+def test_autocast_on_the_cpu_is_refused():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotImplementedError, match="matmul: autocast on the CPU"):
+        matmul(torch.ones(2, 3), torch.ones(3, 2))
+
+
+@pytest.mark.cuda
+def test_shared_operand_is_not_copied():
+    """A matrix that all products of a batch share has a stride of 0."""
+    a, b = torch.ones(64, 64, device="cuda"), torch.ones(500, 64, 64, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = cuda_ops.functional.matmul(a, b)
+    most = torch.cuda.max_memory_allocated() - before
+    assert most < 1.5 * output.numel() * output.itemsize
