@@ -1,4 +1,5 @@
-"""Trains the MNIST CNN with our ops and with PyTorch's, side by side: same weights, same batches, in turns.
+"""Trains the MNIST CNN with our ops, fused and one a layer, and with PyTorch's, side by side: same weights, same
+batches, in turns.
 
 Prints milliseconds of every phase of a training step, accuracy, and how far gradients and losses are apart; writes
 report.png, report.md and report.json into --out. Under torchrun it trains data-parallel:
@@ -40,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--backend",
         choices=["all", "both", *BACKENDS],
         default="all",
-        help="whose layers to train with; both: custom and native (default: all)",
+        help="fused: our ops that each do the work of several layers; custom: ours, one a layer; native: PyTorch's; "
+        "both: custom and native; all: the three (default: all)",
     )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto, a GPU if there is one)")
     epochs, sizes = DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE

@@ -301,6 +301,13 @@ class ConvBNReLUMaxPool2d(torch.nn.Module):
         pool_kernel_size, pool_stride, pool_padding: of the pooling.
         channels_last: memory format of the output; None for that of the convolution.
         device, dtype: of the parameters.
+
+    Example:
+        >>> block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 32, 3, padding=1, channels_last=True)
+        >>> block(torch.rand(64, 1, 28, 28)).shape
+        torch.Size([64, 32, 14, 14])
+        >>> list(block.state_dict())[:3]
+        ['conv.weight', 'conv.bias', 'norm.weight']
     """
 
     def __init__(

@@ -139,7 +139,15 @@ def linear_cross_entropy(
 
 class LinearCrossEntropyLoss(torch.nn.Linear):
     """:class:`torch.nn.Linear` and :class:`torch.nn.CrossEntropyLoss` in one, through
-    :func:`cuda_ops.functional.linear_cross_entropy`; weight and bias are those of the former."""
+    :func:`cuda_ops.functional.linear_cross_entropy`; weight and bias are those of the former.
+
+    Example:
+        >>> head = cuda_ops.nn.LinearCrossEntropyLoss(3, 10, label_smoothing=0.1)
+        >>> head(torch.ones(2, 3), torch.tensor([3, 0])).shape
+        torch.Size([])
+        >>> torch.nn.functional.linear(torch.ones(2, 3), head.weight, head.bias).shape  # the logits, to predict with
+        torch.Size([2, 10])
+    """
 
     def __init__(
         self,

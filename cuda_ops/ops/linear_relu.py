@@ -82,7 +82,12 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 
 class LinearReLU(torch.nn.Linear):
-    """:class:`torch.nn.Linear` and :class:`torch.nn.ReLU` in one, through :func:`cuda_ops.functional.linear_relu`."""
+    """:class:`torch.nn.Linear` and :class:`torch.nn.ReLU` in one, through :func:`cuda_ops.functional.linear_relu`.
+
+    Example:
+        >>> cuda_ops.nn.LinearReLU(3, 4)(torch.ones(2, 3)).shape
+        torch.Size([2, 4])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return linear_relu(input, self.weight, self.bias)

@@ -67,8 +67,10 @@ class GraphedStep:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = cuda_ops.optim.SGD(model.parameters(), lr=0.1)
         >>> step = GraphedStep(model, lambda x, y: (model(x) - y).square().mean(), optimizer)
-        >>> for x, y in batches:
-        ...     loss = step(x, y)
+        >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), torch.tensor([[1.0], [0.0]])
+        >>> losses = [step(x, y).item() for _ in range(20)]
+        >>> losses[-1] < losses[0]
+        True
     """
 
     def __init__(
