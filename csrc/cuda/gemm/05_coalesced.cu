@@ -4,7 +4,7 @@
 // Fixes: the lanes of a warp now read 32 neighbours of one row of B (one line of 128 bytes for float32), the same
 // element of A (one broadcast), and write neighbours of D: 2 lines a step where rung 4 touched 33.
 // Leaves: every multiply-add still takes two loads; A is read n / 32 times over and B m / 32 times. Bound by the L1's
-// rate of loads, of which the arithmetic needs two for each of its instructions: MEASURED_05
+// rate of loads, of which the arithmetic needs two for each of its instructions.
 #include "gemm/plain.cuh"
 
 static constexpr int TILE = 32;

@@ -6,7 +6,7 @@
 // `dynamic`, T a parameter of the launch and the arrays in `extern __shared__`, as one writes it when the tile is to
 // follow the device. What that freedom costs is the lesson. Fixes: an element of A or B is read from global memory k /
 // T times less often than it is used. Leaves: a multiply-add still takes two loads, only now from shared memory, whose
-// 128 bytes a clock feed a quarter of the FMA units at best. Bound by shared memory: MEASURED_06
+// 128 bytes a clock feed a quarter of the FMA units at best. Bound by shared memory.
 #include "gemm/plain.cuh"
 
 static constexpr int TILE = 32;

@@ -6,7 +6,7 @@
 //   2-D  a block of 256 threads makes 128 x 128, a thread 8 x 8: 16 loads for 64 multiply-adds.
 // Fixes: the loads from shared memory, and with them what bounded rung 6, fall by a factor of 1.8, and of 8.
 // Leaves: loads move 4 bytes each; A's tile lies in memory as A does, so that the lanes of a warp, whose rows are 8
-// apart, meet in the same banks; and while a tile is fetched nothing is multiplied. MEASURED_07
+// apart, meet in the same banks; and while a tile is fetched nothing is multiplied.
 #include "gemm/plain.cuh"
 
 // What a block fetches of an operand: ROWS x COLUMNS elements from (row, column) on, zeros beyond the edges.

@@ -4,7 +4,7 @@
 // so that a thread's 8 elements of one depth lie side by side there as those of B do: float32 takes 4 loads a step for
 // 64 multiply-adds where rung 7 took 16. Fixes: the instructions that only move data, and the bank conflicts of A's
 // tile. Leaves: two neighbouring lanes read pieces that are 32 bytes apart, of which the hardware serves a quarter at a
-// time; the transposed stores meet in the same banks; and nothing is multiplied while a tile is fetched. MEASURED_08
+// time; the transposed stores meet in the same banks; and nothing is multiplied while a tile is fetched.
 // float32 and float64. Where a pointer or a row is not aligned to 16 bytes, or a piece sticks out, element by element.
 #include "gemm/plain.cuh"
 

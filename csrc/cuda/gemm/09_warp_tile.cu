@@ -6,7 +6,7 @@
 // several lanes, without a bank conflict; lanes i ^ 1 share their piece of A and lanes i ^ 2 that of B, which lets the
 // hardware serve half a warp at a time. The rows of A's transposed tile are 4 words longer than they need be, so that
 // the stores of the transposition spread over the banks. A slice is twice as deep: half as many barriers.
-// Leaves: while a slice is fetched nothing is multiplied, except by the SM's other block. MEASURED_09
+// Leaves: while a slice is fetched nothing is multiplied, except by the SM's other block.
 // float32 and float64; unaligned rows and edges as in rung 8.
 #include "gemm/plain.cuh"
 

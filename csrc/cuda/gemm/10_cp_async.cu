@@ -6,9 +6,11 @@
 // the SM multiplies all the time. Tiles are numbered in bands, so that blocks that run together share rows of A and
 // columns of B in the L2. Where D has few tiles, several groups of warps share a tile (SLICES), and blocks share k.
 // Leaves: only tensor cores do more. Bound by the issue of instructions, of which 88 % are multiply-adds, and by the
-// two banks of the register file, which a sixth of them ask for more than they give. MEASURED_10 Every dtype, storage
-// order, batch and epilogue; halves are widened on the way into shared memory. float64 runs on the FMA units here (half
-// of what the tensor cores of an A100 or H100 do). Before sm_80 copies are loads and stores.
+// two banks of the register file, which a sixth of them ask for more than they give. Measured on an H200 against cuBLAS
+// without TF32, Small at the first and Large at the others: 1024^3 1.11, 2048^3 0.95, 4096^3 1.00, 8192^3 1.01, 5120 x
+// 5120 x 256 1.05 (see benchmarks/notes/gemm.md). Every dtype, storage order, batch and epilogue; halves are widened on
+// the way into shared memory. float64 runs on the FMA units here (half of what the tensor cores of an A100 or H100 do).
+// Before sm_80 copies are loads and stores.
 #include "gemm/simt.cuh"
 
 // float32 here, the others in 10_cp_async_float64.cu and 10_cp_async_halves.cu, so that they compile side by side.
@@ -21,9 +23,10 @@ typedef SimtTile<4, 2, 1, 4, 8, 8, 16, 3, 2, 1> Large;
 typedef SimtTile<2, 2, 2, 4, 8, 8, 16, 3, 2, 1> Small;
 // For a D of a few rows or columns: 32 x 64 by four warps that sum a quarter of the depths each.
 typedef SimtTile<1, 1, 4, 4, 8, 8, 16, 3, 4, 1> Tiny;
-static const SimtChoice CHOICES[] = {{Large::M, Large::N, Large::BLOCKS, 0.9},
-                                     {Small::M, Small::N, Small::BLOCKS, 0.8},
-                                     {Tiny::M, Tiny::N, Tiny::BLOCKS, 0.45}};
+// Large and Small as measured on an H200 (benchmarks/notes/gemm.md); Tiny, which moves three times as much, by
+// estimate.
+static const SimtChoice CHOICES[] = {
+    {Large::M, Large::N, 0.92, 1}, {Small::M, Small::N, 0.89, 0.95}, {Tiny::M, Tiny::N, 0.45, 0.7}};
 
 static cuda_ops_status gemm_cp_async_float32(const GemmCall &call, GemmDevice device)
 {

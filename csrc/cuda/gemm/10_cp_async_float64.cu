@@ -4,7 +4,7 @@
 
 typedef SimtTile<4, 2, 1, 4, 8, 4, 16, 3, 1, 1> Large; // 128 x 64
 typedef SimtTile<1, 1, 4, 4, 8, 4, 16, 3, 2, 1> Small; // 32 x 32
-static const SimtChoice CHOICES[] = {{Large::M, Large::N, Large::BLOCKS, 1}, {Small::M, Small::N, Small::BLOCKS, 0.5}};
+static const SimtChoice CHOICES[] = {{Large::M, Large::N, 1, 1}, {Small::M, Small::N, 0.5, 0.7}};
 
 int64_t gemm_cp_async_float64_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {

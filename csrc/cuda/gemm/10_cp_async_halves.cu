@@ -4,7 +4,7 @@
 #include "gemm/simt.cuh"
 
 typedef SimtTile<2, 2, 2, 4, 8, 8, 16, 2, 2, 1> Tile; // 64 x 128
-static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, Tile::BLOCKS, 0.8}};
+static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 0.8, 1}};
 
 int64_t gemm_cp_async_halves_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {

@@ -8,6 +8,8 @@
 // in order by a second kernel. Fixes of rung 10: the CUDA cores' 60 TFLOP/s; an mma of a warp does 4096 multiply-adds
 // of 16 bits in one instruction. Leaves on the table: fragments travel through registers, at a quarter of shared
 // memory's traffic per flop that rung 12's wgmma needs, and every thread spends instructions on addresses and copies.
+// Measured on an H200 against cuBLAS: bfloat16 4096^3 0.28 to 0.31, TF32 0.24 to 0.40 by storage order, float64 2048^3
+// 0.63 to 0.66.
 #include "gemm/11_mma_sync.cuh"
 
 static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t stride)

@@ -416,11 +416,11 @@ static cuda_ops_status simt_launch(const GemmCall &call, int64_t pieces)
     return simt_launch_kernel<T, Tile, true, false, VECTOR>(call, pieces);
 }
 
-// What the choice knows of a tile. speed: multiply-adds an SM does while it holds one such block, against those it does
-// at best; it holds no more than `blocks`.
+// What the choice knows of a tile: the multiply-adds an SM does while it holds one such block (`alone`), and while it
+// holds several (`full`), against those it does at best.
 struct SimtChoice {
-    int m, n, blocks;
-    double speed;
+    int m, n;
+    double alone, full;
 };
 
 struct SimtPlan {
@@ -434,6 +434,8 @@ template <int COUNT>
 static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     constexpr int64_t START = 64, SMALLEST_PIECE = 128, MOST_PIECES = 64;
+    // With more tiles k stays whole: SMs are busy, and pieces would be traffic alone.
+    const int64_t full_tiles = 4 * device.multiprocessors;
     constexpr double SECOND_LAUNCH = 8e5, ADD_PIECE = 1.0 / 100; // an element of a piece, shared by the SMs
     SimtPlan best = {0, 1};
     double least = 0;
@@ -441,10 +443,10 @@ static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gem
         const SimtChoice c = choices[tile];
         const int64_t tiles = ceil_div(p.m, c.m) * ceil_div(p.n, c.n) * p.batch;
         for (int64_t pieces = 1; pieces <= MOST_PIECES; pieces++) {
-            if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || p.batch > MAX_GRID))
+            if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || p.batch > MAX_GRID || tiles > full_tiles))
                 break;
             const int64_t busiest = ceil_div(tiles * pieces, device.multiprocessors);
-            const double speed = busiest == 1 ? c.speed : 1;
+            const double speed = busiest == 1 ? c.alone : c.full;
             double time = (double)busiest * c.m * c.n * (double)(ceil_div(p.k, pieces) + START) / speed;
             if (pieces > 1)
                 time += SECOND_LAUNCH + ADD_PIECE * (double)(p.batch * p.m * p.n) * (double)pieces;
