@@ -4,7 +4,8 @@
 
 Runs the test suite; the tests of sizes above 2^31 elements; compute-sanitizer's memcheck, racecheck, initcheck and
 synccheck over one small case of every kernel (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`.
-Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed.
+Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed. Steps that are left out stay in the
+report as they were; each has the commit that it was done at.
 """
 
 import argparse
@@ -158,8 +159,6 @@ def main():
         sys.exit("check_gpu: PyTorch sees no GPU here; `python -m cuda_ops doctor` says why")
     arguments.logs.mkdir(parents=True, exist_ok=True)
     report = {
-        "commit": arguments.commit,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -168,11 +167,15 @@ def main():
     checks = {"tests": check_tests, "large": check_large, "sanitizer": check_sanitizer, "mnist": check_mnist}
     for step in arguments.only:
         print(f"{step} …", flush=True)
-        report[step] = checks[step](arguments.logs, arguments)
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        report[step] = {"commit": arguments.commit, "date": date, **checks[step](arguments.logs, arguments)}
         print(json.dumps(report[step], indent=1, ensure_ascii=False), flush=True)
     folder = RESULTS / gpu_name()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "check.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    path = folder / "check.json"
+    if path.exists():  # the other steps, each with its commit
+        report = {**json.loads(path.read_text()), **report}
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     failed = [step for step in arguments.only if not report[step]["ok"]]
     print(f"failed: {', '.join(failed)}" if failed else "all checks passed")
     sys.exit(1 if failed else 0)

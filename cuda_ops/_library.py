@@ -52,6 +52,10 @@ def _problem():
             f"cuda_ops' extension does not load: {error}. It was built with PyTorch {info['torch']} and is running "
             f"with {torch.__version__}. {REBUILD}."
         )
+    try:
+        torch.ops.cuda_ops.cpu_isa()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
     return None
 
 

@@ -191,3 +191,20 @@ def test_module_compiles_to_one_graph_and_counts_its_batches(device, dynamic):
         torch.testing.assert_close(actual, expected, msg=name)
     for actual, expected in zip(block.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(actual.grad, expected.grad)
+
+
+def test_module_sees_parametrized_weights():
+    """A parametrization takes weight out of the module's parameters and computes it anew for each call."""
+
+    class Double(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    block = cuda_ops.nn.ConvBNReLUMaxPool2d(2, 3, 3, padding=1)
+    images = torch.randn(4, 2, 6, 6)
+    with torch.no_grad():
+        block.norm.eval()
+        plain, doubled = block(images), native_of(block)
+        torch.nn.utils.parametrize.register_parametrization(block.conv, "weight", Double())
+        assert_close(block(images), doubled(images).double(), 1e-5)
+        assert not torch.equal(block(images), plain)

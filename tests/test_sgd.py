@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opspec import RELATIVE_NORM, assert_close
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import cuda_ops
 
@@ -580,3 +581,38 @@ def test_more_than_2_31_elements():
     SGD([param], lr=1.0).step()
     assert (param.detach()[-7:] == -1).all()
     assert (param.detach()[:-7] == 0).all()
+
+
+def test_hooks_are_called_and_profiles_have_the_step():
+    """PyTorch's wrapper of step is left out only where there is nothing for it to do."""
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = SGD([param], lr=0.5)
+    calls = []
+
+    def step():
+        param.grad = torch.ones(3)
+        optimizer.step()
+
+    step()
+    before = optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    after = optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    everywhere = register_optimizer_step_post_hook(lambda *_: calls.append("everywhere"))
+    step()
+    assert calls == ["before", "after", "everywhere"]
+    for hook in (before, after, everywhere):
+        hook.remove()
+    step()
+    assert len(calls) == 3 and torch.equal(param.detach(), torch.full((3,), -0.5))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
+
+
+def test_zero_grad():
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = SGD([param, torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    param.grad = torch.ones(3)
+    optimizer.zero_grad(set_to_none=False)
+    assert torch.equal(param.grad, torch.zeros(3))
+    optimizer.zero_grad()
+    assert param.grad is None

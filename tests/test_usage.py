@@ -370,6 +370,20 @@ def test_forward_mode_and_vmap_are_refused(name, images):
         torch.func.vmap(CALLS[name])(images.expand(2, *images.shape))
 
 
+def test_transforms_of_what_is_differentiated_in_cpp():
+    """vmap runs slice after slice, gradients of it included; the transforms that differentiate are refused."""
+    x, weight = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 4)
+    results = []
+    for function in (F.linear_relu, lambda x, weight: torch.relu(x @ weight.T)):
+        output = torch.func.vmap(lambda x, function=function: function(x, weight))(x)
+        results.append((output, *torch.autograd.grad(output.square().sum(), x)))
+    torch.testing.assert_close(*results)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda x: F.linear_relu(x, weight).sum())(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
+        F.linear_relu(torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x)), weight)
+
+
 @pytest.mark.parametrize("name", sorted(set(CALLS) - {"dropout"}))
 def test_negative_views(name, images):
     """A tensor whose negation is still to be done: the imaginary part of a conjugate."""

@@ -198,6 +198,13 @@ CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, stru
     }
 }
 
+/* Blocks of about the same size, at most `most`, of multiples of `unit`. */
+CUDA_OPS_INLINE int64_t FN(even_block)(int64_t size, int64_t most, int64_t unit)
+{
+    const int64_t blocks = (size + most - 1) / most;
+    return ((size + blocks - 1) / blocks + unit - 1) / unit * unit;
+}
+
 /* As it is if `turned` is not set, and with a and b exchanged by the caller if it is. */
 static void FN(product)(REAL *output, int64_t output_row, bool turned, const REAL *a, int64_t a_row, int64_t a_column,
                         const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
@@ -207,10 +214,10 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
      * of summation, and follows from k alone. */
     const int64_t slices = (k + BLOCK_DEPTH - 1) / BLOCK_DEPTH, block_depth = (k + slices - 1) / slices;
     const int64_t width = 2 * LANES;
-    const int64_t most_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / BLOCK_DEPTH / width * width;
-    const int64_t blocks = (n + most_columns - 1) / most_columns;
-    const int64_t block_columns = ((n + blocks - 1) / blocks + width - 1) / width * width;
-    const int64_t most_rows = BLOCK_A_BYTES / (int64_t)sizeof(REAL) / BLOCK_DEPTH / TILE_ROWS * TILE_ROWS;
+    const int64_t most_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / block_depth / width * width;
+    const int64_t most_rows = BLOCK_A_BYTES / (int64_t)sizeof(REAL) / block_depth / TILE_ROWS * TILE_ROWS;
+    const int64_t block_columns = FN(even_block)(n, most_columns, width),
+                  block_rows = FN(even_block)(m, most_rows, TILE_ROWS);
     REAL *const packed_a = workspace;
     REAL *const packed_b = packed_a + BLOCK_A_BYTES / sizeof(REAL);
     const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
@@ -229,8 +236,8 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
                     FN(pack)(packed_b + j * depth, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column,
                              b_row, lanes, depth);
             }
-            for (int64_t i0 = 0; i0 < m; i0 += most_rows) {
-                const int64_t rows = min_i64(most_rows, m - i0);
+            for (int64_t i0 = 0; i0 < m; i0 += block_rows) {
+                const int64_t rows = min_i64(block_rows, m - i0);
                 const REAL *const a_block = a + i0 * a_row + p0 * a_column;
                 for (int64_t i = 0; i < rows && !a_in_place;) {
                     const int count = FN(tile_rows)(rows - i);

@@ -5,10 +5,13 @@
  *   32  loop order  p and j exchanged: rows of b and d are run along, which the compiler turns into vectors. Bound by
  *                   the loads and stores of d's row, two for each vector multiplied, and once b outgrows the cache by
  *                   that.
- *   33  blocked     the same over blocks of b that stay in the second-level cache. Still two loads and a store a
- * vector. 34  packed      a tile of d is held in registers over a whole block of p, so that the only loads are those of
- * a and b, which are first copied into the very order in which the tile reads them. Bound by arithmetic. 35  threads
- * gemm.c: the same with a tile that fits each instruction set, on several cores.
+ *   33  blocked     the same over blocks of b that stay in the second-level cache. Still two loads and a store for
+ *                   each vector.
+ *   34  packed      a tile of d is held in registers over a whole block of p, so that the only loads are those of
+ *                   a and b, which are first copied into the very order in which the tile reads them. Bound by
+ *                   arithmetic.
+ *   35  threads     what linear runs: gemm.c, with a tile that fits each instruction set, operands left unpacked
+ *                   where packing does not pay, and rows that the caller cuts for several cores.
  */
 #ifndef REAL
 

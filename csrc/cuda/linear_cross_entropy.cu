@@ -599,7 +599,7 @@ template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, type
 static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
 {
     // Logits have nothing to spare: exp is next.
-    typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, false, sizeof(accumulate_type<T>) == 4> plain_shape;
+    typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, sizeof(accumulate_type<T>) == 4> plain_shape;
     p.aligned = is_skinny_aligned(p);
     if constexpr (sizeof(T) == 2) {
         if (fits_tensor_cores<B_BY_DEPTH>(p))

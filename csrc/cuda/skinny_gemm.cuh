@@ -38,11 +38,10 @@ struct skinny_product {
     bool relu, accumulate, aligned; // accumulate: output += instead of =
 };
 
-// Sizes of a kernel. E: element type in shared memory. WARPGROUPS: Hopper's instructions; TILE_N is 128 and a warp has
-// 16 lines of a. SLICE_SUMS: each slice is summed by itself, and then added: terms that are alike are rounded the same
-// way every time, and in one long sum of a thousand of them such errors grow to many places. For the CUDA cores.
-template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool WARPGROUPS_ = false,
-          bool SLICE_SUMS_ = false>
+// Sizes of a kernel. E: element type in shared memory. SLICE_SUMS: each slice is summed by itself, and then added:
+// terms that are alike are rounded the same way every time, and in one long sum of a thousand of them such errors grow
+// to many places. For the CUDA cores.
+template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool SLICE_SUMS_ = false>
 struct skinny_shape {
     typedef E_ E;
     static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, STAGES = STAGES_;
@@ -50,8 +49,7 @@ struct skinny_shape {
     static constexpr int CHUNK = 16 / (int)sizeof(E); // elements of 16 bytes
     static constexpr int DEPTH = 8 * CHUNK;           // of a slice: 128 bytes
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-    static constexpr bool TENSOR_CORES = sizeof(E) == 2, WARPGROUPS = WARPGROUPS_, SLICE_SUMS = SLICE_SUMS_;
-    static_assert(!WARPGROUPS || (TENSOR_CORES && TILE_N == 128 && WARPS_N == 1 && WARP_M == 16), "see above");
+    static constexpr bool TENSOR_CORES = sizeof(E) == 2, SLICE_SUMS = SLICE_SUMS_;
     // Two neighbouring sums of eight rows of a fragment are stored at once: this pitch spreads them over the banks.
     static constexpr int SUM_PITCH = TILE_N + 8;
     static constexpr int SUM_BYTES = (TILE_M * SUM_PITCH + TILE_M) * (int)sizeof(accumulate_type<E>);
@@ -107,7 +105,7 @@ __device__ __forceinline__ void wait_for_copies()
 }
 
 // Number of a chunk in a slice of ROWS rows. Rows are cut into blocks of 8 chunks (128 bytes), the blocks of one column
-// lying together, which is what wgmma calls a swizzle of 128 bytes.
+// lying together.
 template <int ROWS, int CHUNKS>
 __device__ __forceinline__ int chunk_index(int row, int chunk)
 {
@@ -368,126 +366,6 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
                 multiply_add<E>(row_sums[i], left[i], TWO_ONES, TWO_ONES);
         }
     }
-}
-
-// Hopper's tensor cores take operands from shared memory as the slices lie there: a warpgroup (4 warps) multiplies its
-// 64 lines of a with all of b. Masked a comes through registers, in the fragments above.
-
-#define SKINNY_SUMS_8(i)                                                                                               \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7])
-#define SKINNY_SUMS_32(i) SKINNY_SUMS_8(i), SKINNY_SUMS_8(i + 8), SKINNY_SUMS_8(i + 16), SKINNY_SUMS_8(i + 24)
-#define SKINNY_SUMS_64 SKINNY_SUMS_32(0), SKINNY_SUMS_32(32)
-#define SKINNY_NUMBERS_32                                                                                              \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"   \
-    "%30,%31"
-#define SKINNY_NUMBERS_64                                                                                              \
-    SKINNY_NUMBERS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"  \
-                      "%55,%56,%57,%58,%59,%60,%61,%62,%63"
-
-// d (64 x 128) += a (64 x 16, by depth in shared memory) * b (16 x 128); descriptors as below.
-template <typename E, bool B_BY_DEPTH>
-__device__ __forceinline__ void warpgroup_multiply(float (&d)[64], uint64_t a, uint64_t b)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if constexpr (std::is_same<E, __nv_bfloat16>::value)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SKINNY_NUMBERS_64
-                     "}, %64, %65, 1, 1, 1, 0, %66;"
-                     : SKINNY_SUMS_64
-                     : "l"(a), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SKINNY_NUMBERS_64
-                     "}, %64, %65, 1, 1, 1, 0, %66;"
-                     : SKINNY_SUMS_64
-                     : "l"(a), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
-#endif
-}
-
-// The same with a in registers.
-template <typename E, bool B_BY_DEPTH>
-__device__ __forceinline__ void warpgroup_multiply(float (&d)[64], const unsigned int (&a)[4], uint64_t b)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if constexpr (std::is_same<E, __nv_bfloat16>::value)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SKINNY_NUMBERS_64
-                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
-                     : SKINNY_SUMS_64
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SKINNY_NUMBERS_64
-                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
-                     : SKINNY_SUMS_64
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_BY_DEPTH ? 0 : 1));
-#endif
-}
-
-#undef SKINNY_SUMS_8
-#undef SKINNY_SUMS_32
-#undef SKINNY_SUMS_64
-#undef SKINNY_NUMBERS_32
-#undef SKINNY_NUMBERS_64
-
-// What ordinary stores and copies of this thread left in shared memory, made visible to wgmma, behind a barrier.
-__device__ __forceinline__ void fence_for_wgmma()
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-// Where an operand's 16 depths lie. By depth: 8 lines, 1024 bytes, after the other. By lines: 8 depths, 1024 bytes,
-// after the other, and blocks of 64 lines 8192 bytes apart.
-template <bool BY_DEPTH>
-__device__ __forceinline__ uint64_t slice_descriptor(const void *slice, int step)
-{
-    const unsigned int address = shared_address(slice) + step * (BY_DEPTH ? 32 : 2048);
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(BY_DEPTH ? 1 : 8192 >> 4) << 16 |
-           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool MASKED, bool ROW_SUMS>
-__device__ __forceinline__ void multiply_slice_warpgroup(float (&sums)[64], float (&row_sums)[1][4],
-                                                         const typename Shape::E *a, const typename Shape::E *mask,
-                                                         const typename Shape::E *b, int first_m, int lane)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typedef typename Shape::E E;
-    constexpr int STEPS = Shape::DEPTH / 16;
-    constexpr unsigned int TWO_ONES = std::is_same<E, __nv_bfloat16>::value ? 0x3f803f80u : 0x3c003c00u;
-    if constexpr (MASKED || ROW_SUMS) {
-        unsigned int left[STEPS][4];
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            load_a_fragment<E, A_BY_DEPTH, Shape::TILE_M>(left[step], a, first_m, step, lane);
-            if constexpr (MASKED) {
-                unsigned int kept[4];
-                load_a_fragment<E, A_BY_DEPTH, Shape::TILE_M>(kept, mask, first_m, step, lane);
-#pragma unroll
-                for (int r = 0; r < 4; r++)
-                    left[step][r] = masked_pair<E>(left[step][r], kept[r]);
-            }
-        }
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            warpgroup_multiply<E, B_BY_DEPTH>(sums, left[step], slice_descriptor<B_BY_DEPTH>(b, step));
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        if constexpr (ROW_SUMS)
-#pragma unroll
-            for (int step = 0; step < STEPS; step++)
-                multiply_add<E>(row_sums[0], left[step], TWO_ONES, TWO_ONES);
-    } else {
-        static_assert(A_BY_DEPTH, "a by lines comes through registers");
-        const E *const lines = a + first_m / 64 * 64 * Shape::DEPTH;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            warpgroup_multiply<E, B_BY_DEPTH>(sums, slice_descriptor<true>(lines, step),
-                                              slice_descriptor<B_BY_DEPTH>(b, step));
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
 }
 
 // CUDA cores. A warp is 4 (m) x 8 (n) threads; each has REGISTERS_M x REGISTERS_N sums.
@@ -764,27 +642,20 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 
     constexpr int M = Shape::TENSOR_CORES ? Shape::WARP_M / 16 : Shape::WARP_M / 4, N = Shape::WARP_N / 8;
     constexpr int FRAGMENT = Shape::TENSOR_CORES ? 4 : 1;
-    typedef typename std::conditional<
-        Shape::WARPGROUPS, A[64],
-        typename std::conditional<Shape::TENSOR_CORES, A[M][N][FRAGMENT], A[M][N]>::type>::type Sums;
+    typedef typename std::conditional<Shape::TENSOR_CORES, A[M][N][FRAGMENT], A[M][N]>::type Sums;
     typedef typename std::conditional<Shape::TENSOR_CORES, A[M][FRAGMENT], A[M]>::type RowSums;
     Sums sums = {};
     RowSums row_sums = {};
     int reading = 0, writing = (STAGES - 1) * STAGE_ELEMENTS; // the stages' places, going round
     for (int step = 0; step < steps; step++) {
         wait_for_copies<STAGES - 2>();
-        if constexpr (Shape::WARPGROUPS)
-            fence_for_wgmma();
         __syncthreads();
         const int next = step + STAGES - 1;
         if (next < steps)
             fetch(next, slices + writing, 0);
         end_copy_group();
         const E *const stage = slices + reading;
-        if constexpr (Shape::WARPGROUPS)
-            multiply_slice_warpgroup<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
-                sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, lane);
-        else if constexpr (Shape::TENSOR_CORES)
+        if constexpr (Shape::TENSOR_CORES)
             multiply_slice_tensor<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
         else if constexpr (Shape::SLICE_SUMS) {
@@ -820,11 +691,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 float *const to = shared_sums + line * Shape::SUM_PITCH + first_n + j * 8 + lane % 4 * 2;
-                const float *from;
-                if constexpr (Shape::WARPGROUPS)
-                    from = sums + j * 4;
-                else
-                    from = sums[i][j];
+                const float *const from = sums[i][j];
                 *reinterpret_cast<float2 *>(to) = make_float2(from[0], from[1]);
                 *reinterpret_cast<float2 *>(to + 8 * Shape::SUM_PITCH) = make_float2(from[2], from[3]);
             }

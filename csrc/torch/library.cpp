@@ -1,9 +1,12 @@
-// Home of the cuda_ops library: the shared checks of checks.h, and `build_info`, the one op that takes no tensor.
+// Home of the cuda_ops library: the shared checks of checks.h, and the ops that take no tensor, `build_info` and
+// `cpu_isa`.
 #include <ATen/ops/empty_like.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "checks.h"
+#include "cuda_ops/cpu_isa.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <c10/cuda/CUDAStream.h>
@@ -135,9 +138,24 @@ static std::string build_info()
 #endif
 }
 
+// The instruction set that the CPU kernels run on. Asked when the library is loaded, so that a name that means nothing
+// here is an error at once.
+static std::string cpu_isa()
+{
+    if (cuda_ops_cpu_isa_check() != CUDA_OPS_SUCCESS) {
+        std::string names = cuda_ops_cpu_isa_name(CUDA_OPS_CPU_PORTABLE);
+        for (int isa = 1; isa <= cuda_ops_cpu_isa_widest(); isa++)
+            names += std::string(", ") + cuda_ops_cpu_isa_name(static_cast<cuda_ops_cpu_isa>(isa));
+        TORCH_CHECK(false, "CUDA_OPS_CPU_ISA: expected one of ", names, " (what this machine has), got ",
+                    std::getenv("CUDA_OPS_CPU_ISA"));
+    }
+    return cuda_ops_cpu_isa_name(cuda_ops_cpu_isa_current());
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY(cuda_ops, library)
 {
+    library.def("cpu_isa() -> str", []() { return cuda_ops::cpu_isa(); });
     library.def("build_info() -> str", []() { return cuda_ops::build_info(); });
 }

@@ -370,7 +370,8 @@ def conv_bn_relu_pool_modules(
     if conv.padding_mode != "zeros":
         raise NotImplementedError(f"{OP}: expected padding_mode to be 'zeros', got {conv.padding_mode!r}")
     training, momentum = norm.training, norm.momentum
-    mean, variance, batches = (buffer(norm, f) for f in ("running_mean", "running_var", "num_batches_tracked"))
+    mean, variance = buffer(norm, "running_mean"), buffer(norm, "running_var")
+    batches = buffer(norm, "num_batches_tracked")
     if not (training and norm.track_running_stats):
         batches = None
         if training:

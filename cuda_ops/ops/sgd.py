@@ -4,7 +4,7 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.optim import optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .._library import ops
 
@@ -109,8 +109,8 @@ class SGD(torch.optim.SGD):
             hooks = (
                 self._optimizer_step_pre_hooks
                 or self._optimizer_step_post_hooks
-                or optimizer._global_optimizer_pre_hooks
-                or optimizer._global_optimizer_post_hooks
+                or _global_optimizer_pre_hooks
+                or _global_optimizer_post_hooks
             )
             return (hooked if hooks or torch.autograd._profiler_enabled() else func)(self, *args, **kwargs)
 
@@ -189,10 +189,11 @@ def by_device_and_dtype(params):
                 f"{list(p.shape)}"
             )
         kind = p.device, p.dtype
-        if kind not in lists:
-            lists[kind] = [], []
-        lists[kind][0].append(p)
-        lists[kind][1].append(grad)
+        alike = lists.get(kind)
+        if alike is None:
+            alike = lists[kind] = [], []
+        alike[0].append(p)
+        alike[1].append(grad)
     return lists.values()
 
 

@@ -1,0 +1,66 @@
+"""CUDA_OPS_CPU_ISA: every instruction set that this machine has, each in a process of its own, as it is read once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+NAMES = ["portable", "avx2", "avx512", "amx"]
+# Sizes on either side of what gemm decides by, odd ones, and every pass of conv2d, against float64.
+PROGRAM = """
+import sys, torch, cuda_ops
+from torch.nn import functional as F
+assert torch.ops.cuda_ops.cpu_isa() == sys.argv[1], torch.ops.cuda_ops.cpu_isa()
+torch.manual_seed(0)
+
+def check(ours, native, dtype, *shapes):
+    inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    output, expected = ours(*inputs), native(*wide)
+    grad = torch.randn_like(output)
+    output.backward(grad)
+    expected.backward(grad.double())
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-13
+    for actual, right in zip((output, *(t.grad for t in inputs)), (expected, *(t.grad for t in wide))):
+        error = (actual.double() - right).abs().max() / right.abs().max()
+        assert error < tolerance, (shapes, dtype, error)
+
+for dtype in (torch.float32, torch.float64):
+    for rows, inputs, outputs in [(1, 7, 5), (35, 79, 19), (64, 700, 33), (130, 65, 300)]:
+        check(cuda_ops.functional.linear, F.linear, dtype, (rows, inputs), (outputs, inputs), (outputs,))
+    for channels, filters, size in [(1, 5, 9), (17, 33, 7)]:
+        shapes = (2, channels, size, size), (filters, channels, 3, 3), (filters,)
+        check(cuda_ops.functional.conv2d, F.conv2d, dtype, *shapes)
+"""
+
+
+def run(name):
+    environment = {**os.environ, "CUDA_OPS_CPU_ISA": name}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, name], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def available():
+    """What this machine has, from the message to a name that nothing has."""
+    error = run("sse9").stderr
+    message = "CUDA_OPS_CPU_ISA: expected one of "
+    assert message in error
+    assert "got sse9" in error
+    return error.split(message)[1].split(" (")[0].split(", ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forced(name, available):
+    result = run(name)
+    if name in available:
+        assert result.returncode == 0, result.stderr
+    else:
+        assert result.returncode != 0
+        assert f"(what this machine has), got {name}" in result.stderr
+
+
+def test_available(available):
+    assert available == NAMES[: len(available)]
