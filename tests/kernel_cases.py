@@ -1,7 +1,7 @@
 """One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [op ...]
 
-Each op's small samples and its odd-sized ones, in every dtype, in contiguous and channels_last order, forward,
-backward and, where there is one, double backward; then the optimizer. Values are the tests' business, not this
+Each op's small samples and its odd-sized ones, in every dtype, in contiguous and channels_last order, forward and
+backward (double backward has no kernels of its own); then the optimizer. Values are the tests' business, not this
 program's: it only has to reach the kernels.
 """
 
@@ -20,11 +20,7 @@ def run(spec, sample):
     inputs = sample.differentiable()
     if not (outputs and inputs):
         return
-    ones = [torch.ones_like(o) for o in outputs]
-    grads = torch.autograd.grad(outputs, inputs, ones, create_graph=spec.gradgrad, allow_unused=True)
-    again = [g for g in grads if g is not None and g.requires_grad]
-    if spec.gradgrad and again:
-        torch.autograd.grad(again, inputs, [torch.ones_like(g) for g in again], allow_unused=True)
+    torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
 
 
 def channels_last(tensor):

@@ -190,7 +190,8 @@ static void configure_tiles(void)
         configuration.row_bytes[t] = 64;
         configuration.rows[t] = HALF;
     }
-    _tile_loadconfig(&configuration);
+    /* Not _tile_loadconfig: GCC's (before 14) says that it reads eight bytes, and the other stores are then left out. */
+    __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
 }
 
 static void release_tiles(void)
@@ -203,6 +204,8 @@ static void square_amx(float *square, int64_t row, const uint16_t *a, const uint
 {
     const size_t pitch = (size_t)row * sizeof(float);
     float *const lower = square + HALF * row;
+    /* GCC's loads of tiles do not say that they read memory: what was stored before must be there by now. */
+    __asm__ volatile("" : : : "memory");
     _tile_loadd(0, square, pitch);
     _tile_loadd(1, square + HALF, pitch);
     if (rows <= HALF) {
