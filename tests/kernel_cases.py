@@ -1,10 +1,11 @@
 """One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [op ...]
 
 Each op's small samples and its odd-sized ones, in every dtype, in contiguous and channels_last order, forward and
-backward (double backward has no kernels of its own); then the optimizer. Values are the tests' business, not this
-program's: it only has to reach the kernels.
+backward (double backward has no kernels of its own); then the optimizer and the rungs of the GEMM ladder. Values are
+the tests' business, not this program's: it only has to reach the kernels.
 """
 
+import itertools
 import sys
 
 import torch
@@ -53,6 +54,23 @@ def run_optimizer():
                 optimizer.step()
 
 
+def run_rungs():
+    """Each rung of the GEMM ladder, at a size that no tile divides and at one that whole tiles do."""
+    from cuda_ops.ladder import gemm
+
+    for rung in gemm.rungs.values():
+        if rung.device != "cuda":
+            continue
+        for dtype, tf32, (m, n, k) in itertools.product(DTYPES, [False, True], [(35, 79, 19), (136, 264, 96)]):
+            if tf32 and dtype != torch.float32:
+                continue
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            a, b = torch.randn(m, k, device="cuda").to(dtype), torch.randn(n, k, device="cuda").to(dtype)
+            for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T)):
+                if rung.runs(*operands):
+                    rung(*operands)
+
+
 def main():
     chosen = sys.argv[1:]
     for spec in load_specs():
@@ -62,6 +80,9 @@ def main():
     if not chosen or "sgd" in chosen:
         run_optimizer()
         print("sgd", flush=True)
+    if not chosen or "gemm" in chosen:
+        run_rungs()
+        print("gemm", flush=True)
     torch.cuda.synchronize()
 
 
