@@ -76,6 +76,7 @@ def example_calls(make):
         ),
         "linear_relu": ((make(3, 4), make(2, 4), make(2)), lambda *arguments: F.linear(*arguments).relu()),
         "log_softmax": ((make(3, 4), 1), F.log_softmax),
+        "matmul": ((make(3, 4), make(4, 2)), torch.matmul),
         "max_pool2d": ((make(1, 2, 4, 4), 2), F.max_pool2d),
         "nll_loss": ((make(3, 4), labels), F.nll_loss),
         "polynomial": ((make(3, 4),), lambda input: input * input + input + 1),
