@@ -80,7 +80,8 @@ static Tensor workspace_of(int64_t bytes, const Tensor &tensor)
 }
 
 // The products go to the GEMM of gemm.h but for those of few multiply-adds, in which its kernels' larger tiles and
-// rings of slices have no time to pay, and those of no sum. A rung that is forced takes them all.
+// rings of slices have no time to pay, and those of no sum. The limit is an estimate. A rung that is forced takes them
+// all.
 static constexpr int64_t LEAST_GEMM_WORK = 1 << 22;
 
 static bool uses_gemm(const char *op, LinearSizes size)
