@@ -60,7 +60,7 @@ def pytest(name, arguments, logs):
     # One thread a worker of pytest-xdist, or they fight for the cores.
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     status, seconds, tail = run(command, logs / f"{name}.log", OMP_NUM_THREADS=threads)
-    result = {"ok": status == 0, "seconds": seconds}
+    result = {"ok": status == 0, "seconds": seconds, "arguments": shlex.join(arguments)}
     if not junit.exists():
         return {**result, "tail": tail}
     suite = next(iter(xml.etree.ElementTree.parse(junit).getroot()))

@@ -170,7 +170,8 @@ def check():
         step = report.get(name) or {}
         if "passed" in step:
             counts = f"{step['passed']} passed, {step['failed']} failed, {step['skipped']} skipped"
-            lines.append(f"- {what}: {counts}{at(step)}")
+            chosen = f" (`pytest {step['arguments']}`)" if "-m " in step.get("arguments", "") else ""
+            lines.append(f"- {what}{chosen}: {counts}{at(step)}")
         failures = step.get("failures", {})
         reasons = failures.items() if isinstance(failures, dict) else ((test, "failed") for test in failures)
         lines += [f"  - {test}: {why}" for test, why in reasons]
