@@ -351,7 +351,7 @@ def time_cell(race: Race, variants, precision: str, batch: int, data, device, un
             continue
         seconds = time.perf_counter() - start
         race.preparation[variant.name] = max(race.preparation.get(variant.name, 0), seconds)
-        samplers[variant.name] = sampler(steps, device, 0.001 if quick else 0.01)
+        samplers[variant.name] = sampler(steps, device, 0.01)
     samples = {name: [] for name in samplers}
     for number in range(ROUNDS[1]):
         if number >= ROUNDS[0] and (quick or time.perf_counter() > until):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-NAMES = ["portable", "avx2", "avx512", "amx"]
+NAMES = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
 # Sizes on either side of what gemm decides by, odd ones, and every pass of conv2d, against float64.
 PROGRAM = """
 import sys, torch, cuda_ops

@@ -40,32 +40,28 @@ static bool has_amx(void)
 #endif
 }
 
+static bool has_avx512_bf16(void)
+{
+    unsigned a, b, c, d;
+    return CUDA_OPS_WITH_AVX512_BF16 && has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
 static cuda_ops_cpu_isa find_widest(void)
 {
-    if (has_amx())
+    if (has_avx512_bf16() && has_amx())
         return CUDA_OPS_CPU_AMX;
+    if (has_avx512_bf16())
+        return CUDA_OPS_CPU_AVX512_BF16;
     if (has_avx512())
         return CUDA_OPS_CPU_AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return CUDA_OPS_CPU_AVX2;
     return CUDA_OPS_CPU_PORTABLE;
 }
-
-int cuda_ops_cpu_isa_has_avx512_bf16(void)
-{
-    unsigned a, b, c, d;
-    return CUDA_OPS_WITH_AVX512_BF16 && cuda_ops_cpu_isa_widest() >= CUDA_OPS_CPU_AVX512 &&
-           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-}
 #else
 static cuda_ops_cpu_isa find_widest(void)
 {
     return CUDA_OPS_CPU_PORTABLE;
-}
-
-int cuda_ops_cpu_isa_has_avx512_bf16(void)
-{
-    return 0;
 }
 #endif
 
@@ -74,7 +70,7 @@ static _Atomic int widest, current;
 
 const char *cuda_ops_cpu_isa_name(cuda_ops_cpu_isa isa)
 {
-    static const char *const names[] = {"portable", "avx2", "avx512", "amx"};
+    static const char *const names[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
     return (int)isa >= 0 && isa <= CUDA_OPS_CPU_AMX ? names[isa] : NULL;
 }
 
@@ -105,7 +101,8 @@ cuda_ops_status cuda_ops_cpu_isa_check(void)
 
 cuda_ops_status cuda_ops_cpu_isa_select(const char *name)
 {
-    const int isa = name ? find_by_name(name) : (int)cuda_ops_cpu_isa_widest();
+    const int limit = (int)CUDA_OPS_CPU_AVX512, found = (int)cuda_ops_cpu_isa_widest();
+    const int isa = name ? find_by_name(name) : found < limit ? found : limit;
     if (isa < 0)
         return CUDA_OPS_INVALID_ARGUMENT;
     atomic_store_explicit(&current, 1 + isa, memory_order_relaxed);

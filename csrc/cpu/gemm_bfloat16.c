@@ -87,7 +87,7 @@ static void gemm_widened(float *output, int64_t output_row, const uint16_t *a, i
 #include <immintrin.h>
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
+#pragma GCC target("avx2") /* with AVX-512 GCC keeps addresses in mask registers here, to no gain */
 
 /* A panel of a: row i of a tile is 32 of depth. */
 static void pack_rows(uint16_t *restrict target, const uint16_t *restrict a, int64_t a_row, int64_t a_column,
@@ -139,6 +139,10 @@ static void pack_columns(uint16_t *restrict target, const uint16_t *restrict b, 
         }
 }
 
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
 /* square (32 rows, `row` floats apart) += a panel of a times a panel of b. Of the rows, those up to `rows` count. */
 static void square_avx512(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps)
 {
@@ -190,7 +194,8 @@ static void configure_tiles(void)
         configuration.row_bytes[t] = 64;
         configuration.rows[t] = HALF;
     }
-    /* Not _tile_loadconfig: GCC's (before 14) says that it reads eight bytes, and the other stores are then left out. */
+    /* Not _tile_loadconfig: GCC's (before 14) says that it reads eight bytes, and the other stores are then left out.
+     */
     __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
 }
 
@@ -304,7 +309,7 @@ void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, in
         return;
     }
 #endif
-    if (isa == CUDA_OPS_CPU_AVX512 && cuda_ops_cpu_isa_has_avx512_bf16()) {
+    if (isa == CUDA_OPS_CPU_AVX512_BF16) {
         gemm_pairs(square_avx512, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
                    workspace);
         return;

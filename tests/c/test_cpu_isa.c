@@ -24,8 +24,9 @@ int main(void)
     }
     CHECK_OK(cuda_ops_cpu_isa_select("portable"));
     CHECK_OK(cuda_ops_cpu_isa_select(NULL));
-    CHECK(cuda_ops_cpu_isa_current() == widest, "NULL is not the widest");
+    const cuda_ops_cpu_isa standard = widest < CUDA_OPS_CPU_AVX512 ? widest : CUDA_OPS_CPU_AVX512;
+    CHECK(cuda_ops_cpu_isa_current() == standard, "NULL is not the default");
     CHECK(cuda_ops_cpu_isa_name((cuda_ops_cpu_isa)-1) == NULL, "a set of number -1");
-    printf("%s%s\n", cuda_ops_cpu_isa_name(widest), cuda_ops_cpu_isa_has_avx512_bf16() ? ", AVX512-BF16" : "");
+    printf("%s\n", cuda_ops_cpu_isa_name(widest));
     return 0;
 }

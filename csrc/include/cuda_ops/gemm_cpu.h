@@ -11,7 +11,7 @@
  * One core: callers cut the rows or the columns of output for their threads. float32 and float64 are summed in the same
  * order wherever the cuts are and whatever the sizes, so that a row has the same bits alone as among others.
  *
- * bfloat16 by what there is (cpu_isa.h): AMX's tiles; AVX512-BF16's products of pairs; else widened to float32. The
+ * bfloat16 by the set in use (cpu_isa.h): amx's tiles; avx512_bf16's products of pairs; else widened to float32. The
  * first two take subnormal numbers for zero.
  */
 #ifndef CUDA_OPS_GEMM_CPU_H
