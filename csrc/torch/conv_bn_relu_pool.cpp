@@ -98,13 +98,15 @@ static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
                             c.stride_width == 1 && c.dilation_height == 1 && c.dilation_width == 1 &&
                             c.padding_top == 1 && c.padding_left == 1 && c.out_height == c.in_height &&
                             c.out_width == c.in_width;
+#ifdef CUDA_OPS_WITH_CUDA
     if (cuda && dtype != CUDA_OPS_FLOAT64 && c.in_channels == 1 && keeps_size && pools_2x2 &&
         c.in_width <= CUDA_OPS_ONE_WIDEST)
         return Path::ONE_CHANNEL;
-#ifdef CUDA_OPS_WITH_CUDA
     if (cuda && keeps_size && pools_2x2 && c.groups == 1 && !problem.pool.channels_last &&
         cuda_ops_conv_bn_relu_pool_sm90_supported(dtype, c.in_channels, c.in_height, c.in_width, c.out_channels))
         return Path::SM90;
+#else
+    (void)cuda, (void)keeps_size, (void)pools_2x2;
 #endif
     return Path::GENERAL;
 }
@@ -121,10 +123,15 @@ static Saved saved_of(const Problem &problem, Path path)
     case Path::SM90:
         return {true, true, 2 * channels};
     case Path::ONE_CHANNEL:
+#ifdef CUDA_OPS_WITH_CUDA
         return {false, false, cuda_ops_conv_bn_relu_pool_one_statistics(channels)};
+#else
+        break; // never the path of a build without CUDA
+#endif
     }
     TORCH_INTERNAL_ASSERT(false);
 }
+
 // --------------------------------------------------------------------------------------------------------------------
 
 // A parameter or statistic: of the dtype of input, or float32 beside an input in half precision.
@@ -307,6 +314,12 @@ static void update_running_cpu(const char *op, const cuda_ops_running_statistics
         *running.batches += 1;
 }
 
+// What a build without CUDA has no use for.
+template <typename... T>
+static void unused(const T &...)
+{
+}
+
 static cuda_ops_conv_bn_relu_pool_one_sizes one_sizes_of(const Problem &problem)
 {
     return {problem.conv.batch, problem.conv.out_channels, problem.pool.height.input, problem.pool.width.input,
@@ -320,7 +333,7 @@ static void one_channel_forward(const char *op, const Tensor &output, const Tens
 {
     const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
     const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
-    (void)norm, (void)running, (void)dtype, (void)sizes; // not used in a build without CUDA
+    unused(output, argmax, statistics, norm, running, dtype, sizes);
 #ifdef CUDA_OPS_WITH_CUDA
     const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
 #endif
@@ -338,7 +351,7 @@ static void one_channel_backward(const char *op, const Tensor &grad_weight, cons
 {
     const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
     const Tensor x = input.contiguous(), w = weight.contiguous();
-    (void)norm, (void)dtype, (void)sizes; // not used in a build without CUDA
+    unused(grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, grad_output, argmax, statistics, norm, dtype, sizes);
 #ifdef CUDA_OPS_WITH_CUDA
     const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
     const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
@@ -364,7 +377,7 @@ static void sm90_forward(const char *op, const Tensor &output, const Tensor &con
 {
     const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
     const Tensor b = bias ? bias->contiguous() : Tensor();
-    (void)norm, (void)running, (void)dtype; // not used in a build without CUDA
+    unused(output, conv_output, argmax, maximum, statistics, norm, running, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
     const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
 #endif
@@ -386,7 +399,7 @@ static void sm90_backward(const char *op, const Tensor &grad_input, const Tensor
     const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, CONTIGUOUS);
     const Tensor g = aligned(grad_output, CONTIGUOUS), y = aligned(conv_output, CONTIGUOUS),
                  places = aligned(argmax, CONTIGUOUS), kept = aligned(maximum, CONTIGUOUS);
-    (void)norm, (void)dtype; // not used in a build without CUDA
+    unused(grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, statistics, norm, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
     const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
     const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
