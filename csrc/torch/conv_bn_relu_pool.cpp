@@ -15,6 +15,7 @@
 #include "conv2d.h"
 #include "conv_block.h"
 #include "cuda_ops/batch_norm.h"
+#include "parameters.h"
 #include "pool2d.h"
 
 namespace cuda_ops
@@ -133,16 +134,6 @@ static Saved saved_of(const Problem &problem, Path path)
 }
 
 // --------------------------------------------------------------------------------------------------------------------
-
-// A parameter or statistic: of the dtype of input, or float32 beside an input in half precision.
-static cuda_ops_dtype check_parameter(const char *op, const char *argument, const Tensor &tensor, const Tensor &input)
-{
-    check_same_device(op, argument, tensor, "input", input);
-    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    if (!half || tensor.scalar_type() != at::kFloat)
-        check_like(op, argument, tensor, "input", input);
-    return check_dtype(op, argument, tensor);
-}
 
 static cuda_ops_dtype check_channel_values(const char *op, const char *argument, const Tensor &tensor,
                                            const Tensor &input, int64_t channels)

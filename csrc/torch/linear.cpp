@@ -3,7 +3,6 @@
 #include "cuda_ops/linear.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +10,7 @@
 
 #include "checks.h"
 #include "gemm.h"
+#include "linear.h"
 
 namespace cuda_ops
 {
@@ -19,14 +19,6 @@ namespace cuda_ops
 struct LinearSizes {
     int64_t rows, in_features, out_features;
 };
-
-static int64_t rows_of(const Tensor &tensor)
-{
-    int64_t rows = 1;
-    for (int64_t d = 0; d < tensor.dim() - 1; d++)
-        rows *= tensor.size(d);
-    return rows;
-}
 
 // The rows of `tensor` (input or grad_output), whose last dimension must be `expected`, weight's `features`.
 static int64_t check_rows(const char *op, const char *argument, const Tensor &tensor, const char *features,
@@ -52,25 +44,6 @@ static Tensor empty_with_last(const Tensor &tensor, int64_t last)
     std::vector<int64_t> sizes = tensor.sizes().vec();
     sizes.back() = last;
     return at::empty(sizes, tensor.options());
-}
-
-// Multiply-adds below which another thread is not worth waking.
-static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
-
-// kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products. The
-// longer side is cut, since each thread packs all of the other operand.
-template <typename Kernel>
-static void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, const Kernel &kernel)
-{
-    const bool by_rows = rows >= columns;
-    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
-    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
-    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
-        const cuda_ops_linear_block block =
-            by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
-        return kernel(block, workspace.get());
-    });
 }
 
 #ifdef CUDA_OPS_WITH_CUDA

@@ -3,12 +3,13 @@
 #include "cuda_ops/linear_cross_entropy.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <tuple>
 
 #include "autograd.h"
+#include "linear.h"
 #include "loss.h"
+#include "parameters.h"
 
 namespace cuda_ops
 {
@@ -22,16 +23,6 @@ struct LinearCrossEntropy {
     cuda_ops_reduction reduction;
     Tensor input, weight, bias, target, row_scale; // contiguous; the last three may be undefined
 };
-
-// weight, bias or row_scale: of the dtype of input, or float32 beside a half.
-static void check_parameter(const char *op, const char *argument, const Tensor &parameter, const Tensor &input)
-{
-    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    if (half && parameter.scalar_type() == at::kFloat)
-        check_same_device(op, argument, parameter, "input", input);
-    else
-        check_like(op, argument, parameter, "input", input);
-}
 
 static LinearCrossEntropy check(const char *op, const Tensor &input, const Tensor &weight, const Tensor &target,
                                 const std::optional<Tensor> &bias, const std::optional<Tensor> &row_scale,
@@ -73,24 +64,6 @@ static LinearCrossEntropy check(const char *op, const Tensor &input, const Tenso
             bias ? bias->contiguous() : Tensor(),
             target.to(at::kLong).contiguous(),
             row_scale ? row_scale->contiguous() : Tensor()};
-}
-
-// Multiply-adds below which another thread is not worth waking.
-static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
-
-// kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products.
-template <typename Kernel>
-static void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, bool by_rows,
-                            const Kernel &kernel)
-{
-    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
-    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
-    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
-        const cuda_ops_linear_block block =
-            by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
-        return kernel(block, workspace.get());
-    });
 }
 
 // Bytes of a chunk's logits: a part of the last-level cache while there are few classes, at most 64 MB with very many.

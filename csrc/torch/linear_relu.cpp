@@ -3,7 +3,6 @@
 #include "cuda_ops/linear_relu.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +10,8 @@
 #include <vector>
 
 #include "autograd.h"
+#include "linear.h"
+#include "parameters.h"
 
 namespace cuda_ops
 {
@@ -19,24 +20,6 @@ namespace cuda_ops
 struct LinearReluSizes {
     int64_t rows, in_features, out_features;
 };
-
-static int64_t rows_of(const Tensor &tensor)
-{
-    int64_t rows = 1;
-    for (int64_t d = 0; d < tensor.dim() - 1; d++)
-        rows *= tensor.size(d);
-    return rows;
-}
-
-// weight or bias: of the dtype of input, or float32 beside a half.
-static void check_parameter(const char *op, const char *argument, const Tensor &parameter, const Tensor &input)
-{
-    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    if (half && parameter.scalar_type() == at::kFloat)
-        check_same_device(op, argument, parameter, "input", input);
-    else
-        check_like(op, argument, parameter, "input", input);
-}
 
 static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Tensor &weight)
 {
@@ -47,25 +30,6 @@ static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Te
                 ": expected the last dimension of input to be the in_features of weight, ", weight.size(1),
                 " (weight has shape ", weight.sizes(), "), got input of shape ", input.sizes());
     return {rows_of(input), weight.size(1), weight.size(0)};
-}
-
-// Multiply-adds below which another thread is not worth waking.
-static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
-
-// kernel(block, workspace) over blocks of a rows x columns result whose elements are sums of `depth` products. The
-// longer side is cut, since each thread packs all of the other operand.
-template <typename Kernel>
-static void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t depth, const Kernel &kernel)
-{
-    const bool by_rows = rows >= columns;
-    const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
-    const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
-    parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
-        const cuda_ops_linear_block block =
-            by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
-        return kernel(block, workspace.get());
-    });
 }
 
 static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)

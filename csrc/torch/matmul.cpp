@@ -7,12 +7,10 @@
 
 #include "checks.h"
 #include "gemm.h"
+#include "linear.h"
 
 namespace cuda_ops
 {
-
-// Multiply-adds below which another thread is not worth waking.
-static constexpr int64_t PRODUCT_GRAIN = 1 << 19;
 
 // The longer side of D is cut, since each thread packs all of the other operand; the products of a batch lie end to
 // end.

@@ -1,0 +1,19 @@
+// What fused ops check of a layer's parameters.
+#pragma once
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+// A parameter or statistic: of the dtype of input, or float32 beside an input in half precision. Returns its dtype.
+inline cuda_ops_dtype check_parameter(const char *op, const char *argument, const Tensor &tensor, const Tensor &input)
+{
+    check_same_device(op, argument, tensor, "input", input);
+    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+    if (!half || tensor.scalar_type() != at::kFloat)
+        check_like(op, argument, tensor, "input", input);
+    return check_dtype(op, argument, tensor);
+}
+
+} // namespace cuda_ops
