@@ -1,0 +1,1566 @@
+// mnist_step: whole training steps of the MNIST CNN in one kernel, the last rung of the step's ladder.
+//
+// At batch 64 a step is microseconds of arithmetic; sixteen kernels one after the other wait for memory and for each
+// other most of the time. Here 128 blocks stay on their multiprocessors for all steps of a call, keep what they can in
+// shared memory and registers, and meet at eight barriers a step, each where every block needs what all others made:
+//
+//     weights     new weights, moments of this batch     -> convolution 1 + pooling, convolution 2, its sums
+//     statistics  sums of y over the batch               -> normalise, ReLU, pool
+//     pooled      all pictures' features                 -> a slice of linear1's sum
+//     partials    all slices of that sum                 -> hidden units, logits, loss, their gradients
+//     hidden      all pictures' gradient of the hidden   -> gradient of a slice of the features, update of linear1
+//     features    all slices of that gradient            -> through pooling and ReLU, sums for batch norm
+//     sums        those sums over the batch              -> gradient of y, of convolution 2, of convolution 1
+//     gradients   all pictures' weight gradients         -> their sum, update of the convolutions
+//
+// Two blocks, a cluster, share a picture (up to four pictures, one after the other): each recomputes the first
+// convolution, and has half of the second one's output channels. A barrier is arrived at when a block has written what
+// others wait for; what nobody waits for (linear1's update, the next batch's pictures and their moments, linear2) is
+// done between arriving and waiting.
+//
+// The first convolution's batch norm needs no pass over its output: its statistics follow from the mean and covariance of
+// the nine pixels under the kernel (conv_bn_relu_pool_one.cu has the formulas). All products are mma.sync m16n8k16 in
+// bfloat16 on operands in shared memory, whose pixel pitch of 80 bytes spreads ldmatrix over the banks. Sums over blocks
+// are added in a fixed order, so that results repeat bit by bit.
+#include "cuda_ops/mnist_step.h"
+
+#include "loss.cuh"
+#include "wgmma.cuh"
+
+static constexpr int CLUSTERS = 64, BLOCKS = 2 * CLUSTERS;
+[[maybe_unused]] static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
+static constexpr int PICTURES = CUDA_OPS_MNIST_STEP_MOST / CLUSTERS; // of a cluster, at most
+static constexpr int SIDE = 28, PIXELS = SIDE * SIDE;                // of a picture
+static constexpr int SIDE1 = 14, CHANNELS1 = 32;                     // of the first block's output
+static constexpr int SIDE2 = 7, CHANNELS2 = 64, HALF2 = CHANNELS2 / 2;
+static constexpr int FEATURES = CHANNELS2 * SIDE2 * SIDE2, HIDDEN = 128, CLASSES = 10;
+static constexpr int SLICE = 32, SLICES = FEATURES / SLICE; // of the features; a block has one, or none
+static constexpr int CHUNK = 64;                            // pictures that linear1's products take at once
+static constexpr int TAPS = 9;
+static constexpr int64_t MOST_STEPS = 1 << 21; // the barrier counts 1024 arrivals each, in 32 bits
+// Sums of products of pairs of the taps and a constant: sum over positions of p_i p_j, p_9 = 1.
+static constexpr int GRAM_SIDE = TAPS + 1, GRAM = GRAM_SIDE * GRAM_SIDE;
+static constexpr int SUMS1 = 12; // per channel of the first block: S of nine taps, sum of dz, padding
+static constexpr int WEIGHTS2 = TAPS * CHANNELS2 * CHANNELS1, OWN_WEIGHTS2 = WEIGHTS2 / BLOCKS;
+static constexpr int CONV_WARPS = 7; // a row of pooling windows each
+static constexpr int EXCHANGED = 16; // values of a thread that the other block of the cluster gets
+static_assert(SLICES <= BLOCKS - 3 && SLICES * SLICE == FEATURES && OWN_WEIGHTS2 * BLOCKS == WEIGHTS2, "");
+// Blocks without a slice, and what they do while the others have theirs.
+[[maybe_unused]] static constexpr int LINEAR2_BLOCK = SLICES, BIAS1_BLOCK = SLICES + 1, MOMENTS_BLOCK = SLICES + 2;
+[[maybe_unused]] static constexpr int CONV1_BLOCKS = BLOCKS - CHANNELS1; // from this block on, a channel each
+
+// ---- Shared memory, in bytes ----
+static constexpr int PICTURE_ROW = 32, PICTURE_BYTES = (30 * PICTURE_ROW + 8) * 2; // padded by a pixel all around
+static constexpr int PITCH = 80;                                                   // of 32 channels
+static constexpr int MAP_ROW = 18, MAP_BYTES = 16 * MAP_ROW * PITCH; // 14 x 14 with padding; tiles are 16 wide, plus taps
+static constexpr int PLACES_ROW = SIDE1 * 16, PLACES_BYTES = 16 * PLACES_ROW;
+static constexpr int WEIGHTS_BYTES = TAPS * HALF2 * PITCH;
+static constexpr int EXCHANGE_BYTES = EXCHANGED * CONV_WARPS * WARP_SIZE * 4;
+static constexpr int HIDDEN_PITCH = HIDDEN * 2 + 16, HIDDEN_BYTES = CHUNK * HIDDEN_PITCH;
+static constexpr int SLICE_BYTES = CHUNK * PITCH, LINEAR1_BYTES = HIDDEN * PITCH;
+static constexpr int STAGE_BYTES = HALF2 * SIDE2 * SIDE2 * 2; // half a picture's features
+
+static constexpr int AT_PICTURES = 0; // this batch's and the next one's
+static constexpr int AT_MAPS = AT_PICTURES + 2 * PICTURES * PICTURE_BYTES;
+static constexpr int AT_PLACES = AT_MAPS + PICTURES * MAP_BYTES;
+static constexpr int AT_GRADIENT = AT_PLACES + PICTURES * PLACES_BYTES; // of convolution 2's output, this block's half
+static constexpr int AT_WEIGHTS2 = AT_GRADIENT + MAP_BYTES;             // [tap][out channel][in channel]
+// Two buffers that the other block writes, for pictures in turn. The second is also where linear1 keeps gradients, and
+// is scratch memory for sums: neither while the other block may write there (see `backward_conv2`). The first also holds
+// linear2's parameters.
+static constexpr int AT_EXCHANGE = AT_WEIGHTS2 + WEIGHTS_BYTES, AT_LINEAR2 = AT_EXCHANGE;
+static constexpr int AT_HIDDEN = AT_EXCHANGE + EXCHANGE_BYTES, AT_SCRATCH = AT_HIDDEN;
+static constexpr int AT_SLICE = AT_HIDDEN + HIDDEN_BYTES;
+static constexpr int AT_LINEAR1 = AT_SLICE + SLICE_BYTES;
+static constexpr int AT_STAGE = AT_LINEAR1 + LINEAR1_BYTES;
+static constexpr int AT_SMALL = AT_STAGE + PICTURES * STAGE_BYTES;
+static_assert(EXCHANGE_BYTES <= HIDDEN_BYTES && (CLASSES * HIDDEN + CLASSES + HIDDEN) * 4 <= EXCHANGE_BYTES, "");
+
+struct Small {
+    double tap_mean[TAPS], tap_covariance[TAPS * TAPS];
+    double running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[HALF2], running_variance2[HALF2];
+    float weight1[CHANNELS1 * TAPS]; // as bfloat16 has them
+    float norm_weight1[CHANNELS1], norm_bias1[CHANNELS1], scale1[CHANNELS1], shift1[CHANNELS1];
+    float norm_weight2[HALF2], norm_bias2[HALF2], scale2[HALF2], shift2[HALF2];
+    float mean2[HALF2]; // without the bias; until the batch's is known, that of the batch before
+    float rstd2[HALF2], by_dz[HALF2], by_y[HALF2], constant[HALF2];
+    int64_t index[2][PICTURES];
+    int label[2][PICTURES];
+};
+static constexpr int SHARED_BYTES = AT_SMALL + (int)sizeof(Small);
+static_assert(SHARED_BYTES <= 232448, "more than a block of Hopper has");
+
+// ---- Workspace, in bytes ----
+static constexpr int64_t align_256(int64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+static constexpr int64_t WS_BARRIER = 0; // arrivals, blocks that have left
+static constexpr int64_t WS_GRAM = 256;  // [block][GRAM] float
+static constexpr int64_t WS_GRAM_TOTAL = WS_GRAM + align_256(BLOCKS * GRAM * 4);           // [GRAM] double
+static constexpr int64_t WS_WEIGHTS2 = WS_GRAM_TOTAL + align_256(GRAM * 8);                // [tap][out][in] bfloat16
+static constexpr int64_t WS_STATISTICS = WS_WEIGHTS2 + align_256(WEIGHTS2 * 2);            // [cluster][rank][2][HALF2]
+static constexpr int64_t WS_SUMS2 = WS_STATISTICS + align_256(BLOCKS * 2 * HALF2 * 4);     // the same
+static constexpr int64_t WS_POOLED = WS_SUMS2 + align_256(BLOCKS * 2 * HALF2 * 4);         // [batch][FEATURES] bfloat16
+static constexpr int64_t FEATURE_BYTES = (int64_t)CUDA_OPS_MNIST_STEP_MOST * FEATURES * 2;
+static constexpr int64_t WS_GRAD_POOLED = WS_POOLED + FEATURE_BYTES;                       // the same
+static constexpr int64_t WS_PARTIAL = WS_GRAD_POOLED + FEATURE_BYTES;                      // [slice][batch][HIDDEN] float
+static constexpr int64_t HIDDEN_VALUES = (int64_t)CUDA_OPS_MNIST_STEP_MOST * HIDDEN;
+static constexpr int64_t WS_HIDDEN = WS_PARTIAL + SLICES * HIDDEN_VALUES * 4;              // [batch][HIDDEN] bfloat16
+static constexpr int64_t WS_GRAD_HIDDEN = WS_HIDDEN + HIDDEN_VALUES * 2;                   // the same
+static constexpr int64_t WS_GRAD_LOGITS = WS_GRAD_HIDDEN + HIDDEN_VALUES * 2;              // [batch][16] float
+static constexpr int64_t WS_LOSS = WS_GRAD_LOGITS + CUDA_OPS_MNIST_STEP_MOST * 16 * 4;     // [batch] float
+static constexpr int64_t WS_GRAD_WEIGHTS2 = WS_LOSS + align_256(CUDA_OPS_MNIST_STEP_MOST * 4); // [cluster][tap][out][in]
+static constexpr int64_t WS_SUMS1 = WS_GRAD_WEIGHTS2 + (int64_t)CLUSTERS * WEIGHTS2 * 4;   // [cluster][channel][SUMS1]
+static constexpr int64_t WS_SPILL = WS_SUMS1 + align_256(CLUSTERS * CHANNELS1 * SUMS1 * 4);
+static constexpr int64_t SPILL_BYTES = (int64_t)BLOCKS * PICTURES * 33 * THREADS * 4;
+static constexpr int64_t WORKSPACE_BYTES = WS_SPILL + SPILL_BYTES;
+
+struct Arguments {
+    float *losses;
+    cuda_ops_mnist_parameters parameters;
+    char *workspace;
+    cuda_ops_index_error *error;
+    const uint8_t *images;
+    const int64_t *labels, *indices;
+    const float *rates;
+    int64_t count, steps;
+    int batch;
+    float center, scale; // of pixels: (byte - center) * scale
+    float label_smoothing;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+
+extern __shared__ __align__(1024) char shared[];
+
+// ---- Pieces ----
+
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ uint32_t pack_pair(float low, float high)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&pair;
+}
+__device__ __forceinline__ float low_of(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float high_of(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ float rounded(float value)
+{
+    return __bfloat162float(__float2bfloat16_rn(value));
+}
+__device__ __forceinline__ uint32_t two_halves(const char *low, const char *high)
+{
+    return (uint32_t) * (const uint16_t *)low | (uint32_t) * (const uint16_t *)high << 16;
+}
+// The addresses that lanes give to ldmatrix for four 8 x 8 matrices, as offsets of rows of `pitch` bytes:
+// matrices 0 and 1 one below the other, 2 and 3 to the right of them (operand A stored as it is, B stored [n][k] turned).
+__device__ __forceinline__ uint32_t below_first(int lane, int pitch)
+{
+    return (lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * 16;
+}
+// matrices 0 and 1 side by side, 2 and 3 below them.
+__device__ __forceinline__ uint32_t beside_first(int lane, int pitch)
+{
+    return (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
+}
+
+// What a thread knows of the launch. Barrier: `arrive` when all that others wait for is written, `wait` before what
+// they wrote is read.
+struct Thread {
+    const Arguments &a;
+    Small &small;
+    int thread, lane, warp, row, quad; // row = lane / 4, quad = lane % 4: the coordinates of mma's registers
+    int block, cluster, rank;
+    int pictures; // of this cluster: cluster, cluster + CLUSTERS, ...
+    unsigned int phase;
+
+    template <typename T>
+    __device__ __forceinline__ T *workspace(int64_t offset) const
+    {
+        return (T *)(a.workspace + offset);
+    }
+    __device__ __forceinline__ void arrive() const
+    {
+        __syncthreads();
+        if (thread == 0)
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.workspace + WS_BARRIER) : "memory");
+    }
+    __device__ __forceinline__ void wait()
+    {
+        phase += BLOCKS;
+        if (thread == 0) {
+            unsigned int arrived;
+            do
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                             : "=r"(arrived)
+                             : "l"(a.workspace + WS_BARRIER)
+                             : "memory");
+            while (arrived < phase);
+        }
+        __syncthreads();
+    }
+};
+
+// Sum over all clusters of this rank's 2 * HALF2 floats, in order: totals[2 * HALF2], in scratch memory.
+__device__ __forceinline__ const double *sum_over_clusters(const Thread &t, const float *partials)
+{
+    static constexpr int VECTORS = 2 * HALF2 / 4, GROUPS = THREADS / VECTORS, EACH = CLUSTERS / GROUPS;
+    double *groups = (double *)(shared + AT_SCRATCH), *totals = groups + GROUPS * 2 * HALF2;
+    const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
+    float4 values[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        values[i] = __ldcg((const float4 *)(partials + ((group * EACH + i) * 2 + t.rank) * 2 * HALF2) + vector);
+    double x = 0, y = 0, z = 0, w = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        x += values[i].x, y += values[i].y, z += values[i].z, w += values[i].w;
+    double *mine = groups + group * 2 * HALF2 + 4 * vector;
+    mine[0] = x, mine[1] = y, mine[2] = z, mine[3] = w;
+    __syncthreads();
+    if (t.thread < 2 * HALF2) {
+        double total = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            total += groups[g * 2 * HALF2 + t.thread];
+        totals[t.thread] = total;
+    }
+    __syncthreads();
+    return totals;
+}
+
+// Two sums of each thread for the eight channels of its accumulators' columns (2 quad + i of each of four tiles), over
+// all pixels of the block: to partials[2][HALF2] of this block.
+__device__ __forceinline__ void sum_over_pixels(const Thread &t, float (&first)[8], float (&second)[8], float *partials)
+{
+    float *warps = (float *)(shared + AT_SCRATCH);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int lanes = 4; lanes < WARP_SIZE; lanes *= 2) {
+            first[i] += __shfl_xor_sync(FULL_WARP, first[i], lanes);
+            second[i] += __shfl_xor_sync(FULL_WARP, second[i], lanes);
+        }
+    if (t.row == 0 && t.warp < CONV_WARPS)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int channel = i / 2 * 8 + 2 * t.quad + i % 2;
+            warps[t.warp * 2 * HALF2 + channel] = first[i];
+            warps[t.warp * 2 * HALF2 + HALF2 + channel] = second[i];
+        }
+    __syncthreads();
+    if (t.thread < 2 * HALF2) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < CONV_WARPS; w++)
+            total += warps[w * 2 * HALF2 + t.thread];
+        partials[t.block * 2 * HALF2 + t.thread] = total;
+    }
+}
+
+// ---- The batch ----
+
+// Where the pictures of `step` are, and their labels.
+__device__ __forceinline__ void look_up(const Thread &t, int64_t step)
+{
+    if (t.thread >= t.pictures)
+        return;
+    const int64_t number = step * t.a.batch + t.cluster + t.thread * CLUSTERS, index = t.a.indices[number];
+    const bool good = 0 <= index && index < t.a.count;
+    if (!good && t.rank == 0)
+        record_bad_index(t.a.error, number, index, t.a.count);
+    const int64_t label = good ? t.a.labels[index] : -1;
+    t.small.index[step % 2][t.thread] = good ? index : -1;
+    t.small.label[step % 2][t.thread] = 0 <= label && label < CLASSES ? (int)label : -1;
+}
+
+__device__ __forceinline__ char *picture_of(int64_t step, int number)
+{
+    return shared + AT_PICTURES + ((int)(step % 2) * PICTURES + number) * PICTURE_BYTES;
+}
+
+// The pictures of `step` to shared memory, normalised. A barrier of the block before and after it.
+__device__ __forceinline__ void load_pictures(const Thread &t, int64_t step)
+{
+    for (int i = 0; i < t.pictures; i++) {
+        const int64_t index = t.small.index[step % 2][i];
+        if (t.thread >= PIXELS / 4)
+            continue;
+        const uint32_t word = index < 0 ? 0 : ((const uint32_t *)(t.a.images + index * PIXELS))[t.thread];
+        const int y = t.thread / 7, x = t.thread % 7 * 4;
+        __nv_bfloat16 *to = (__nv_bfloat16 *)picture_of(step, i) + (y + 1) * PICTURE_ROW + x + 1;
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            const float byte = (float)(word >> 8 * b & 255);
+            to[b] = __float2bfloat16_rn(index < 0 ? CUDART_NAN_F : (byte - t.a.center) * t.a.scale);
+        }
+    }
+}
+
+// Sums of products of the taps over this block's share of the positions of its cluster's pictures. As a product of a
+// 16 x positions matrix with its transpose: mma's registers of the one are those of the other.
+__device__ __forceinline__ void gram(const Thread &t, int64_t step)
+{
+    float first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+    const int tap = (t.row / 3 * PICTURE_ROW + t.row % 3) * 2, ninth = (2 * PICTURE_ROW + 2) * 2;
+    for (int i = 0; i < t.pictures; i++) {
+        const char *picture = picture_of(step, i);
+        for (int k = t.rank * WARPS + t.warp; k < PIXELS / 16; k += 2 * WARPS) {
+            uint32_t a[4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int position = 16 * k + 2 * t.quad + 8 * half;
+                const char *at = picture + (position / SIDE * PICTURE_ROW + position % SIDE) * 2;
+                a[2 * half] = two_halves(at + tap, at + tap + 2);
+                a[2 * half + 1] = t.row == 0   ? two_halves(at + ninth, at + ninth + 2)
+                                  : t.row == 1 ? 0x3f803f80u // the constant 1
+                                               : 0;
+            }
+            multiply(first, a, a[0], a[2]);
+            multiply(second, a, a[1], a[3]);
+        }
+    }
+    float *warps = (float *)(shared + AT_SCRATCH) + t.warp * GRAM;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int i = t.row + e / 2 * 8, j = 2 * t.quad + e % 2;
+        if (i < GRAM_SIDE) {
+            warps[i * GRAM_SIDE + j] = first[e];
+            if (j < GRAM_SIDE - 8)
+                warps[i * GRAM_SIDE + 8 + j] = second[e];
+        }
+    }
+    __syncthreads();
+    if (t.thread < GRAM) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += ((float *)(shared + AT_SCRATCH))[w * GRAM + t.thread];
+        t.workspace<float>(WS_GRAM)[t.block * GRAM + t.thread] = total;
+    }
+}
+
+// By one block: the blocks' sums, added.
+__device__ __forceinline__ void add_grams(const Thread &t)
+{
+    static constexpr int VECTORS = GRAM / 4, GROUPS = 8, EACH = BLOCKS / GROUPS;
+    double *groups = (double *)(shared + AT_SCRATCH);
+    const float4 *partials = t.workspace<const float4>(WS_GRAM);
+    if (t.thread < VECTORS * GROUPS) {
+        const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
+        double x = 0, y = 0, z = 0, w = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float4 v = __ldcg(partials + (group * EACH + i) * VECTORS + vector);
+            x += v.x, y += v.y, z += v.z, w += v.w;
+        }
+        double *mine = groups + group * GRAM + 4 * vector;
+        mine[0] = x, mine[1] = y, mine[2] = z, mine[3] = w;
+    }
+    __syncthreads();
+    if (t.thread < GRAM) {
+        double total = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            total += groups[g * GRAM + t.thread];
+        t.workspace<double>(WS_GRAM_TOTAL)[t.thread] = total;
+    }
+}
+
+// ---- Forward ----
+
+// This block's half of convolution 2's weights, on its way to shared memory.
+__device__ __forceinline__ void start_weights2(const Thread &t)
+{
+    const char *source = t.workspace<const char>(WS_WEIGHTS2);
+    for (int i = t.thread; i < TAPS * HALF2 * 4; i += THREADS) {
+        const int tap = i / (HALF2 * 4), channel = i / 4 % HALF2;
+        copy_async_16(shared_address(shared + AT_WEIGHTS2) + (i / 4) * PITCH + i % 4 * 16,
+                      source + ((tap * CHANNELS2 + t.rank * HALF2 + channel) * CHANNELS1) * 2 + i % 4 * 16);
+    }
+    copy_async_commit();
+}
+
+// The first block's coefficients, from the taps' moments and the latest weights.
+__device__ __forceinline__ void statistics1(const Thread &t)
+{
+    Small &s = t.small;
+    const cuda_ops_mnist_block &block = t.a.parameters.block1;
+    const double n = (double)t.a.batch * PIXELS;
+    for (int i = t.thread; i < CHANNELS1 * TAPS; i += THREADS)
+        s.weight1[i] = rounded(__ldcg(block.weight + i));
+    if (t.thread < CHANNELS1) {
+        s.norm_weight1[t.thread] = __ldcg(block.norm_weight + t.thread);
+        s.norm_bias1[t.thread] = __ldcg(block.norm_bias + t.thread);
+    }
+    const double *total = t.workspace<const double>(WS_GRAM_TOTAL);
+    if (t.thread < TAPS * TAPS) {
+        const int i = t.thread / TAPS, j = t.thread % TAPS;
+        const double mean_i = __ldcg(total + TAPS * GRAM_SIDE + i) / n, mean_j = __ldcg(total + TAPS * GRAM_SIDE + j) / n;
+        s.tap_covariance[t.thread] = __ldcg(total + i * GRAM_SIDE + j) / n - mean_i * mean_j;
+        if (j == 0)
+            s.tap_mean[i] = mean_i;
+    }
+    __syncthreads();
+    // Eight lanes a channel, a row of the covariance each, and the first one the ninth too.
+    const int channel = t.thread / 8, lane = t.thread % 8;
+    const float *weight = s.weight1 + channel * TAPS;
+    double mean = 0, variance = 0;
+    for (int i = lane; i < TAPS; i += 8) {
+        double product = 0;
+#pragma unroll
+        for (int j = 0; j < TAPS; j++)
+            product += s.tap_covariance[i * TAPS + j] * weight[j];
+        variance += weight[i] * product;
+        mean += weight[i] * s.tap_mean[i];
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2) {
+        mean += __shfl_xor_sync(FULL_WARP, mean, lanes);
+        variance += __shfl_xor_sync(FULL_WARP, variance, lanes);
+    }
+    if (lane == 0) {
+        variance = variance < 0 ? 0 : variance;
+        const double rstd = 1 / sqrt(variance + block.eps), scale = rstd * s.norm_weight1[channel];
+        s.scale1[channel] = (float)scale;
+        s.shift1[channel] = (float)(s.norm_bias1[channel] - mean * scale);
+        const double bias = block.bias ? block.bias[channel] : 0.0, momentum = block.momentum;
+        s.running_mean1[channel] += momentum * (mean + bias - s.running_mean1[channel]);
+        s.running_variance1[channel] += momentum * (variance * n / (n - 1) - s.running_variance1[channel]);
+    }
+    __syncthreads();
+}
+
+// The first block, of one picture: its output to `map`, and of this block's 16 channels the places of the maxima (4:
+// none, rectified away). The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the
+// channels for each of the four places in the window; channel 8 quad + 2 h + i is column 2 quad + i of tile h.
+__device__ __forceinline__ void forward1(const Thread &t, const char *picture, char *map, char *places,
+                                         const uint32_t (&weights)[16][2])
+{
+    float scale[8], shift[8];
+#pragma unroll
+    for (int c = 0; c < 8; c++)
+        scale[c] = t.small.scale1[8 * t.quad + c], shift[c] = t.small.shift1[8 * t.quad + c];
+    for (int y = t.warp; y < SIDE1; y += WARPS) {
+        uint32_t a[4];
+        const char *at = picture + ((2 * y + t.quad / 2) * PICTURE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
+        a[0] = *(const uint32_t *)at;
+        a[1] = *(const uint32_t *)(at + 32);
+        a[2] = *(const uint32_t *)(at + 4 * PICTURE_ROW);
+        a[3] = *(const uint32_t *)(at + 4 * PICTURE_ROW + 32);
+        float product[16][4];
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            product[j][0] = product[j][1] = product[j][2] = product[j][3] = 0;
+            multiply(product[j], a, weights[j][0], weights[j][1]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int x = t.row + 8 * half;
+            float largest[8];
+            int place[8];
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                largest[c] = product[c / 2][2 * half + c % 2] * scale[c] + shift[c];
+                place[c] = 0;
+#pragma unroll
+                for (int p = 1; p < 4; p++) {
+                    const float z = product[4 * p + c / 2][2 * half + c % 2] * scale[c] + shift[c];
+                    place[c] = z > largest[c] ? p : place[c];
+                    largest[c] = z > largest[c] ? z : largest[c];
+                }
+                place[c] = largest[c] > 0 ? place[c] : 4;
+                largest[c] = largest[c] <= 0 ? 0 : largest[c]; // NaN stays
+            }
+            if (x >= SIDE1)
+                continue;
+            const uint4 packed = {pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]),
+                                  pack_pair(largest[4], largest[5]), pack_pair(largest[6], largest[7])};
+            *(uint4 *)(map + ((y + 1) * MAP_ROW + x + 1) * PITCH + t.quad * 16) = packed;
+            if (t.quad / 2 == t.rank)
+#pragma unroll
+                for (int c = 0; c < 8; c++)
+                    places[(t.quad % 2 * 8 + c) * PLACES_ROW + y * 16 + x] = (char)place[c];
+        }
+    }
+}
+
+// B's registers of `forward1`.
+__device__ __forceinline__ void weights_of_forward1(const Thread &t, uint32_t (&weights)[16][2])
+{
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        const float *weight = t.small.weight1 + (t.row / 2 * 8 + j % 4 * 2 + t.row % 2) * TAPS;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int y = t.quad / 2 + 2 * half - j / 8, x = t.quad % 2 * 2 - j / 4 % 2;
+            const bool inside = y >= 0 && y < 3;
+            const float low = inside && x >= 0 ? weight[y * 3 + x] : 0.0f;
+            const float high = inside && x + 1 < 3 ? weight[y * 3 + x + 1] : 0.0f;
+            weights[j][half] = pack_pair(low, high);
+        }
+    }
+}
+
+// Convolution 2 of this block's channels: y[16 m + 4 n + e] is row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2
+// quad + e % 2; pixels from 14 on are garbage.
+__device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&y)[32])
+{
+    float sum[2][4][4];
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        sum[i / 16][i / 4 % 4][i % 4] = 0;
+    const uint32_t from = map + 2 * t.warp * MAP_ROW * PITCH + below_first(t.lane, PITCH);
+    const uint32_t weights = shared_address(shared + AT_WEIGHTS2) + beside_first(t.lane, PITCH);
+#pragma unroll 1
+    for (int x = 0; x < 3; x++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t a[4][4];
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                load_matrices(a[r], from + (r * MAP_ROW + x) * PITCH + 32 * k);
+#pragma unroll
+            for (int dy = 0; dy < 3; dy++)
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    uint32_t b[4];
+                    load_matrices(b, weights + ((dy * 3 + x) * HALF2 + 16 * n) * PITCH + 32 * k);
+#pragma unroll
+                    for (int m = 0; m < 2; m++) {
+                        multiply(sum[m][2 * n], a[m + dy], b[0], b[1]);
+                        multiply(sum[m][2 * n + 1], a[m + dy], b[2], b[3]);
+                    }
+                }
+        }
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = sum[i / 16][i / 4 % 4][i % 4];
+}
+
+// A thread's values of more than one picture go to the workspace and come back; nobody else reads them.
+__device__ __forceinline__ float *spill_of(const Thread &t, int number)
+{
+    return t.workspace<float>(WS_SPILL) + ((t.block * PICTURES + number) * 33) * THREADS + t.thread;
+}
+__device__ __forceinline__ void spill(const Thread &t, int number, const float (&y)[32])
+{
+    float *to = spill_of(t, number);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        __stcg(to + i * THREADS, y[i]);
+}
+__device__ __forceinline__ void unspill(const Thread &t, int number, float (&y)[32])
+{
+    const float *from = spill_of(t, number);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = __ldcg(from + i * THREADS);
+}
+
+__device__ __forceinline__ bool is_pixel(const Thread &t, int e)
+{
+    return t.row + e / 2 % 2 * 8 < SIDE1;
+}
+
+__device__ __forceinline__ void statistics2(const Thread &t)
+{
+    const double *totals = sum_over_clusters(t, t.workspace<const float>(WS_STATISTICS));
+    if (t.thread < HALF2) {
+        Small &s = t.small;
+        const int c = t.thread;
+        const cuda_ops_mnist_block &block = t.a.parameters.block2;
+        const double n = (double)t.a.batch * SIDE1 * SIDE1, offset = totals[c] / n, momentum = block.momentum;
+        const double mean = s.mean2[c] + offset;
+        double variance = totals[HALF2 + c] / n - offset * offset;
+        variance = variance < 0 ? 0 : variance;
+        const double rstd = 1 / sqrt(variance + block.eps), scale = rstd * s.norm_weight2[c];
+        const double bias = block.bias ? block.bias[t.rank * HALF2 + c] : 0.0;
+        s.mean2[c] = (float)mean;
+        s.rstd2[c] = (float)rstd;
+        s.scale2[c] = (float)scale;
+        s.shift2[c] = (float)(s.norm_bias2[c] - mean * scale);
+        s.running_mean2[c] += momentum * (mean + bias - s.running_mean2[c]);
+        s.running_variance2[c] += momentum * (variance * n / (n - 1) - s.running_variance2[c]);
+    }
+    __syncthreads();
+}
+
+// Normalises, rectifies and pools: the features to `stage`, [channel][7][7]; the bits of the result tell which of this
+// thread's values are the largest of their window and above 0. Columns x and x + 1 are in lanes that differ by 4.
+__device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32], __nv_bfloat16 *stage)
+{
+    uint32_t largest = 0;
+    const bool odd = t.row % 2;
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int channel = 8 * n + 2 * t.quad + e % 2, x = (t.row + e / 2 * 8) / 2;
+            const float scale = t.small.scale2[channel], shift = t.small.shift2[channel];
+            const float mine0 = y[4 * n + e] * scale + shift, mine1 = y[16 + 4 * n + e] * scale + shift;
+            const float other0 = __shfl_xor_sync(FULL_WARP, mine0, 4), other1 = __shfl_xor_sync(FULL_WARP, mine1, 4);
+            // In the order of the window: the first of equals is the one. NaN wins as PyTorch lets it, except that the
+            // gradient is zero then.
+            const float a = odd ? other0 : mine0, b = odd ? mine0 : other0;
+            const float c = odd ? other1 : mine1, d = odd ? mine1 : other1;
+            float best = a;
+            int place = 0;
+            place = b > best ? 1 : place, best = b > best || b != b ? b : best;
+            place = c > best ? 2 : place, best = c > best || c != c ? c : best;
+            place = d > best ? 3 : place, best = d > best || d != d ? d : best;
+            const bool kept = best > 0 && x < SIDE2; // columns from 14 on are garbage
+            if (kept && place == (odd ? 1 : 0))
+                largest |= 1u << (4 * n + e);
+            if (kept && place == (odd ? 3 : 2))
+                largest |= 1u << (16 + 4 * n + e);
+            if (!odd && x < SIDE2)
+                stage[channel * SIDE2 * SIDE2 + t.warp * SIDE2 + x] = __float2bfloat16_rn(best <= 0 ? 0 : best);
+        }
+    return largest;
+}
+
+// linear1: this block's slice of the features times its slice of the weights, of all pictures.
+__device__ __forceinline__ void load_slice(const Thread &t, int first)
+{
+    const int picture = t.thread / 4, part = t.thread % 4;
+    uint4 value = {0, 0, 0, 0};
+    if (first + picture < t.a.batch)
+        value = __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
+                                       (int64_t)(first + picture) * FEATURES + t.block * SLICE) +
+                       part);
+    *(uint4 *)(shared + AT_SLICE + picture * PITCH + part * 16) = value;
+}
+static_assert(THREADS == CHUNK * 4, "");
+
+__device__ __forceinline__ void forward_linear1(const Thread &t)
+{
+    for (int first = 0; first < t.a.batch; first += CHUNK) {
+        __syncthreads();
+        load_slice(t, first);
+        __syncthreads();
+        float sum[8][4] = {};
+        const int m = t.warp % 4, n = t.warp / 4;
+        const uint32_t left = shared_address(shared + AT_SLICE) + 16 * m * PITCH + below_first(t.lane, PITCH);
+        const uint32_t right = shared_address(shared + AT_LINEAR1) + 64 * n * PITCH + beside_first(t.lane, PITCH);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t a[4];
+            load_matrices(a, left + 32 * k);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t b[4];
+                load_matrices(b, right + 16 * j * PITCH + 32 * k);
+                multiply(sum[2 * j], a, b[0], b[1]);
+                multiply(sum[2 * j + 1], a, b[2], b[3]);
+            }
+        }
+        float *to = t.workspace<float>(WS_PARTIAL) + ((int64_t)t.block * CUDA_OPS_MNIST_STEP_MOST + first) * HIDDEN;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int picture = 16 * m + t.row + 8 * half;
+                if (first + picture < t.a.batch)
+                    __stcg((float2 *)(to + picture * HIDDEN + 64 * n + 8 * j + 2 * t.quad),
+                           make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
+            }
+    }
+}
+
+// linear2's weights and bias and linear1's bias, to shared memory.
+__device__ __forceinline__ void load_linear2(const Thread &t)
+{
+    float *to = (float *)(shared + AT_LINEAR2);
+    const cuda_ops_mnist_parameters &p = t.a.parameters;
+    for (int i = t.thread; i < CLASSES * HIDDEN; i += THREADS)
+        to[i] = __ldcg(p.linear2_weight + i);
+    if (t.thread < HIDDEN)
+        to[CLASSES * HIDDEN + t.thread] = __ldcg(p.linear1_bias + t.thread);
+    if (t.thread < CLASSES)
+        to[CLASSES * HIDDEN + HIDDEN + t.thread] = __ldcg(p.linear2_bias + t.thread);
+}
+
+// From the partial sums of a picture's hidden units to their gradient.
+__device__ __forceinline__ void head(const Thread &t, int picture, int label)
+{
+    const float *weight = (const float *)(shared + AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN, *bias2 = bias1 + HIDDEN;
+    float *groups = (float *)(shared + AT_SCRATCH), *hidden = groups + WARPS * HIDDEN, *logits = hidden + HIDDEN;
+    const float *partial = t.workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
+    static constexpr int EACH = (SLICES + WARPS - 1) / WARPS;
+    float4 values[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int slice = t.warp + i * WARPS;
+        values[i] = slice < SLICES ? __ldcg((const float4 *)(partial + slice * HIDDEN_VALUES) + t.lane)
+                                   : make_float4(0, 0, 0, 0);
+    }
+    float4 sum = values[0];
+#pragma unroll
+    for (int i = 1; i < EACH; i++)
+        sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+    ((float4 *)groups)[t.warp * 32 + t.lane] = sum;
+    __syncthreads();
+    if (t.thread < HIDDEN) {
+        float total = bias1[t.thread];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += groups[w * HIDDEN + t.thread];
+        hidden[t.thread] = rounded(total <= 0 ? 0 : total);
+    }
+    __syncthreads();
+    for (int j = t.warp; j < CLASSES; j += WARPS) {
+        const float4 h = ((const float4 *)hidden)[t.lane], w = ((const float4 *)(weight + j * HIDDEN))[t.lane];
+        const float logit = warp_sum(h.x * w.x + h.y * w.y + h.z * w.z + h.w * w.w);
+        if (t.lane == 0)
+            logits[j] = logit + bias2[j];
+    }
+    __syncthreads();
+    // Each thread on its own: ten exponentials are less than another barrier.
+    float most = logits[0], total = 0, all = 0, gradient[CLASSES];
+#pragma unroll
+    for (int j = 1; j < CLASSES; j++)
+        most = fmaxf(most, logits[j]);
+#pragma unroll
+    for (int j = 0; j < CLASSES; j++) {
+        gradient[j] = expf(logits[j] - most);
+        total += gradient[j];
+        all += logits[j] - most;
+    }
+    const float smoothing = t.a.label_smoothing, share = smoothing / CLASSES, each = 1.0f / t.a.batch;
+    const bool good = label >= 0;
+#pragma unroll
+    for (int j = 0; j < CLASSES; j++) {
+        const float wanted = share + (j == label ? 1 - smoothing : 0.0f);
+        gradient[j] = good ? (gradient[j] / total - wanted) * each : 0.0f;
+    }
+    if (t.thread < HIDDEN) {
+        const float h = hidden[t.thread];
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < CLASSES; j++)
+            sum += gradient[j] * weight[j * HIDDEN + t.thread];
+        const int64_t at = (int64_t)picture * HIDDEN + t.thread;
+        t.workspace<__nv_bfloat16>(WS_GRAD_HIDDEN)[at] = __float2bfloat16_rn(h <= 0 ? 0.0f : sum);
+        t.workspace<__nv_bfloat16>(WS_HIDDEN)[at] = __float2bfloat16_rn(h);
+    }
+#pragma unroll
+    for (int j = 0; j < CLASSES; j++) // unrolled, since registers have no numbers
+        if (t.thread == j)
+            t.workspace<float>(WS_GRAD_LOGITS)[picture * 16 + j] = gradient[j];
+    if (t.thread == 0) {
+        // -sum of wanted * log-probability, with all wanted adding up to 1.
+        const float logit = good ? logits[label] - most : CUDART_NAN_F;
+        t.workspace<float>(WS_LOSS)[picture] = logf(total) - (1 - smoothing) * logit - share * all;
+    }
+}
+
+// ---- Backward ----
+
+__device__ __forceinline__ void store_linear1(const Thread &t, const float (&weight)[4][4])
+{
+    __nv_bfloat16 *to = (__nv_bfloat16 *)(shared + AT_LINEAR1);
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(uint32_t *)(to + (16 * t.warp + t.row + 8 * half) * (PITCH / 2) + 8 * n + 2 * t.quad) =
+                pack_pair(weight[n][2 * half], weight[n][2 * half + 1]);
+}
+
+// The gradient of this block's slice of the features, then, behind the barrier's back, that of its weights, and their
+// update. `weight`: rows 16 warp + row + 8 (e / 2), columns 8 n + 2 quad + e % 2 of the slice.
+__device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight)[4][4], float rate)
+{
+    float sum[4][4] = {};
+    const uint32_t hidden = shared_address(shared + AT_HIDDEN), slice = shared_address(shared + AT_SLICE);
+    for (int first = 0; first < t.a.batch; first += CHUNK) {
+        const bool last = first + CHUNK >= t.a.batch;
+        __syncthreads();
+        for (int i = t.thread; i < CHUNK * 16; i += THREADS) {
+            uint4 value = {0, 0, 0, 0};
+            if (first + i / 16 < t.a.batch)
+                value = __ldcg(t.workspace<const uint4>(WS_GRAD_HIDDEN) + (first + i / 16) * 16 + i % 16);
+            *(uint4 *)(shared + AT_HIDDEN + i / 16 * HIDDEN_PITCH + i % 16 * 16) = value;
+        }
+        if (t.a.batch > CHUNK) // else it is there from forward
+            load_slice(t, first);
+        __syncthreads();
+        const int m = t.warp % 4, n = t.warp / 4;
+        float gradient[2][4] = {};
+        const uint32_t left = hidden + 16 * m * HIDDEN_PITCH + below_first(t.lane, HIDDEN_PITCH);
+        const uint32_t right = shared_address(shared + AT_LINEAR1) + 32 * n + below_first(t.lane, PITCH);
+#pragma unroll
+        for (int k = 0; k < HIDDEN / 16; k++) {
+            uint32_t a[4], b[4];
+            load_matrices(a, left + 32 * k);
+            load_matrices_transposed(b, right + 16 * k * PITCH);
+            multiply(gradient[0], a, b[0], b[1]);
+            multiply(gradient[1], a, b[2], b[3]);
+        }
+        __nv_bfloat16 *to = t.workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int64_t picture = first + 16 * m + t.row + 8 * half;
+                if (picture < t.a.batch)
+                    *(uint32_t *)(to + picture * FEATURES + 8 * j) =
+                        pack_pair(gradient[j][2 * half], gradient[j][2 * half + 1]);
+            }
+        if (last)
+            t.arrive();
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; k++) {
+            uint32_t a[4], b[2][4];
+            load_matrices_transposed(a, hidden + 16 * k * HIDDEN_PITCH + 32 * t.warp + beside_first(t.lane, HIDDEN_PITCH));
+            load_matrices_transposed(b[0], slice + 16 * k * PITCH + below_first(t.lane, PITCH));
+            load_matrices_transposed(b[1], slice + 16 * k * PITCH + 32 + below_first(t.lane, PITCH));
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                multiply(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            weight[n][e] -= rate * sum[n][e];
+    store_linear1(t, weight);
+}
+
+// By one block: linear2's gradients and update, and the loss of the batch.
+__device__ __forceinline__ void update_linear2(const Thread &t, int64_t step, float rate)
+{
+    const cuda_ops_mnist_parameters &p = t.a.parameters;
+    float sum[CLASSES / 2] = {}, bias = 0, loss = 0;
+    const int column = t.thread % HIDDEN, first = t.thread / HIDDEN; // classes first, first + 2, ...
+    __nv_bfloat16 *hidden = (__nv_bfloat16 *)(shared + AT_EXCHANGE);
+    float *logits = (float *)(shared + AT_SLICE), *losses = logits + CHUNK * 16;
+    for (int begin = 0; begin < t.a.batch; begin += CHUNK) {
+        const int count = t.a.batch - begin < CHUNK ? t.a.batch - begin : CHUNK;
+        __syncthreads();
+        for (int i = t.thread; i < count * 16; i += THREADS) {
+            ((uint4 *)hidden)[i] = __ldcg(t.workspace<const uint4>(WS_HIDDEN) + begin * 16 + i);
+            logits[i] = __ldcg(t.workspace<const float>(WS_GRAD_LOGITS) + begin * 16 + i);
+        }
+        if (t.thread < count)
+            losses[t.thread] = __ldcg(t.workspace<const float>(WS_LOSS) + begin + t.thread);
+        __syncthreads();
+        for (int i = 0; i < count; i++) {
+            const float h = __bfloat162float(hidden[i * HIDDEN + column]);
+#pragma unroll
+            for (int j = 0; j < CLASSES / 2; j++)
+                sum[j] += logits[i * 16 + first + 2 * j] * h;
+            if (t.thread < CLASSES)
+                bias += logits[i * 16 + t.thread];
+            if (t.thread == CLASSES)
+                loss += losses[i];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < CLASSES / 2; j++) {
+        float *weight = p.linear2_weight + (first + 2 * j) * HIDDEN + column;
+        *weight = __ldcg(weight) - rate * sum[j];
+    }
+    if (t.thread < CLASSES)
+        p.linear2_bias[t.thread] = __ldcg(p.linear2_bias + t.thread) - rate * bias;
+    if (t.thread == CLASSES)
+        t.a.losses[step] = loss / t.a.batch;
+}
+static_assert(CHUNK * HIDDEN * 2 <= EXCHANGE_BYTES + HIDDEN_BYTES && CHUNK * 17 * 4 <= SLICE_BYTES + LINEAR1_BYTES, "");
+
+__device__ __forceinline__ void update_bias1(const Thread &t, float rate)
+{
+    if (t.thread >= HIDDEN)
+        return;
+    const __nv_bfloat16 *gradient = t.workspace<const __nv_bfloat16>(WS_GRAD_HIDDEN) + t.thread;
+    float sum = 0;
+#pragma unroll 16
+    for (int i = 0; i < t.a.batch; i++)
+        sum += __bfloat162float(__ldcg(gradient + i * HIDDEN));
+    float *bias = t.a.parameters.linear1_bias + t.thread;
+    *bias = __ldcg(bias) - rate * sum;
+}
+
+// The gradient of the features of all pictures of the cluster, this block's half of the channels, to AT_STAGE.
+__device__ __forceinline__ void load_stage(const Thread &t)
+{
+    for (int i = 0; i < t.pictures; i++)
+        if (t.thread < STAGE_BYTES / 16) {
+            const int64_t picture = t.cluster + i * CLUSTERS;
+            ((uint4 *)(shared + AT_STAGE + i * STAGE_BYTES))[t.thread] =
+                __ldcg((const uint4 *)(t.workspace<const char>(WS_GRAD_POOLED) + picture * FEATURES * 2 +
+                                       t.rank * STAGE_BYTES) +
+                       t.thread);
+        }
+    __syncthreads();
+}
+
+// The gradient behind the pooling at this thread's value (4 n + e, or 16 further).
+__device__ __forceinline__ float staged(const Thread &t, const __nv_bfloat16 *stage, int i)
+{
+    const int channel = i / 4 % 4 * 8 + 2 * t.quad + i % 2, x = (t.row + i / 2 % 2 * 8) / 2;
+    return __bfloat162float(stage[channel * SIDE2 * SIDE2 + t.warp * SIDE2 + x]);
+}
+
+__device__ __forceinline__ void coefficients2(const Thread &t, float rate)
+{
+    const double *totals = sum_over_clusters(t, t.workspace<const float>(WS_SUMS2));
+    if (t.thread < HALF2) {
+        Small &s = t.small;
+        const int c = t.thread;
+        const double n = (double)t.a.batch * SIDE1 * SIDE1, sum = totals[c], dot = totals[HALF2 + c];
+        const double scale = (double)s.norm_weight2[c] * s.rstd2[c], by_y = -scale * s.rstd2[c] * dot / n;
+        s.by_dz[c] = (float)scale;
+        s.by_y[c] = (float)by_y;
+        s.constant[c] = (float)(-scale * sum / n - by_y * s.mean2[c]);
+        s.norm_weight2[c] -= rate * (float)dot;
+        s.norm_bias2[c] -= rate * (float)sum;
+    }
+    __syncthreads();
+}
+
+// The gradient of convolution 2's output, to shared memory: of the pixels alone, the padding stays zero.
+__device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y)[32], uint32_t largest,
+                                                const __nv_bfloat16 *stage)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        float by_dz[2], by_y[2], constant[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int channel = 8 * n + 2 * t.quad + i;
+            by_dz[i] = t.small.by_dz[channel], by_y[i] = t.small.by_y[channel], constant[i] = t.small.constant[channel];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (t.row + 8 * half >= SIDE1)
+                continue;
+            float dz[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                dz[i] = staged(t, stage, 4 * n + 2 * half + i);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                float gradient[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int at = 16 * m + 4 * n + 2 * half + i;
+                    gradient[i] = by_y[i] * y[at] + constant[i] + (largest >> at & 1 ? by_dz[i] * dz[i] : 0.0f);
+                }
+                *(uint32_t *)(shared + AT_GRADIENT +
+                              ((2 * t.warp + m + 1) * MAP_ROW + t.row + 8 * half + 1) * PITCH + 16 * n + 4 * t.quad) =
+                    pack_pair(gradient[0], gradient[1]);
+            }
+        }
+    }
+}
+
+// What this block's channels say of the gradient of convolution 2's input: gradient[m][r][n]: input channels 16 m + row
+// + 8 (e / 2), image row 2 warp + r, pixel 8 n + 2 quad + e % 2.
+__device__ __forceinline__ void backward_input2(const Thread &t, float (&gradient)[2][2][2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        gradient[i / 16][i / 8 % 2][i / 4 % 2][i % 4] = 0;
+    const uint32_t from = shared_address(shared + AT_GRADIENT) + 2 * t.warp * MAP_ROW * PITCH + beside_first(t.lane, PITCH);
+    const uint32_t weights = shared_address(shared + AT_WEIGHTS2) + beside_first(t.lane, PITCH);
+#pragma unroll 1
+    for (int x = 0; x < 3; x++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t b[4][4];
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                load_matrices(b[r], from + (r * MAP_ROW + x) * PITCH + 32 * k);
+#pragma unroll
+            for (int dy = 0; dy < 3; dy++)
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    uint32_t a[4];
+                    load_matrices_transposed(a, weights + (((2 - dy) * 3 + 2 - x) * HALF2 + 16 * k) * PITCH + 32 * m);
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        multiply(gradient[m][r][0], a, b[r + dy][0], b[r + dy][1]);
+                        multiply(gradient[m][r][1], a, b[r + dy][2], b[r + dy][3]);
+                    }
+                }
+        }
+}
+
+// Adds one picture's part to the gradient of convolution 2's weights: sum[tap]: out channels 16 (warp % 2) + row + 8 (e /
+// 2), in channels 8 (warp / 2) + 2 quad + e % 2. A row of the map serves three rows of the gradient.
+__device__ __forceinline__ void backward_weights2(const Thread &t, uint32_t map, float (&sum)[TAPS][4])
+{
+    const uint32_t left = shared_address(shared + AT_GRADIENT) + (MAP_ROW + 1) * PITCH + 32 * (t.warp % 2) +
+                          beside_first(t.lane, PITCH);
+    const uint32_t right = map + 16 * (t.warp / 2) + (t.lane % 16) * PITCH + t.lane / 16 * PITCH;
+    uint32_t a[3][4];
+#pragma unroll
+    for (int row = 0; row < 16; row++) {
+        if (row < SIDE1)
+            load_matrices_transposed(a[row % 3], left + row * MAP_ROW * PITCH);
+        uint32_t b[4], third[4];
+        load_matrices_transposed(b, right + row * MAP_ROW * PITCH); // of pixels from x, and from x + 1
+        load_matrices_transposed(third, right + (row * MAP_ROW + (t.lane < 16 ? 2 : 1)) * PITCH);
+#pragma unroll
+        for (int dy = 0; dy < 3; dy++) {
+            if (row - dy < 0 || row - dy >= SIDE1)
+                continue;
+            const uint32_t(&mine)[4] = a[(row - dy) % 3];
+            multiply(sum[dy * 3], mine, b[0], b[1]);
+            multiply(sum[dy * 3 + 1], mine, b[2], b[3]);
+            multiply(sum[dy * 3 + 2], mine, third[0], third[1]);
+        }
+    }
+}
+
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Sixteen values of each thread to the other block of the cluster.
+__device__ __forceinline__ void send(const Thread &t, uint32_t buffer, const float (&values)[2][2][4])
+{
+    uint32_t to;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(buffer), "r"(1 - t.rank));
+#pragma unroll
+    for (int i = 0; i < EXCHANGED; i++)
+        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to + (i * CONV_WARPS * WARP_SIZE + t.thread) * 4),
+                     "f"(values[i / 8][i / 4 % 2][i % 4])
+                     : "memory");
+}
+
+// The first block's sums from one picture: sums[place][n] of channels row + 8 (e / 2) and the pixels 8 n + 2 quad + e %
+// 2 of the 4 x 4 under a window, where `place` has the window's maximum; and of the gradients alone.
+__device__ __forceinline__ void backward1(const Thread &t, const char *picture, const char *places,
+                                          const float (&gradient)[2][2][4], float (&sums)[4][2][4], float (&plain)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int y = 2 * t.warp + r;
+        uint32_t packed[4], where[4], b[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // rows row + 8 (i % 2), windows 2 quad + 8 (i / 2) and the next
+            packed[i] = pack_pair(gradient[r][i / 2][i % 2 * 2], gradient[r][i / 2][i % 2 * 2 + 1]);
+            where[i] = *(const uint16_t *)(places + (t.row + i % 2 * 8) * PLACES_ROW + y * 16 + i / 2 * 8 + 2 * t.quad);
+            plain[i % 2] += ((where[i] & 4) ? 0.0f : low_of(packed[i])) + ((where[i] & 0x400) ? 0.0f : high_of(packed[i]));
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const char *at = picture + ((2 * y + 2 * n + t.row / 4) * PICTURE_ROW + 2 * (8 * half + 2 * t.quad) +
+                                            t.row % 4) * 2;
+                b[n][half] = two_halves(at, at + 4);
+            }
+#pragma unroll
+        for (int place = 0; place < 4; place++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[i] = packed[i] & (((where[i] & 255) == place ? 0xffffu : 0u) |
+                                    (where[i] >> 8 == place ? 0xffff0000u : 0u));
+            multiply(sums[place][0], a, b[0][0], b[0][1]);
+            multiply(sums[place][1], a, b[1][0], b[1][1]);
+        }
+    }
+}
+
+// The sums of all warps, turned from places and pixels into taps: to WS_SUMS1.
+__device__ __forceinline__ void store_sums1(const Thread &t, const float (&sums)[4][2][4], float (&plain)[2])
+{
+    float *warps = (float *)(shared + AT_EXCHANGE), *sum_dz = warps + CONV_WARPS * 4 * 16 * 16; // on into AT_HIDDEN
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int lanes = 1; lanes < 4; lanes *= 2)
+            plain[i] += __shfl_xor_sync(FULL_WARP, plain[i], lanes);
+    __syncthreads(); // the other block's values have been read
+    if (t.warp < CONV_WARPS) {
+#pragma unroll
+        for (int place = 0; place < 4; place++)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    *(float2 *)(warps + ((t.warp * 4 + place) * 16 + t.row + 8 * half) * 16 + 8 * n + 2 * t.quad) =
+                        make_float2(sums[place][n][2 * half], sums[place][n][2 * half + 1]);
+        if (t.quad == 0)
+            sum_dz[t.warp * 16 + t.row] = plain[0], sum_dz[t.warp * 16 + t.row + 8] = plain[1];
+    }
+    __syncthreads();
+    if (t.thread < 16 * GRAM_SIDE) {
+        const int channel = t.thread / GRAM_SIDE, tap = t.thread % GRAM_SIDE;
+        float total = 0;
+        if (tap < TAPS) {
+#pragma unroll
+            for (int w = 0; w < CONV_WARPS; w++)
+#pragma unroll
+                for (int place = 0; place < 4; place++)
+                    total += warps[((w * 4 + place) * 16 + channel) * 16 + (place / 2 + tap / 3) * 4 + place % 2 + tap % 3];
+        } else {
+#pragma unroll
+            for (int w = 0; w < CONV_WARPS; w++)
+                total += sum_dz[w * 16 + channel];
+        }
+        t.workspace<float>(WS_SUMS1)[(t.cluster * CHANNELS1 + t.rank * 16 + channel) * SUMS1 + tap] = total;
+    }
+}
+static_assert(CONV_WARPS * (4 * 16 + 1) * 16 * 4 <= EXCHANGE_BYTES + HIDDEN_BYTES, "");
+
+// Gradients of both weights and of the first convolution's sums, for all pictures of the cluster; `y` and `largest`
+// are those of the only picture, or in the workspace.
+__device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, float (&y)[32], uint32_t largest)
+{
+    float weights[TAPS][4] = {}, sums[4][2][4] = {}, plain[2] = {0, 0};
+    for (int i = 0; i < t.pictures; i++) {
+        const uint32_t map = shared_address(shared + AT_MAPS + i * MAP_BYTES);
+        if (t.pictures > 1) {
+            __syncthreads(); // the gradient of the picture before has been read
+            unspill(t, i, y);
+            largest = __float_as_uint(__ldcg(spill_of(t, i) + 32 * THREADS));
+        }
+        if (t.warp < CONV_WARPS)
+            store_gradient2(t, y, largest, (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
+        __syncthreads();
+        // Buffers in turn: the other block may be behind by this exchange, and not by two, since it has arrived at the
+        // last one's barrier after it had read the one before. The second, scratch memory otherwise, is first written
+        // after a barrier at which this block has done with that.
+        const uint32_t buffer = i % 2 ? AT_HIDDEN : AT_EXCHANGE;
+        float gradient[2][2][2][4];
+        if (t.warp < CONV_WARPS) {
+            backward_input2(t, gradient);
+            if (t.rank == 0)
+                send(t, shared_address(shared + buffer), gradient[1]);
+            else
+                send(t, shared_address(shared + buffer), gradient[0]);
+        }
+        cluster_arrive();
+        backward_weights2(t, map, weights);
+        cluster_wait();
+        if (t.warp < CONV_WARPS) {
+            const float *other = (const float *)(shared + buffer) + t.thread;
+            float mine[2][2][4];
+#pragma unroll
+            for (int j = 0; j < EXCHANGED; j++)
+                mine[j / 8][j / 4 % 2][j % 4] = (t.rank == 0 ? gradient[0] : gradient[1])[j / 8][j / 4 % 2][j % 4] +
+                                                other[j * CONV_WARPS * WARP_SIZE];
+            backward1(t, picture_of(step, i), shared + AT_PLACES + i * PLACES_BYTES, mine, sums, plain);
+        }
+    }
+    float *to = t.workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2;
+#pragma unroll
+    for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int channel = t.rank * HALF2 + 16 * (t.warp % 2) + t.row + 8 * half;
+            __stcg((float2 *)(to + (tap * CHANNELS2 + channel) * CHANNELS1 + 8 * (t.warp / 2) + 2 * t.quad),
+                   make_float2(weights[tap][2 * half], weights[tap][2 * half + 1]));
+        }
+    store_sums1(t, sums, plain);
+}
+
+// ---- The convolutions' update ----
+
+// Convolution 2's weights [tap][out][in] from here on are [out][in][tap] in the parameter.
+__device__ __forceinline__ int parameter_of_weight2(int weight)
+{
+    return weight % (CHANNELS2 * CHANNELS1) * TAPS + weight / (CHANNELS2 * CHANNELS1);
+}
+
+__device__ __forceinline__ void update_weights2(const Thread &t, float &weight, float rate)
+{
+    static constexpr int VECTORS = OWN_WEIGHTS2 / 4, GROUPS = THREADS / VECTORS, EACH = (CLUSTERS + GROUPS - 1) / GROUPS;
+    float *groups = (float *)(shared + AT_SCRATCH);
+    const float *partials = t.workspace<const float>(WS_GRAD_WEIGHTS2) + t.block * OWN_WEIGHTS2;
+    const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
+    if (group < GROUPS) {
+        float4 values[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int cluster = group + i * GROUPS;
+            values[i] = cluster < CLUSTERS ? __ldcg((const float4 *)(partials + (int64_t)cluster * WEIGHTS2) + vector)
+                                           : make_float4(0, 0, 0, 0);
+        }
+        float4 sum = values[0];
+#pragma unroll
+        for (int i = 1; i < EACH; i++)
+            sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+        ((float4 *)groups)[group * VECTORS + vector] = sum;
+    }
+    __syncthreads();
+    if (t.thread < OWN_WEIGHTS2) {
+        float total = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            total += groups[g * OWN_WEIGHTS2 + t.thread];
+        weight -= rate * total;
+        const int at = t.block * OWN_WEIGHTS2 + t.thread;
+        t.workspace<__nv_bfloat16>(WS_WEIGHTS2)[at] = __float2bfloat16_rn(weight);
+        t.a.parameters.block2.weight[parameter_of_weight2(at)] = weight;
+    }
+}
+
+// By one block for each channel of the first convolution.
+__device__ __forceinline__ void update_channel1(const Thread &t, int channel, float rate)
+{
+    static constexpr int GROUPS = 16, EACH = CLUSTERS / GROUPS;
+    const Small &s = t.small;
+    double *groups = (double *)(shared + AT_STAGE), *totals = groups + GROUPS * GRAM_SIDE; // not update_weights2's
+    const int which = t.thread % 16, group = t.thread / 16;
+    if (which < GRAM_SIDE) {
+        double sum = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            sum += __ldcg(t.workspace<const float>(WS_SUMS1) + ((group * EACH + i) * CHANNELS1 + channel) * SUMS1 + which);
+        groups[group * GRAM_SIDE + which] = sum;
+    }
+    __syncthreads();
+    if (t.thread < GRAM_SIDE) {
+        double total = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            total += groups[g * GRAM_SIDE + t.thread];
+        totals[t.thread] = total;
+    }
+    __syncthreads();
+    if (t.warp != 0)
+        return;
+    const cuda_ops_mnist_block &block = t.a.parameters.block1;
+    const int tap = t.lane < TAPS ? t.lane : 0;
+    const float *weight = s.weight1 + channel * TAPS;
+    const double sum_dz = totals[TAPS], centered = totals[tap] - sum_dz * s.tap_mean[tap];
+    double product = 0;
+#pragma unroll
+    for (int j = 0; j < TAPS; j++)
+        product += s.tap_covariance[tap * TAPS + j] * weight[j];
+    double variance = t.lane < TAPS ? weight[tap] * product : 0.0, dot = t.lane < TAPS ? weight[tap] * centered : 0.0;
+    variance = warp_sum(variance), dot = warp_sum(dot);
+    const double rstd = 1 / sqrt((variance < 0 ? 0 : variance) + block.eps);
+    dot *= rstd;
+    if (t.lane < TAPS) {
+        const double scale = rstd * s.norm_weight1[channel];
+        float *parameter = block.weight + channel * TAPS + tap;
+        *parameter = __ldcg(parameter) - rate * (float)(scale * (centered - dot * rstd * product));
+    }
+    if (t.lane == 0) {
+        block.norm_weight[channel] = s.norm_weight1[channel] - rate * (float)dot;
+        block.norm_bias[channel] = s.norm_bias1[channel] - rate * (float)sum_dz;
+    }
+}
+
+// ---- The kernel ----
+
+// Everything in shared memory that is never written but has to be zero, the parameters that stay in the block, and the
+// first batch.
+__device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &weight2)
+{
+    for (int i = t.thread; i < AT_SMALL / 16; i += THREADS)
+        ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
+    const cuda_ops_mnist_parameters &p = t.a.parameters;
+    if (t.thread < CHANNELS1) {
+        const int c = t.thread, second = t.rank * HALF2 + c;
+        Small &s = t.small;
+        s.running_mean1[c] = p.block1.running_mean[c], s.running_variance1[c] = p.block1.running_variance[c];
+        s.running_mean2[c] = p.block2.running_mean[second];
+        s.running_variance2[c] = p.block2.running_variance[second];
+        s.norm_weight2[c] = p.block2.norm_weight[second], s.norm_bias2[c] = p.block2.norm_bias[second];
+        // Any number near the mean will do, the same in all blocks: the variance is taken around it.
+        s.mean2[c] = p.block2.running_mean[second] - (p.block2.bias ? p.block2.bias[second] : 0.0f);
+    }
+    look_up(t, 0);
+    __syncthreads();
+    for (int i = t.thread; i < PICTURES * PLACES_BYTES / 4; i += THREADS)
+        ((uint32_t *)(shared + AT_PLACES))[i] = 0x04040404u; // of what is no window
+    if (t.thread < OWN_WEIGHTS2) {
+        const int at = t.block * OWN_WEIGHTS2 + t.thread;
+        weight2 = p.block2.weight[parameter_of_weight2(at)];
+        t.workspace<__nv_bfloat16>(WS_WEIGHTS2)[at] = __float2bfloat16_rn(weight2);
+    }
+    if (t.block < SLICES) {
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float2 pair = *(const float2 *)(p.linear1_weight + (16 * t.warp + t.row + 8 * half) * FEATURES +
+                                                      t.block * SLICE + 8 * n + 2 * t.quad);
+                linear1[n][2 * half] = pair.x, linear1[n][2 * half + 1] = pair.y;
+            }
+        store_linear1(t, linear1);
+    }
+    load_pictures(t, 0);
+    __syncthreads();
+    gram(t, 0);
+    t.arrive();
+    t.wait();
+    if (t.block == MOMENTS_BLOCK)
+        add_grams(t);
+    t.arrive();
+    t.wait();
+}
+
+__device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4][4])
+{
+    const cuda_ops_mnist_parameters &p = t.a.parameters;
+    const Small &s = t.small;
+    if (t.block < SLICES)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                *(float2 *)(p.linear1_weight + (16 * t.warp + t.row + 8 * half) * FEATURES + t.block * SLICE + 8 * n +
+                            2 * t.quad) = make_float2(linear1[n][2 * half], linear1[n][2 * half + 1]);
+    if (t.cluster == 0 && t.thread < HALF2) {
+        const int c = t.thread, second = t.rank * HALF2 + c;
+        p.block2.running_mean[second] = (float)s.running_mean2[c];
+        p.block2.running_variance[second] = (float)s.running_variance2[c];
+        p.block2.norm_weight[second] = s.norm_weight2[c], p.block2.norm_bias[second] = s.norm_bias2[c];
+        if (t.rank == 0) {
+            p.block1.running_mean[c] = (float)s.running_mean1[c];
+            p.block1.running_variance[c] = (float)s.running_variance1[c];
+            if (c == 0) {
+                if (p.block1.batches)
+                    *p.block1.batches += t.a.steps;
+                if (p.block2.batches)
+                    *p.block2.batches += t.a.steps;
+            }
+        }
+    }
+    // The last block to leave puts the barrier back: nobody looks at it any more.
+    if (t.thread == 0) {
+        unsigned int *barrier = t.workspace<unsigned int>(WS_BARRIER);
+        if (atomicAdd(barrier + 1, 1) == BLOCKS - 1)
+            barrier[0] = barrier[1] = 0;
+    }
+}
+
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_constant__ Arguments a)
+{
+    Thread t = {a, *(Small *)(shared + AT_SMALL), (int)threadIdx.x};
+    t.lane = t.thread % WARP_SIZE, t.warp = warp_uniform(t.thread / WARP_SIZE);
+    t.row = t.lane / 4, t.quad = t.lane % 4;
+    t.block = blockIdx.x, t.cluster = t.block / 2, t.rank = t.block % 2;
+    t.pictures = a.batch <= t.cluster ? 0 : (a.batch - t.cluster + CLUSTERS - 1) / CLUSTERS;
+    t.phase = 0;
+    float linear1[4][4], weight2 = 0;
+    start(t, linear1, weight2);
+
+    for (int64_t step = 0; step < a.steps; step++) {
+        const float conv_rate = a.rates[2 * step], linear_rate = a.rates[2 * step + 1];
+        const bool more = step + 1 < a.steps;
+        const bool several = t.pictures > 1;
+        float y[32];
+        uint32_t largest = 0;
+
+        // weights -> statistics
+        start_weights2(t);
+        statistics1(t);
+        {
+            uint32_t weights[16][2];
+            weights_of_forward1(t, weights);
+            for (int i = 0; i < t.pictures; i++)
+                forward1(t, picture_of(step, i), shared + AT_MAPS + i * MAP_BYTES, shared + AT_PLACES + i * PLACES_BYTES,
+                         weights);
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+        {
+            float first[8] = {}, second[8] = {};
+            for (int i = 0; i < t.pictures; i++)
+                if (t.warp < CONV_WARPS) {
+                    forward2(t, shared_address(shared + AT_MAPS + i * MAP_BYTES), y);
+#pragma unroll
+                    for (int j = 0; j < 32; j++) {
+                        const float d = is_pixel(t, j) ? y[j] - t.small.mean2[j / 4 % 4 * 8 + 2 * t.quad + j % 2] : 0;
+                        first[j / 4 % 4 * 2 + j % 2] += d;
+                        second[j / 4 % 4 * 2 + j % 2] += d * d;
+                    }
+                    if (several)
+                        spill(t, i, y);
+                }
+            sum_over_pixels(t, first, second, t.workspace<float>(WS_STATISTICS));
+        }
+        t.arrive();
+        if (more)
+            look_up(t, step + 1);
+        t.wait();
+
+        // statistics -> pooled
+        statistics2(t);
+        for (int i = 0; i < t.pictures; i++) {
+            if (t.warp >= CONV_WARPS)
+                continue;
+            if (several)
+                unspill(t, i, y);
+            largest = pool2(t, y, (__nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
+            if (several)
+                __stcg(spill_of(t, i) + 32 * THREADS, __uint_as_float(largest));
+        }
+        __syncthreads();
+        for (int i = 0; i < t.pictures; i++)
+            if (t.thread < STAGE_BYTES / 16)
+                ((uint4 *)(t.workspace<char>(WS_POOLED) + (int64_t)(t.cluster + i * CLUSTERS) * FEATURES * 2 +
+                           t.rank * STAGE_BYTES))[t.thread] =
+                    ((const uint4 *)(shared + AT_STAGE + i * STAGE_BYTES))[t.thread];
+        t.arrive();
+        if (more)
+            load_pictures(t, step + 1);
+        load_linear2(t);
+        t.wait();
+
+        // pooled -> partials
+        if (t.block < SLICES)
+            forward_linear1(t);
+        t.arrive();
+        if (more)
+            gram(t, step + 1);
+        t.wait();
+
+        // partials -> hidden
+        for (int i = t.rank; i < t.pictures; i += 2) {
+            __syncthreads();
+            head(t, t.cluster + i * CLUSTERS, t.small.label[step % 2][i]);
+        }
+        t.arrive();
+        t.wait();
+
+        // hidden -> features
+        if (t.block < SLICES) {
+            backward_linear1(t, linear1, linear_rate); // arrives
+        } else {
+            t.arrive();
+            if (t.block == LINEAR2_BLOCK)
+                update_linear2(t, step, linear_rate);
+            else if (t.block == BIAS1_BLOCK)
+                update_bias1(t, linear_rate);
+            else if (t.block == MOMENTS_BLOCK && more)
+                add_grams(t);
+        }
+        t.wait();
+
+        // features -> sums
+        load_stage(t);
+        {
+            float first[8] = {}, second[8] = {};
+            for (int i = 0; i < t.pictures; i++)
+                if (t.warp < CONV_WARPS) {
+                    if (several) {
+                        unspill(t, i, y);
+                        largest = __float_as_uint(__ldcg(spill_of(t, i) + 32 * THREADS));
+                    }
+                    const __nv_bfloat16 *stage = (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES);
+#pragma unroll
+                    for (int j = 0; j < 32; j++) {
+                        const int channel = j / 4 % 4 * 8 + 2 * t.quad + j % 2;
+                        const float dz = largest >> j & 1 ? staged(t, stage, j) : 0.0f;
+                        first[j / 4 % 4 * 2 + j % 2] += dz;
+                        second[j / 4 % 4 * 2 + j % 2] += dz * (y[j] - t.small.mean2[channel]) * t.small.rstd2[channel];
+                    }
+                }
+            sum_over_pixels(t, first, second, t.workspace<float>(WS_SUMS2));
+        }
+        t.arrive();
+        t.wait();
+
+        // sums -> gradients
+        coefficients2(t, conv_rate);
+        backward_conv2(t, step, y, largest);
+        t.arrive();
+        t.wait();
+
+        // gradients -> weights
+        update_weights2(t, weight2, conv_rate);
+        if (t.block >= CONV1_BLOCKS)
+            update_channel1(t, t.block - CONV1_BLOCKS, conv_rate);
+        t.arrive();
+        t.wait();
+    }
+    finish(t, linear1);
+}
+
+#endif
+
+int cuda_ops_mnist_step_supported(int64_t batch)
+{
+#ifdef CUDA_OPS_SM90A
+    int device = 0, major = 0, processors = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return 0;
+    return major == 9 && processors >= BLOCKS && batch >= 1 && batch <= CUDA_OPS_MNIST_STEP_MOST;
+#else
+    (void)batch;
+    return 0;
+#endif
+}
+
+int64_t cuda_ops_mnist_step_workspace(void)
+{
+    return WORKSPACE_BYTES;
+}
+
+cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_parameters *parameters, void *workspace,
+                                         cuda_ops_index_error *error, const uint8_t *images, const int64_t *labels,
+                                         int64_t count, const int64_t *indices, const float *rates, int64_t steps,
+                                         int64_t batch, double mean, double std, double label_smoothing,
+                                         cuda_ops_stream stream)
+{
+    if (!cuda_ops_mnist_step_supported(batch) || steps < 0 || steps > MOST_STEPS || (uintptr_t)images % 4 != 0 ||
+        (uintptr_t)workspace % 256 != 0)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (steps == 0)
+        return CUDA_OPS_SUCCESS;
+#ifdef CUDA_OPS_SM90A
+    const Arguments arguments = {losses,
+                                 *parameters,
+                                 (char *)workspace,
+                                 error,
+                                 images,
+                                 labels,
+                                 indices,
+                                 rates,
+                                 count,
+                                 steps,
+                                 (int)batch,
+                                 (float)(255 * mean),
+                                 (float)(1 / (255 * std)),
+                                 (float)label_smoothing};
+    cudaFuncSetAttribute(mnist_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeCooperative; // all blocks at once, or none
+    attribute.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = BLOCKS;
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, mnist_step_kernel, arguments);
+    return launch_status();
+#else
+    (void)losses, (void)parameters, (void)error, (void)labels, (void)count, (void)indices, (void)rates, (void)mean;
+    (void)std, (void)label_smoothing, (void)stream;
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+#endif
+}
