@@ -24,6 +24,8 @@
 // are added in a fixed order, so that results repeat bit by bit.
 #include "cuda_ops/mnist_step.h"
 
+#include <stddef.h>
+
 #include "loss.cuh"
 #include "wgmma.cuh"
 
@@ -40,22 +42,25 @@ static constexpr int TAPS = 9;
 static constexpr int64_t MOST_STEPS = 1 << 21; // the barrier counts 1024 arrivals each, in 32 bits
 // Sums of products of pairs of the taps and a constant: sum over positions of p_i p_j, p_9 = 1.
 static constexpr int GRAM_SIDE = TAPS + 1, GRAM = GRAM_SIDE * GRAM_SIDE;
+static constexpr int MOMENTS = TAPS + TAPS * TAPS; // means, covariances
 static constexpr int SUMS1 = 12; // per channel of the first block: S of nine taps, sum of dz, padding
 static constexpr int WEIGHTS2 = TAPS * CHANNELS2 * CHANNELS1, OWN_WEIGHTS2 = WEIGHTS2 / BLOCKS;
 static constexpr int CONV_WARPS = 7; // a row of pooling windows each
 static constexpr int EXCHANGED = 16; // values of a thread that the other block of the cluster gets
-static_assert(SLICES <= BLOCKS - 3 && SLICES * SLICE == FEATURES && OWN_WEIGHTS2 * BLOCKS == WEIGHTS2, "");
-// Blocks without a slice, and what they do while the others have theirs.
-[[maybe_unused]] static constexpr int LINEAR2_BLOCK = SLICES, BIAS1_BLOCK = SLICES + 1, MOMENTS_BLOCK = SLICES + 2;
+// Blocks without a slice, and what they do while the others have theirs: linear2, a class each, linear1's bias, and the
+// moments of the next batch.
+static constexpr int LINEAR2_BLOCKS = SLICES, BIAS1_BLOCK = SLICES + CLASSES, MOMENTS_BLOCK = BIAS1_BLOCK + 1;
+static_assert(MOMENTS_BLOCK < BLOCKS && SLICES * SLICE == FEATURES && OWN_WEIGHTS2 * BLOCKS == WEIGHTS2, "");
 [[maybe_unused]] static constexpr int CONV1_BLOCKS = BLOCKS - CHANNELS1; // from this block on, a channel each
 
 // ---- Shared memory, in bytes ----
 static constexpr int PICTURE_ROW = 32, PICTURE_BYTES = (30 * PICTURE_ROW + 8) * 2; // padded by a pixel all around
 static constexpr int PITCH = 80;                                                   // of 32 channels
 static constexpr int MAP_ROW = 18, MAP_BYTES = 16 * MAP_ROW * PITCH; // 14 x 14 with padding; tiles are 16 wide, plus taps
-static constexpr int PLACES_ROW = SIDE1 * 16, PLACES_BYTES = 16 * PLACES_ROW;
+static constexpr int PLACES_BYTES = SIDE1 * 16 * 16; // [row][16 columns][this block's channels]
 static constexpr int WEIGHTS_BYTES = TAPS * HALF2 * PITCH;
 static constexpr int EXCHANGE_BYTES = EXCHANGED * CONV_WARPS * WARP_SIZE * 4;
+static constexpr int KERNEL1_ROW = 6, KERNEL1 = 5 * KERNEL1_ROW; // of the first convolution, with zeros around it
 static constexpr int HIDDEN_PITCH = HIDDEN * 2 + 16, HIDDEN_BYTES = CHUNK * HIDDEN_PITCH;
 static constexpr int SLICE_BYTES = CHUNK * PITCH, LINEAR1_BYTES = HIDDEN * PITCH;
 static constexpr int STAGE_BYTES = HALF2 * SIDE2 * SIDE2 * 2; // half a picture's features
@@ -77,15 +82,17 @@ static constexpr int AT_SMALL = AT_STAGE + PICTURES * STAGE_BYTES;
 static_assert(EXCHANGE_BYTES <= HIDDEN_BYTES && (CLASSES * HIDDEN + CLASSES + HIDDEN) * 4 <= EXCHANGE_BYTES, "");
 
 struct Small {
-    double tap_mean[TAPS], tap_covariance[TAPS * TAPS];
-    double running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[HALF2], running_variance2[HALF2];
-    float weight1[CHANNELS1 * TAPS]; // as bfloat16 has them
-    float norm_weight1[CHANNELS1], norm_bias1[CHANNELS1], scale1[CHANNELS1], shift1[CHANNELS1];
-    float norm_weight2[HALF2], norm_bias2[HALF2], scale2[HALF2], shift2[HALF2];
-    float mean2[HALF2]; // without the bias; until the batch's is known, that of the batch before
-    float rstd2[HALF2], by_dz[HALF2], by_y[HALF2], constant[HALF2];
+    uint64_t arrived[2]; // mbarriers of the two exchange buffers
+    float moments[MOMENTS];
+    float running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[HALF2], running_variance2[HALF2];
+    float norm_weight1[CHANNELS1], norm_bias1[CHANNELS1];
+    __align__(16) float scale1[CHANNELS1];
+    __align__(16) float shift1[CHANNELS1]; // the absolute value; a negative sign is with the kernel
+    float norm_weight2[HALF2], norm_bias2[HALF2], scale2[HALF2], shift2[HALF2], mean2[HALF2], rstd2[HALF2], bias2[HALF2];
+    float by_dz[HALF2], by_y[HALF2], constant[HALF2];
     int64_t index[2][PICTURES];
     int label[2][PICTURES];
+    __align__(16) __nv_bfloat16 kernel1[CHANNELS1 * KERNEL1];
 };
 static constexpr int SHARED_BYTES = AT_SMALL + (int)sizeof(Small);
 static_assert(SHARED_BYTES <= 232448, "more than a block of Hopper has");
@@ -97,8 +104,8 @@ static constexpr int64_t align_256(int64_t bytes)
 }
 static constexpr int64_t WS_BARRIER = 0; // arrivals, blocks that have left
 static constexpr int64_t WS_GRAM = 256;  // [block][GRAM] float
-static constexpr int64_t WS_GRAM_TOTAL = WS_GRAM + align_256(BLOCKS * GRAM * 4);           // [GRAM] double
-static constexpr int64_t WS_WEIGHTS2 = WS_GRAM_TOTAL + align_256(GRAM * 8);                // [tap][out][in] bfloat16
+static constexpr int64_t WS_MOMENTS = WS_GRAM + align_256(BLOCKS * GRAM * 4);              // [MOMENTS] float
+static constexpr int64_t WS_WEIGHTS2 = WS_MOMENTS + align_256(MOMENTS * 4);                // [tap][out][in] bfloat16
 static constexpr int64_t WS_STATISTICS = WS_WEIGHTS2 + align_256(WEIGHTS2 * 2);            // [cluster][rank][2][HALF2]
 static constexpr int64_t WS_SUMS2 = WS_STATISTICS + align_256(BLOCKS * 2 * HALF2 * 4);     // the same
 static constexpr int64_t WS_POOLED = WS_SUMS2 + align_256(BLOCKS * 2 * HALF2 * 4);         // [batch][FEATURES] bfloat16
@@ -210,35 +217,38 @@ struct Thread {
             while (arrived < phase);
         }
         __syncthreads();
+        // Else the compiler computes all phases' addresses once, before the first step, and has no registers for them.
+        asm volatile("" : "+r"(thread), "+r"(lane), "+r"(row), "+r"(quad));
     }
 };
 
-// Sum over all clusters of this rank's 2 * HALF2 floats, in order: totals[2 * HALF2], in scratch memory.
-__device__ __forceinline__ const double *sum_over_clusters(const Thread &t, const float *partials)
+// Sums over all clusters, in a fixed order, of this rank's two values a channel: lane 0 of the eight threads that a
+// channel has gets both.
+__device__ __forceinline__ void sum_over_clusters(const Thread &t, const float *partials, float &first, float &second)
 {
-    static constexpr int VECTORS = 2 * HALF2 / 4, GROUPS = THREADS / VECTORS, EACH = CLUSTERS / GROUPS;
-    double *groups = (double *)(shared + AT_SCRATCH), *totals = groups + GROUPS * 2 * HALF2;
+    static constexpr int VALUES = 2 * HALF2, VECTORS = VALUES / 4, GROUPS = THREADS / VECTORS, EACH = CLUSTERS / GROUPS;
+    static constexpr int PITCH_OF_GROUP = VALUES + 4;
+    float *groups = (float *)(shared + AT_SCRATCH);
     const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
     float4 values[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        values[i] = __ldcg((const float4 *)(partials + ((group * EACH + i) * 2 + t.rank) * 2 * HALF2) + vector);
-    double x = 0, y = 0, z = 0, w = 0;
+        values[i] = __ldcg((const float4 *)(partials + ((group * EACH + i) * 2 + t.rank) * VALUES) + vector);
+    float4 sum = values[0];
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-        x += values[i].x, y += values[i].y, z += values[i].z, w += values[i].w;
-    double *mine = groups + group * 2 * HALF2 + 4 * vector;
-    mine[0] = x, mine[1] = y, mine[2] = z, mine[3] = w;
+    for (int i = 1; i < EACH; i++)
+        sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+    *(float4 *)(groups + group * PITCH_OF_GROUP + 4 * vector) = sum;
     __syncthreads();
-    if (t.thread < 2 * HALF2) {
-        double total = 0;
+    const int value = t.thread / 8 + t.thread / 4 % 2 * HALF2, part = t.thread % 4;
+    float total = 0;
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            total += groups[g * 2 * HALF2 + t.thread];
-        totals[t.thread] = total;
-    }
-    __syncthreads();
-    return totals;
+    for (int g = 0; g < GROUPS / 4; g++)
+        total += groups[(4 * g + part) * PITCH_OF_GROUP + value];
+    total += __shfl_xor_sync(FULL_WARP, total, 1);
+    total += __shfl_xor_sync(FULL_WARP, total, 2);
+    first = total;
+    second = __shfl_xor_sync(FULL_WARP, total, 4);
 }
 
 // Two sums of each thread for the eight channels of its accumulators' columns (2 quad + i of each of four tiles), over
@@ -352,11 +362,11 @@ __device__ __forceinline__ void gram(const Thread &t, int64_t step)
     }
 }
 
-// By one block: the blocks' sums, added.
+// By one block: the blocks' sums, added, and what they say of the batch.
 __device__ __forceinline__ void add_grams(const Thread &t)
 {
     static constexpr int VECTORS = GRAM / 4, GROUPS = 8, EACH = BLOCKS / GROUPS;
-    double *groups = (double *)(shared + AT_SCRATCH);
+    double *groups = (double *)(shared + AT_SCRATCH), *totals = groups + GROUPS * GRAM;
     const float4 *partials = t.workspace<const float4>(WS_GRAM);
     if (t.thread < VECTORS * GROUPS) {
         const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
@@ -375,7 +385,14 @@ __device__ __forceinline__ void add_grams(const Thread &t)
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
             total += groups[g * GRAM + t.thread];
-        t.workspace<double>(WS_GRAM_TOTAL)[t.thread] = total;
+        totals[t.thread] = total / ((double)t.a.batch * PIXELS);
+    }
+    __syncthreads();
+    if (t.thread < MOMENTS) {
+        const int i = (t.thread - TAPS) / TAPS, j = (t.thread - TAPS) % TAPS;
+        const double *mean = totals + TAPS * GRAM_SIDE;
+        t.workspace<float>(WS_MOMENTS)[t.thread] =
+            (float)(t.thread < TAPS ? mean[t.thread] : totals[i * GRAM_SIDE + j] - mean[i] * mean[j]);
     }
 }
 
@@ -393,39 +410,55 @@ __device__ __forceinline__ void start_weights2(const Thread &t)
     copy_async_commit();
 }
 
+__device__ __forceinline__ int in_kernel1(int tap)
+{
+    return (1 + tap / 3) * KERNEL1_ROW + 1 + tap % 3;
+}
+
 // The first block's coefficients, from the taps' moments and the latest weights.
 __device__ __forceinline__ void statistics1(const Thread &t)
 {
+    static_assert(CHANNELS1 * TAPS <= 2 * THREADS && 2 * CHANNELS1 + MOMENTS <= THREADS, "");
     Small &s = t.small;
     const cuda_ops_mnist_block &block = t.a.parameters.block1;
-    const double n = (double)t.a.batch * PIXELS;
-    for (int i = t.thread; i < CHANNELS1 * TAPS; i += THREADS)
-        s.weight1[i] = rounded(__ldcg(block.weight + i));
-    if (t.thread < CHANNELS1) {
-        s.norm_weight1[t.thread] = __ldcg(block.norm_weight + t.thread);
-        s.norm_bias1[t.thread] = __ldcg(block.norm_bias + t.thread);
-    }
-    const double *total = t.workspace<const double>(WS_GRAM_TOTAL);
-    if (t.thread < TAPS * TAPS) {
-        const int i = t.thread / TAPS, j = t.thread % TAPS;
-        const double mean_i = __ldcg(total + TAPS * GRAM_SIDE + i) / n, mean_j = __ldcg(total + TAPS * GRAM_SIDE + j) / n;
-        s.tap_covariance[t.thread] = __ldcg(total + i * GRAM_SIDE + j) / n - mean_i * mean_j;
-        if (j == 0)
-            s.tap_mean[i] = mean_i;
-    }
+    // All loads are on their way before the first is needed.
+    const int norm = t.thread - MOMENTS, second = t.thread + THREADS;
+    const float weight = __ldcg(block.weight + t.thread);
+    const float another = second < CHANNELS1 * TAPS ? __ldcg(block.weight + second) : 0.0f;
+    const float other = t.thread < MOMENTS            ? __ldcg(t.workspace<const float>(WS_MOMENTS) + t.thread)
+                        : norm < CHANNELS1            ? __ldcg(block.norm_weight + norm)
+                        : norm < 2 * CHANNELS1        ? __ldcg(block.norm_bias + norm - CHANNELS1)
+                        : norm < 3 * CHANNELS1 && block.bias ? block.bias[norm - 2 * CHANNELS1]
+                                                      : 0.0f;
+    s.kernel1[t.thread / TAPS * KERNEL1 + in_kernel1(t.thread % TAPS)] = __float2bfloat16_rn(weight);
+    if (second < CHANNELS1 * TAPS)
+        s.kernel1[second / TAPS * KERNEL1 + in_kernel1(second % TAPS)] = __float2bfloat16_rn(another);
+    float *biases = (float *)(shared + AT_SCRATCH);
+    if (t.thread < MOMENTS)
+        s.moments[t.thread] = other;
+    else if (norm < CHANNELS1)
+        s.norm_weight1[norm] = other;
+    else if (norm < 2 * CHANNELS1)
+        s.norm_bias1[norm - CHANNELS1] = other;
+    else if (norm < 3 * CHANNELS1)
+        biases[norm - 2 * CHANNELS1] = other;
     __syncthreads();
     // Eight lanes a channel, a row of the covariance each, and the first one the ninth too.
     const int channel = t.thread / 8, lane = t.thread % 8;
-    const float *weight = s.weight1 + channel * TAPS;
-    double mean = 0, variance = 0;
-    for (int i = lane; i < TAPS; i += 8) {
-        double product = 0;
+    float w[TAPS], mean = 0, variance = 0;
 #pragma unroll
-        for (int j = 0; j < TAPS; j++)
-            product += s.tap_covariance[i * TAPS + j] * weight[j];
-        variance += weight[i] * product;
-        mean += weight[i] * s.tap_mean[i];
-    }
+    for (int i = 0; i < TAPS; i++)
+        w[i] = __bfloat162float(s.kernel1[channel * KERNEL1 + in_kernel1(i)]);
+#pragma unroll
+    for (int i = 0; i < TAPS; i++)
+        if (i % 8 == lane) {
+            float product = 0;
+#pragma unroll
+            for (int j = 0; j < TAPS; j++)
+                product += s.moments[TAPS + i * TAPS + j] * w[j];
+            variance += w[i] * product;
+            mean += w[i] * s.moments[i];
+        }
 #pragma unroll
     for (int lanes = 1; lanes < 8; lanes *= 2) {
         mean += __shfl_xor_sync(FULL_WARP, mean, lanes);
@@ -433,26 +466,22 @@ __device__ __forceinline__ void statistics1(const Thread &t)
     }
     if (lane == 0) {
         variance = variance < 0 ? 0 : variance;
-        const double rstd = 1 / sqrt(variance + block.eps), scale = rstd * s.norm_weight1[channel];
-        s.scale1[channel] = (float)scale;
-        s.shift1[channel] = (float)(s.norm_bias1[channel] - mean * scale);
-        const double bias = block.bias ? block.bias[channel] : 0.0, momentum = block.momentum;
-        s.running_mean1[channel] += momentum * (mean + bias - s.running_mean1[channel]);
-        s.running_variance1[channel] += momentum * (variance * n / (n - 1) - s.running_variance1[channel]);
+        const float n = (float)t.a.batch * PIXELS, scale = s.norm_weight1[channel] / sqrtf(variance + block.eps);
+        s.scale1[channel] = scale;
+        s.shift1[channel] = s.norm_bias1[channel] - mean * scale;
+        s.running_mean1[channel] += block.momentum * (mean + biases[channel] - s.running_mean1[channel]);
+        s.running_variance1[channel] += block.momentum * (variance * (n / (n - 1)) - s.running_variance1[channel]);
     }
     __syncthreads();
 }
 
 // The first block, of one picture: its output to `map`, and of this block's 16 channels the places of the maxima (4:
 // none, rectified away). The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the
-// channels for each of the four places in the window; channel 8 quad + 2 h + i is column 2 quad + i of tile h.
+// channels for each of the four places in the window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i
+// of tile h.
 __device__ __forceinline__ void forward1(const Thread &t, const char *picture, char *map, char *places,
                                          const uint32_t (&weights)[16][2])
 {
-    float scale[8], shift[8];
-#pragma unroll
-    for (int c = 0; c < 8; c++)
-        scale[c] = t.small.scale1[8 * t.quad + c], shift[c] = t.small.shift1[8 * t.quad + c];
     for (int y = t.warp; y < SIDE1; y += WARPS) {
         uint32_t a[4];
         const char *at = picture + ((2 * y + t.quad / 2) * PICTURE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
@@ -467,51 +496,65 @@ __device__ __forceinline__ void forward1(const Thread &t, const char *picture, c
             multiply(product[j], a, weights[j][0], weights[j][1]);
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int x = t.row + 8 * half;
-            float largest[8];
-            int place[8];
+        for (int group = 0; group < 2; group++) {
+            const float4 scale = *(const float4 *)(t.small.scale1 + 16 * group + 4 * t.quad);
+            const float4 shift = *(const float4 *)(t.small.shift1 + 16 * group + 4 * t.quad);
+            const float scales[4] = {fabsf(scale.x), fabsf(scale.y), fabsf(scale.z), fabsf(scale.w)};
+            const float shifts[4] = {shift.x, shift.y, shift.z, shift.w};
 #pragma unroll
-            for (int c = 0; c < 8; c++) {
-                largest[c] = product[c / 2][2 * half + c % 2] * scale[c] + shift[c];
-                place[c] = 0;
+            for (int half = 0; half < 2; half++) {
+                const int x = t.row + 8 * half;
+                float largest[4];
+                uint32_t place[4] = {0, 0, 0, 0};
 #pragma unroll
-                for (int p = 1; p < 4; p++) {
-                    const float z = product[4 * p + c / 2][2 * half + c % 2] * scale[c] + shift[c];
-                    place[c] = z > largest[c] ? p : place[c];
-                    largest[c] = z > largest[c] ? z : largest[c];
+                for (int c = 0; c < 4; c++)
+                    largest[c] = product[2 * group + c / 2][2 * half + c % 2];
+#pragma unroll
+                for (int p = 1; p < 4; p++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        const float value = product[4 * p + 2 * group + c / 2][2 * half + c % 2];
+                        if (group == t.rank) // nobody asks for the others' places here
+                            place[c] = value > largest[c] ? p : place[c];
+                        largest[c] = fmaxf(largest[c], value);
+                    }
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const float z = largest[c] * scales[c] + shifts[c];
+                    place[c] = z > 0 ? place[c] : 4;
+                    largest[c] = z <= 0 ? 0 : z; // NaN stays
                 }
-                place[c] = largest[c] > 0 ? place[c] : 4;
-                largest[c] = largest[c] <= 0 ? 0 : largest[c]; // NaN stays
+                if (x >= SIDE1)
+                    continue;
+                *(uint2 *)(map + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad) =
+                    make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
+                if (group == t.rank)
+                    *(uint32_t *)(places + (y * 16 + x) * 16 + 4 * t.quad) =
+                        place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
             }
-            if (x >= SIDE1)
-                continue;
-            const uint4 packed = {pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]),
-                                  pack_pair(largest[4], largest[5]), pack_pair(largest[6], largest[7])};
-            *(uint4 *)(map + ((y + 1) * MAP_ROW + x + 1) * PITCH + t.quad * 16) = packed;
-            if (t.quad / 2 == t.rank)
-#pragma unroll
-                for (int c = 0; c < 8; c++)
-                    places[(t.quad % 2 * 8 + c) * PLACES_ROW + y * 16 + x] = (char)place[c];
         }
     }
 }
 
-// B's registers of `forward1`.
+// B's registers of `forward1`. Where a channel's scale is negative so are its weights: the largest product is then the
+// largest output.
 __device__ __forceinline__ void weights_of_forward1(const Thread &t, uint32_t (&weights)[16][2])
 {
+    uint32_t sign[4];
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
-        const float *weight = t.small.weight1 + (t.row / 2 * 8 + j % 4 * 2 + t.row % 2) * TAPS;
+    for (int h = 0; h < 4; h++)
+        sign[h] = t.small.scale1[16 * (h / 2) + t.row / 2 * 4 + 2 * (h % 2) + t.row % 2] < 0 ? 0x80008000u : 0;
+    const __nv_bfloat16 *kernel = t.small.kernel1 + (t.row / 2 * 4 + t.row % 2) * KERNEL1 +
+                                  (t.quad / 2 + 1) * KERNEL1_ROW + t.quad % 2 * 2 + 1;
+#pragma unroll
+    for (int j = 0; j < 16; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int y = t.quad / 2 + 2 * half - j / 8, x = t.quad % 2 * 2 - j / 4 % 2;
-            const bool inside = y >= 0 && y < 3;
-            const float low = inside && x >= 0 ? weight[y * 3 + x] : 0.0f;
-            const float high = inside && x + 1 < 3 ? weight[y * 3 + x + 1] : 0.0f;
-            weights[j][half] = pack_pair(low, high);
+            const int h = j % 4;
+            const char *at = (const char *)(kernel + (16 * (h / 2) + 2 * (h % 2)) * KERNEL1 +
+                                            (2 * half - j / 8) * KERNEL1_ROW - j / 4 % 2);
+            weights[j][half] = two_halves(at, at + 2) ^ sign[h];
         }
-    }
 }
 
 // Convolution 2 of this block's channels: y[16 m + 4 n + e] is row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2
@@ -562,12 +605,19 @@ __device__ __forceinline__ void spill(const Thread &t, int number, const float (
     for (int i = 0; i < 32; i++)
         __stcg(to + i * THREADS, y[i]);
 }
-__device__ __forceinline__ void unspill(const Thread &t, int number, float (&y)[32])
+__device__ __forceinline__ uint32_t unspill(const Thread &t, int number, float (&y)[32])
 {
     const float *from = spill_of(t, number);
 #pragma unroll
     for (int i = 0; i < 32; i++)
         y[i] = __ldcg(from + i * THREADS);
+    return __float_as_uint(__ldcg(from + 32 * THREADS));
+}
+
+// What the second block's variance is taken around: any number near the mean will do, the same in all blocks.
+__device__ __forceinline__ float center2(const Thread &t, int channel)
+{
+    return t.small.running_mean2[channel] - t.small.bias2[channel];
 }
 
 __device__ __forceinline__ bool is_pixel(const Thread &t, int e)
@@ -577,58 +627,55 @@ __device__ __forceinline__ bool is_pixel(const Thread &t, int e)
 
 __device__ __forceinline__ void statistics2(const Thread &t)
 {
-    const double *totals = sum_over_clusters(t, t.workspace<const float>(WS_STATISTICS));
-    if (t.thread < HALF2) {
+    float sum, squares;
+    sum_over_clusters(t, t.workspace<const float>(WS_STATISTICS), sum, squares);
+    if (t.thread % 8 == 0) {
         Small &s = t.small;
-        const int c = t.thread;
+        const int c = t.thread / 8;
         const cuda_ops_mnist_block &block = t.a.parameters.block2;
-        const double n = (double)t.a.batch * SIDE1 * SIDE1, offset = totals[c] / n, momentum = block.momentum;
-        const double mean = s.mean2[c] + offset;
-        double variance = totals[HALF2 + c] / n - offset * offset;
+        const float n = (float)t.a.batch * (SIDE1 * SIDE1), offset = sum / n, mean = center2(t, c) + offset;
+        float variance = squares / n - offset * offset;
         variance = variance < 0 ? 0 : variance;
-        const double rstd = 1 / sqrt(variance + block.eps), scale = rstd * s.norm_weight2[c];
-        const double bias = block.bias ? block.bias[t.rank * HALF2 + c] : 0.0;
-        s.mean2[c] = (float)mean;
-        s.rstd2[c] = (float)rstd;
-        s.scale2[c] = (float)scale;
-        s.shift2[c] = (float)(s.norm_bias2[c] - mean * scale);
-        s.running_mean2[c] += momentum * (mean + bias - s.running_mean2[c]);
-        s.running_variance2[c] += momentum * (variance * n / (n - 1) - s.running_variance2[c]);
+        const float rstd = 1 / sqrtf(variance + block.eps), scale = rstd * s.norm_weight2[c];
+        s.mean2[c] = mean;
+        s.rstd2[c] = rstd;
+        s.scale2[c] = scale;
+        s.shift2[c] = s.norm_bias2[c] - mean * scale;
+        s.running_mean2[c] += block.momentum * (mean + s.bias2[c] - s.running_mean2[c]);
+        s.running_variance2[c] += block.momentum * (variance * (n / (n - 1)) - s.running_variance2[c]);
     }
     __syncthreads();
 }
 
 // Normalises, rectifies and pools: the features to `stage`, [channel][7][7]; the bits of the result tell which of this
-// thread's values are the largest of their window and above 0. Columns x and x + 1 are in lanes that differ by 4.
+// thread's values are the largest of their window and above 0; of equal ones that is the first. Columns x and x + 1 are
+// in lanes that differ by 4.
 __device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32], __nv_bfloat16 *stage)
 {
     uint32_t largest = 0;
     const bool odd = t.row % 2;
+    stage += 2 * t.quad * SIDE2 * SIDE2 + t.warp * SIDE2 + t.row / 2;
 #pragma unroll
-    for (int n = 0; n < 4; n++)
+    for (int n = 0; n < 4; n++) {
+        const float2 scale = *(const float2 *)(t.small.scale2 + 8 * n + 2 * t.quad);
+        const float2 shift = *(const float2 *)(t.small.shift2 + 8 * n + 2 * t.quad);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int channel = 8 * n + 2 * t.quad + e % 2, x = (t.row + e / 2 * 8) / 2;
-            const float scale = t.small.scale2[channel], shift = t.small.shift2[channel];
-            const float mine0 = y[4 * n + e] * scale + shift, mine1 = y[16 + 4 * n + e] * scale + shift;
-            const float other0 = __shfl_xor_sync(FULL_WARP, mine0, 4), other1 = __shfl_xor_sync(FULL_WARP, mine1, 4);
-            // In the order of the window: the first of equals is the one. NaN wins as PyTorch lets it, except that the
-            // gradient is zero then.
-            const float a = odd ? other0 : mine0, b = odd ? mine0 : other0;
-            const float c = odd ? other1 : mine1, d = odd ? mine1 : other1;
-            float best = a;
-            int place = 0;
-            place = b > best ? 1 : place, best = b > best || b != b ? b : best;
-            place = c > best ? 2 : place, best = c > best || c != c ? c : best;
-            place = d > best ? 3 : place, best = d > best || d != d ? d : best;
-            const bool kept = best > 0 && x < SIDE2; // columns from 14 on are garbage
-            if (kept && place == (odd ? 1 : 0))
-                largest |= 1u << (4 * n + e);
-            if (kept && place == (odd ? 3 : 2))
-                largest |= 1u << (16 + 4 * n + e);
-            if (!odd && x < SIDE2)
-                stage[channel * SIDE2 * SIDE2 + t.warp * SIDE2 + x] = __float2bfloat16_rn(best <= 0 ? 0 : best);
+            const float up = y[4 * n + e] * (e % 2 ? scale.y : scale.x) + (e % 2 ? shift.y : shift.x);
+            const float down = y[16 + 4 * n + e] * (e % 2 ? scale.y : scale.x) + (e % 2 ? shift.y : shift.x);
+            const bool lower = down > up;
+            const float mine = lower ? down : up, other = __shfl_xor_sync(FULL_WARP, mine, 4);
+            const bool other_lower = __ballot_sync(FULL_WARP, lower) >> (t.lane ^ 4) & 1;
+            // Of two equal ones the upper is first, and in a row the left, whose column is even.
+            const bool first = mine > other || (mine == other && (lower == other_lower ? !odd : !lower));
+            // Columns from 14 on are garbage.
+            if (first && mine > 0 && t.row + e / 2 * 8 < SIDE1)
+                largest |= 1u << (16 * lower + 4 * n + e);
+            const float best = mine < other || other != other ? other : mine; // NaN stays
+            if (!odd && t.row + e / 2 * 8 < SIDE1)
+                stage[(8 * n + e % 2) * SIDE2 * SIDE2 + 4 * (e / 2)] = __float2bfloat16_rn(best <= 0 ? 0 : best);
         }
+    }
     return largest;
 }
 
@@ -648,7 +695,8 @@ static_assert(THREADS == CHUNK * 4, "");
 __device__ __forceinline__ void forward_linear1(const Thread &t)
 {
     for (int first = 0; first < t.a.batch; first += CHUNK) {
-        __syncthreads();
+        if (first)
+            __syncthreads();
         load_slice(t, first);
         __syncthreads();
         float sum[8][4] = {};
@@ -721,10 +769,20 @@ __device__ __forceinline__ void head(const Thread &t, int picture, int label)
         hidden[t.thread] = rounded(total <= 0 ? 0 : total);
     }
     __syncthreads();
-    for (int j = t.warp; j < CLASSES; j += WARPS) {
-        const float4 h = ((const float4 *)hidden)[t.lane], w = ((const float4 *)(weight + j * HIDDEN))[t.lane];
-        const float logit = warp_sum(h.x * w.x + h.y * w.y + h.z * w.z + h.w * w.w);
-        if (t.lane == 0)
+    { // sixteen lanes a class
+        const int j = t.thread / 16, part = t.thread % 16;
+        float logit = 0;
+        if (j < CLASSES)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float4 h = ((const float4 *)hidden)[part + 16 * i];
+                const float4 w = ((const float4 *)(weight + j * HIDDEN))[part + 16 * i];
+                logit += h.x * w.x + h.y * w.y + h.z * w.z + h.w * w.w;
+            }
+#pragma unroll
+        for (int lanes = 1; lanes < 16; lanes *= 2)
+            logit += __shfl_xor_sync(FULL_WARP, logit, lanes);
+        if (j < CLASSES && part == 0)
             logits[j] = logit + bias2[j];
     }
     __syncthreads();
@@ -735,16 +793,17 @@ __device__ __forceinline__ void head(const Thread &t, int picture, int label)
         most = fmaxf(most, logits[j]);
 #pragma unroll
     for (int j = 0; j < CLASSES; j++) {
-        gradient[j] = expf(logits[j] - most);
+        gradient[j] = __expf(logits[j] - most);
         total += gradient[j];
         all += logits[j] - most;
     }
     const float smoothing = t.a.label_smoothing, share = smoothing / CLASSES, each = 1.0f / t.a.batch;
+    const float factor = each / total;
     const bool good = label >= 0;
 #pragma unroll
     for (int j = 0; j < CLASSES; j++) {
         const float wanted = share + (j == label ? 1 - smoothing : 0.0f);
-        gradient[j] = good ? (gradient[j] / total - wanted) * each : 0.0f;
+        gradient[j] = good ? gradient[j] * factor - wanted * each : 0.0f;
     }
     if (t.thread < HIDDEN) {
         const float h = hidden[t.thread];
@@ -841,46 +900,46 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
     store_linear1(t, weight);
 }
 
-// By one block: linear2's gradients and update, and the loss of the batch.
-__device__ __forceinline__ void update_linear2(const Thread &t, int64_t step, float rate)
+// By one block for each class: linear2's gradient and update; the first one also has the loss of the batch.
+__device__ __forceinline__ void update_linear2(const Thread &t, int label, int64_t step, float rate)
 {
     const cuda_ops_mnist_parameters &p = t.a.parameters;
-    float sum[CLASSES / 2] = {}, bias = 0, loss = 0;
-    const int column = t.thread % HIDDEN, first = t.thread / HIDDEN; // classes first, first + 2, ...
-    __nv_bfloat16 *hidden = (__nv_bfloat16 *)(shared + AT_EXCHANGE);
-    float *logits = (float *)(shared + AT_SLICE), *losses = logits + CHUNK * 16;
-    for (int begin = 0; begin < t.a.batch; begin += CHUNK) {
-        const int count = t.a.batch - begin < CHUNK ? t.a.batch - begin : CHUNK;
-        __syncthreads();
-        for (int i = t.thread; i < count * 16; i += THREADS) {
-            ((uint4 *)hidden)[i] = __ldcg(t.workspace<const uint4>(WS_HIDDEN) + begin * 16 + i);
-            logits[i] = __ldcg(t.workspace<const float>(WS_GRAD_LOGITS) + begin * 16 + i);
-        }
-        if (t.thread < count)
-            losses[t.thread] = __ldcg(t.workspace<const float>(WS_LOSS) + begin + t.thread);
-        __syncthreads();
-        for (int i = 0; i < count; i++) {
-            const float h = __bfloat162float(hidden[i * HIDDEN + column]);
-#pragma unroll
-            for (int j = 0; j < CLASSES / 2; j++)
-                sum[j] += logits[i * 16 + first + 2 * j] * h;
-            if (t.thread < CLASSES)
-                bias += logits[i * 16 + t.thread];
-            if (t.thread == CLASSES)
-                loss += losses[i];
-        }
+    static constexpr int PARTS = THREADS / (HIDDEN / 4);
+    const int column = t.thread % (HIDDEN / 4), part = t.thread / (HIDDEN / 4);
+    const uint2 *hidden = t.workspace<const uint2>(WS_HIDDEN) + column;
+    const float *logits = t.workspace<const float>(WS_GRAD_LOGITS) + label;
+    float4 *parts = (float4 *)(shared + AT_SCRATCH);
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 8
+    for (int i = part; i < t.a.batch; i += PARTS) {
+        const uint2 h = __ldcg(hidden + i * (HIDDEN / 4));
+        const float g = __ldcg(logits + i * 16);
+        sum.x += g * low_of(h.x), sum.y += g * high_of(h.x), sum.z += g * low_of(h.y), sum.w += g * high_of(h.y);
     }
+    parts[part * (HIDDEN / 4) + column] = sum;
+    // One warp's bias, another's loss; in order by lanes.
+    float bias = 0, loss = 0;
+    if (t.warp == 6)
+        for (int i = t.lane; i < t.a.batch; i += WARP_SIZE)
+            bias += __ldcg(logits + i * 16);
+    if (t.warp == 7 && label == 0)
+        for (int i = t.lane; i < t.a.batch; i += WARP_SIZE)
+            loss += __ldcg(t.workspace<const float>(WS_LOSS) + i);
+    __syncthreads();
+    if (t.thread < HIDDEN) {
+        float total = 0;
 #pragma unroll
-    for (int j = 0; j < CLASSES / 2; j++) {
-        float *weight = p.linear2_weight + (first + 2 * j) * HIDDEN + column;
-        *weight = __ldcg(weight) - rate * sum[j];
+        for (int i = 0; i < PARTS; i++)
+            total += ((const float *)parts)[i * HIDDEN + t.thread];
+        float *weight = p.linear2_weight + label * HIDDEN + t.thread;
+        *weight = __ldcg(weight) - rate * total;
     }
-    if (t.thread < CLASSES)
-        p.linear2_bias[t.thread] = __ldcg(p.linear2_bias + t.thread) - rate * bias;
-    if (t.thread == CLASSES)
+    bias = warp_sum(bias), loss = warp_sum(loss);
+    if (t.thread == 6 * WARP_SIZE)
+        p.linear2_bias[label] = __ldcg(p.linear2_bias + label) - rate * bias;
+    if (t.thread == 7 * WARP_SIZE && label == 0)
         t.a.losses[step] = loss / t.a.batch;
 }
-static_assert(CHUNK * HIDDEN * 2 <= EXCHANGE_BYTES + HIDDEN_BYTES && CHUNK * 17 * 4 <= SLICE_BYTES + LINEAR1_BYTES, "");
 
 __device__ __forceinline__ void update_bias1(const Thread &t, float rate)
 {
@@ -909,26 +968,29 @@ __device__ __forceinline__ void load_stage(const Thread &t)
     __syncthreads();
 }
 
-// The gradient behind the pooling at this thread's value (4 n + e, or 16 further).
-__device__ __forceinline__ float staged(const Thread &t, const __nv_bfloat16 *stage, int i)
+// The gradient behind the pooling at this thread's values 4 n + e and 16 + 4 n + e.
+__device__ __forceinline__ float staged(const Thread &t, const __nv_bfloat16 *stage, int n, int e)
 {
-    const int channel = i / 4 % 4 * 8 + 2 * t.quad + i % 2, x = (t.row + i / 2 % 2 * 8) / 2;
-    return __bfloat162float(stage[channel * SIDE2 * SIDE2 + t.warp * SIDE2 + x]);
+    // Columns from 14 on take the one before.
+    const int x = e / 2 && t.row >= 6 ? SIDE2 - 1 : t.row / 2 + e / 2 * 4;
+    return __bfloat162float(stage[(8 * n + 2 * t.quad + e % 2) * SIDE2 * SIDE2 + t.warp * SIDE2 + x]);
 }
 
 __device__ __forceinline__ void coefficients2(const Thread &t, float rate)
 {
-    const double *totals = sum_over_clusters(t, t.workspace<const float>(WS_SUMS2));
-    if (t.thread < HALF2) {
+    float sum, dot;
+    sum_over_clusters(t, t.workspace<const float>(WS_SUMS2), sum, dot);
+    if (t.thread % 8 == 0) {
         Small &s = t.small;
-        const int c = t.thread;
-        const double n = (double)t.a.batch * SIDE1 * SIDE1, sum = totals[c], dot = totals[HALF2 + c];
-        const double scale = (double)s.norm_weight2[c] * s.rstd2[c], by_y = -scale * s.rstd2[c] * dot / n;
-        s.by_dz[c] = (float)scale;
-        s.by_y[c] = (float)by_y;
-        s.constant[c] = (float)(-scale * sum / n - by_y * s.mean2[c]);
-        s.norm_weight2[c] -= rate * (float)dot;
-        s.norm_bias2[c] -= rate * (float)sum;
+        const int c = t.thread / 8;
+        const float n = (float)t.a.batch * (SIDE1 * SIDE1), rstd = s.rstd2[c], scale = s.norm_weight2[c] * rstd;
+        dot *= rstd;
+        const float by_y = -scale * rstd * dot / n;
+        s.by_dz[c] = scale;
+        s.by_y[c] = by_y;
+        s.constant[c] = -scale * sum / n - by_y * s.mean2[c];
+        s.norm_weight2[c] -= rate * dot;
+        s.norm_bias2[c] -= rate * sum;
     }
     __syncthreads();
 }
@@ -939,31 +1001,21 @@ __device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y
 {
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        float by_dz[2], by_y[2], constant[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int channel = 8 * n + 2 * t.quad + i;
-            by_dz[i] = t.small.by_dz[channel], by_y[i] = t.small.by_y[channel], constant[i] = t.small.constant[channel];
-        }
+        const float2 by_dz = *(const float2 *)(t.small.by_dz + 8 * n + 2 * t.quad);
+        const float2 by_y = *(const float2 *)(t.small.by_y + 8 * n + 2 * t.quad);
+        const float2 constant = *(const float2 *)(t.small.constant + 8 * n + 2 * t.quad);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (t.row + 8 * half >= SIDE1)
-                continue;
-            float dz[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                dz[i] = staged(t, stage, 4 * n + 2 * half + i);
+            const float dz0 = by_dz.x * staged(t, stage, n, 2 * half), dz1 = by_dz.y * staged(t, stage, n, 2 * half + 1);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                float gradient[2];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const int at = 16 * m + 4 * n + 2 * half + i;
-                    gradient[i] = by_y[i] * y[at] + constant[i] + (largest >> at & 1 ? by_dz[i] * dz[i] : 0.0f);
-                }
-                *(uint32_t *)(shared + AT_GRADIENT +
-                              ((2 * t.warp + m + 1) * MAP_ROW + t.row + 8 * half + 1) * PITCH + 16 * n + 4 * t.quad) =
-                    pack_pair(gradient[0], gradient[1]);
+                const int at = 16 * m + 4 * n + 2 * half;
+                const float first = by_y.x * y[at] + constant.x + (largest >> at & 1 ? dz0 : 0.0f);
+                const float second = by_y.y * y[at + 1] + constant.y + (largest >> (at + 1) & 1 ? dz1 : 0.0f);
+                if (t.row + 8 * half < SIDE1)
+                    *(uint32_t *)(shared + AT_GRADIENT +
+                                  ((2 * t.warp + m + 1) * MAP_ROW + t.row + 8 * half + 1) * PITCH + 16 * n +
+                                  4 * t.quad) = pack_pair(first, second);
             }
         }
     }
@@ -1028,25 +1080,20 @@ __device__ __forceinline__ void backward_weights2(const Thread &t, uint32_t map,
     }
 }
 
-__device__ __forceinline__ void cluster_arrive()
+// Sixteen values of each thread to a buffer of the other block of the cluster, whose mbarrier counts their bytes.
+__device__ __forceinline__ void send(const Thread &t, uint32_t buffer, uint32_t barrier, const float (&values)[2][2][4])
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Sixteen values of each thread to the other block of the cluster.
-__device__ __forceinline__ void send(const Thread &t, uint32_t buffer, const float (&values)[2][2][4])
-{
-    uint32_t to;
+    uint32_t to, their_barrier;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(buffer), "r"(1 - t.rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(their_barrier) : "r"(barrier), "r"(1 - t.rank));
 #pragma unroll
-    for (int i = 0; i < EXCHANGED; i++)
-        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to + (i * CONV_WARPS * WARP_SIZE + t.thread) * 4),
-                     "f"(values[i / 8][i / 4 % 2][i % 4])
+    for (int i = 0; i < EXCHANGED / 4; i++) {
+        const float(&v)[4] = values[i / 2][i % 2];
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                         to + (i * CONV_WARPS * WARP_SIZE + t.thread) * 16),
+                     "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(their_barrier)
                      : "memory");
+    }
 }
 
 // The first block's sums from one picture: sums[place][n] of channels row + 8 (e / 2) and the pixels 8 n + 2 quad + e %
@@ -1061,8 +1108,11 @@ __device__ __forceinline__ void backward1(const Thread &t, const char *picture, 
 #pragma unroll
         for (int i = 0; i < 4; i++) { // rows row + 8 (i % 2), windows 2 quad + 8 (i / 2) and the next
             packed[i] = pack_pair(gradient[r][i / 2][i % 2 * 2], gradient[r][i / 2][i % 2 * 2 + 1]);
-            where[i] = *(const uint16_t *)(places + (t.row + i % 2 * 8) * PLACES_ROW + y * 16 + i / 2 * 8 + 2 * t.quad);
-            plain[i % 2] += ((where[i] & 4) ? 0.0f : low_of(packed[i])) + ((where[i] & 0x400) ? 0.0f : high_of(packed[i]));
+            const char *at = places + (y * 16 + i / 2 * 8 + 2 * t.quad) * 16 + t.row + i % 2 * 8;
+            const uint32_t low = *(const uint8_t *)at, high = *(const uint8_t *)(at + 16);
+            packed[i] &= (low == 4 ? 0 : 0xffffu) | (high == 4 ? 0 : 0xffff0000u);
+            where[i] = low | high << 8;
+            plain[i % 2] += low_of(packed[i]) + high_of(packed[i]);
         }
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -1128,44 +1178,53 @@ __device__ __forceinline__ void store_sums1(const Thread &t, const float (&sums)
 static_assert(CONV_WARPS * (4 * 16 + 1) * 16 * 4 <= EXCHANGE_BYTES + HIDDEN_BYTES, "");
 
 // Gradients of both weights and of the first convolution's sums, for all pictures of the cluster; `y` and `largest`
-// are those of the only picture, or in the workspace.
-__device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, float (&y)[32], uint32_t largest)
+// are those of the only picture, or in the workspace. `exchanges`: the phases of the two buffers' mbarriers.
+__device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, float (&y)[32], uint32_t largest,
+                                               uint32_t &exchanges)
 {
     float weights[TAPS][4] = {}, sums[4][2][4] = {}, plain[2] = {0, 0};
+    if (t.pictures > 1)
+        largest = unspill(t, 0, y);
     for (int i = 0; i < t.pictures; i++) {
         const uint32_t map = shared_address(shared + AT_MAPS + i * MAP_BYTES);
-        if (t.pictures > 1) {
+        if (i)
             __syncthreads(); // the gradient of the picture before has been read
-            unspill(t, i, y);
-            largest = __float_as_uint(__ldcg(spill_of(t, i) + 32 * THREADS));
-        }
         if (t.warp < CONV_WARPS)
             store_gradient2(t, y, largest, (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
         __syncthreads();
-        // Buffers in turn: the other block may be behind by this exchange, and not by two, since it has arrived at the
-        // last one's barrier after it had read the one before. The second, scratch memory otherwise, is first written
-        // after a barrier at which this block has done with that.
-        const uint32_t buffer = i % 2 ? AT_HIDDEN : AT_EXCHANGE;
+        // Buffers in turn: what has come from the other block tells that all its threads have read what was sent before
+        // the last time. The second buffer, scratch memory otherwise, is first written when this block has sent
+        // something, and so has done with that.
+        const uint32_t buffer = shared_address(shared + (i % 2 ? AT_HIDDEN : AT_EXCHANGE));
+        const uint32_t barrier = shared_address(&t.small.arrived[i % 2]);
         float gradient[2][2][2][4];
         if (t.warp < CONV_WARPS) {
+            if (t.thread == 0)
+                bulk_expect(barrier, EXCHANGE_BYTES);
             backward_input2(t, gradient);
             if (t.rank == 0)
-                send(t, shared_address(shared + buffer), gradient[1]);
+                send(t, buffer, barrier, gradient[1]);
             else
-                send(t, shared_address(shared + buffer), gradient[0]);
+                send(t, buffer, barrier, gradient[0]);
         }
-        cluster_arrive();
         backward_weights2(t, map, weights);
-        cluster_wait();
         if (t.warp < CONV_WARPS) {
-            const float *other = (const float *)(shared + buffer) + t.thread;
+            bulk_wait(barrier, exchanges >> i % 2 & 1);
+            const float4 *other = (const float4 *)(shared + (i % 2 ? AT_HIDDEN : AT_EXCHANGE)) + t.thread;
             float mine[2][2][4];
 #pragma unroll
-            for (int j = 0; j < EXCHANGED; j++)
-                mine[j / 8][j / 4 % 2][j % 4] = (t.rank == 0 ? gradient[0] : gradient[1])[j / 8][j / 4 % 2][j % 4] +
-                                                other[j * CONV_WARPS * WARP_SIZE];
+            for (int j = 0; j < EXCHANGED / 4; j++) {
+                const float4 theirs = other[j * CONV_WARPS * WARP_SIZE];
+                const float(&ours)[4] = (t.rank == 0 ? gradient[0] : gradient[1])[j / 2][j % 2];
+                float(&sum)[4] = mine[j / 2][j % 2];
+                sum[0] = ours[0] + theirs.x, sum[1] = ours[1] + theirs.y;
+                sum[2] = ours[2] + theirs.z, sum[3] = ours[3] + theirs.w;
+            }
             backward1(t, picture_of(step, i), shared + AT_PLACES + i * PLACES_BYTES, mine, sums, plain);
         }
+        exchanges ^= 1 << i % 2;
+        if (i + 1 < t.pictures) // here rather than at the top: y need not outlive its use
+            largest = unspill(t, i + 1, y);
     }
     float *to = t.workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2;
 #pragma unroll
@@ -1187,26 +1246,41 @@ __device__ __forceinline__ int parameter_of_weight2(int weight)
     return weight % (CHANNELS2 * CHANNELS1) * TAPS + weight / (CHANNELS2 * CHANNELS1);
 }
 
-__device__ __forceinline__ void update_weights2(const Thread &t, float &weight, float rate)
+// Both convolutions' updates: every block has some of the second one's weights (`weight`: of the first threads), and
+// the last ones a channel of the first one each, which their last warp sees to at the same time; `channel` < 0: none.
+__device__ __forceinline__ void update_convolutions(const Thread &t, float &weight, int channel, float rate)
 {
     static constexpr int VECTORS = OWN_WEIGHTS2 / 4, GROUPS = THREADS / VECTORS, EACH = (CLUSTERS + GROUPS - 1) / GROUPS;
-    float *groups = (float *)(shared + AT_SCRATCH);
+    static constexpr int GROUPS1 = 16, EACH1 = CLUSTERS / GROUPS1;
+    static_assert(OWN_WEIGHTS2 <= (WARPS - 1) * WARP_SIZE, "the last warp has other work");
+    float *groups = (float *)(shared + AT_SCRATCH), *groups1 = groups + GROUPS * OWN_WEIGHTS2;
     const float *partials = t.workspace<const float>(WS_GRAD_WEIGHTS2) + t.block * OWN_WEIGHTS2;
     const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
-    if (group < GROUPS) {
-        float4 values[EACH];
+    float4 values[EACH];
+    float sums[EACH1] = {};
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int cluster = group + i * GROUPS;
-            values[i] = cluster < CLUSTERS ? __ldcg((const float4 *)(partials + (int64_t)cluster * WEIGHTS2) + vector)
-                                           : make_float4(0, 0, 0, 0);
-        }
+    for (int i = 0; i < EACH; i++) {
+        const int cluster = group + i * GROUPS;
+        values[i] = group < GROUPS && cluster < CLUSTERS
+                        ? __ldcg((const float4 *)(partials + (int64_t)cluster * WEIGHTS2) + vector)
+                        : make_float4(0, 0, 0, 0);
+    }
+    const int which = t.thread % 16, group1 = t.thread / 16;
+    if (channel >= 0 && which < GRAM_SIDE)
+#pragma unroll
+        for (int i = 0; i < EACH1; i++)
+            sums[i] = __ldcg(t.workspace<const float>(WS_SUMS1) +
+                             ((group1 * EACH1 + i) * CHANNELS1 + channel) * SUMS1 + which);
+    if (group < GROUPS) {
         float4 sum = values[0];
 #pragma unroll
         for (int i = 1; i < EACH; i++)
             sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
         ((float4 *)groups)[group * VECTORS + vector] = sum;
     }
+    if (channel >= 0)
+        groups1[group1 * 16 + which] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    static_assert(EACH1 == 4, "");
     __syncthreads();
     if (t.thread < OWN_WEIGHTS2) {
         float total = 0;
@@ -1218,53 +1292,31 @@ __device__ __forceinline__ void update_weights2(const Thread &t, float &weight, 
         t.workspace<__nv_bfloat16>(WS_WEIGHTS2)[at] = __float2bfloat16_rn(weight);
         t.a.parameters.block2.weight[parameter_of_weight2(at)] = weight;
     }
-}
-
-// By one block for each channel of the first convolution.
-__device__ __forceinline__ void update_channel1(const Thread &t, int channel, float rate)
-{
-    static constexpr int GROUPS = 16, EACH = CLUSTERS / GROUPS;
-    const Small &s = t.small;
-    double *groups = (double *)(shared + AT_STAGE), *totals = groups + GROUPS * GRAM_SIDE; // not update_weights2's
-    const int which = t.thread % 16, group = t.thread / 16;
-    if (which < GRAM_SIDE) {
-        double sum = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            sum += __ldcg(t.workspace<const float>(WS_SUMS1) + ((group * EACH + i) * CHANNELS1 + channel) * SUMS1 + which);
-        groups[group * GRAM_SIDE + which] = sum;
-    }
-    __syncthreads();
-    if (t.thread < GRAM_SIDE) {
-        double total = 0;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            total += groups[g * GRAM_SIDE + t.thread];
-        totals[t.thread] = total;
-    }
-    __syncthreads();
-    if (t.warp != 0)
+    if (channel < 0 || t.warp != WARPS - 1)
         return;
+    // A lane a tap; the tenth has the sum of dz.
+    const Small &s = t.small;
     const cuda_ops_mnist_block &block = t.a.parameters.block1;
     const int tap = t.lane < TAPS ? t.lane : 0;
-    const float *weight = s.weight1 + channel * TAPS;
-    const double sum_dz = totals[TAPS], centered = totals[tap] - sum_dz * s.tap_mean[tap];
-    double product = 0;
+    float total = 0, product = 0;
+#pragma unroll
+    for (int g = 0; g < GROUPS1; g++)
+        total += groups1[g * 16 + (t.lane < GRAM_SIDE ? t.lane : 0)];
+    const float sum_dz = __shfl_sync(FULL_WARP, total, TAPS), centered = total - sum_dz * s.moments[tap];
+    const __nv_bfloat16 *kernel = s.kernel1 + channel * KERNEL1;
 #pragma unroll
     for (int j = 0; j < TAPS; j++)
-        product += s.tap_covariance[tap * TAPS + j] * weight[j];
-    double variance = t.lane < TAPS ? weight[tap] * product : 0.0, dot = t.lane < TAPS ? weight[tap] * centered : 0.0;
-    variance = warp_sum(variance), dot = warp_sum(dot);
-    const double rstd = 1 / sqrt((variance < 0 ? 0 : variance) + block.eps);
-    dot *= rstd;
+        product += s.moments[TAPS + tap * TAPS + j] * __bfloat162float(kernel[in_kernel1(j)]);
+    const float mine = t.lane < TAPS ? __bfloat162float(kernel[in_kernel1(tap)]) : 0.0f;
+    const float variance = warp_sum(mine * product), rstd = 1 / sqrtf((variance < 0 ? 0 : variance) + block.eps);
+    const float dot = rstd * warp_sum(mine * centered);
     if (t.lane < TAPS) {
-        const double scale = rstd * s.norm_weight1[channel];
         float *parameter = block.weight + channel * TAPS + tap;
-        *parameter = __ldcg(parameter) - rate * (float)(scale * (centered - dot * rstd * product));
+        *parameter = __ldcg(parameter) - rate * rstd * s.norm_weight1[channel] * (centered - dot * rstd * product);
     }
     if (t.lane == 0) {
-        block.norm_weight[channel] = s.norm_weight1[channel] - rate * (float)dot;
-        block.norm_bias[channel] = s.norm_bias1[channel] - rate * (float)sum_dz;
+        block.norm_weight[channel] = s.norm_weight1[channel] - rate * dot;
+        block.norm_bias[channel] = s.norm_bias1[channel] - rate * sum_dz;
     }
 }
 
@@ -1284,8 +1336,14 @@ __device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &
         s.running_mean2[c] = p.block2.running_mean[second];
         s.running_variance2[c] = p.block2.running_variance[second];
         s.norm_weight2[c] = p.block2.norm_weight[second], s.norm_bias2[c] = p.block2.norm_bias[second];
-        // Any number near the mean will do, the same in all blocks: the variance is taken around it.
-        s.mean2[c] = p.block2.running_mean[second] - (p.block2.bias ? p.block2.bias[second] : 0.0f);
+        s.bias2[c] = p.block2.bias ? p.block2.bias[second] : 0.0f;
+    }
+    if (t.thread < CHANNELS1 * KERNEL1 / 8)
+        ((uint4 *)t.small.kernel1)[t.thread] = make_uint4(0, 0, 0, 0);
+    static_assert(CHANNELS1 * KERNEL1 / 8 <= THREADS && offsetof(Small, kernel1) % 16 == 0, "");
+    if (t.thread == 0) {
+        bulk_barrier_init(shared_address(&t.small.arrived[0]));
+        bulk_barrier_init(shared_address(&t.small.arrived[1]));
     }
     look_up(t, 0);
     __syncthreads();
@@ -1331,12 +1389,12 @@ __device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4
                             2 * t.quad) = make_float2(linear1[n][2 * half], linear1[n][2 * half + 1]);
     if (t.cluster == 0 && t.thread < HALF2) {
         const int c = t.thread, second = t.rank * HALF2 + c;
-        p.block2.running_mean[second] = (float)s.running_mean2[c];
-        p.block2.running_variance[second] = (float)s.running_variance2[c];
+        p.block2.running_mean[second] = s.running_mean2[c];
+        p.block2.running_variance[second] = s.running_variance2[c];
         p.block2.norm_weight[second] = s.norm_weight2[c], p.block2.norm_bias[second] = s.norm_bias2[c];
         if (t.rank == 0) {
-            p.block1.running_mean[c] = (float)s.running_mean1[c];
-            p.block1.running_variance[c] = (float)s.running_variance1[c];
+            p.block1.running_mean[c] = s.running_mean1[c];
+            p.block1.running_variance[c] = s.running_variance1[c];
             if (c == 0) {
                 if (p.block1.batches)
                     *p.block1.batches += t.a.steps;
@@ -1362,6 +1420,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
     t.pictures = a.batch <= t.cluster ? 0 : (a.batch - t.cluster + CLUSTERS - 1) / CLUSTERS;
     t.phase = 0;
     float linear1[4][4], weight2 = 0;
+    uint32_t exchanges = 0;
     start(t, linear1, weight2);
 
     for (int64_t step = 0; step < a.steps; step++) {
@@ -1388,9 +1447,13 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
             for (int i = 0; i < t.pictures; i++)
                 if (t.warp < CONV_WARPS) {
                     forward2(t, shared_address(shared + AT_MAPS + i * MAP_BYTES), y);
+                    float center[8];
+#pragma unroll
+                    for (int c = 0; c < 8; c++)
+                        center[c] = center2(t, c / 2 * 8 + 2 * t.quad + c % 2);
 #pragma unroll
                     for (int j = 0; j < 32; j++) {
-                        const float d = is_pixel(t, j) ? y[j] - t.small.mean2[j / 4 % 4 * 8 + 2 * t.quad + j % 2] : 0;
+                        const float d = is_pixel(t, j) ? y[j] - center[j / 4 % 4 * 2 + j % 2] : 0;
                         first[j / 4 % 4 * 2 + j % 2] += d;
                         second[j / 4 % 4 * 2 + j % 2] += d * d;
                     }
@@ -1448,8 +1511,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
             backward_linear1(t, linear1, linear_rate); // arrives
         } else {
             t.arrive();
-            if (t.block == LINEAR2_BLOCK)
-                update_linear2(t, step, linear_rate);
+            if (t.block < LINEAR2_BLOCKS + CLASSES)
+                update_linear2(t, t.block - LINEAR2_BLOCKS, step, linear_rate);
             else if (t.block == BIAS1_BLOCK)
                 update_bias1(t, linear_rate);
             else if (t.block == MOMENTS_BLOCK && more)
@@ -1463,17 +1526,23 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
             float first[8] = {}, second[8] = {};
             for (int i = 0; i < t.pictures; i++)
                 if (t.warp < CONV_WARPS) {
-                    if (several) {
-                        unspill(t, i, y);
-                        largest = __float_as_uint(__ldcg(spill_of(t, i) + 32 * THREADS));
-                    }
+                    if (several)
+                        largest = unspill(t, i, y);
                     const __nv_bfloat16 *stage = (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES);
 #pragma unroll
-                    for (int j = 0; j < 32; j++) {
-                        const int channel = j / 4 % 4 * 8 + 2 * t.quad + j % 2;
-                        const float dz = largest >> j & 1 ? staged(t, stage, j) : 0.0f;
-                        first[j / 4 % 4 * 2 + j % 2] += dz;
-                        second[j / 4 % 4 * 2 + j % 2] += dz * (y[j] - t.small.mean2[channel]) * t.small.rstd2[channel];
+                    for (int n = 0; n < 4; n++) {
+                        const float2 mean = *(const float2 *)(t.small.mean2 + 8 * n + 2 * t.quad);
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            const float gradient = staged(t, stage, n, e);
+#pragma unroll
+                            for (int m = 0; m < 2; m++) {
+                                const int at = 16 * m + 4 * n + e;
+                                const float dz = largest >> at & 1 ? gradient : 0.0f;
+                                first[2 * n + e % 2] += dz;
+                                second[2 * n + e % 2] += dz * (y[at] - (e % 2 ? mean.y : mean.x));
+                            }
+                        }
                     }
                 }
             sum_over_pixels(t, first, second, t.workspace<float>(WS_SUMS2));
@@ -1483,14 +1552,12 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
 
         // sums -> gradients
         coefficients2(t, conv_rate);
-        backward_conv2(t, step, y, largest);
+        backward_conv2(t, step, y, largest, exchanges);
         t.arrive();
         t.wait();
 
         // gradients -> weights
-        update_weights2(t, weight2, conv_rate);
-        if (t.block >= CONV1_BLOCKS)
-            update_channel1(t, t.block - CONV1_BLOCKS, conv_rate);
+        update_convolutions(t, weight2, t.block - CONV1_BLOCKS, conv_rate);
         t.arrive();
         t.wait();
     }
