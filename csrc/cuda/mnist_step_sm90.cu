@@ -256,20 +256,29 @@ __device__ __forceinline__ void sum_over_clusters(const Thread &t, const float *
 __device__ __forceinline__ void sum_over_pixels(const Thread &t, float (&first)[8], float (&second)[8], float *partials)
 {
     float *warps = (float *)(shared + AT_SCRATCH);
+    // Over the eight rows of lanes: each round halves the values that a lane cares for, so that it ends with two.
+    float four[2][4], two[2][2], one[2];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 4; i++) {
+        const bool high = t.lane & 16;
+        four[0][i] = (high ? first[i + 4] : first[i]) + __shfl_xor_sync(FULL_WARP, high ? first[i] : first[i + 4], 16);
+        four[1][i] = (high ? second[i + 4] : second[i]) + __shfl_xor_sync(FULL_WARP, high ? second[i] : second[i + 4], 16);
+    }
 #pragma unroll
-        for (int lanes = 4; lanes < WARP_SIZE; lanes *= 2) {
-            first[i] += __shfl_xor_sync(FULL_WARP, first[i], lanes);
-            second[i] += __shfl_xor_sync(FULL_WARP, second[i], lanes);
-        }
-    if (t.row == 0 && t.warp < CONV_WARPS)
+    for (int j = 0; j < 2; j++) {
+        const bool middle = t.lane & 8, low = t.lane & 4;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int channel = i / 2 * 8 + 2 * t.quad + i % 2;
-            warps[t.warp * 2 * HALF2 + channel] = first[i];
-            warps[t.warp * 2 * HALF2 + HALF2 + channel] = second[i];
-        }
+        for (int i = 0; i < 2; i++)
+            two[j][i] = (middle ? four[j][i + 2] : four[j][i]) +
+                        __shfl_xor_sync(FULL_WARP, middle ? four[j][i] : four[j][i + 2], 8);
+        one[j] = (low ? two[j][1] : two[j][0]) + __shfl_xor_sync(FULL_WARP, low ? two[j][0] : two[j][1], 4);
+    }
+    if (t.warp < CONV_WARPS) {
+        const int i = (t.lane & 16 ? 4 : 0) + (t.lane & 8 ? 2 : 0) + (t.lane & 4 ? 1 : 0);
+        const int channel = i / 2 * 8 + 2 * t.quad + i % 2;
+        warps[t.warp * 2 * HALF2 + channel] = one[0];
+        warps[t.warp * 2 * HALF2 + HALF2 + channel] = one[1];
+    }
     __syncthreads();
     if (t.thread < 2 * HALF2) {
         float total = 0;
@@ -430,6 +439,7 @@ __device__ __forceinline__ void statistics1(const Thread &t)
                         : norm < 2 * CHANNELS1        ? __ldcg(block.norm_bias + norm - CHANNELS1)
                         : norm < 3 * CHANNELS1 && block.bias ? block.bias[norm - 2 * CHANNELS1]
                                                       : 0.0f;
+    start_weights2(t);
     s.kernel1[t.thread / TAPS * KERNEL1 + in_kernel1(t.thread % TAPS)] = __float2bfloat16_rn(weight);
     if (second < CHANNELS1 * TAPS)
         s.kernel1[second / TAPS * KERNEL1 + in_kernel1(second % TAPS)] = __float2bfloat16_rn(another);
@@ -445,20 +455,19 @@ __device__ __forceinline__ void statistics1(const Thread &t)
     __syncthreads();
     // Eight lanes a channel, a row of the covariance each, and the first one the ninth too.
     const int channel = t.thread / 8, lane = t.thread % 8;
-    float w[TAPS], mean = 0, variance = 0;
+    const __nv_bfloat16 *kernel = s.kernel1 + channel * KERNEL1;
+    float mean = 0, variance = 0;
 #pragma unroll
-    for (int i = 0; i < TAPS; i++)
-        w[i] = __bfloat162float(s.kernel1[channel * KERNEL1 + in_kernel1(i)]);
+    for (int round = 0; round < 2; round++) {
+        const int i = round ? 8 : lane;
+        float product = 0;
 #pragma unroll
-    for (int i = 0; i < TAPS; i++)
-        if (i % 8 == lane) {
-            float product = 0;
-#pragma unroll
-            for (int j = 0; j < TAPS; j++)
-                product += s.moments[TAPS + i * TAPS + j] * w[j];
-            variance += w[i] * product;
-            mean += w[i] * s.moments[i];
-        }
+        for (int j = 0; j < TAPS; j++)
+            product += s.moments[TAPS + i * TAPS + j] * __bfloat162float(kernel[in_kernel1(j)]);
+        const float w = round && lane ? 0.0f : __bfloat162float(kernel[in_kernel1(i)]);
+        variance += w * product;
+        mean += w * s.moments[i];
+    }
 #pragma unroll
     for (int lanes = 1; lanes < 8; lanes *= 2) {
         mean += __shfl_xor_sync(FULL_WARP, mean, lanes);
@@ -466,11 +475,11 @@ __device__ __forceinline__ void statistics1(const Thread &t)
     }
     if (lane == 0) {
         variance = variance < 0 ? 0 : variance;
-        const float n = (float)t.a.batch * PIXELS, scale = s.norm_weight1[channel] / sqrtf(variance + block.eps);
+        const float n = (float)t.a.batch * PIXELS, scale = s.norm_weight1[channel] * rsqrtf(variance + block.eps);
         s.scale1[channel] = scale;
         s.shift1[channel] = s.norm_bias1[channel] - mean * scale;
         s.running_mean1[channel] += block.momentum * (mean + biases[channel] - s.running_mean1[channel]);
-        s.running_variance1[channel] += block.momentum * (variance * (n / (n - 1)) - s.running_variance1[channel]);
+        s.running_variance1[channel] += block.momentum * (variance * __fdividef(n, n - 1) - s.running_variance1[channel]);
     }
     __syncthreads();
 }
@@ -633,16 +642,16 @@ __device__ __forceinline__ void statistics2(const Thread &t)
         Small &s = t.small;
         const int c = t.thread / 8;
         const cuda_ops_mnist_block &block = t.a.parameters.block2;
-        const float n = (float)t.a.batch * (SIDE1 * SIDE1), offset = sum / n, mean = center2(t, c) + offset;
-        float variance = squares / n - offset * offset;
+        const float n = (float)t.a.batch * (SIDE1 * SIDE1), offset = __fdividef(sum, n), mean = center2(t, c) + offset;
+        float variance = __fdividef(squares, n) - offset * offset;
         variance = variance < 0 ? 0 : variance;
-        const float rstd = 1 / sqrtf(variance + block.eps), scale = rstd * s.norm_weight2[c];
+        const float rstd = rsqrtf(variance + block.eps), scale = rstd * s.norm_weight2[c];
         s.mean2[c] = mean;
         s.rstd2[c] = rstd;
         s.scale2[c] = scale;
         s.shift2[c] = s.norm_bias2[c] - mean * scale;
         s.running_mean2[c] += block.momentum * (mean + s.bias2[c] - s.running_mean2[c]);
-        s.running_variance2[c] += block.momentum * (variance * (n / (n - 1)) - s.running_variance2[c]);
+        s.running_variance2[c] += block.momentum * (variance * __fdividef(n, n - 1) - s.running_variance2[c]);
     }
     __syncthreads();
 }
@@ -652,53 +661,64 @@ __device__ __forceinline__ void statistics2(const Thread &t)
 // in lanes that differ by 4.
 __device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32], __nv_bfloat16 *stage)
 {
-    uint32_t largest = 0;
-    const bool odd = t.row % 2;
+    uint32_t largest = 0, lower = 0;
+    const bool odd = t.row % 2, inside = t.row + 8 < SIDE1; // columns from 14 on are garbage
     stage += 2 * t.quad * SIDE2 * SIDE2 + t.warp * SIDE2 + t.row / 2;
+    float mine[16], other[16];
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const float2 scale = *(const float2 *)(t.small.scale2 + 8 * n + 2 * t.quad);
-        const float2 shift = *(const float2 *)(t.small.shift2 + 8 * n + 2 * t.quad);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float up = y[4 * n + e] * (e % 2 ? scale.y : scale.x) + (e % 2 ? shift.y : shift.x);
-            const float down = y[16 + 4 * n + e] * (e % 2 ? scale.y : scale.x) + (e % 2 ? shift.y : shift.x);
-            const bool lower = down > up;
-            const float mine = lower ? down : up, other = __shfl_xor_sync(FULL_WARP, mine, 4);
-            const bool other_lower = __ballot_sync(FULL_WARP, lower) >> (t.lane ^ 4) & 1;
-            // Of two equal ones the upper is first, and in a row the left, whose column is even.
-            const bool first = mine > other || (mine == other && (lower == other_lower ? !odd : !lower));
-            // Columns from 14 on are garbage.
-            if (first && mine > 0 && t.row + e / 2 * 8 < SIDE1)
-                largest |= 1u << (16 * lower + 4 * n + e);
-            const float best = mine < other || other != other ? other : mine; // NaN stays
-            if (!odd && t.row + e / 2 * 8 < SIDE1)
-                stage[(8 * n + e % 2) * SIDE2 * SIDE2 + 4 * (e / 2)] = __float2bfloat16_rn(best <= 0 ? 0 : best);
-        }
+    for (int i = 0; i < 16; i++) {
+        const float2 scale = *(const float2 *)(t.small.scale2 + i / 4 * 8 + 2 * t.quad);
+        const float2 shift = *(const float2 *)(t.small.shift2 + i / 4 * 8 + 2 * t.quad);
+        const float up = y[i] * (i % 2 ? scale.y : scale.x) + (i % 2 ? shift.y : shift.x);
+        const float down = y[16 + i] * (i % 2 ? scale.y : scale.x) + (i % 2 ? shift.y : shift.x);
+        lower |= (down > up ? 1u : 0u) << i;
+        mine[i] = down > up ? down : up;
     }
-    return largest;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        other[i] = __shfl_xor_sync(FULL_WARP, mine[i], 4);
+    const uint32_t other_lower = __shfl_xor_sync(FULL_WARP, lower, 4);
+    // Of two equal ones the upper is first, and in a row the left, whose column is even.
+    const uint32_t wins_ties = odd ? ~lower & other_lower : ~lower | other_lower;
+    // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory.
+    __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + AT_SCRATCH);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const bool wins = (mine[i] > other[i]) | ((mine[i] == other[i]) & (wins_ties >> i & 1));
+        largest |= (wins & (mine[i] > 0) ? 1u : 0u) << i;
+        const float best = (mine[i] < other[i]) | (other[i] != other[i]) ? other[i] : mine[i]; // NaN stays
+        (i / 2 % 2 ? right : stage)[(i / 4 * 8 + i % 2) * SIDE2 * SIDE2] = __float2bfloat16_rn(best <= 0 ? 0 : best);
+    }
+    if (!inside)
+        largest &= 0x3333;
+    return (largest & ~lower) | (largest & lower) << 16;
 }
 
 // linear1: this block's slice of the features times its slice of the weights, of all pictures.
-__device__ __forceinline__ void load_slice(const Thread &t, int first)
+__device__ __forceinline__ uint4 slice_of(const Thread &t, int first)
 {
-    const int picture = t.thread / 4, part = t.thread % 4;
-    uint4 value = {0, 0, 0, 0};
-    if (first + picture < t.a.batch)
-        value = __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
-                                       (int64_t)(first + picture) * FEATURES + t.block * SLICE) +
-                       part);
-    *(uint4 *)(shared + AT_SLICE + picture * PITCH + part * 16) = value;
+    const int picture = first + t.thread / 4;
+    return picture < t.a.batch ? __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
+                                                        (int64_t)picture * FEATURES + t.block * SLICE) +
+                                        t.thread % 4)
+                               : make_uint4(0, 0, 0, 0);
+}
+__device__ __forceinline__ void store_slice(const Thread &t, uint4 value)
+{
+    *(uint4 *)(shared + AT_SLICE + t.thread / 4 * PITCH + t.thread % 4 * 16) = value;
 }
 static_assert(THREADS == CHUNK * 4, "");
 
 __device__ __forceinline__ void forward_linear1(const Thread &t)
 {
+    uint4 next = slice_of(t, 0);
     for (int first = 0; first < t.a.batch; first += CHUNK) {
         if (first)
             __syncthreads();
-        load_slice(t, first);
+        store_slice(t, next);
         __syncthreads();
+        if (first + CHUNK < t.a.batch)
+            next = slice_of(t, first + CHUNK);
         float sum[8][4] = {};
         const int m = t.warp % 4, n = t.warp / 4;
         const uint32_t left = shared_address(shared + AT_SLICE) + 16 * m * PITCH + below_first(t.lane, PITCH);
@@ -741,24 +761,30 @@ __device__ __forceinline__ void load_linear2(const Thread &t)
         to[CLASSES * HIDDEN + HIDDEN + t.thread] = __ldcg(p.linear2_bias + t.thread);
 }
 
-// From the partial sums of a picture's hidden units to their gradient.
-__device__ __forceinline__ void head(const Thread &t, int picture, int label)
+// The parts of a picture's hidden units: of slices warp, warp + 8, ..., four units each.
+static constexpr int HEAD_PARTS = (SLICES + WARPS - 1) / WARPS;
+__device__ __forceinline__ void load_partials(const Thread &t, int picture, float4 (&values)[HEAD_PARTS])
 {
-    const float *weight = (const float *)(shared + AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN, *bias2 = bias1 + HIDDEN;
-    float *groups = (float *)(shared + AT_SCRATCH), *hidden = groups + WARPS * HIDDEN, *logits = hidden + HIDDEN;
     const float *partial = t.workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
-    static constexpr int EACH = (SLICES + WARPS - 1) / WARPS;
-    float4 values[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
+    for (int i = 0; i < HEAD_PARTS; i++) {
         const int slice = t.warp + i * WARPS;
         values[i] = slice < SLICES ? __ldcg((const float4 *)(partial + slice * HIDDEN_VALUES) + t.lane)
                                    : make_float4(0, 0, 0, 0);
     }
+}
+
+// From the parts of a picture's hidden units to their gradient; then those of the picture `next`, if that is one.
+__device__ __forceinline__ void head(const Thread &t, int picture, int label, int next, float4 (&values)[HEAD_PARTS])
+{
+    const float *weight = (const float *)(shared + AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN, *bias2 = bias1 + HIDDEN;
+    float *groups = (float *)(shared + AT_SCRATCH), *hidden = groups + WARPS * HIDDEN, *logits = hidden + HIDDEN;
     float4 sum = values[0];
 #pragma unroll
-    for (int i = 1; i < EACH; i++)
+    for (int i = 1; i < HEAD_PARTS; i++)
         sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+    if (next < t.a.batch)
+        load_partials(t, next, values);
     ((float4 *)groups)[t.warp * 32 + t.lane] = sum;
     __syncthreads();
     if (t.thread < HIDDEN) {
@@ -797,8 +823,8 @@ __device__ __forceinline__ void head(const Thread &t, int picture, int label)
         total += gradient[j];
         all += logits[j] - most;
     }
-    const float smoothing = t.a.label_smoothing, share = smoothing / CLASSES, each = 1.0f / t.a.batch;
-    const float factor = each / total;
+    const float smoothing = t.a.label_smoothing, share = smoothing / CLASSES, each = __fdividef(1.0f, (float)t.a.batch);
+    const float factor = __fdividef(each, total);
     const bool good = label >= 0;
 #pragma unroll
     for (int j = 0; j < CLASSES; j++) {
@@ -839,26 +865,45 @@ __device__ __forceinline__ void store_linear1(const Thread &t, const float (&wei
                 pack_pair(weight[n][2 * half], weight[n][2 * half + 1]);
 }
 
+__device__ __forceinline__ void load_grad_hidden(const Thread &t, int first, uint4 (&values)[4])
+{
+    static_assert(CHUNK * HIDDEN * 2 == 4 * THREADS * 16, "");
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int vector = t.thread + i * THREADS, picture = first + vector / 16;
+        values[i] = picture < t.a.batch ? __ldcg(t.workspace<const uint4>(WS_GRAD_HIDDEN) + picture * 16 + vector % 16)
+                                        : make_uint4(0, 0, 0, 0);
+    }
+}
+
 // The gradient of this block's slice of the features, then, behind the barrier's back, that of its weights, and their
 // update. `weight`: rows 16 warp + row + 8 (e / 2), columns 8 n + 2 quad + e % 2 of the slice.
 __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight)[4][4], float rate)
 {
     float sum[4][4] = {};
     const uint32_t hidden = shared_address(shared + AT_HIDDEN), slice = shared_address(shared + AT_SLICE);
+    uint4 next[4], next_slice = {0, 0, 0, 0};
+    load_grad_hidden(t, 0, next);
+    if (t.a.batch > CHUNK) // else the slice is there from forward
+        next_slice = slice_of(t, 0);
     for (int first = 0; first < t.a.batch; first += CHUNK) {
         const bool last = first + CHUNK >= t.a.batch;
-        __syncthreads();
-        for (int i = t.thread; i < CHUNK * 16; i += THREADS) {
-            uint4 value = {0, 0, 0, 0};
-            if (first + i / 16 < t.a.batch)
-                value = __ldcg(t.workspace<const uint4>(WS_GRAD_HIDDEN) + (first + i / 16) * 16 + i % 16);
-            *(uint4 *)(shared + AT_HIDDEN + i / 16 * HIDDEN_PITCH + i % 16 * 16) = value;
+        if (first)
+            __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int vector = t.thread + i * THREADS;
+            *(uint4 *)(shared + AT_HIDDEN + vector / 16 * HIDDEN_PITCH + vector % 16 * 16) = next[i];
         }
-        if (t.a.batch > CHUNK) // else it is there from forward
-            load_slice(t, first);
+        if (t.a.batch > CHUNK)
+            store_slice(t, next_slice);
         __syncthreads();
+        if (!last) {
+            load_grad_hidden(t, first + CHUNK, next);
+            next_slice = slice_of(t, first + CHUNK);
+        }
         const int m = t.warp % 4, n = t.warp / 4;
-        float gradient[2][4] = {};
+        float halves[2][2][4] = {}; // of even and odd steps, so that two sums are under way
         const uint32_t left = hidden + 16 * m * HIDDEN_PITCH + below_first(t.lane, HIDDEN_PITCH);
         const uint32_t right = shared_address(shared + AT_LINEAR1) + 32 * n + below_first(t.lane, PITCH);
 #pragma unroll
@@ -866,8 +911,8 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
             uint32_t a[4], b[4];
             load_matrices(a, left + 32 * k);
             load_matrices_transposed(b, right + 16 * k * PITCH);
-            multiply(gradient[0], a, b[0], b[1]);
-            multiply(gradient[1], a, b[2], b[3]);
+            multiply(halves[k % 2][0], a, b[0], b[1]);
+            multiply(halves[k % 2][1], a, b[2], b[3]);
         }
         __nv_bfloat16 *to = t.workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
 #pragma unroll
@@ -877,7 +922,8 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
                 const int64_t picture = first + 16 * m + t.row + 8 * half;
                 if (picture < t.a.batch)
                     *(uint32_t *)(to + picture * FEATURES + 8 * j) =
-                        pack_pair(gradient[j][2 * half], gradient[j][2 * half + 1]);
+                        pack_pair(halves[0][j][2 * half] + halves[1][j][2 * half],
+                                  halves[0][j][2 * half + 1] + halves[1][j][2 * half + 1]);
             }
         if (last)
             t.arrive();
@@ -985,10 +1031,10 @@ __device__ __forceinline__ void coefficients2(const Thread &t, float rate)
         const int c = t.thread / 8;
         const float n = (float)t.a.batch * (SIDE1 * SIDE1), rstd = s.rstd2[c], scale = s.norm_weight2[c] * rstd;
         dot *= rstd;
-        const float by_y = -scale * rstd * dot / n;
+        const float by_y = __fdividef(-scale * rstd * dot, n);
         s.by_dz[c] = scale;
         s.by_y[c] = by_y;
-        s.constant[c] = -scale * sum / n - by_y * s.mean2[c];
+        s.constant[c] = __fdividef(-scale * sum, n) - by_y * s.mean2[c];
         s.norm_weight2[c] -= rate * dot;
         s.norm_bias2[c] -= rate * sum;
     }
@@ -999,6 +1045,9 @@ __device__ __forceinline__ void coefficients2(const Thread &t, float rate)
 __device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y)[32], uint32_t largest,
                                                 const __nv_bfloat16 *stage)
 {
+    // Garbage columns go to scratch memory, which is quicker than a branch.
+    char *const left = shared + AT_GRADIENT + ((2 * t.warp + 1) * MAP_ROW + t.row + 1) * PITCH + 4 * t.quad;
+    char *const right = t.row + 8 < SIDE1 ? left + 8 * PITCH : shared + AT_SLICE;
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const float2 by_dz = *(const float2 *)(t.small.by_dz + 8 * n + 2 * t.quad);
@@ -1012,10 +1061,7 @@ __device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y
                 const int at = 16 * m + 4 * n + 2 * half;
                 const float first = by_y.x * y[at] + constant.x + (largest >> at & 1 ? dz0 : 0.0f);
                 const float second = by_y.y * y[at + 1] + constant.y + (largest >> (at + 1) & 1 ? dz1 : 0.0f);
-                if (t.row + 8 * half < SIDE1)
-                    *(uint32_t *)(shared + AT_GRADIENT +
-                                  ((2 * t.warp + m + 1) * MAP_ROW + t.row + 8 * half + 1) * PITCH + 16 * n +
-                                  4 * t.quad) = pack_pair(first, second);
+                *(uint32_t *)((half ? right : left) + m * MAP_ROW * PITCH + 16 * n) = pack_pair(first, second);
             }
         }
     }
@@ -1290,7 +1336,6 @@ __device__ __forceinline__ void update_convolutions(const Thread &t, float &weig
         weight -= rate * total;
         const int at = t.block * OWN_WEIGHTS2 + t.thread;
         t.workspace<__nv_bfloat16>(WS_WEIGHTS2)[at] = __float2bfloat16_rn(weight);
-        t.a.parameters.block2.weight[parameter_of_weight2(at)] = weight;
     }
     if (channel < 0 || t.warp != WARPS - 1)
         return;
@@ -1308,7 +1353,7 @@ __device__ __forceinline__ void update_convolutions(const Thread &t, float &weig
     for (int j = 0; j < TAPS; j++)
         product += s.moments[TAPS + tap * TAPS + j] * __bfloat162float(kernel[in_kernel1(j)]);
     const float mine = t.lane < TAPS ? __bfloat162float(kernel[in_kernel1(tap)]) : 0.0f;
-    const float variance = warp_sum(mine * product), rstd = 1 / sqrtf((variance < 0 ? 0 : variance) + block.eps);
+    const float variance = warp_sum(mine * product), rstd = rsqrtf((variance < 0 ? 0 : variance) + block.eps);
     const float dot = rstd * warp_sum(mine * centered);
     if (t.lane < TAPS) {
         float *parameter = block.weight + channel * TAPS + tap;
@@ -1376,7 +1421,7 @@ __device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &
     t.wait();
 }
 
-__device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4][4])
+__device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4][4], float weight2)
 {
     const cuda_ops_mnist_parameters &p = t.a.parameters;
     const Small &s = t.small;
@@ -1387,6 +1432,8 @@ __device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4
             for (int half = 0; half < 2; half++)
                 *(float2 *)(p.linear1_weight + (16 * t.warp + t.row + 8 * half) * FEATURES + t.block * SLICE + 8 * n +
                             2 * t.quad) = make_float2(linear1[n][2 * half], linear1[n][2 * half + 1]);
+    if (t.thread < OWN_WEIGHTS2)
+        p.block2.weight[parameter_of_weight2(t.block * OWN_WEIGHTS2 + t.thread)] = weight2;
     if (t.cluster == 0 && t.thread < HALF2) {
         const int c = t.thread, second = t.rank * HALF2 + c;
         p.block2.running_mean[second] = s.running_mean2[c];
@@ -1431,7 +1478,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
         uint32_t largest = 0;
 
         // weights -> statistics
-        start_weights2(t);
         statistics1(t);
         {
             uint32_t weights[16][2];
@@ -1469,9 +1515,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
 
         // statistics -> pooled
         statistics2(t);
-        for (int i = 0; i < t.pictures; i++) {
-            if (t.warp >= CONV_WARPS)
-                continue;
+        for (int i = 0; i < t.pictures && t.warp < CONV_WARPS; i++) {
             if (several)
                 unspill(t, i, y);
             largest = pool2(t, y, (__nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
@@ -1499,9 +1543,16 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
         t.wait();
 
         // partials -> hidden
-        for (int i = t.rank; i < t.pictures; i += 2) {
-            __syncthreads();
-            head(t, t.cluster + i * CLUSTERS, t.small.label[step % 2][i]);
+        {
+            float4 values[HEAD_PARTS];
+            if (t.rank < t.pictures)
+                load_partials(t, t.cluster + t.rank * CLUSTERS, values);
+            for (int i = t.rank; i < t.pictures; i += 2) {
+                if (i >= 2)
+                    __syncthreads();
+                const int picture = t.cluster + i * CLUSTERS;
+                head(t, picture, t.small.label[step % 2][i], picture + 2 * CLUSTERS, values);
+            }
         }
         t.arrive();
         t.wait();
@@ -1561,7 +1612,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) mnist_st
         t.arrive();
         t.wait();
     }
-    finish(t, linear1);
+    finish(t, linear1, weight2);
 }
 
 #endif
