@@ -59,12 +59,14 @@ class Recipe:
 
 
 CUDA_VARIANTS = (
+    ("one kernel", "bf16"),
     ("fused", "bf16"),
     ("fused", "fp32"),
     ("PyTorch graph", "bf16"),
     ("PyTorch compiled, graph", "bf16"),
 )
 VARIANTS = {
+    "one kernel": mnist_step.Variant("one kernel", "fused", graph=True, one_kernel=True),
     "fused": mnist_step.Variant("fused", "fused", graph=True),
     "custom": mnist_step.Variant("custom", "custom", graph=True),
     "PyTorch graph": mnist_step.Variant("PyTorch graph", "native", graph=True),
@@ -182,6 +184,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     if batches and len(batches) > 1:
         raise ValueError("the recipe of mnist-99 is for one batch size: give --batch once")
     variants = [v for v in variants if with_compile or "compiled" not in v[0]]
+    variants = [v for v in variants if VARIANTS[v[0]].races(v[1], recipe.batch, device)]
     variants = [v for v in variants if not precisions or v[1] in precisions]
     data, test = mnist(train=True), Batches(*mnist(train=False), device, keep_on_device=True)
     trainings = {f"{v} {p}": Training(v, p, recipe, data, device) for v, p in variants}

@@ -8,6 +8,7 @@ synchronisation before and after it, so that launching counts where it is what t
 precisions   fp32: TF32 off on both sides; tf32: allowed on both; bf16: torch.autocast for PyTorch, which normalises in
              float32, and for ours
 graph        training.GraphedStep, for PyTorch's side as for ours, several steps in a graph
+one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 256 pictures
 floor        the least time in which a copy could move the bytes that no step can do without, or torch.mm do its
              operations, both timed in this run
 
@@ -30,7 +31,7 @@ import torch
 
 from cuda_ops.data import Batches, mnist
 from cuda_ops.models import MnistCNN, get_backend
-from cuda_ops.training import GraphedStep
+from cuda_ops.training import GraphedStep, MnistStep
 
 BATCHES = {"cuda": (64, 256, 1024, 4096, 16384), "cpu": (64, 256, 1024)}
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
@@ -47,6 +48,11 @@ class Variant:
     graph: bool = False
     channels_last: bool = True
     compile_mode: str | None = None
+    one_kernel: bool = False
+
+    def races(self, precision: str, batch: int, device) -> bool:
+        """Whether there is such a step."""
+        return not self.one_kernel or (precision == "bf16" and MnistStep.why_not(device, batch) is None)
 
     @property
     def ours(self) -> bool:
@@ -63,6 +69,7 @@ CUDA_VARIANTS = (
     Variant("custom graph", "custom", graph=True),
     Variant("fused eager", "fused"),
     Variant("fused graph", "fused", graph=True),
+    Variant("one kernel", "fused", graph=True, one_kernel=True),
 )
 CPU_VARIANTS = (
     Variant("PyTorch eager NCHW", "native", channels_last=False),
@@ -90,10 +97,14 @@ def make_step(
     steps_per_graph: int = 1,
     label_smoothing: float = 0.0,
     groups=lambda model: model.parameters(),
-) -> GraphedStep:
+) -> GraphedStep | MnistStep:
     """The step of a variant, of the same initial weights for all. `groups`: what its optimizer is given."""
     torch.manual_seed(0)
     model = MnistCNN(variant.backend).to(device)
+    if variant.one_kernel:
+        optimizer = get_backend(variant.backend).optim.SGD(groups(model), lr=0.01)
+        images, labels = (tensor.to(device) for tensor in data)
+        return MnistStep(model, optimizer, images, labels, label_smoothing=label_smoothing)
     if not variant.ours and variant.channels_last:
         model = model.to(memory_format=torch.channels_last)
     half = precision == "bf16"
@@ -338,6 +349,8 @@ def time_cell(race: Race, variants, precision: str, batch: int, data, device, un
     samplers = {}
     for variant in variants:
         what = f"{variant.name}, {precision}, batch {batch}"
+        if not variant.races(precision, batch, device):
+            continue
         start = time.perf_counter()
         # A compilation takes as long as the longest one so far, or more.
         if variant.compile_mode and start + max(10.0, race.preparation.get(variant.name, 0)) > until:

@@ -15,8 +15,9 @@
  *   workspace: of cuda_ops_mnist_step_workspace() bytes, aligned to 256; all zero before the first call, and left such
  *              that the next may follow; of one call at a time
  *
- * An index outside of [0, count) is never used as an address: its picture is NaN, as is the loss then, and it is recorded
- * in `error` (loss.h) unless that is NULL. The same holds for a label outside of [0, 10) but that nothing is recorded.
+ * An index outside of [0, count) is never used as an address: its picture is NaN, as is the loss then, and it is
+ * recorded in `error` (loss.h) unless that is NULL. The same holds for a label outside of [0, 10) but that nothing is
+ * recorded.
  */
 #ifndef CUDA_OPS_MNIST_STEP_H
 #define CUDA_OPS_MNIST_STEP_H

@@ -1,0 +1,125 @@
+// mnist_step: the pictures of a batch, and the moments of the nine pixels under the first convolution.
+#ifndef CUDA_OPS_MNIST_STEP_BATCH_CUH
+#define CUDA_OPS_MNIST_STEP_BATCH_CUH
+
+#include "loss.cuh"
+#include "mnist_step/thread.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+
+// Where the pictures of `step` are, and their labels.
+__device__ __forceinline__ void look_up(const Thread &t, int64_t step)
+{
+    if (t.thread >= t.pictures)
+        return;
+    const int64_t number = step * t.a.batch + t.cluster + t.thread * CLUSTERS, index = t.a.indices[number];
+    const bool good = 0 <= index && index < t.a.count;
+    if (!good && t.rank == 0)
+        record_bad_index(t.a.error, number, index, t.a.count);
+    const int64_t label = good ? t.a.labels[index] : -1;
+    t.small.index[step % 2][t.thread] = good ? index : -1;
+    t.small.label[step % 2][t.thread] = 0 <= label && label < CLASSES ? (int)label : -1;
+}
+
+__device__ __forceinline__ char *picture_of(int64_t step, int number)
+{
+    return shared + AT_PICTURES + ((int)(step % 2) * PICTURES + number) * PICTURE_BYTES;
+}
+
+// The pictures of `step` to shared memory, normalised. A barrier of the block before and after it.
+__device__ __forceinline__ void load_pictures(const Thread &t, int64_t step)
+{
+    for (int i = 0; i < t.pictures; i++) {
+        const int64_t index = t.small.index[step % 2][i];
+        if (t.thread >= PIXELS / 4)
+            continue;
+        const uint32_t word = index < 0 ? 0 : ((const uint32_t *)(t.a.images + index * PIXELS))[t.thread];
+        const int y = t.thread / 7, x = t.thread % 7 * 4;
+        __nv_bfloat16 *to = (__nv_bfloat16 *)picture_of(step, i) + (y + 1) * PICTURE_ROW + x + 1;
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            const float byte = (float)(word >> 8 * b & 255);
+            to[b] = __float2bfloat16_rn(index < 0 ? CUDART_NAN_F : (byte - t.a.center) * t.a.scale);
+        }
+    }
+}
+
+// Sums of products of the taps over this block's share of the positions of its cluster's pictures. As a product of a
+// 16 x positions matrix with its transpose: mma's registers of the one are those of the other.
+__device__ __forceinline__ void gram(const Thread &t, int64_t step)
+{
+    float first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+    const int tap = (t.row / 3 * PICTURE_ROW + t.row % 3) * 2, ninth = (2 * PICTURE_ROW + 2) * 2;
+    for (int i = 0; i < t.pictures; i++) {
+        const char *picture = picture_of(step, i);
+        for (int k = t.rank * WARPS + t.warp; k < PIXELS / 16; k += 2 * WARPS) {
+            uint32_t a[4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int position = 16 * k + 2 * t.quad + 8 * half;
+                const char *at = picture + (position / SIDE * PICTURE_ROW + position % SIDE) * 2;
+                a[2 * half] = two_halves(at + tap, at + tap + 2);
+                a[2 * half + 1] = t.row == 0   ? two_halves(at + ninth, at + ninth + 2)
+                                  : t.row == 1 ? 0x3f803f80u // the constant 1
+                                               : 0;
+            }
+            multiply(first, a, a[0], a[2]);
+            multiply(second, a, a[1], a[3]);
+        }
+    }
+    float *warps = (float *)(shared + AT_SCRATCH) + t.warp * GRAM;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int i = t.row + e / 2 * 8, j = 2 * t.quad + e % 2;
+        if (i < GRAM_SIDE) {
+            warps[i * GRAM_SIDE + j] = first[e];
+            if (j < GRAM_SIDE - 8)
+                warps[i * GRAM_SIDE + 8 + j] = second[e];
+        }
+    }
+    __syncthreads();
+    if (t.thread < GRAM) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += ((float *)(shared + AT_SCRATCH))[w * GRAM + t.thread];
+        t.workspace<float>(WS_GRAM)[t.block * GRAM + t.thread] = total;
+    }
+}
+
+// By one block: the blocks' sums, added, and what they say of the batch.
+__device__ __forceinline__ void add_grams(const Thread &t)
+{
+    static constexpr int VECTORS = GRAM / 4, GROUPS = 8, EACH = BLOCKS / GROUPS;
+    double *groups = (double *)(shared + AT_SCRATCH), *totals = groups + GROUPS * GRAM;
+    const float4 *partials = t.workspace<const float4>(WS_GRAM);
+    if (t.thread < VECTORS * GROUPS) {
+        const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
+        double x = 0, y = 0, z = 0, w = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float4 v = __ldcg(partials + (group * EACH + i) * VECTORS + vector);
+            x += v.x, y += v.y, z += v.z, w += v.w;
+        }
+        double *mine = groups + group * GRAM + 4 * vector;
+        mine[0] = x, mine[1] = y, mine[2] = z, mine[3] = w;
+    }
+    __syncthreads();
+    if (t.thread < GRAM) {
+        double total = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            total += groups[g * GRAM + t.thread];
+        totals[t.thread] = total / ((double)t.a.batch * PIXELS);
+    }
+    __syncthreads();
+    if (t.thread < MOMENTS) {
+        const int i = (t.thread - TAPS) / TAPS, j = (t.thread - TAPS) % TAPS;
+        const double *mean = totals + TAPS * GRAM_SIDE;
+        t.workspace<float>(WS_MOMENTS)[t.thread] =
+            (float)(t.thread < TAPS ? mean[t.thread] : totals[i * GRAM_SIDE + j] - mean[i] * mean[j]);
+    }
+}
+
+#endif
+#endif

@@ -1,0 +1,298 @@
+// mnist_step: both blocks forward.
+#ifndef CUDA_OPS_MNIST_STEP_FORWARD_CUH
+#define CUDA_OPS_MNIST_STEP_FORWARD_CUH
+
+#include "mnist_step/thread.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+
+// This block's half of convolution 2's weights, on its way to shared memory.
+__device__ __forceinline__ void start_weights2(const Thread &t)
+{
+    const char *source = t.workspace<const char>(WS_WEIGHTS2);
+    for (int i = t.thread; i < TAPS * HALF2 * 4; i += THREADS) {
+        const int tap = i / (HALF2 * 4), channel = i / 4 % HALF2;
+        copy_async_16(shared_address(shared + AT_WEIGHTS2) + (i / 4) * PITCH + i % 4 * 16,
+                      source + ((tap * CHANNELS2 + t.rank * HALF2 + channel) * CHANNELS1) * 2 + i % 4 * 16);
+    }
+    copy_async_commit();
+}
+
+__device__ __forceinline__ int in_kernel1(int tap)
+{
+    return (1 + tap / 3) * KERNEL1_ROW + 1 + tap % 3;
+}
+
+// The first block's coefficients, from the taps' moments and the latest weights.
+__device__ __forceinline__ void statistics1(const Thread &t)
+{
+    static_assert(CHANNELS1 * TAPS <= 2 * THREADS && 2 * CHANNELS1 + MOMENTS <= THREADS, "");
+    Small &s = t.small;
+    const cuda_ops_mnist_block &block = t.a.parameters.block1;
+    // All loads are on their way before the first is needed.
+    const int norm = t.thread - MOMENTS, second = t.thread + THREADS;
+    const float weight = __ldcg(block.weight + t.thread);
+    const float another = second < CHANNELS1 * TAPS ? __ldcg(block.weight + second) : 0.0f;
+    const float other = t.thread < MOMENTS                   ? __ldcg(t.workspace<const float>(WS_MOMENTS) + t.thread)
+                        : norm < CHANNELS1                   ? __ldcg(block.norm_weight + norm)
+                        : norm < 2 * CHANNELS1               ? __ldcg(block.norm_bias + norm - CHANNELS1)
+                        : norm < 3 * CHANNELS1 && block.bias ? block.bias[norm - 2 * CHANNELS1]
+                                                             : 0.0f;
+    start_weights2(t);
+    s.kernel1[t.thread / TAPS * KERNEL1 + in_kernel1(t.thread % TAPS)] = __float2bfloat16_rn(weight);
+    if (second < CHANNELS1 * TAPS)
+        s.kernel1[second / TAPS * KERNEL1 + in_kernel1(second % TAPS)] = __float2bfloat16_rn(another);
+    float *biases = (float *)(shared + AT_SCRATCH);
+    if (t.thread < MOMENTS)
+        s.moments[t.thread] = other;
+    else if (norm < CHANNELS1)
+        s.norm_weight1[norm] = other;
+    else if (norm < 2 * CHANNELS1)
+        s.norm_bias1[norm - CHANNELS1] = other;
+    else if (norm < 3 * CHANNELS1)
+        biases[norm - 2 * CHANNELS1] = other;
+    __syncthreads();
+    // Eight lanes a channel, a row of the covariance each, and the first one the ninth too.
+    const int channel = t.thread / 8, lane = t.thread % 8;
+    const __nv_bfloat16 *kernel = s.kernel1 + channel * KERNEL1;
+    float mean = 0, variance = 0;
+#pragma unroll
+    for (int round = 0; round < 2; round++) {
+        const int i = round ? 8 : lane;
+        float product = 0;
+#pragma unroll
+        for (int j = 0; j < TAPS; j++)
+            product += s.moments[TAPS + i * TAPS + j] * __bfloat162float(kernel[in_kernel1(j)]);
+        const float w = round && lane ? 0.0f : __bfloat162float(kernel[in_kernel1(i)]);
+        variance += w * product;
+        mean += w * s.moments[i];
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2) {
+        mean += __shfl_xor_sync(FULL_WARP, mean, lanes);
+        variance += __shfl_xor_sync(FULL_WARP, variance, lanes);
+    }
+    if (lane == 0) {
+        variance = variance < 0 ? 0 : variance;
+        const float n = (float)t.a.batch * PIXELS, scale = s.norm_weight1[channel] * rsqrtf(variance + block.eps);
+        s.scale1[channel] = scale;
+        s.shift1[channel] = s.norm_bias1[channel] - mean * scale;
+        s.running_mean1[channel] += block.momentum * (mean + biases[channel] - s.running_mean1[channel]);
+        s.running_variance1[channel] +=
+            block.momentum * (variance * __fdividef(n, n - 1) - s.running_variance1[channel]);
+    }
+    __syncthreads();
+}
+
+// The first block, of one picture: its output to `map`, and of this block's 16 channels the places of the maxima (4:
+// none, rectified away). The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the
+// channels for each of the four places in the window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i
+// of tile h.
+__device__ __forceinline__ void forward1(const Thread &t, const char *picture, char *map, char *places,
+                                         const uint32_t (&weights)[16][2])
+{
+    for (int y = t.warp; y < SIDE1; y += WARPS) {
+        uint32_t a[4];
+        const char *at = picture + ((2 * y + t.quad / 2) * PICTURE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
+        a[0] = *(const uint32_t *)at;
+        a[1] = *(const uint32_t *)(at + 32);
+        a[2] = *(const uint32_t *)(at + 4 * PICTURE_ROW);
+        a[3] = *(const uint32_t *)(at + 4 * PICTURE_ROW + 32);
+        float product[16][4];
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            product[j][0] = product[j][1] = product[j][2] = product[j][3] = 0;
+            multiply(product[j], a, weights[j][0], weights[j][1]);
+        }
+#pragma unroll
+        for (int group = 0; group < 2; group++) {
+            const float4 scale = *(const float4 *)(t.small.scale1 + 16 * group + 4 * t.quad);
+            const float4 shift = *(const float4 *)(t.small.shift1 + 16 * group + 4 * t.quad);
+            const float scales[4] = {fabsf(scale.x), fabsf(scale.y), fabsf(scale.z), fabsf(scale.w)};
+            const float shifts[4] = {shift.x, shift.y, shift.z, shift.w};
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int x = t.row + 8 * half;
+                float largest[4];
+                uint32_t place[4] = {0, 0, 0, 0};
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    largest[c] = product[2 * group + c / 2][2 * half + c % 2];
+#pragma unroll
+                for (int p = 1; p < 4; p++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        const float value = product[4 * p + 2 * group + c / 2][2 * half + c % 2];
+                        if (group == t.rank) // nobody asks for the others' places here
+                            place[c] = value > largest[c] ? p : place[c];
+                        largest[c] = fmaxf(largest[c], value);
+                    }
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const float z = largest[c] * scales[c] + shifts[c];
+                    place[c] = z > 0 ? place[c] : 4;
+                    largest[c] = z <= 0 ? 0 : z; // NaN stays
+                }
+                if (x >= SIDE1)
+                    continue;
+                *(uint2 *)(map + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad) =
+                    make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
+                if (group == t.rank)
+                    *(uint32_t *)(places + (y * 16 + x) * 16 + 4 * t.quad) =
+                        place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
+            }
+        }
+    }
+}
+
+// B's registers of `forward1`. Where a channel's scale is negative so are its weights: the largest product is then the
+// largest output.
+__device__ __forceinline__ void weights_of_forward1(const Thread &t, uint32_t (&weights)[16][2])
+{
+    uint32_t sign[4];
+#pragma unroll
+    for (int h = 0; h < 4; h++)
+        sign[h] = t.small.scale1[16 * (h / 2) + t.row / 2 * 4 + 2 * (h % 2) + t.row % 2] < 0 ? 0x80008000u : 0;
+    const __nv_bfloat16 *kernel =
+        t.small.kernel1 + (t.row / 2 * 4 + t.row % 2) * KERNEL1 + (t.quad / 2 + 1) * KERNEL1_ROW + t.quad % 2 * 2 + 1;
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int h = j % 4;
+            const char *at = (const char *)(kernel + (16 * (h / 2) + 2 * (h % 2)) * KERNEL1 +
+                                            (2 * half - j / 8) * KERNEL1_ROW - j / 4 % 2);
+            weights[j][half] = two_halves(at, at + 2) ^ sign[h];
+        }
+}
+
+// Convolution 2 of this block's channels: y[16 m + 4 n + e] is row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2
+// quad + e % 2; pixels from 14 on are garbage.
+__device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&y)[32])
+{
+    float sum[2][4][4];
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        sum[i / 16][i / 4 % 4][i % 4] = 0;
+    const uint32_t from = map + 2 * t.warp * MAP_ROW * PITCH + below_first(t.lane, PITCH);
+    const uint32_t weights = shared_address(shared + AT_WEIGHTS2) + beside_first(t.lane, PITCH);
+#pragma unroll 1
+    for (int x = 0; x < 3; x++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t a[4][4];
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                load_matrices(a[r], from + (r * MAP_ROW + x) * PITCH + 32 * k);
+#pragma unroll
+            for (int dy = 0; dy < 3; dy++)
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    uint32_t b[4];
+                    load_matrices(b, weights + ((dy * 3 + x) * HALF2 + 16 * n) * PITCH + 32 * k);
+#pragma unroll
+                    for (int m = 0; m < 2; m++) {
+                        multiply(sum[m][2 * n], a[m + dy], b[0], b[1]);
+                        multiply(sum[m][2 * n + 1], a[m + dy], b[2], b[3]);
+                    }
+                }
+        }
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = sum[i / 16][i / 4 % 4][i % 4];
+}
+
+// A thread's values of more than one picture go to the workspace and come back; nobody else reads them.
+__device__ __forceinline__ float *spill_of(const Thread &t, int number)
+{
+    return t.workspace<float>(WS_SPILL) + ((t.block * PICTURES + number) * 33) * THREADS + t.thread;
+}
+__device__ __forceinline__ void spill(const Thread &t, int number, const float (&y)[32])
+{
+    float *to = spill_of(t, number);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        __stcg(to + i * THREADS, y[i]);
+}
+__device__ __forceinline__ uint32_t unspill(const Thread &t, int number, float (&y)[32])
+{
+    const float *from = spill_of(t, number);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        y[i] = __ldcg(from + i * THREADS);
+    return __float_as_uint(__ldcg(from + 32 * THREADS));
+}
+
+// What the second block's variance is taken around: any number near the mean will do, the same in all blocks.
+__device__ __forceinline__ float center2(const Thread &t, int channel)
+{
+    return t.small.running_mean2[channel] - t.small.bias2[channel];
+}
+
+__device__ __forceinline__ bool is_pixel(const Thread &t, int e)
+{
+    return t.row + e / 2 % 2 * 8 < SIDE1;
+}
+
+__device__ __forceinline__ void statistics2(const Thread &t)
+{
+    float sum, squares;
+    sum_over_clusters(t, t.workspace<const float>(WS_STATISTICS), sum, squares);
+    if (t.thread % 8 == 0) {
+        Small &s = t.small;
+        const int c = t.thread / 8;
+        const cuda_ops_mnist_block &block = t.a.parameters.block2;
+        const float n = (float)t.a.batch * (SIDE1 * SIDE1), offset = __fdividef(sum, n), mean = center2(t, c) + offset;
+        float variance = __fdividef(squares, n) - offset * offset;
+        variance = variance < 0 ? 0 : variance;
+        const float rstd = rsqrtf(variance + block.eps), scale = rstd * s.norm_weight2[c];
+        s.mean2[c] = mean;
+        s.rstd2[c] = rstd;
+        s.scale2[c] = scale;
+        s.shift2[c] = s.norm_bias2[c] - mean * scale;
+        s.running_mean2[c] += block.momentum * (mean + s.bias2[c] - s.running_mean2[c]);
+        s.running_variance2[c] += block.momentum * (variance * __fdividef(n, n - 1) - s.running_variance2[c]);
+    }
+    __syncthreads();
+}
+
+// Normalises, rectifies and pools: the features to `stage`, [channel][7][7]; the bits of the result tell which of this
+// thread's values are the largest of their window and above 0; of equal ones that is the first. Columns x and x + 1 are
+// in lanes that differ by 4.
+__device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32], __nv_bfloat16 *stage)
+{
+    uint32_t largest = 0, lower = 0;
+    const bool odd = t.row % 2, inside = t.row + 8 < SIDE1; // columns from 14 on are garbage
+    stage += 2 * t.quad * SIDE2 * SIDE2 + t.warp * SIDE2 + t.row / 2;
+    float mine[16], other[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float2 scale = *(const float2 *)(t.small.scale2 + i / 4 * 8 + 2 * t.quad);
+        const float2 shift = *(const float2 *)(t.small.shift2 + i / 4 * 8 + 2 * t.quad);
+        const float up = y[i] * (i % 2 ? scale.y : scale.x) + (i % 2 ? shift.y : shift.x);
+        const float down = y[16 + i] * (i % 2 ? scale.y : scale.x) + (i % 2 ? shift.y : shift.x);
+        lower |= (down > up ? 1u : 0u) << i;
+        mine[i] = down > up ? down : up;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        other[i] = __shfl_xor_sync(FULL_WARP, mine[i], 4);
+    const uint32_t other_lower = __shfl_xor_sync(FULL_WARP, lower, 4);
+    // Of two equal ones the upper is first, and in a row the left, whose column is even.
+    const uint32_t wins_ties = odd ? ~lower & other_lower : ~lower | other_lower;
+    // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory.
+    __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + AT_SCRATCH);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const bool wins = (mine[i] > other[i]) | ((mine[i] == other[i]) & (wins_ties >> i & 1));
+        largest |= (wins & (mine[i] > 0) ? 1u : 0u) << i;
+        const float best = (mine[i] < other[i]) | (other[i] != other[i]) ? other[i] : mine[i]; // NaN stays
+        (i / 2 % 2 ? right : stage)[(i / 4 * 8 + i % 2) * SIDE2 * SIDE2] = __float2bfloat16_rn(best <= 0 ? 0 : best);
+    }
+    if (!inside)
+        largest &= 0x3333;
+    return (largest & ~lower) | (largest & lower) << 16;
+}
+
+#endif
+#endif

@@ -1,0 +1,318 @@
+// mnist_step: the linear layers and the loss, forward, backward and updates.
+#ifndef CUDA_OPS_MNIST_STEP_LINEAR_CUH
+#define CUDA_OPS_MNIST_STEP_LINEAR_CUH
+
+#include <math_constants.h>
+
+#include "mnist_step/thread.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+
+// linear1: this block's slice of the features times its slice of the weights, of all pictures.
+__device__ __forceinline__ uint4 slice_of(const Thread &t, int first)
+{
+    const int picture = first + t.thread / 4;
+    return picture < t.a.batch ? __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
+                                                        (int64_t)picture * FEATURES + t.block * SLICE) +
+                                        t.thread % 4)
+                               : make_uint4(0, 0, 0, 0);
+}
+__device__ __forceinline__ void store_slice(const Thread &t, uint4 value)
+{
+    *(uint4 *)(shared + AT_SLICE + t.thread / 4 * PITCH + t.thread % 4 * 16) = value;
+}
+static_assert(THREADS == CHUNK * 4, "");
+
+__device__ __forceinline__ void forward_linear1(const Thread &t)
+{
+    uint4 next = slice_of(t, 0);
+    for (int first = 0; first < t.a.batch; first += CHUNK) {
+        if (first)
+            __syncthreads();
+        store_slice(t, next);
+        __syncthreads();
+        if (first + CHUNK < t.a.batch)
+            next = slice_of(t, first + CHUNK);
+        float sum[8][4] = {};
+        const int m = t.warp % 4, n = t.warp / 4;
+        const uint32_t left = shared_address(shared + AT_SLICE) + 16 * m * PITCH + below_first(t.lane, PITCH);
+        const uint32_t right = shared_address(shared + AT_LINEAR1) + 64 * n * PITCH + beside_first(t.lane, PITCH);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t a[4];
+            load_matrices(a, left + 32 * k);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t b[4];
+                load_matrices(b, right + 16 * j * PITCH + 32 * k);
+                multiply(sum[2 * j], a, b[0], b[1]);
+                multiply(sum[2 * j + 1], a, b[2], b[3]);
+            }
+        }
+        float *to = t.workspace<float>(WS_PARTIAL) + ((int64_t)t.block * CUDA_OPS_MNIST_STEP_MOST + first) * HIDDEN;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int picture = 16 * m + t.row + 8 * half;
+                if (first + picture < t.a.batch)
+                    __stcg((float2 *)(to + picture * HIDDEN + 64 * n + 8 * j + 2 * t.quad),
+                           make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
+            }
+    }
+}
+
+// linear2's weights and bias and linear1's bias, to shared memory.
+__device__ __forceinline__ void load_linear2(const Thread &t)
+{
+    float *to = (float *)(shared + AT_LINEAR2);
+    const cuda_ops_mnist_parameters &p = t.a.parameters;
+    for (int i = t.thread; i < CLASSES * HIDDEN; i += THREADS)
+        to[i] = __ldcg(p.linear2_weight + i);
+    if (t.thread < HIDDEN)
+        to[CLASSES * HIDDEN + t.thread] = __ldcg(p.linear1_bias + t.thread);
+    if (t.thread < CLASSES)
+        to[CLASSES * HIDDEN + HIDDEN + t.thread] = __ldcg(p.linear2_bias + t.thread);
+}
+
+// The parts of a picture's hidden units: of slices warp, warp + 8, ..., four units each.
+static constexpr int HEAD_PARTS = (SLICES + WARPS - 1) / WARPS;
+__device__ __forceinline__ void load_partials(const Thread &t, int picture, float4 (&values)[HEAD_PARTS])
+{
+    const float *partial = t.workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
+#pragma unroll
+    for (int i = 0; i < HEAD_PARTS; i++) {
+        const int slice = t.warp + i * WARPS;
+        values[i] = slice < SLICES ? __ldcg((const float4 *)(partial + slice * HIDDEN_VALUES) + t.lane)
+                                   : make_float4(0, 0, 0, 0);
+    }
+}
+
+// From the parts of a picture's hidden units to their gradient; then those of the picture `next`, if that is one.
+__device__ __forceinline__ void head(const Thread &t, int picture, int label, int next, float4 (&values)[HEAD_PARTS])
+{
+    const float *weight = (const float *)(shared + AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN,
+                *bias2 = bias1 + HIDDEN;
+    float *groups = (float *)(shared + AT_SCRATCH), *hidden = groups + WARPS * HIDDEN, *logits = hidden + HIDDEN;
+    float4 sum = values[0];
+#pragma unroll
+    for (int i = 1; i < HEAD_PARTS; i++)
+        sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+    if (next < t.a.batch)
+        load_partials(t, next, values);
+    ((float4 *)groups)[t.warp * 32 + t.lane] = sum;
+    __syncthreads();
+    if (t.thread < HIDDEN) {
+        float total = bias1[t.thread];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += groups[w * HIDDEN + t.thread];
+        hidden[t.thread] = rounded(total <= 0 ? 0 : total);
+    }
+    __syncthreads();
+    { // sixteen lanes a class
+        const int j = t.thread / 16, part = t.thread % 16;
+        float logit = 0;
+        if (j < CLASSES)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float4 h = ((const float4 *)hidden)[part + 16 * i];
+                const float4 w = ((const float4 *)(weight + j * HIDDEN))[part + 16 * i];
+                logit += h.x * w.x + h.y * w.y + h.z * w.z + h.w * w.w;
+            }
+#pragma unroll
+        for (int lanes = 1; lanes < 16; lanes *= 2)
+            logit += __shfl_xor_sync(FULL_WARP, logit, lanes);
+        if (j < CLASSES && part == 0)
+            logits[j] = logit + bias2[j];
+    }
+    __syncthreads();
+    // Each thread on its own: ten exponentials are less than another barrier.
+    float most = logits[0], total = 0, all = 0, gradient[CLASSES];
+#pragma unroll
+    for (int j = 1; j < CLASSES; j++)
+        most = fmaxf(most, logits[j]);
+#pragma unroll
+    for (int j = 0; j < CLASSES; j++) {
+        gradient[j] = __expf(logits[j] - most);
+        total += gradient[j];
+        all += logits[j] - most;
+    }
+    const float smoothing = t.a.label_smoothing, share = smoothing / CLASSES, each = __fdividef(1.0f, (float)t.a.batch);
+    const float factor = __fdividef(each, total);
+    const bool good = label >= 0;
+#pragma unroll
+    for (int j = 0; j < CLASSES; j++) {
+        const float wanted = share + (j == label ? 1 - smoothing : 0.0f);
+        gradient[j] = good ? gradient[j] * factor - wanted * each : 0.0f;
+    }
+    if (t.thread < HIDDEN) {
+        const float h = hidden[t.thread];
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < CLASSES; j++)
+            sum += gradient[j] * weight[j * HIDDEN + t.thread];
+        const int64_t at = (int64_t)picture * HIDDEN + t.thread;
+        t.workspace<__nv_bfloat16>(WS_GRAD_HIDDEN)[at] = __float2bfloat16_rn(h <= 0 ? 0.0f : sum);
+        t.workspace<__nv_bfloat16>(WS_HIDDEN)[at] = __float2bfloat16_rn(h);
+    }
+#pragma unroll
+    for (int j = 0; j < CLASSES; j++) // unrolled, since registers have no numbers
+        if (t.thread == j)
+            t.workspace<float>(WS_GRAD_LOGITS)[picture * 16 + j] = gradient[j];
+    if (t.thread == 0) {
+        // -sum of wanted * log-probability, with all wanted adding up to 1.
+        const float logit = good ? logits[label] - most : CUDART_NAN_F;
+        t.workspace<float>(WS_LOSS)[picture] = logf(total) - (1 - smoothing) * logit - share * all;
+    }
+}
+
+__device__ __forceinline__ void store_linear1(const Thread &t, const float (&weight)[4][4])
+{
+    __nv_bfloat16 *to = (__nv_bfloat16 *)(shared + AT_LINEAR1);
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(uint32_t *)(to + (16 * t.warp + t.row + 8 * half) * (PITCH / 2) + 8 * n + 2 * t.quad) =
+                pack_pair(weight[n][2 * half], weight[n][2 * half + 1]);
+}
+
+__device__ __forceinline__ void load_grad_hidden(const Thread &t, int first, uint4 (&values)[4])
+{
+    static_assert(CHUNK * HIDDEN * 2 == 4 * THREADS * 16, "");
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int vector = t.thread + i * THREADS, picture = first + vector / 16;
+        values[i] = picture < t.a.batch ? __ldcg(t.workspace<const uint4>(WS_GRAD_HIDDEN) + picture * 16 + vector % 16)
+                                        : make_uint4(0, 0, 0, 0);
+    }
+}
+
+// The gradient of this block's slice of the features, then, behind the barrier's back, that of its weights, and their
+// update. `weight`: rows 16 warp + row + 8 (e / 2), columns 8 n + 2 quad + e % 2 of the slice.
+__device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight)[4][4], float rate)
+{
+    float sum[4][4] = {};
+    const uint32_t hidden = shared_address(shared + AT_HIDDEN), slice = shared_address(shared + AT_SLICE);
+    uint4 next[4], next_slice = {0, 0, 0, 0};
+    load_grad_hidden(t, 0, next);
+    if (t.a.batch > CHUNK) // else the slice is there from forward
+        next_slice = slice_of(t, 0);
+    for (int first = 0; first < t.a.batch; first += CHUNK) {
+        const bool last = first + CHUNK >= t.a.batch;
+        if (first)
+            __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int vector = t.thread + i * THREADS;
+            *(uint4 *)(shared + AT_HIDDEN + vector / 16 * HIDDEN_PITCH + vector % 16 * 16) = next[i];
+        }
+        if (t.a.batch > CHUNK)
+            store_slice(t, next_slice);
+        __syncthreads();
+        if (!last) {
+            load_grad_hidden(t, first + CHUNK, next);
+            next_slice = slice_of(t, first + CHUNK);
+        }
+        const int m = t.warp % 4, n = t.warp / 4;
+        float halves[2][2][4] = {}; // of even and odd steps, so that two sums are under way
+        const uint32_t left = hidden + 16 * m * HIDDEN_PITCH + below_first(t.lane, HIDDEN_PITCH);
+        const uint32_t right = shared_address(shared + AT_LINEAR1) + 32 * n + below_first(t.lane, PITCH);
+#pragma unroll
+        for (int k = 0; k < HIDDEN / 16; k++) {
+            uint32_t a[4], b[4];
+            load_matrices(a, left + 32 * k);
+            load_matrices_transposed(b, right + 16 * k * PITCH);
+            multiply(halves[k % 2][0], a, b[0], b[1]);
+            multiply(halves[k % 2][1], a, b[2], b[3]);
+        }
+        __nv_bfloat16 *to = t.workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int64_t picture = first + 16 * m + t.row + 8 * half;
+                if (picture < t.a.batch)
+                    *(uint32_t *)(to + picture * FEATURES + 8 * j) =
+                        pack_pair(halves[0][j][2 * half] + halves[1][j][2 * half],
+                                  halves[0][j][2 * half + 1] + halves[1][j][2 * half + 1]);
+            }
+        if (last)
+            t.arrive();
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; k++) {
+            uint32_t a[4], b[2][4];
+            load_matrices_transposed(a,
+                                     hidden + 16 * k * HIDDEN_PITCH + 32 * t.warp + beside_first(t.lane, HIDDEN_PITCH));
+            load_matrices_transposed(b[0], slice + 16 * k * PITCH + below_first(t.lane, PITCH));
+            load_matrices_transposed(b[1], slice + 16 * k * PITCH + 32 + below_first(t.lane, PITCH));
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                multiply(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            weight[n][e] -= rate * sum[n][e];
+    store_linear1(t, weight);
+}
+
+// By one block for each class: linear2's gradient and update; the first one also has the loss of the batch.
+__device__ __forceinline__ void update_linear2(const Thread &t, int label, int64_t step, float rate)
+{
+    const cuda_ops_mnist_parameters &p = t.a.parameters;
+    static constexpr int PARTS = THREADS / (HIDDEN / 4);
+    const int column = t.thread % (HIDDEN / 4), part = t.thread / (HIDDEN / 4);
+    const uint2 *hidden = t.workspace<const uint2>(WS_HIDDEN) + column;
+    const float *logits = t.workspace<const float>(WS_GRAD_LOGITS) + label;
+    float4 *parts = (float4 *)(shared + AT_SCRATCH);
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 8
+    for (int i = part; i < t.a.batch; i += PARTS) {
+        const uint2 h = __ldcg(hidden + i * (HIDDEN / 4));
+        const float g = __ldcg(logits + i * 16);
+        sum.x += g * low_of(h.x), sum.y += g * high_of(h.x), sum.z += g * low_of(h.y), sum.w += g * high_of(h.y);
+    }
+    parts[part * (HIDDEN / 4) + column] = sum;
+    // One warp's bias, another's loss; in order by lanes.
+    float bias = 0, loss = 0;
+    if (t.warp == 6)
+        for (int i = t.lane; i < t.a.batch; i += WARP_SIZE)
+            bias += __ldcg(logits + i * 16);
+    if (t.warp == 7 && label == 0)
+        for (int i = t.lane; i < t.a.batch; i += WARP_SIZE)
+            loss += __ldcg(t.workspace<const float>(WS_LOSS) + i);
+    __syncthreads();
+    if (t.thread < HIDDEN) {
+        float total = 0;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++)
+            total += ((const float *)parts)[i * HIDDEN + t.thread];
+        float *weight = p.linear2_weight + label * HIDDEN + t.thread;
+        *weight = __ldcg(weight) - rate * total;
+    }
+    bias = warp_sum(bias), loss = warp_sum(loss);
+    if (t.thread == 6 * WARP_SIZE)
+        p.linear2_bias[label] = __ldcg(p.linear2_bias + label) - rate * bias;
+    if (t.thread == 7 * WARP_SIZE && label == 0)
+        t.a.losses[step] = loss / t.a.batch;
+}
+
+__device__ __forceinline__ void update_bias1(const Thread &t, float rate)
+{
+    if (t.thread >= HIDDEN)
+        return;
+    const __nv_bfloat16 *gradient = t.workspace<const __nv_bfloat16>(WS_GRAD_HIDDEN) + t.thread;
+    float sum = 0;
+#pragma unroll 16
+    for (int i = 0; i < t.a.batch; i++)
+        sum += __bfloat162float(__ldcg(gradient + i * HIDDEN));
+    float *bias = t.a.parameters.linear1_bias + t.thread;
+    *bias = __ldcg(bias) - rate * sum;
+}
+
+#endif
+#endif

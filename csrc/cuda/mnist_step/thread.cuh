@@ -1,0 +1,161 @@
+// mnist_step: what a thread knows, the barrier of all blocks, products, and sums over threads and blocks.
+#ifndef CUDA_OPS_MNIST_STEP_THREAD_CUH
+#define CUDA_OPS_MNIST_STEP_THREAD_CUH
+
+#include "mnist_step/layout.cuh"
+#include "wgmma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+
+extern __shared__ __align__(1024) char shared[];
+
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ uint32_t pack_pair(float low, float high)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&pair;
+}
+__device__ __forceinline__ float low_of(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float high_of(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ float rounded(float value)
+{
+    return __bfloat162float(__float2bfloat16_rn(value));
+}
+__device__ __forceinline__ uint32_t two_halves(const char *low, const char *high)
+{
+    return (uint32_t) * (const uint16_t *)low | (uint32_t) * (const uint16_t *)high << 16;
+}
+// The addresses that lanes give to ldmatrix for four 8 x 8 matrices, as offsets of rows of `pitch` bytes:
+// matrices 0 and 1 one below the other, 2 and 3 to the right of them (operand A stored as it is, B stored [n][k]
+// turned).
+__device__ __forceinline__ uint32_t below_first(int lane, int pitch)
+{
+    return (lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * 16;
+}
+// matrices 0 and 1 side by side, 2 and 3 below them.
+__device__ __forceinline__ uint32_t beside_first(int lane, int pitch)
+{
+    return (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
+}
+
+// What a thread knows of the launch. Barrier: `arrive` when all that others wait for is written, `wait` before what
+// they wrote is read.
+struct Thread {
+    const Arguments &a;
+    Small &small;
+    int thread, lane, warp, row, quad; // row = lane / 4, quad = lane % 4: the coordinates of mma's registers
+    int block, cluster, rank;
+    int pictures; // of this cluster: cluster, cluster + CLUSTERS, ...
+    unsigned int phase;
+
+    template <typename T>
+    __device__ __forceinline__ T *workspace(int64_t offset) const
+    {
+        return (T *)(a.workspace + offset);
+    }
+    __device__ __forceinline__ void arrive() const
+    {
+        __syncthreads();
+        if (thread == 0)
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.workspace + WS_BARRIER) : "memory");
+    }
+    __device__ __forceinline__ void wait()
+    {
+        phase += BLOCKS;
+        if (thread == 0) {
+            unsigned int arrived;
+            do
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                             : "=r"(arrived)
+                             : "l"(a.workspace + WS_BARRIER)
+                             : "memory");
+            while (arrived < phase);
+        }
+        __syncthreads();
+        // Else the compiler computes all phases' addresses once, before the first step, and has no registers for them.
+        asm volatile("" : "+r"(thread), "+r"(lane), "+r"(row), "+r"(quad));
+    }
+};
+
+// Sums over all clusters, in a fixed order, of this rank's two values a channel: lane 0 of the eight threads that a
+// channel has gets both.
+__device__ __forceinline__ void sum_over_clusters(const Thread &t, const float *partials, float &first, float &second)
+{
+    static constexpr int VALUES = 2 * HALF2, VECTORS = VALUES / 4, GROUPS = THREADS / VECTORS, EACH = CLUSTERS / GROUPS;
+    static constexpr int PITCH_OF_GROUP = VALUES + 4;
+    float *groups = (float *)(shared + AT_SCRATCH);
+    const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
+    float4 values[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        values[i] = __ldcg((const float4 *)(partials + ((group * EACH + i) * 2 + t.rank) * VALUES) + vector);
+    float4 sum = values[0];
+#pragma unroll
+    for (int i = 1; i < EACH; i++)
+        sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
+    *(float4 *)(groups + group * PITCH_OF_GROUP + 4 * vector) = sum;
+    __syncthreads();
+    const int value = t.thread / 8 + t.thread / 4 % 2 * HALF2, part = t.thread % 4;
+    float total = 0;
+#pragma unroll
+    for (int g = 0; g < GROUPS / 4; g++)
+        total += groups[(4 * g + part) * PITCH_OF_GROUP + value];
+    total += __shfl_xor_sync(FULL_WARP, total, 1);
+    total += __shfl_xor_sync(FULL_WARP, total, 2);
+    first = total;
+    second = __shfl_xor_sync(FULL_WARP, total, 4);
+}
+
+// Two sums of each thread for the eight channels of its accumulators' columns (2 quad + i of each of four tiles), over
+// all pixels of the block: to partials[2][HALF2] of this block.
+__device__ __forceinline__ void sum_over_pixels(const Thread &t, float (&first)[8], float (&second)[8], float *partials)
+{
+    float *warps = (float *)(shared + AT_SCRATCH);
+    // Over the eight rows of lanes: each round halves the values that a lane cares for, so that it ends with two.
+    float four[2][4], two[2][2], one[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const bool high = t.lane & 16;
+        four[0][i] = (high ? first[i + 4] : first[i]) + __shfl_xor_sync(FULL_WARP, high ? first[i] : first[i + 4], 16);
+        four[1][i] =
+            (high ? second[i + 4] : second[i]) + __shfl_xor_sync(FULL_WARP, high ? second[i] : second[i + 4], 16);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const bool middle = t.lane & 8, low = t.lane & 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            two[j][i] = (middle ? four[j][i + 2] : four[j][i]) +
+                        __shfl_xor_sync(FULL_WARP, middle ? four[j][i] : four[j][i + 2], 8);
+        one[j] = (low ? two[j][1] : two[j][0]) + __shfl_xor_sync(FULL_WARP, low ? two[j][0] : two[j][1], 4);
+    }
+    if (t.warp < CONV_WARPS) {
+        const int i = (t.lane & 16 ? 4 : 0) + (t.lane & 8 ? 2 : 0) + (t.lane & 4 ? 1 : 0);
+        const int channel = i / 2 * 8 + 2 * t.quad + i % 2;
+        warps[t.warp * 2 * HALF2 + channel] = one[0];
+        warps[t.warp * 2 * HALF2 + HALF2 + channel] = one[1];
+    }
+    __syncthreads();
+    if (t.thread < 2 * HALF2) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < CONV_WARPS; w++)
+            total += warps[w * 2 * HALF2 + t.thread];
+        partials[t.block * 2 * HALF2 + t.thread] = total;
+    }
+}
+
+#endif
+#endif
