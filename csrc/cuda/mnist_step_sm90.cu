@@ -29,7 +29,7 @@
 #include "mnist_step/forward.cuh"
 #include "mnist_step/linear.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Everything in shared memory that is never written but has to be zero, the parameters that stay in the block, and the
 // first batch.
@@ -122,9 +122,11 @@ __device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4
     }
 }
 
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
-    mnist_step_kernel(const __grid_constant__ Arguments a)
+#endif
+
+__global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_constant__ Arguments a)
 {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     Thread t = {a, *(Small *)(shared + AT_SMALL), (int)threadIdx.x};
     t.lane = t.thread % WARP_SIZE, t.warp = warp_uniform(t.thread / WARP_SIZE);
     t.row = t.lane / 4, t.quad = t.lane % 4;
@@ -278,9 +280,10 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
         t.wait();
     }
     finish(t, linear1, weight2);
-}
-
+#else
+    (void)a; // never launched there
 #endif
+}
 
 int cuda_ops_mnist_step_supported(int64_t batch)
 {
@@ -329,16 +332,19 @@ cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_par
                                  (float)(1 / (255 * std)),
                                  (float)label_smoothing};
     cudaFuncSetAttribute(mnist_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeCooperative; // all blocks at once, or none
-    attribute.val.cooperative = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
+    attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = BLOCKS / CLUSTERS;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = BLOCKS;
     config.blockDim = THREADS;
     config.dynamicSmemBytes = SHARED_BYTES;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     cudaLaunchKernelEx(&config, mnist_step_kernel, arguments);
     return launch_status();
 #else

@@ -6,7 +6,7 @@
 #include "mnist_step/forward.cuh"
 #include "mnist_step/thread.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // The gradient of the features of all pictures of the cluster, this block's half of the channels, to AT_STAGE.
 __device__ __forceinline__ void load_stage(const Thread &t)

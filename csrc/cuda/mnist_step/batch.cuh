@@ -5,7 +5,7 @@
 #include "loss.cuh"
 #include "mnist_step/thread.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Where the pictures of `step` are, and their labels.
 __device__ __forceinline__ void look_up(const Thread &t, int64_t step)

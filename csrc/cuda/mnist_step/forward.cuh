@@ -4,7 +4,7 @@
 
 #include "mnist_step/thread.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // This block's half of convolution 2's weights, on its way to shared memory.
 __device__ __forceinline__ void start_weights2(const Thread &t)

@@ -6,7 +6,7 @@
 
 #include "mnist_step/thread.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (!defined(__CUDA_ARCH__) && defined(CUDA_OPS_SM90A))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // linear1: this block's slice of the features times its slice of the weights, of all pictures.
 __device__ __forceinline__ uint4 slice_of(const Thread &t, int first)
