@@ -389,8 +389,29 @@ def time_cell(race: Race, variants, precision: str, batch: int, data, device, un
         print(f"{precision} batch {batch}: {name} {1e6 * summary.median:.1f} µs a step", flush=True)
 
 
+def keep_other_precisions(race: Race, folder: Path):
+    """Takes from an earlier run's files the precisions that this one did not race, and says of which run they are."""
+    try:
+        earlier = Race(**json.loads((folder / "mnist_step.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return
+    raced = {row["precision"] for row in race.rows}
+    kept = dict.fromkeys(row["precision"] for row in earlier.rows if row["precision"] not in raced)
+    race.rows = [row for row in earlier.rows if row["precision"] in kept] + race.rows
+    race.floors = {p: floors for p, floors in earlier.floors.items() if p in kept} | race.floors
+    race.timelines |= {name: lines for name, lines in earlier.timelines.items() if name.split(",")[0] in kept}
+    race.left_out += [line for line in earlier.left_out if any(f", {p}, batch" in line for p in kept)]
+    race.cold = race.cold or earlier.cold
+    for name, seconds in earlier.preparation.items():
+        race.preparation[name] = max(seconds, race.preparation.get(name, 0))
+    for precision in kept:
+        run = f"commit {earlier.facts.get('commit')}, {earlier.facts.get('date')}"
+        race.facts[precision] = earlier.facts.get(precision, f"of another run: {run}")
+
+
 def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None) -> Race:
-    """Races, and writes mnist_step.csv, .json, .md and .png into <out>/<device>."""
+    """Races, and writes mnist_step.csv, .json, .md and .png into <out>/<device>. Of an earlier run's precisions those
+    that are not among `precisions` stay there."""
     import mnist_report
 
     begin = time.perf_counter()
@@ -432,6 +453,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         race.cold = cold_start(device, with_compile, 3, deadline)
     race.facts["seconds"] = f"{time.perf_counter() - begin:.0f}"
     folder = out / harness.slug(race.facts["device"])
+    if precisions:
+        keep_other_precisions(race, folder)
     mnist_report.write(race, folder)
     print(mnist_report.markdown(race))
     print(f"written: {folder}/mnist_step.csv, .json, .md, .png")

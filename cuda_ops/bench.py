@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
     )
     parser.add_argument("--batch", type=int, action="append", help="mnist: a batch size; may be repeated; default: all")
-    parser.add_argument("--precision", action="append", choices=["fp32", "tf32", "bf16"], help="mnist: may be repeated")
+    parser.add_argument(
+        "--precision",
+        action="append",
+        choices=["fp32", "tf32", "bf16"],
+        help="mnist: may be repeated; an earlier run's results of the others are kept; default: all",
+    )
     parser.add_argument("--out", type=Path, help="folder for <device>/<op>.csv; default: benchmarks/results")
 
 

@@ -163,6 +163,27 @@ def test_percent_of_ceiling_is_by_the_tighter_bound():
     assert ceiling.percent(1, bytes_moved=50, flops=900) == 90
 
 
+def test_race_keeps_other_precisions(tmp_path):
+    import mnist_report
+    import mnist_step
+
+    def race(precision, us, **facts):
+        row = {"precision": precision, "batch": 64, "variant": "fused", "ours": True, "samples": 3}
+        row |= dict.fromkeys(("median_us", "p10_us", "p90_us"), us)
+        left_out = [f"PyTorch compiled, graph, {precision}, batch 64: no time left to compile it"]
+        return mnist_step.Race(facts, [row], {precision: {64: 1.0}}, left_out=left_out)
+
+    mnist_report.write(race("fp32", 7.0, commit="abc", date="yesterday"), tmp_path)
+    for us in (2.0, 3.0):
+        newer = race("bf16", us, commit="def", date="today")
+        mnist_step.keep_other_precisions(newer, tmp_path)
+        mnist_report.write(newer, tmp_path)
+    text = (tmp_path / "mnist_step.md").read_text()
+    assert "7.0" in text and "3.0" in text and "2.0" not in text
+    assert "- fp32: of another run: commit abc, yesterday" in text and "- commit: def" in text
+    assert len(newer.left_out) == 2 and set(newer.floors) == {"fp32", "bf16"}
+
+
 def test_quick_race_of_the_mnist_step(device, tmp_path):
     arguments = ["--quick", "--no-compile", "--device", device, "--batch", 16, "--precision", "fp32"]
     status, _, errors = run("mnist", *arguments, "--out", tmp_path)
