@@ -356,7 +356,7 @@ struct band_grid {
     unsigned int blocks;
 };
 
-static constexpr int WANTED_BLOCKS = 264; // two for each multiprocessor of the largest GPUs
+static constexpr int WANTED_BLOCKS = 264; // two for each multiprocessor of the largest GPUs, which has room for them
 static constexpr int TILE_BYTES = 24 << 10;
 
 // The largest divisor of `number` that is not above `most`.
@@ -382,10 +382,11 @@ static band_grid band_grid_of(const one_sizes &s, int element_size)
     b.tile = (2 * b.rows + 2) * b.pitch;
     b.all_units = s.batch * b.bands;
     const int64_t most = TILE_BYTES / element_size / b.tile > 0 ? TILE_BYTES / element_size / b.tile : 1;
-    const int64_t wanted = ceil_div(b.all_units, WANTED_BLOCKS);
-    b.units = (int)(wanted < most ? wanted : most);
-    b.blocks = clamp_grid(ceil_div(b.all_units, b.units) < 2 * WANTED_BLOCKS ? ceil_div(b.all_units, b.units)
-                                                                             : 2 * WANTED_BLOCKS);
+    // All blocks run at once, and each takes its units in rounds of equal size: a second wave, or a round that some
+    // blocks have and others have not, leaves multiprocessors idle.
+    const int64_t each = ceil_div(b.all_units, WANTED_BLOCKS), rounds = ceil_div(each, most);
+    b.units = (int)ceil_div(each, rounds);
+    b.blocks = (unsigned int)ceil_div(b.all_units, b.units * rounds);
     return b;
 }
 
