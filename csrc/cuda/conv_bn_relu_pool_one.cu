@@ -407,7 +407,8 @@ template <int N, typename U, typename T>
 __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t first, unsigned int runs,
                                           const one_sizes &s, const band_grid &b)
 {
-    struct __align__(N * sizeof(T)) run {
+    struct __align__(N * sizeof(T)) run
+    {
         T pixel[N];
     };
     constexpr unsigned int AT_ONCE = 4;
@@ -646,7 +647,7 @@ template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high)
 {
     const T pair[2] = {store_from_accumulate<T>(low), store_from_accumulate<T>(high)};
-    return (uint32_t)*(const uint16_t *)&pair[0] | (uint32_t)*(const uint16_t *)&pair[1] << 16;
+    return (uint32_t) * (const uint16_t *)&pair[0] | (uint32_t) * (const uint16_t *)&pair[1] << 16;
 }
 
 // Where the 4 x 4 pixels of each window of a block begin in `tiles`. Ends without a barrier.
@@ -775,13 +776,31 @@ __global__ void __launch_bounds__(THREADS, 2)
 #endif
 }
 
+// What C's warps read of grad_output and places is on its way to shared memory some steps ahead of its use: a step is
+// 16 windows of 32 channels, and with what a warp's registers hold of it (one step) memory is not busy. The pitches
+// keep the lanes' windows 2t apart in the banks.
+static constexpr int GRAD_PITCH = 80, PLACES_PITCH = 48, STEP_BYTES = 16 * (GRAD_PITCH + PLACES_PITCH);
+static constexpr int STEPS_AHEAD = 4, RING_BYTES = WARPS * STEPS_AHEAD * STEP_BYTES;
+
+// 16 bytes, or as many zeros.
+__device__ __forceinline__ void copy_async_or_zero(unsigned char *to, const void *from, bool valid)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+#else
+    (void)to, (void)from, (void)valid;
+#endif
+}
+
 // A warp's sums of dz * pixel, [place][channel][pixel], in shared memory; rows of 18 against bank conflicts.
 static constexpr int PRODUCT_ROW = 18, PRODUCTS = 4 * CHANNELS * PRODUCT_ROW, WARPS_AT_ONCE = 4;
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
     one_sums_tensor_kernel(float *partials, const T *grad_output, const uint8_t *places, const T *input, one_sizes s,
-                           band_grid b)
+                           band_grid b, int ring_offset)
 {
 #ifdef CUDA_OPS_ONE_TENSOR_CORES
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
@@ -789,7 +808,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     uint16_t *const corners = (uint16_t *)(tiles + b.units * b.tile);
     __shared__ float shared_sums[WARPS][CHANNELS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
-    const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + 4 * g;
+    const int first_channel = blockIdx.y * CHANNELS;
+    const bool whole_vectors = s.channels % 16 == 0;
+    unsigned char *const ring = dynamic_shared + ring_offset + warp * STEPS_AHEAD * STEP_BYTES;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
     wait_for_predecessor();
@@ -805,37 +826,54 @@ __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t one = pack<T>(1.0f, 1.0f), ones[2] = {one, one};
     for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
         const window_range windows = windows_of(first, b);
-        uint2 next_grad[4];
-        uint32_t next_where[4];
-        const auto load_grads = [&](int begin) {
+        // Step number `step` of this warp: 16 windows, 64 bytes of gradients and 32 of places each.
+        const auto start_step = [&](int step) {
+            unsigned char *const to = ring + step % STEPS_AHEAD * STEP_BYTES;
+            const int begin = (step * WARPS + warp) * 16;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int window = begin + 2 * t + i % 2 + i / 2 * 8;
-                next_grad[i] = make_uint2(0, 0);
-                next_where[i] = 0;
-                if (window < windows.count && channel < s.channels) {
-                    const int64_t at = (windows.before + window) * s.channels + channel;
-                    next_grad[i] = *(const uint2 *)(grad_output + at);
-                    next_where[i] = *(const uint32_t *)(places + at);
-                }
+            for (int i = 0; i < 2; i++) {
+                const int row = lane / 4 + 8 * i, window = begin + row, of = first_channel + lane % 4 * 8;
+                const bool valid = window < windows.count && of < s.channels;
+                const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
+                copy_async_or_zero(to + row * GRAD_PITCH + lane % 4 * 16, grad_output + at, valid);
             }
+            // Places: 16 bytes are 16 channels, of which the tensor may have the first 8 alone.
+            const int row = lane / 2, window = begin + row, of = first_channel + lane % 2 * 16;
+            unsigned char *const target = to + 16 * GRAD_PITCH + row * PLACES_PITCH + lane % 2 * 16;
+            const bool valid = window < windows.count && of + 16 <= s.channels;
+            const int64_t at = (windows.before + (window < windows.count ? window : 0)) * s.channels;
+            if (whole_vectors) {
+                copy_async_or_zero(target, places + at + (valid ? of : 0), valid);
+            } else {
+                const bool some = window < windows.count && of < s.channels;
+                const uint2 low = some ? *(const uint2 *)(places + at + of) : make_uint2(0, 0);
+                const uint2 high = valid ? *(const uint2 *)(places + at + of + 8) : make_uint2(0, 0);
+                *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
         };
-        load_grads(warp * 16);
+#pragma unroll
+        for (int step = 0; step < STEPS_AHEAD - 1; step++)
+            start_step(step);
         load_tiles(tiles, input, first, s, b);
-        for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16) {
+        int step = 0;
+        for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(STEPS_AHEAD - 2) : "memory");
+            __syncwarp(); // also: all lanes have read the step before, whose place the next start takes
+            const unsigned char *const from = ring + step % STEPS_AHEAD * STEP_BYTES;
             uint2 grad[4];
             uint32_t where[4], pixels[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
             for (int i = 0; i < 4; i++) { // windows 2t, 2t + 1 and these eight on
-                grad[i] = next_grad[i];
-                where[i] = next_where[i];
-                const int window = begin + 2 * t + i % 2 + i / 2 * 8;
+                const int row = 2 * t + i % 2 + i / 2 * 8, window = begin + row;
+                grad[i] = *(const uint2 *)(from + row * GRAD_PITCH + 8 * g);
+                where[i] = *(const uint32_t *)(from + 16 * GRAD_PITCH + row * PLACES_PITCH + 4 * g);
                 const uint16_t *corner =
                     (const uint16_t *)tiles + corners[window < windows.count ? window : 0] + g / 4 * b.pitch + g % 4;
                 pixels[0][i / 2] |= (uint32_t)corner[0] << (i % 2 * 16);
                 pixels[1][i / 2] |= (uint32_t)corner[2 * b.pitch] << (i % 2 * 16);
             }
-            load_grads(begin + WARPS * 16);
+            start_step(step + STEPS_AHEAD - 1);
             uint32_t any[2][4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -869,6 +907,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 multiply_add<T>(sums[pair], a, ones);
             }
         }
+        asm volatile("cp.async.wait_all;" ::: "memory"); // the steps beyond the last
     }
     if (t == 0)
 #pragma unroll
@@ -1053,10 +1092,12 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
     if constexpr (sizeof(T) == 2)
         if (uses_tensor_cores(s, grad_output, places)) {
             b = band_grid_of(s, sizeof(T));
-            const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float), for_pictures = tensor_shared(b);
-            launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
-                             for_products > for_pictures ? for_products : for_pictures, stream, partials, grad_output,
-                             places, input, s, b);
+            const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
+            const size_t ring_offset = (tensor_shared(b) + 15) / 16 * 16, for_reading = ring_offset + RING_BYTES;
+            const size_t bytes = for_products > for_reading ? for_products : for_reading;
+            cudaFuncSetAttribute(one_sums_tensor_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+            launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
+                             partials, grad_output, places, input, s, b, (int)ring_offset);
             launched = true;
         }
     if (!launched)
