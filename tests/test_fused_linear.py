@@ -62,7 +62,10 @@ def test_cross_entropy_of_float32_parameters(dtype, rows, in_features, classes, 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features"),
-    [(1, 24, 16), (37, 24, 17), (37, 20, 24), (130, 33, 70), (1030, 72, 136), (1030, 20, 12)],
+    [
+        *[(1, 24, 16), (37, 24, 17), (37, 20, 24), (130, 33, 70), (1030, 72, 136), (1030, 20, 12)],
+        *[(1024, 3136, 128), (1025, 64, 8), (9000, 16, 264)],
+    ],
 )
 def test_relu_of_float32_parameters(dtype, rows, in_features, out_features):
     make = Make("cuda", torch.float32)

@@ -2,6 +2,7 @@
 // they come from one launch.
 #include "cuda_ops/linear_relu.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "autograd.h"
+#include "gemm.h"
 #include "linear.h"
 #include "parameters.h"
 
@@ -32,6 +34,69 @@ static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Te
     return {rows_of(input), weight.size(1), weight.size(0)};
 }
 
+#ifdef CUDA_OPS_WITH_CUDA
+// From so many rows on, one product after the other by the GEMM's kernels for Hopper is quicker than the op's own,
+// which do all of it in one launch (benchmarks/notes/mnist.md).
+static constexpr int64_t LEAST_GEMM_ROWS = 1024;
+
+static bool uses_gemm(LinearReluSizes size, cuda_ops_dtype dtype)
+{
+    if (size.rows < LEAST_GEMM_ROWS || size.in_features == 0 || size.out_features == 0 || dtype == CUDA_OPS_FLOAT64)
+        return false;
+    const auto on_hopper = [&](int64_t m, int64_t n, int64_t k, bool transpose_a, bool transpose_b) {
+        const cuda_ops_gemm_problem problem = dense_problem(m, n, k, transpose_a, transpose_b, dtype);
+        return cuda_ops_gemm_rung_cuda(&problem, CUDA_OPS_GEMM_FASTEST) >= 12; // TMA and wgmma
+    };
+    return on_hopper(size.rows, size.out_features, size.in_features, false, true) &&
+           on_hopper(size.rows, size.in_features, size.out_features, false, false) &&
+           on_hopper(size.out_features, size.in_features, size.rows, true, false);
+}
+
+static bool is_aligned(const Tensor &tensor)
+{
+    return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
+static cuda_ops_status forward_by_gemm(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
+                                       LinearReluSizes size, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
+{
+    const at::AutoDispatchBelowADInplaceOrView below; // the conversion is no part of a graph
+    const Tensor weight = w.to(x.scalar_type());
+    cuda_ops_gemm_problem problem = dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype);
+    problem.activation = CUDA_OPS_GEMM_RELU;
+    problem.bias_dtype = parameter_dtype;
+    return gemm_cuda("linear_relu", output, x.const_data_ptr(), weight.const_data_ptr(), bias, problem);
+}
+
+// Gradients that nobody wants are undefined.
+static cuda_ops_status backward_by_gemm(const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
+                                        const Tensor &g, const Tensor &y, const Tensor &x, const Tensor &w,
+                                        LinearReluSizes size, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
+{
+    const char *const op = "linear_relu_backward";
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor masked = at::empty(g.sizes(), g.options());
+    const Tensor workspace = at::empty({cuda_ops_linear_relu_mask_workspace_cuda(size.rows, size.out_features)},
+                                       g.options().dtype(at::kByte));
+    cuda_ops_status status =
+        cuda_ops_linear_relu_mask_cuda(masked.data_ptr(), grad_bias.defined() ? grad_bias.data_ptr() : nullptr,
+                                       workspace.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), size.rows,
+                                       size.out_features, dtype, parameter_dtype, current_stream(op));
+    if (status == CUDA_OPS_SUCCESS && grad_input.defined()) {
+        const Tensor weight = w.to(x.scalar_type());
+        status = gemm_cuda(op, grad_input, masked.const_data_ptr(), weight.const_data_ptr(), nullptr,
+                           dense_problem(size.rows, size.in_features, size.out_features, false, false, dtype));
+    }
+    if (status == CUDA_OPS_SUCCESS && grad_weight.defined()) {
+        cuda_ops_gemm_problem problem =
+            dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype);
+        problem.output_dtype = parameter_dtype;
+        status = gemm_cuda(op, grad_weight, masked.const_data_ptr(), x.const_data_ptr(), nullptr, problem);
+    }
+    return status;
+}
+#endif
+
 static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
 {
     const char *const op = "linear_relu";
@@ -51,6 +116,12 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     Tensor output = at::empty(sizes, x.options());
     if (output.numel() == 0)
         return output;
+#ifdef CUDA_OPS_WITH_CUDA
+    if (x.is_cuda() && uses_gemm(size, dtype)) {
+        check_status(op, forward_by_gemm(output, x, w, bias_data, size, dtype, parameter_dtype));
+        return output;
+    }
+#endif
     if (x.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
                                                               bias_data, size.rows, size.in_features, size.out_features,
@@ -122,6 +193,13 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     Tensor grad_input = with_input ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options());
     Tensor grad_weight = with_weight ? at::empty(w.sizes(), w.options()) : at::empty({0}, w.options());
     Tensor grad_bias = with_bias ? at::empty({size.out_features}, w.options()) : at::empty({0}, w.options());
+#ifdef CUDA_OPS_WITH_CUDA
+    if (x.is_cuda() && uses_gemm(size, dtype) && is_aligned(g) && is_aligned(y)) {
+        check_status(op, backward_by_gemm(with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
+                                          with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype, parameter_dtype));
+        return {grad_input, grad_weight, grad_bias};
+    }
+#endif
     if (x.is_cuda())
         CUDA_OPS_LAUNCH(op,
                         cuda_ops_linear_relu_backward_cuda(

@@ -43,6 +43,15 @@ cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_
                                                    int64_t out_features, cuda_ops_dtype dtype,
                                                    cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
 
+/* masked, and grad_bias unless that is NULL, for those who make the products themselves. All of dtype (float32 or a
+ * half) but grad_bias, of parameter_dtype; aligned to 16 bytes, out_features a multiple of as many elements, rows above
+ * 0. workspace: of as many bytes as the function says. */
+int64_t cuda_ops_linear_relu_mask_workspace_cuda(int64_t rows, int64_t out_features);
+cuda_ops_status cuda_ops_linear_relu_mask_cuda(void *masked, void *grad_bias, void *workspace, const void *grad_output,
+                                               const void *output, int64_t rows, int64_t out_features,
+                                               cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                               cuda_ops_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,168 @@
+// The first half of linear_relu's backward where its products are the GEMM's: masked = output > 0 ? grad_output : 0,
+// and the bias' gradient, the sums of its columns, in the same pass. A lane has 16 bytes of a row, and keeps their sums
+// over all rows of its warp in float; a second kernel adds the blocks' sums in a fixed order.
+// Bound by memory: 3 elements an element.
+#include "cuda_ops/linear_relu.h"
+
+#include "common.cuh"
+
+static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
+static constexpr int64_t MOST_BLOCKS = 264;
+static constexpr int ROWS_AHEAD = 4;
+
+// Lanes that a row has, a power of two; a warp takes WARP_SIZE / lanes rows at a time.
+static int lanes_of(int64_t columns, int vector)
+{
+    int lanes = 1;
+    while (lanes < WARP_SIZE && (int64_t)lanes * vector < columns)
+        lanes *= 2;
+    return lanes;
+}
+
+static int64_t blocks_of(int64_t rows, int lanes)
+{
+    const int64_t useful = ceil_div(rows, (int64_t)WARPS * (WARP_SIZE / lanes) * ROWS_AHEAD);
+    return useful < MOST_BLOCKS ? useful : MOST_BLOCKS;
+}
+
+// blockIdx.y: which vectors of a row, `lanes` at a time. partials: [gridDim.x][columns], or NULL.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    linear_relu_mask_kernel(T *masked, float *partials, const T *grad_output, const T *output, int64_t rows,
+                            int64_t columns, int lanes)
+{
+    constexpr int VECTOR = vector16<T>::size;
+    __shared__ float shared[WARPS][WARP_SIZE * VECTOR];
+    wait_for_predecessor();
+    release_successor();
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, rows_of_warp = WARP_SIZE / lanes;
+    const int64_t column = ((int64_t)blockIdx.y * lanes + lane % lanes) * VECTOR;
+    const int64_t step = (int64_t)gridDim.x * WARPS * rows_of_warp;
+    float sums[VECTOR];
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++)
+        sums[e] = 0;
+    if (column < columns)
+        for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * rows_of_warp + lane / lanes; first < rows;
+             first += ROWS_AHEAD * step) {
+            vector16<T> g[ROWS_AHEAD], y[ROWS_AHEAD];
+#pragma unroll
+            for (int i = 0; i < ROWS_AHEAD; i++)
+                if (first + i * step < rows) {
+                    const int64_t at = (first + i * step) * columns + column;
+                    g[i] = *(const vector16<T> *)(grad_output + at);
+                    y[i] = *(const vector16<T> *)(output + at);
+                }
+#pragma unroll
+            for (int i = 0; i < ROWS_AHEAD; i++)
+                if (first + i * step < rows) {
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e++) {
+                        const float value = load_as_accumulate(g[i].element[e]);
+                        // NaN in the output lets the gradient through, as in relu.
+                        const float kept = load_as_accumulate(y[i].element[e]) <= 0 ? 0.0f : value;
+                        sums[e] += kept;
+                        g[i].element[e] = store_from_accumulate<T>(kept);
+                    }
+                    *(vector16<T> *)(masked + (first + i * step) * columns + column) = g[i];
+                }
+        }
+    if (partials == nullptr)
+        return;
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++) {
+        for (int other = lanes; other < WARP_SIZE; other *= 2)
+            sums[e] += __shfl_xor_sync(FULL_WARP, sums[e], other);
+        shared[warp][lane * VECTOR + e] = sums[e];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < lanes * VECTOR; i += THREADS) {
+        const int64_t to = (int64_t)blockIdx.y * lanes * VECTOR + i;
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += shared[w][i];
+        if (to < columns)
+            partials[blockIdx.x * columns + to] = total;
+    }
+}
+
+// A warp has every eighth block's sums of 32 columns.
+template <typename P>
+__global__ void __launch_bounds__(THREADS)
+    linear_relu_bias_kernel(P *grad_bias, const float *partials, int blocks, int64_t columns)
+{
+    __shared__ float shared[WARPS][WARP_SIZE];
+    wait_for_predecessor();
+    release_successor();
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int64_t column = (int64_t)blockIdx.x * WARP_SIZE + lane;
+    float sum = 0;
+    if (column < columns)
+#pragma unroll 8
+        for (int block = warp; block < blocks; block += WARPS)
+            sum += partials[block * columns + column];
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && column < columns) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += shared[w][lane];
+        grad_bias[column] = store_from_accumulate<P>(total);
+    }
+}
+
+template <typename T>
+static cuda_ops_status mask(T *masked, void *grad_bias, float *partials, const T *grad_output, const T *output,
+                            int64_t rows, int64_t columns, cuda_ops_dtype bias_dtype, cudaStream_t stream)
+{
+    constexpr int VECTOR = vector16<T>::size;
+    const int lanes = lanes_of(columns, VECTOR);
+    const int64_t blocks = blocks_of(rows, lanes), column_blocks = ceil_div(columns, (int64_t)lanes * VECTOR);
+    if (columns % VECTOR != 0 || column_blocks > MAX_GRID || !is_aligned_16(masked) || !is_aligned_16(grad_output) ||
+        !is_aligned_16(output))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    launch_dependent(linear_relu_mask_kernel<T>, dim3((unsigned int)blocks, (unsigned int)column_blocks), THREADS, 0,
+                     stream, masked, grad_bias ? partials : nullptr, grad_output, output, rows, columns, lanes);
+    if (grad_bias) {
+        const unsigned int grid = (unsigned int)ceil_div(columns, WARP_SIZE);
+        if (bias_dtype == CUDA_OPS_FLOAT32)
+            launch_dependent(linear_relu_bias_kernel<float>, grid, THREADS, 0, stream, (float *)grad_bias, partials,
+                             (int)blocks, columns);
+        else
+            launch_dependent(linear_relu_bias_kernel<T>, grid, THREADS, 0, stream, (T *)grad_bias, partials,
+                             (int)blocks, columns);
+    }
+    return launch_status();
+}
+
+extern "C" int64_t cuda_ops_linear_relu_mask_workspace_cuda(int64_t rows, int64_t out_features)
+{
+    return (rows < MOST_BLOCKS ? rows : MOST_BLOCKS) * out_features * (int64_t)sizeof(float);
+}
+
+extern "C" cuda_ops_status cuda_ops_linear_relu_mask_cuda(void *masked, void *grad_bias, void *workspace,
+                                                          const void *grad_output, const void *output, int64_t rows,
+                                                          int64_t out_features, cuda_ops_dtype dtype,
+                                                          cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+    if (parameter_dtype != dtype && parameter_dtype != CUDA_OPS_FLOAT32)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    if (rows == 0 || out_features == 0)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    float *const partials = (float *)workspace;
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        return mask((float *)masked, grad_bias, partials, (const float *)grad_output, (const float *)output, rows,
+                    out_features, parameter_dtype, stream);
+    case CUDA_OPS_FLOAT16:
+        return mask((__half *)masked, grad_bias, partials, (const __half *)grad_output, (const __half *)output, rows,
+                    out_features, parameter_dtype, stream);
+    case CUDA_OPS_BFLOAT16:
+        return mask((__nv_bfloat16 *)masked, grad_bias, partials, (const __nv_bfloat16 *)grad_output,
+                    (const __nv_bfloat16 *)output, rows, out_features, parameter_dtype, stream);
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}
