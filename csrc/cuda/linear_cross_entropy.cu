@@ -608,7 +608,7 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
     } else if (p.aligned) {
         return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
     }
-    return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, false>(p, 1, stream);
+    return launch_plain<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
 }
 
 template <typename T, typename P>
