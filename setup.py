@@ -112,8 +112,8 @@ def extensions():
         nvcc_flags += flags  # with these there, PyTorch adds none of its own
         if any("sm_90a" in flag for flag in flags):
             nvcc_flags += ["-DCUDA_OPS_SM90A=1"]
-        flags = {*flags, *map(compiling.for_sm90a, flags)}
-        architectures = " ".join(sorted({re.search(r",code=(\w+)", flag).group(1) for flag in flags}))
+        flags = {*flags, *compiling.for_sm90a(flags)}
+        architectures = " ".join(sorted(re.findall(r",code=(\w+)", " ".join(flags))))
         macros = [("CUDA_OPS_WITH_CUDA", "1"), ("CUDA_OPS_ARCH_LIST", f'"{architectures}"')]
     ops = make_extension(
         name="cuda_ops._ops",
@@ -153,9 +153,8 @@ def extensions():
             def compile_rounds(sources, output_dir, extra_postargs, macros, **rest):
                 prelude = compiling.start_prelude(torch, self.compiler, output_dir, macros, extra_postargs["cxx"])
                 rest["macros"], objects = macros, []
-                nvcc = [compiling.for_sm90a(flag) for flag in extra_postargs["nvcc"]]
-                if nvcc != extra_postargs["nvcc"]:
-                    flags = {**extra_postargs, "nvcc": [*nvcc, "-DCUDA_OPS_SM90A=1"]}
+                flags = {**extra_postargs, "nvcc": compiling.for_sm90a(extra_postargs["nvcc"])}
+                if flags != extra_postargs:
                     sm90a = [source for source in sources if compiling.uses_sm90a(ROOT / source)]
                     sources = [source for source in sources if source not in sm90a]
                     objects = compile_round(sm90a, output_dir=f"{output_dir}/sm_90a", extra_postargs=flags, **rest)

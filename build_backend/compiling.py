@@ -11,8 +11,11 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 
+# wgmma and setmaxnreg exist in sm_90a alone, whose machine code runs on 9.0 and nothing else. A file that names
+# CUDA_OPS_SM90A, or includes what does, holds kernels for such devices alone, and is compiled for no others. The other
+# files stay with compute_90, of which nvcc makes PTX and machine code at once.
 def uses_sm90a(source, seen=None):
-    """Whether a CUDA file, or a header of ours that it includes, has code for sm_90a (it says so: CUDA_OPS_SM90A)."""
+    """Whether a CUDA file is one of those."""
     seen = set() if seen is None else seen
     if source in seen or source.suffix not in (".cu", ".cuh", ".h"):
         return False
@@ -25,10 +28,13 @@ def uses_sm90a(source, seen=None):
     return any(uses_sm90a(path.resolve(), seen) for path in included if path.exists())
 
 
-def for_sm90a(flag):
-    """wgmma and setmaxnreg exist in sm_90a alone, and machine code for 9.0 runs on nothing but 9.0: nothing is lost.
-    Other files stay with compute_90, of which nvcc makes PTX and machine code at once: a pass of its front end less."""
-    return flag.replace("arch=compute_90,code=sm_90", "arch=compute_90a,code=sm_90a")
+def for_sm90a(flags):
+    """nvcc's flags for them; the flags as they are where machine code for 9.0 is not asked for."""
+    hopper = "-gencode=arch=compute_90,code=sm_90"
+    if hopper not in flags:
+        return flags
+    others = [flag for flag in flags if not flag.startswith("-gencode")]
+    return [*others, hopper.replace("90", "90a"), "-DCUDA_OPS_SM90A=1"]
 
 
 # Parsing PyTorch's headers is most of what a glue file costs, so it is done once. The result is named after all that it

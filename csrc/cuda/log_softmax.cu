@@ -3,7 +3,6 @@
 // Rows (inner = 1) that fit into the registers of 32, 128 or 512 threads are read once, by 16-byte loads, and kept
 // there. Everything else goes to a team of threads (team.cuh) a column, which it reads twice: once for the largest and
 // the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to write the result.
-// So does float64: its exponentials are long, and would be compiled for each size of row.
 // Bound by memory: one read, one write forward; two reads, one write backward.
 #include "cuda_ops/log_softmax.h"
 
@@ -192,12 +191,13 @@ static row_shape choose_row(int64_t cols, int64_t inner, const void *a, const vo
         return {0, 0};
     const int64_t vectors = cols / SIZE;
     for (row_shape shape : {row_shape{32, 2}, {32, 4}, {32, 8}, {128, 4}, {128, 8}, {512, 4}, {512, 8}})
-        if (vectors <= (int64_t)shape.threads * shape.vectors)
+        if (vectors <= (int64_t)shape.threads * shape.vectors && (sizeof(T) < sizeof(double) || shape.vectors == 8))
             return shape;
     return {0, 0};
 }
 
-// Runs the statement with the constants THREADS and VECTORS that the shape names, one of those above.
+// Runs the statement with the constants THREADS and VECTORS that the shape names, one of those that T has above:
+// float64 has few, since its exponentials are long.
 #define DISPATCH_THREADS(shape, THREADS, ...)                                                                          \
     if ((shape).threads == 32) {                                                                                       \
         constexpr int THREADS = 32;                                                                                    \
@@ -209,12 +209,13 @@ static row_shape choose_row(int64_t cols, int64_t inner, const void *a, const vo
         constexpr int THREADS = 512;                                                                                   \
         __VA_ARGS__;                                                                                                   \
     }
-#define DISPATCH_ROW(shape, THREADS, VECTORS, ...)                                                                     \
-    if ((shape).vectors == 2) {                                                                                        \
-        constexpr int THREADS = 32, VECTORS = 2;                                                                       \
+#define DISPATCH_ROW(T, shape, THREADS, VECTORS, ...)                                                                  \
+    constexpr bool any_vectors = sizeof(T) < sizeof(double);                                                           \
+    if (any_vectors && (shape).vectors == 2) {                                                                         \
+        constexpr int THREADS = 32, VECTORS = any_vectors ? 2 : 8;                                                     \
         __VA_ARGS__;                                                                                                   \
-    } else if ((shape).vectors == 4) {                                                                                 \
-        constexpr int VECTORS = 4;                                                                                     \
+    } else if (any_vectors && (shape).vectors == 4) {                                                                  \
+        constexpr int VECTORS = any_vectors ? 4 : 8;                                                                   \
         DISPATCH_THREADS(shape, THREADS, __VA_ARGS__)                                                                  \
     } else {                                                                                                           \
         constexpr int VECTORS = 8;                                                                                     \
@@ -235,14 +236,12 @@ template <typename T>
 static cuda_ops_status log_softmax_forward(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
                                            cudaStream_t stream)
 {
-    if constexpr (sizeof(T) < sizeof(double)) {
-        const row_shape row = choose_row<T>(cols, inner, output, input, input);
-        if (row.threads != 0) {
-            DISPATCH_ROW(row, THREADS, VECTORS,
-                         (log_softmax_forward_row_kernel<T, THREADS, VECTORS>
-                          <<<row_grid(columns, row), row_block(row), 0, stream>>>(output, input, columns, (int)cols)));
-            return launch_status();
-        }
+    const row_shape row = choose_row<T>(cols, inner, output, input, input);
+    if (row.threads != 0) {
+        DISPATCH_ROW(T, row, THREADS, VECTORS,
+                     (log_softmax_forward_row_kernel<T, THREADS, VECTORS>
+                      <<<row_grid(columns, row), row_block(row), 0, stream>>>(output, input, columns, (int)cols)));
+        return launch_status();
     }
     const team_shape shape = choose_team(cols, inner);
     const unsigned int grid = clamp_grid(team_blocks(columns, shape));
@@ -256,15 +255,13 @@ template <typename T>
 static cuda_ops_status log_softmax_backward(T *grad_input, const T *grad_output, const T *output, int64_t columns,
                                             int64_t cols, int64_t inner, cudaStream_t stream)
 {
-    if constexpr (sizeof(T) < sizeof(double)) {
-        const row_shape row = choose_row<T>(cols, inner, grad_input, grad_output, output);
-        if (row.threads != 0) {
-            DISPATCH_ROW(row, THREADS, VECTORS,
-                         (log_softmax_backward_row_kernel<T, THREADS, VECTORS>
-                          <<<row_grid(columns, row), row_block(row), 0, stream>>>(grad_input, grad_output, output,
-                                                                                  columns, (int)cols)));
-            return launch_status();
-        }
+    const row_shape row = choose_row<T>(cols, inner, grad_input, grad_output, output);
+    if (row.threads != 0) {
+        DISPATCH_ROW(T, row, THREADS, VECTORS,
+                     (log_softmax_backward_row_kernel<T, THREADS, VECTORS>
+                      <<<row_grid(columns, row), row_block(row), 0, stream>>>(grad_input, grad_output, output, columns,
+                                                                              (int)cols)));
+        return launch_status();
     }
     const team_shape shape = choose_team(cols, inner);
     const unsigned int grid = clamp_grid(team_blocks(columns, shape));

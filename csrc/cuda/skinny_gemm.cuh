@@ -29,6 +29,12 @@
 struct any_float {
 };
 
+__device__ __forceinline__ float float_of_bits(unsigned int bits, cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT16 ? __half2float(__ushort_as_half((unsigned short)bits))
+                                     : __uint_as_float(bits << (dtype == CUDA_OPS_BFLOAT16 ? 16 : 0));
+}
+
 // What is a pointer for other types. Indices count elements.
 struct any_pointer {
     char *at;
@@ -38,13 +44,13 @@ struct any_pointer {
     {
         return {at + elements * (dtype == CUDA_OPS_FLOAT32 ? 4 : 2), dtype};
     }
+    __device__ __forceinline__ unsigned int bits(int64_t i) const
+    {
+        return dtype == CUDA_OPS_FLOAT32 ? ((const unsigned int *)at)[i] : ((const unsigned short *)at)[i];
+    }
     __device__ __forceinline__ float operator[](int64_t i) const
     {
-        if (dtype == CUDA_OPS_FLOAT32)
-            return ((const float *)at)[i];
-        const unsigned short bits = ((const unsigned short *)at)[i];
-        return dtype == CUDA_OPS_FLOAT16 ? __half2float(__ushort_as_half(bits))
-                                         : __bfloat162float(__ushort_as_bfloat16(bits));
+        return float_of_bits(bits(i), dtype);
     }
     __host__ __device__ __forceinline__ explicit operator bool() const
     {
@@ -186,7 +192,7 @@ struct skinny_loader {
     static constexpr bool DIRECT = std::is_same<E, S>::value, ANY = std::is_same<S, any_float>::value;
     static constexpr int RAW = DIRECT ? 1 : COUNT; // chunks a thread keeps in registers
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its place in the row");
-    typedef typename std::conditional<ANY, E, S>::type Raw; // any_float is converted at once
+    typedef typename std::conditional<ANY, unsigned int, S>::type Raw; // bits of any_float
     struct __align__(CHUNK * sizeof(Raw) < 16 ? CHUNK * sizeof(Raw) : 16) raw_chunk {
         Raw element[CHUNK];
     };
@@ -258,10 +264,14 @@ __device__ __forceinline__ void fetch_slice(E *slice,
             raw[i] = {};
             if (count > 0)
                 raw[i] = *reinterpret_cast<const raw_chunk *>(from);
+        } else if constexpr (L::ANY) {
+#pragma unroll
+            for (int e = 0; e < L::CHUNK; e++)
+                raw[i].element[e] = e < count ? from.bits(e) : 0; // zero, whatever the type
         } else {
 #pragma unroll
             for (int e = 0; e < L::CHUNK; e++)
-                raw[i].element[e] = e < count ? from[e] : store_from_accumulate<typename L::Raw>(0);
+                raw[i].element[e] = e < count ? from[e] : store_from_accumulate<S>(0);
         }
     }
     l.from = l.from + l.advance;
@@ -280,8 +290,12 @@ deposit_slice(E *slice, const typename skinny_loader<E, S, BY_DEPTH, LINES, THRE
                 break;
             vector16<E> value;
 #pragma unroll
-            for (int e = 0; e < L::CHUNK; e++)
-                value.element[e] = convert_element<E>(raw[i].element[e]);
+            for (int e = 0; e < L::CHUNK; e++) {
+                if constexpr (L::ANY)
+                    value.element[e] = float_of_bits(raw[i].element[e], l.from.dtype);
+                else
+                    value.element[e] = convert_element<E>(raw[i].element[e]);
+            }
             *reinterpret_cast<vector16<E> *>(slice + chunk_target(l, i)) = value;
         }
     }
