@@ -18,12 +18,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_backend"))
+import compiling  # noqa: E402
 import toolkit  # noqa: E402
 
 # setuptools wants paths relative to setup.py, and pip may start it elsewhere.
@@ -106,15 +108,12 @@ def extensions():
     if cuda_home:
         make_extension = cpp_extension.CUDAExtension
         ops_sources += sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))
-        # wgmma and setmaxnreg exist in sm_90a alone, and machine code for 9.0 runs on nothing but 9.0: nothing is lost.
-        flags = [
-            flag.replace("arch=compute_90,code=sm_90", "arch=compute_90a,code=sm_90a")
-            for flag in cpp_extension._get_cuda_arch_flags()
-        ]
+        flags = cpp_extension._get_cuda_arch_flags()
         nvcc_flags += flags  # with these there, PyTorch adds none of its own
         if any("sm_90a" in flag for flag in flags):
             nvcc_flags += ["-DCUDA_OPS_SM90A=1"]
-        architectures = " ".join(sorted({re.search(r",code=(\w+)", flag).group(1) for flag in flags}))
+        flags = {*flags, *compiling.for_sm90a(flags)}
+        architectures = " ".join(sorted(re.findall(r",code=(\w+)", " ".join(flags))))
         macros = [("CUDA_OPS_WITH_CUDA", "1"), ("CUDA_OPS_ARCH_LIST", f'"{architectures}"')]
     ops = make_extension(
         name="cuda_ops._ops",
@@ -147,6 +146,30 @@ def extensions():
             # An editable install would compile into a temporary folder, and the next build would start anew.
             self.build_temp = str(ROOT / "build" / "temp")
 
+        def build_extension(self, extension):
+            compile_round = self.compiler.compile
+
+            # First what has code for sm_90a, with flags of its own; objects and records of dependencies lie apart.
+            def compile_rounds(sources, output_dir, extra_postargs, macros, **rest):
+                prelude = compiling.start_prelude(torch, self.compiler, output_dir, macros, extra_postargs["cxx"])
+                rest["macros"], objects = macros, []
+                flags = {**extra_postargs, "nvcc": compiling.for_sm90a(extra_postargs["nvcc"])}
+                if flags != extra_postargs:
+                    sm90a = [source for source in sources if compiling.uses_sm90a(ROOT / source)]
+                    sources = [source for source in sources if source not in sm90a]
+                    objects = compile_round(sm90a, output_dir=f"{output_dir}/sm_90a", extra_postargs=flags, **rest)
+                flags = {**extra_postargs, "cxx": [*extra_postargs["cxx"], *compiling.finish_prelude(*prelude)]}
+                objects += compile_round(sources, output_dir=output_dir, extra_postargs=flags, **rest)
+                self.c_library.result()  # is linked next
+                return objects
+
+            if extension is ops:
+                self.compiler.compile = compile_rounds
+            try:
+                super().build_extension(extension)
+            finally:
+                self.compiler.compile = compile_round
+
         def run(self):
             print(f"cuda_ops: building {'with CUDA' if cuda_home else 'the CPU backend alone'} ({why})", flush=True)
             if not has_python_headers:
@@ -155,8 +178,11 @@ def extensions():
                 )
             if shutil.which(os.environ.get("CXX", "c++")) is None:
                 fail("no C++ compiler was found. Install one (Debian, Ubuntu: `apt install g++`) or name it in CXX.")
-            self.run_command("build_clib")
-            super().run()
+            # setuptools compiles C one file after the other. Beside it, the rest keeps the other cores busy.
+            self.get_finalized_command("build_clib")
+            with ThreadPoolExecutor(1) as pool:
+                self.c_library = pool.submit(self.run_command, "build_clib")
+                super().run()
             folder = ROOT / "cuda_ops" if self.inplace else Path(self.build_lib) / "cuda_ops"
             info = {
                 "cuda_ops": VERSION,

@@ -204,13 +204,18 @@ __device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int 
 
 // cluster: whether the grid is one cluster (or one block), which finishes the sums itself; else each block leaves its
 // own in partial_sums [blocks][head_sums] and partial_losses [blocks][2].
-// CLASSES, at least p.classes: what the loops run to, without branches; weight has zeros for the classes beyond.
+// CLASSES, at least p.classes: what the loops run to, without branches; weight has zeros for the classes beyond. Fewer
+// than MOST_CLASSES for float and halves from Hopper on: elsewhere one kernel does, and the file compiles sooner.
 template <typename T, typename P, int CLASSES>
 __global__ void __launch_bounds__(THREADS)
     linear_cross_entropy_kernel(head_problem<T, P> p, accumulate_type<T> *partial_sums, double *partial_losses,
                                 bool cluster)
 {
     typedef accumulate_type<T> A;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    if (CLASSES < MOST_CLASSES)
+        return;
+#endif
     constexpr int CLASS_QUADS = (CLASSES + 3) / 4;
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ double scratch[WARP_SIZE], block_losses[2];
@@ -474,17 +479,19 @@ static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStr
     typedef accumulate_type<T> A;
     const int blocks = (int)small_head_blocks(p.rows);
     p.quads = (int)ceil_div(p.in_features, 4);
-    const int clusters = compute_capability() >= 90 ? LARGEST_CLUSTER : 1;
-    const bool cluster = blocks <= clusters;
+    const bool hopper = compute_capability() >= 90, cluster = blocks <= (hopper ? LARGEST_CLUSTER : 1);
     const int count = p.grad_input || p.grad_weight || p.grad_bias ? head_sums(p.classes, p.quads) : 0;
     double *const partial_losses = (double *)workspace;
     A *const partial_sums = (A *)(partial_losses + 2 * MOST_BLOCKS);
     p.vectors =
         p.in_features % 4 == 0 && is_aligned_16(p.input) && is_aligned_16(p.weight) && is_aligned_16(p.grad_input);
-    launch_dependent_clusters(
-        p.classes <= 10 ? linear_cross_entropy_kernel<T, P, 10> : linear_cross_entropy_kernel<T, P, MOST_CLASSES>,
-        (unsigned int)blocks, THREADS, cluster ? blocks : 1, (int)head_shared_bytes<A>(p.classes, p.in_features),
-        stream, p, partial_sums, partial_losses, cluster);
+    auto kernel = linear_cross_entropy_kernel<T, P, MOST_CLASSES>;
+    if constexpr (sizeof(A) == sizeof(float))
+        if (p.classes <= 10 && hopper)
+            kernel = linear_cross_entropy_kernel<T, P, 10>;
+    launch_dependent_clusters(kernel, (unsigned int)blocks, THREADS, cluster ? blocks : 1,
+                              (int)head_shared_bytes<A>(p.classes, p.in_features), stream, p, partial_sums,
+                              partial_losses, cluster);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || cluster)
         return status;
@@ -608,7 +615,7 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
     } else if (p.aligned) {
         return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
     }
-    return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, false>(p, 1, stream);
+    return launch_plain<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
 }
 
 template <typename T, typename P>

@@ -22,13 +22,12 @@ static skinny_choice choose_forward(int64_t rows, int64_t out_features)
 }
 
 // The tile by size. PLAIN takes what is not aligned, halves that tensor cores do not take (which are multiplied as
-// float then), and what finds too little shared memory: one shape, since all dtypes together are minutes of compiling.
+// float then), and what finds too little shared memory.
 template <typename T, typename P>
 static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
 {
     if (!p.aligned || (sizeof(T) == 2 && !fits_tensor_cores<true>(p)))
-        return launch_skinny<typename tiles<accumulate_type<T>>::PLAIN, true, true, false, false>(p, choice.splits,
-                                                                                                  stream);
+        return launch_plain<typename tiles<accumulate_type<T>>::PLAIN, true, true, false>(p, choice.splits, stream);
     if (choice.tile == TILE_SMALL)
         return launch_skinny<typename tiles<T>::SMALL, true, true, false, true>(p, choice.splits, stream);
     if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())

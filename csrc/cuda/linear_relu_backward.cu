@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(Shape::THREADS)
                                 int64_t weight_items, int64_t input_items)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (is_compiled<Shape>()) {
+    if constexpr (is_compiled<Shape>(true)) {
         release_successor();
         wait_for_predecessor();
         if (blockIdx.x < weight_items)
@@ -31,8 +31,8 @@ template <typename Shape, bool ALIGNED, typename T, typename P>
 static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, skinny_product<T, T, P, P> for_weight,
                                        int splits, cudaStream_t stream)
 {
-    const bool with_input = for_input.output != nullptr;
-    const bool with_weight = for_weight.output != nullptr || for_weight.row_sums != nullptr;
+    const bool with_input = (bool)for_input.output;
+    const bool with_weight = for_weight.output || for_weight.row_sums;
     split_skinny(&for_input.chunk, &for_input.splits, for_input.k, Shape::DEPTH, 1);
     split_skinny(&for_weight.chunk, &for_weight.splits, for_weight.k, Shape::DEPTH, splits);
     const int cluster = with_weight ? for_weight.splits : 1;
@@ -49,6 +49,17 @@ static cuda_ops_status launch_backward(skinny_product<T, P, T, P> for_input, ski
     return launch_status();
 }
 
+template <typename Shape, typename T, typename P>
+static cuda_ops_status launch_plain_backward(const skinny_product<T, P, T, P> &for_input,
+                                             const skinny_product<T, T, P, P> &for_weight, int splits,
+                                             cudaStream_t stream)
+{
+    if constexpr (std::is_same<T, double>::value)
+        return launch_backward<Shape, false>(for_input, for_weight, splits, stream);
+    else
+        return launch_backward<Shape, false>(any_product(for_input), any_product(for_weight), splits, stream);
+}
+
 // The tile by size, or PLAIN, as forward's.
 template <typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
@@ -58,8 +69,8 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
     if (!for_input.aligned || !for_weight.aligned ||
         (sizeof(T) == 2 && !(fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))) ||
         tiles<T>::MEDIUM::shared_bytes(true) > shared_bytes)
-        return launch_backward<typename tiles<accumulate_type<T>>::PLAIN, false>(for_input, for_weight, choice.splits,
-                                                                                 stream);
+        return launch_plain_backward<typename tiles<accumulate_type<T>>::PLAIN>(for_input, for_weight, choice.splits,
+                                                                                stream);
     if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
         return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
     return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);

@@ -190,35 +190,36 @@ static row_shape choose_row(int64_t cols, int64_t inner, const void *a, const vo
     if (inner != 1 || cols % SIZE != 0 || !is_aligned_16(a) || !is_aligned_16(b) || !is_aligned_16(c))
         return {0, 0};
     const int64_t vectors = cols / SIZE;
-    for (int threads : {32, 128, 512})
-        for (int each : {2, 4, 8})
-            if (vectors <= (int64_t)threads * each)
-                return {threads, each};
+    for (row_shape shape : {row_shape{32, 2}, {32, 4}, {32, 8}, {128, 4}, {128, 8}, {512, 4}, {512, 8}})
+        if (vectors <= (int64_t)shape.threads * shape.vectors && (sizeof(T) < sizeof(double) || shape.vectors == 8))
+            return shape;
     return {0, 0};
 }
 
-// Runs the statement with the constants THREADS and VECTORS that the shape names.
-#define DISPATCH_VECTORS(shape, VECTORS, ...)                                                                          \
-    if ((shape).vectors == 2) {                                                                                        \
-        constexpr int VECTORS = 2;                                                                                     \
-        __VA_ARGS__;                                                                                                   \
-    } else if ((shape).vectors == 4) {                                                                                 \
-        constexpr int VECTORS = 4;                                                                                     \
-        __VA_ARGS__;                                                                                                   \
-    } else {                                                                                                           \
-        constexpr int VECTORS = 8;                                                                                     \
-        __VA_ARGS__;                                                                                                   \
-    }
-#define DISPATCH_ROW(shape, THREADS, VECTORS, ...)                                                                     \
+// Runs the statement with the constants THREADS and VECTORS that the shape names, one of those that T has above:
+// float64 has few, since its exponentials are long.
+#define DISPATCH_THREADS(shape, THREADS, ...)                                                                          \
     if ((shape).threads == 32) {                                                                                       \
         constexpr int THREADS = 32;                                                                                    \
-        DISPATCH_VECTORS(shape, VECTORS, __VA_ARGS__)                                                                  \
+        __VA_ARGS__;                                                                                                   \
     } else if ((shape).threads == 128) {                                                                               \
         constexpr int THREADS = 128;                                                                                   \
-        DISPATCH_VECTORS(shape, VECTORS, __VA_ARGS__)                                                                  \
+        __VA_ARGS__;                                                                                                   \
     } else {                                                                                                           \
         constexpr int THREADS = 512;                                                                                   \
-        DISPATCH_VECTORS(shape, VECTORS, __VA_ARGS__)                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }
+#define DISPATCH_ROW(T, shape, THREADS, VECTORS, ...)                                                                  \
+    constexpr bool any_vectors = sizeof(T) < sizeof(double);                                                           \
+    if (any_vectors && (shape).vectors == 2) {                                                                         \
+        constexpr int THREADS = 32, VECTORS = any_vectors ? 2 : 8;                                                     \
+        __VA_ARGS__;                                                                                                   \
+    } else if (any_vectors && (shape).vectors == 4) {                                                                  \
+        constexpr int VECTORS = any_vectors ? 4 : 8;                                                                   \
+        DISPATCH_THREADS(shape, THREADS, __VA_ARGS__)                                                                  \
+    } else {                                                                                                           \
+        constexpr int VECTORS = 8;                                                                                     \
+        DISPATCH_THREADS(shape, THREADS, __VA_ARGS__)                                                                  \
     }
 
 static inline unsigned int row_grid(int64_t rows, row_shape shape)
@@ -237,7 +238,7 @@ static cuda_ops_status log_softmax_forward(T *output, const T *input, int64_t co
 {
     const row_shape row = choose_row<T>(cols, inner, output, input, input);
     if (row.threads != 0) {
-        DISPATCH_ROW(row, THREADS, VECTORS,
+        DISPATCH_ROW(T, row, THREADS, VECTORS,
                      (log_softmax_forward_row_kernel<T, THREADS, VECTORS>
                       <<<row_grid(columns, row), row_block(row), 0, stream>>>(output, input, columns, (int)cols)));
         return launch_status();
@@ -256,7 +257,7 @@ static cuda_ops_status log_softmax_backward(T *grad_input, const T *grad_output,
 {
     const row_shape row = choose_row<T>(cols, inner, grad_input, grad_output, output);
     if (row.threads != 0) {
-        DISPATCH_ROW(row, THREADS, VECTORS,
+        DISPATCH_ROW(T, row, THREADS, VECTORS,
                      (log_softmax_backward_row_kernel<T, THREADS, VECTORS>
                       <<<row_grid(columns, row), row_block(row), 0, stream>>>(grad_input, grad_output, output, columns,
                                                                               (int)cols)));

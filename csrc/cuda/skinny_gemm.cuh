@@ -15,7 +15,9 @@
 // shared memory and add up each other's in the order of their ranks: one launch, no workspace, bits that repeat. Before
 // Hopper, which has no clusters, k is not split.
 //
-// Operands in float beside halves (a layer's parameters) are converted on their way to shared memory.
+// Operands in float beside halves (a layer's parameters) are converted on their way to shared memory. What tensor cores
+// do not take is multiplied as float by one kernel for all dtypes (any_float): a kernel for each mix of them would be
+// minutes of compiling.
 #ifndef CUDA_OPS_SKINNY_GEMM_CUH
 #define CUDA_OPS_SKINNY_GEMM_CUH
 
@@ -23,15 +25,73 @@
 
 #include "common.cuh"
 
+// Stands for float and the halves where the type is looked up at run time.
+struct any_float {
+};
+
+__device__ __forceinline__ float float_of_bits(unsigned int bits, cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT16 ? __half2float(__ushort_as_half((unsigned short)bits))
+                                     : __uint_as_float(bits << (dtype == CUDA_OPS_BFLOAT16 ? 16 : 0));
+}
+
+// What is a pointer for other types. Indices count elements.
+struct any_pointer {
+    char *at;
+    cuda_ops_dtype dtype;
+
+    __device__ __forceinline__ any_pointer operator+(int64_t elements) const
+    {
+        return {at + elements * (dtype == CUDA_OPS_FLOAT32 ? 4 : 2), dtype};
+    }
+    __device__ __forceinline__ unsigned int bits(int64_t i) const
+    {
+        return dtype == CUDA_OPS_FLOAT32 ? ((const unsigned int *)at)[i] : ((const unsigned short *)at)[i];
+    }
+    __device__ __forceinline__ float operator[](int64_t i) const
+    {
+        return float_of_bits(bits(i), dtype);
+    }
+    __host__ __device__ __forceinline__ explicit operator bool() const
+    {
+        return at != nullptr;
+    }
+};
+
+template <typename T>
+struct pointers {
+    typedef T *to;
+    typedef const T *to_const;
+};
+template <>
+struct pointers<any_float> {
+    typedef any_pointer to, to_const;
+};
+
+template <typename T>
+__device__ __forceinline__ void store_element(T *to, int64_t i, accumulate_type<T> value)
+{
+    to[i] = store_from_accumulate<T>(value);
+}
+__device__ __forceinline__ void store_element(any_pointer to, int64_t i, float value)
+{
+    if (to.dtype == CUDA_OPS_FLOAT32)
+        ((float *)to.at)[i] = value;
+    else if (to.dtype == CUDA_OPS_FLOAT16)
+        ((__half *)to.at)[i] = __float2half_rn(value);
+    else
+        ((__nv_bfloat16 *)to.at)[i] = __float2bfloat16_rn(value);
+}
+
 // Where a product's operands are and what becomes of its sums.
 template <typename TA, typename TB, typename TC, typename TP>
 struct skinny_product {
-    TC *output;
-    const TA *a;
-    const TA *mask; // stored as a: an element of a counts as zero where that of mask is <= 0; null for none
-    const TB *b;
-    const TP *bias; // n, or null
-    TP *row_sums;   // m: the sums over k of (masked) a, or null
+    typename pointers<TC>::to output;
+    typename pointers<TA>::to_const a;
+    typename pointers<TA>::to_const mask; // stored as a: a counts as zero where mask is <= 0; null for none
+    typename pointers<TB>::to_const b;
+    typename pointers<TP>::to_const bias; // n, or null
+    typename pointers<TP>::to row_sums;   // m: the sums over k of (masked) a, or null
     int64_t m, n, k, a_pitch, b_pitch, output_pitch;
     int64_t chunk; // of k for each split, a multiple of the slices' depth
     int splits;
@@ -129,22 +189,23 @@ struct skinny_loader {
     static constexpr int ROWS = BY_DEPTH ? LINES : DEPTH, CHUNKS = BY_DEPTH ? 8 : LINES / CHUNK;
     // A thread's chunks are ROWS_APART rows apart, in the same place of the row.
     static constexpr int ROWS_APART = THREADS / CHUNKS, COUNT = (ROWS + ROWS_APART - 1) / ROWS_APART;
-    static constexpr bool DIRECT = std::is_same<E, S>::value;
+    static constexpr bool DIRECT = std::is_same<E, S>::value, ANY = std::is_same<S, any_float>::value;
     static constexpr int RAW = DIRECT ? 1 : COUNT; // chunks a thread keeps in registers
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its place in the row");
-    struct __align__(CHUNK * sizeof(S) < 16 ? CHUNK * sizeof(S) : 16) raw_chunk {
-        S element[CHUNK];
+    typedef typename std::conditional<ANY, unsigned int, S>::type Raw; // bits of any_float
+    struct __align__(CHUNK * sizeof(Raw) < 16 ? CHUNK * sizeof(Raw) : 16) raw_chunk {
+        Raw element[CHUNK];
     };
 
-    const S *from;          // the thread's first chunk of the present slice
-    int64_t apart, advance; // elements from one of its chunks to the next, and from one slice to the next
+    typename pointers<S>::to_const from; // the thread's first chunk of the present slice
+    int64_t apart, advance;              // elements from one of its chunks to the next, and from one slice to the next
     int row, lines_left; // its first row; lines from there (by depth) or from its chunk (by lines) to the operand's end
     int target;          // the first chunk's place in the slice
 };
 
 template <typename E, typename S, bool BY_DEPTH, int LINES, int THREADS>
 __device__ __forceinline__ skinny_loader<E, S, BY_DEPTH, LINES, THREADS>
-make_loader(const S *source, int64_t first_line, int64_t lines, int64_t pitch, int64_t begin)
+make_loader(typename pointers<S>::to_const source, int64_t first_line, int64_t lines, int64_t pitch, int64_t begin)
 {
     typedef skinny_loader<E, S, BY_DEPTH, LINES, THREADS> L;
     const int row = threadIdx.x / L::CHUNKS, chunk = threadIdx.x % L::CHUNKS;
@@ -190,7 +251,7 @@ __device__ __forceinline__ void fetch_slice(E *slice,
         if (L::ROWS % L::ROWS_APART != 0 && l.row + i * L::ROWS_APART >= L::ROWS)
             break;
         const int count = i * L::ROWS_APART < down ? valid : 0;
-        const S *const from = l.from + i * l.apart;
+        const auto from = l.from + i * l.apart;
         if constexpr (L::DIRECT && ALIGNED) {
             copy_chunk(slice + chunk_target(l, i), from, count * (int)sizeof(E));
         } else if constexpr (L::DIRECT) {
@@ -203,13 +264,17 @@ __device__ __forceinline__ void fetch_slice(E *slice,
             raw[i] = {};
             if (count > 0)
                 raw[i] = *reinterpret_cast<const raw_chunk *>(from);
+        } else if constexpr (L::ANY) {
+#pragma unroll
+            for (int e = 0; e < L::CHUNK; e++)
+                raw[i].element[e] = e < count ? from.bits(e) : 0; // zero, whatever the type
         } else {
 #pragma unroll
             for (int e = 0; e < L::CHUNK; e++)
                 raw[i].element[e] = e < count ? from[e] : store_from_accumulate<S>(0);
         }
     }
-    l.from += l.advance;
+    l.from = l.from + l.advance;
 }
 
 template <typename E, typename S, bool BY_DEPTH, int LINES, int THREADS>
@@ -225,8 +290,12 @@ deposit_slice(E *slice, const typename skinny_loader<E, S, BY_DEPTH, LINES, THRE
                 break;
             vector16<E> value;
 #pragma unroll
-            for (int e = 0; e < L::CHUNK; e++)
-                value.element[e] = convert_element<E>(raw[i].element[e]);
+            for (int e = 0; e < L::CHUNK; e++) {
+                if constexpr (L::ANY)
+                    value.element[e] = float_of_bits(raw[i].element[e], l.from.dtype);
+                else
+                    value.element[e] = convert_element<E>(raw[i].element[e]);
+            }
             *reinterpret_cast<vector16<E> *>(slice + chunk_target(l, i)) = value;
         }
     }
@@ -501,7 +570,10 @@ __device__ __forceinline__ void add_splits(A (&values)[COUNT], const A *own, int
 template <typename TA, typename TB, typename TC, typename TP>
 __device__ __forceinline__ bool has_aligned_output(const skinny_product<TA, TB, TC, TP> &p)
 {
-    return reinterpret_cast<uintptr_t>(p.output) % 16 == 0 && p.output_pitch * sizeof(TC) % 16 == 0;
+    if constexpr (std::is_same<TC, any_float>::value)
+        return false;
+    else
+        return reinterpret_cast<uintptr_t>(p.output) % 16 == 0 && p.output_pitch * sizeof(TC) % 16 == 0;
 }
 
 // The tile's sums, in shared memory, out to global memory: this split's share of them.
@@ -511,7 +583,8 @@ __device__ __forceinline__ void write_tile(const skinny_product<TA, TB, TC, TP> 
                                            const accumulate_type<typename Shape::E> *sums)
 {
     typedef accumulate_type<typename Shape::E> A;
-    constexpr int COUNT = 16 / (int)sizeof(TC), ACROSS = Shape::TILE_N / COUNT, DOWN = Shape::THREADS / ACROSS;
+    typedef typename std::conditional<std::is_same<TC, any_float>::value, A, TC>::type C;
+    constexpr int COUNT = 16 / (int)sizeof(C), ACROSS = Shape::TILE_N / COUNT, DOWN = Shape::THREADS / ACROSS;
     static_assert(Shape::THREADS % ACROSS == 0, "a thread keeps its columns");
     const int j = threadIdx.x % ACROSS * COUNT, first = threadIdx.x / ACROSS;
     const int64_t columns_left = p.n - column - j, rows_left = p.m - row;
@@ -523,8 +596,8 @@ __device__ __forceinline__ void write_tile(const skinny_product<TA, TB, TC, TP> 
     for (int e = 0; e < COUNT; e++)
         bias[e] = p.bias && e < valid ? (A)load_as_accumulate(p.bias[column + j + e]) : A(0);
     const auto finish = [&](int i, A(&values)[COUNT]) {
-        TC *const to = p.output + (row + i) * p.output_pitch + column + j;
-        vector16<TC> result;
+        const auto to = p.output + ((row + i) * p.output_pitch + column + j);
+        vector16<C> result;
 #pragma unroll
         for (int e = 0; e < COUNT; e++) {
             values[e] += bias[e];
@@ -532,9 +605,14 @@ __device__ __forceinline__ void write_tile(const skinny_product<TA, TB, TC, TP> 
                 values[e] = values[e] <= A(0) ? A(0) : values[e];
             if (p.accumulate && e < valid)
                 values[e] += (A)load_as_accumulate(to[e]);
-            result.element[e] = store_from_accumulate<TC>((accumulate_type<TC>)values[e]);
+            result.element[e] = store_from_accumulate<C>((accumulate_type<C>)values[e]);
         }
-        if (vectors) {
+        if constexpr (std::is_same<TC, any_float>::value) {
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                if (e < valid)
+                    store_element(to, e, values[e]);
+        } else if (vectors) {
             *reinterpret_cast<vector16<TC> *>(to) = result;
         } else {
 #pragma unroll
@@ -569,7 +647,7 @@ __device__ __forceinline__ void write_tile(const skinny_product<TA, TB, TC, TP> 
                 sum += p.splits > 1 ? *in_block_of_cluster(own, s) : *own;
             if (p.accumulate)
                 sum += (A)load_as_accumulate(p.row_sums[row + i]);
-            p.row_sums[row + i] = store_from_accumulate<TP>((accumulate_type<TP>)sum);
+            store_element(p.row_sums, row + i, (accumulate_type<TP>)sum);
         }
     }
 }
@@ -725,7 +803,7 @@ __device__ __forceinline__ void make_tile(const skinny_product<TA, TB, TC, TP> &
     place.column = tile % columns * Shape::TILE_N;
     place.begin = place.split * p.chunk;
     place.end = place.begin + p.chunk < p.k ? place.begin + p.chunk : p.k;
-    const bool row_sums = WITH_ROW_SUMS && p.row_sums != nullptr && place.column == 0;
+    const bool row_sums = WITH_ROW_SUMS && p.row_sums && place.column == 0;
     if constexpr (WITH_ROW_SUMS && ALIGNED) {
         // The choice is made here, and not where it matters, to keep the loops free of branches.
         if (row_sums)
@@ -809,13 +887,14 @@ static inline void launch_dependent_clusters(void (*kernel)(Parameters...), unsi
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
 }
 
-// Before Ampere halves are multiplied as float, and kernels for tensor cores are empty.
+// Before Ampere halves are multiplied as float, and a block has 64 KB. Kernels for tensor cores, or more, are empty.
 template <typename Shape>
-__host__ __device__ constexpr bool is_compiled()
+__host__ __device__ constexpr bool is_compiled(bool masked)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    return !Shape::TENSOR_CORES;
+    return !Shape::TENSOR_CORES && Shape::shared_bytes(masked) <= 64 << 10;
 #else
+    (void)masked;
     return true;
 #endif
 }
@@ -825,7 +904,7 @@ template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, 
 __global__ void __launch_bounds__(Shape::THREADS) skinny_gemm_kernel(skinny_product<TA, TB, TC, TP> p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (is_compiled<Shape>()) {
+    if constexpr (is_compiled<Shape>(false)) {
         release_successor();
         wait_for_predecessor();
         make_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, false, WITH_ROW_SUMS, ALIGNED>(p, blockIdx.x, shared);
@@ -845,6 +924,51 @@ static cuda_ops_status launch_skinny(skinny_product<TA, TB, TC, TP> p, int split
     launch_dependent_clusters(skinny_gemm_kernel<Shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, ALIGNED, TA, TB, TC, TP>,
                               (unsigned int)blocks, Shape::THREADS, p.splits, Shape::shared_bytes(false), stream, p);
     return launch_status();
+}
+
+template <typename T>
+static inline any_pointer any_pointer_to(const T *pointer)
+{
+    constexpr cuda_ops_dtype dtype = std::is_same<T, float>::value    ? CUDA_OPS_FLOAT32
+                                     : std::is_same<T, __half>::value ? CUDA_OPS_FLOAT16
+                                                                      : CUDA_OPS_BFLOAT16;
+    static_assert(sizeof(T) <= sizeof(float), "doubles would be rounded");
+    return {(char *)pointer, dtype};
+}
+
+// The product for kernels of any_float.
+template <typename TA, typename TB, typename TC, typename TP>
+static inline skinny_product<any_float, any_float, any_float, any_float>
+any_product(const skinny_product<TA, TB, TC, TP> &p)
+{
+    return {any_pointer_to(p.output),
+            any_pointer_to(p.a),
+            any_pointer_to(p.mask),
+            any_pointer_to(p.b),
+            any_pointer_to(p.bias),
+            any_pointer_to(p.row_sums),
+            p.m,
+            p.n,
+            p.k,
+            p.a_pitch,
+            p.b_pitch,
+            p.output_pitch,
+            p.chunk,
+            p.splits,
+            p.relu,
+            p.accumulate,
+            p.aligned};
+}
+
+// A product that is not aligned, or of halves that tensor cores do not take, on the CUDA cores.
+template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
+          typename TP>
+static cuda_ops_status launch_plain(const skinny_product<TA, TB, TC, TP> &p, int splits, cudaStream_t stream)
+{
+    if constexpr (std::is_same<TA, double>::value)
+        return launch_skinny<Shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, false>(p, splits, stream);
+    else
+        return launch_skinny<Shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, false>(any_product(p), splits, stream);
 }
 
 // Runs the statement with T and P for the types of activations and parameters.

@@ -83,15 +83,20 @@ struct primary_context {
 };
 
 struct loaded_library {
-    CUlibrary handle = nullptr;
+    CUlibrary handle = nullptr; // null where the code has nothing for the device: some files are for sm_90a alone
 
     explicit loaded_library(const void *code)
     {
-        check(DRIVER(cuLibraryLoadData)(&handle, code, nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
+        const CUresult result = DRIVER(cuLibraryLoadData)(&handle, code, nullptr, nullptr, 0, nullptr, nullptr, 0);
+        if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
+            handle = nullptr;
+        else
+            check(result, "cuLibraryLoadData");
     }
     ~loaded_library()
     {
-        DRIVER(cuLibraryUnload)(handle);
+        if (handle)
+            DRIVER(cuLibraryUnload)(handle);
     }
     loaded_library(const loaded_library &) = delete;
     loaded_library &operator=(const loaded_library &) = delete;
@@ -136,6 +141,8 @@ static py::list kernels(const std::string &code, int device)
     code.copy(reinterpret_cast<char *>(aligned.data()), code.size());
     const loaded_library library(aligned.data());
     unsigned int count = 0;
+    if (library.handle == nullptr)
+        return py::list();
     check(DRIVER(cuLibraryGetKernelCount)(&count, library.handle), "cuLibraryGetKernelCount");
     std::vector<CUkernel> handles(count);
     if (count > 0)
