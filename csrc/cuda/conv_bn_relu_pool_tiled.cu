@@ -9,8 +9,10 @@
 // Backward, five:
 //   sums      of dz and dz * maximum by channel; a gradient that is not channels_last is copied into that order
 //   prepare   adds them up, in double: dy = scale * dz + slope * y + offset
-//   convolve  the gradient of input, from dy, which is made from y on its way to shared memory and never stored
-//   weight    (conv_bn_relu_pool_tiled_weight.cu) the gradient of weight, from the same dy, and its sum over blocks
+//   weight    (conv_bn_relu_pool_tiled_weight.cu) the blocks' gradients of weight, from dy, which is made from y on its
+//             way to shared memory and never stored
+//   convolve  the gradient of input, from the same dy; beside the former, where pictures are few
+//   sum       of the blocks' gradients
 // Every sum has an order that the sizes and the number of multiprocessors give: results repeat bit by bit.
 #include "conv_bn_relu_pool_tiled.cuh"
 
@@ -453,10 +455,8 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
     source.scale = w.coefficients;
     source.slope = w.coefficients + p.out_channels;
     source.offset = w.coefficients + 2 * (int64_t)p.out_channels;
-    if (grad_input) {
-        const cuda_ops_status status = tiled_convolve_backward(grad_input, source, weight, p, tf32, stream);
-        if (status != CUDA_OPS_SUCCESS)
-            return status;
-    }
-    return tiled_weight_gradient(grad_weight, w.weights, source, input, p, tf32, stream);
+    cuda_ops_status status = tiled_weight_gradient(w.weights, source, input, p, tf32, stream);
+    if (status == CUDA_OPS_SUCCESS && grad_input)
+        status = tiled_convolve_backward(grad_input, source, weight, p, tf32, stream);
+    return status == CUDA_OPS_SUCCESS ? tiled_weight_sum(grad_weight, w.weights, p, tf32, stream) : status;
 }

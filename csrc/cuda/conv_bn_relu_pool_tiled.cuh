@@ -45,6 +45,11 @@ static inline tiling tiling_of(const tiled_problem &p, int rows)
 __device__ __forceinline__ tile_place place_of(const tiling &t, int64_t tile)
 {
     tile_place place;
+    if (t.across == 1 && t.down == 1) { // divisions of 64 bits take a hundred instructions
+        place.picture = tile;
+        place.y = place.x = 0;
+        return place;
+    }
     const int64_t row = tile / t.across;
     place.x = (int)(tile - row * t.across) * TILE_COLUMNS;
     place.picture = row / t.down;
@@ -94,11 +99,14 @@ int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward);
 int tiled_convolve_shared_bytes(int slots);
 cuda_ops_status tiled_convolve_forward(float *conv_output, batch_moments moments, const float *input,
                                        const float *weight, const tiled_problem &p, bool tf32, cudaStream_t stream);
+// Right behind tiled_weight_gradient, beside which it may run.
 cuda_ops_status tiled_convolve_backward(float *grad_input, const gradient_source &source, const float *weight,
                                         const tiled_problem &p, bool tf32, cudaStream_t stream);
 int64_t tiled_weight_workspace(const tiled_problem &p); // bytes of partial
-cuda_ops_status tiled_weight_gradient(float *grad_weight, float4 *partial, const gradient_source &source,
-                                      const float *input, const tiled_problem &p, bool tf32, cudaStream_t stream);
+cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
+                                      const tiled_problem &p, bool tf32, cudaStream_t stream);
+cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p, bool tf32,
+                                 cudaStream_t stream);
 
 // ---- Device functions ----------------------------------------------------------------------------------------------
 
@@ -218,20 +226,29 @@ __device__ __forceinline__ raster_range range_of(int tiles, int extent, int rast
 
 // A raster of ROWS rows, of which the first is the one above the tile's: its pixels from `input` (channels_last),
 // DEPTH channels from `channel` on. The thread's vectors are the same in both functions, so that it has no need to wait
-// for others between them.
-template <int ROWS, typename Action>
-__device__ __forceinline__ void for_raster_vectors(const tiled_problem &p, const tiling &t, int thread, Action action)
+// for others between them. They come by fours: action(which of the four, row, column, offset), then finish(how many).
+template <int ROWS, typename Action, typename Finish>
+__device__ __forceinline__ void for_raster_vectors(const tiled_problem &p, const tiling &t, int thread, Action action,
+                                                   Finish finish)
 {
     // Rows of a tile of WEIGHT_ROWS overlap the next one's, so that the raster is more than the tile.
     const raster_range rows = range_of(ROWS == CONVOLVE_ROWS + 2 ? t.down : 2, p.height, ROWS);
     const raster_range columns = range_of(t.across, p.width, RASTER_COLUMNS);
     const uint32_t reciprocal = 0xffffffffu / (uint32_t)columns.count + 1; // exact: numbers and divisor are small
     const int vector = thread % 8, pixels = rows.count * columns.count;
-#pragma unroll 4
-    for (int pixel = thread / 8; pixel < pixels; pixel += SLOT_THREADS / 8) {
-        const int row = (int)__umulhi((uint32_t)pixel, reciprocal), column = pixel - row * columns.count;
-        const int r = row + rows.begin, c = column + columns.begin;
-        action(r, c, (r * RASTER_COLUMNS + c) * PIXEL_BYTES + ((vector ^ (c & 7)) << 4));
+    for (int first = thread / 8; first < pixels; first += 4 * (SLOT_THREADS / 8)) {
+        int count = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int pixel = first + i * (SLOT_THREADS / 8);
+            if (pixel < pixels) {
+                const int row = (int)__umulhi((uint32_t)pixel, reciprocal), column = pixel - row * columns.count;
+                const int r = row + rows.begin, c = column + columns.begin;
+                action(i, r, c, (r * RASTER_COLUMNS + c) * PIXEL_BYTES + ((vector ^ (c & 7)) << 4));
+                count = i + 1;
+            }
+        }
+        finish(count);
     }
 }
 
@@ -242,22 +259,38 @@ __device__ __forceinline__ void start_raster(uint32_t raster, const float *input
 {
     const int c4 = channel + thread % 8 * 4;
     const float *from = input + place.picture * p.height * p.width * channels + c4;
-    for_raster_vectors<ROWS>(p, t, thread, [&](int r, int c, int offset) {
-        const int y = place.y + r - 1, x = place.x + c - 1;
-        const bool inside =
-            (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width && c4 < channels;
-        copy_or_zero(raster + offset, inside ? from + ((int64_t)y * p.width + x) * channels : input, inside);
-    });
+    for_raster_vectors<ROWS>(
+        p, t, thread,
+        [&](int, int r, int c, int offset) {
+            const int y = place.y + r - 1, x = place.x + c - 1;
+            const bool inside =
+                (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width && c4 < channels;
+            copy_or_zero(raster + offset, inside ? from + (int64_t)(y * p.width + x) * channels : input, inside);
+        },
+        [](int) {});
 }
 
 template <int ROWS, bool TF32>
 __device__ __forceinline__ void finish_raster(uint32_t raster, const tiled_problem &p, const tiling &t, int thread)
 {
     wait_for_copies();
-    if constexpr (TF32)
-        for_raster_vectors<ROWS>(p, t, thread, [&](int, int, int offset) {
-            store_shared(raster + offset, rounded<true>(load_shared(raster + offset)));
-        });
+    if constexpr (TF32) {
+        // Loads before stores, since it is their latency that counts.
+        float4 values[4];
+        uint32_t places[4];
+        for_raster_vectors<ROWS>(
+            p, t, thread,
+            [&](int i, int, int, int offset) {
+                places[i] = raster + offset;
+                values[i] = load_shared(raster + offset);
+            },
+            [&](int count) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (i < count)
+                        store_shared(places[i], rounded<true>(values[i]));
+            });
+    }
 }
 
 // The gradient of the convolution's output, made on its way: `start` copies y to where dy will be, and in `finish` each
@@ -308,16 +341,16 @@ struct gradient_loader {
         }
     }
 
-    // action(offset in shared memory, whether in the picture, row, column, number) for the pixels of a window that are
-    // in the raster.
+    // action(offset in shared memory, whether in the picture, row, column, number) for those of a window's two pixels in
+    // a row that are in the raster.
     template <typename Action>
     __device__ __forceinline__ void for_pixels(const tiled_problem &p, int thread, int window_row, int window_column,
-                                               Action action) const
+                                               int half, Action action) const
     {
         const int vector = thread % VECTORS;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int y = 2 * window_row + e / 2, x = 2 * window_column + e % 2;
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+            const int y = 2 * window_row + half, x = 2 * window_column + e % 2;
             const int r = y - place.y + HALO, c = x - place.x + HALO;
             if ((unsigned int)r < (unsigned int)ROWS && (unsigned int)c < (unsigned int)COLUMNS)
                 action(vector / 8 * RASTER_BYTES + (r * COLUMNS + c) * PIXEL_BYTES + ((vector % 8 ^ (c & 7)) << 4),
@@ -332,18 +365,20 @@ struct gradient_loader {
         channel = first_channel + thread % VECTORS * 4;
         const bool exists = channel < p.out_channels;
         const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const int64_t pooled = place.picture * p.pooled_height;
+        const int64_t pooled = place.picture * p.pooled_height * p.pooled_width * p.out_channels + channel;
         const float *y_of = s.conv_output + place.picture * p.height * p.width * p.out_channels + channel;
         for_windows(windows(p, t, place), thread, [&](int i, int row, int column) {
             const bool inside = exists && (unsigned int)row < (unsigned int)p.pooled_height &&
                                 (unsigned int)column < (unsigned int)p.pooled_width;
-            const int64_t at = ((pooled + row) * p.pooled_width + column) * p.out_channels + channel;
+            const int64_t at = pooled + (int64_t)(row * p.pooled_width + column) * p.out_channels;
             grad[i] = inside ? __ldg(reinterpret_cast<const float4 *>(s.grad_pooled + at)) : zero;
             places[i] = inside ? __ldg(reinterpret_cast<const uint32_t *>(s.places + at)) : 0xffffffffu;
-            for_pixels(p, thread, row, column, [&](int to, bool in_picture, int y, int x, int) {
-                if (in_picture && exists)
-                    copy_or_zero(raster + to, y_of + ((int64_t)y * p.width + x) * p.out_channels, true);
-            });
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                for_pixels(p, thread, row, column, half, [&](int to, bool in_picture, int y, int x, int) {
+                    if (in_picture && exists)
+                        copy_or_zero(raster + to, y_of + (int64_t)(y * p.width + x) * p.out_channels, true);
+                });
         });
     }
 
@@ -361,20 +396,29 @@ struct gradient_loader {
         for_windows(windows(p, t, place), thread, [&](int i, int row, int column) {
             const float4 dz = make_float4(scale.x * grad[i].x, scale.y * grad[i].y, scale.z * grad[i].z,
                                           scale.w * grad[i].w);
-            for_pixels(p, thread, row, column, [&](int to, bool in_picture, int, int, int e) {
-                float4 dy = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (in_picture && exists) {
-                    const float4 y = load_shared(raster + to);
-                    const auto make = [&](int byte, float value, float z, float by, float to_add) {
-                        return fmaf(by, value, to_add) + ((places[i] >> (8 * byte) & 255) == (uint32_t)e ? z : 0.0f);
-                    };
-                    dy = rounded<TF32>(make_float4(make(0, y.x, dz.x, slope.x, offset.x),
-                                                   make(1, y.y, dz.y, slope.y, offset.y),
-                                                   make(2, y.z, dz.z, slope.z, offset.z),
-                                                   make(3, y.w, dz.w, slope.w, offset.w)));
-                }
-                store_shared(raster + to, dy);
-            });
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float4 values[4]; // loads before stores, since it is their latency that counts
+                for_pixels(p, thread, row, column, half, [&](int to, bool in_picture, int, int, int e) {
+                    if (in_picture && exists)
+                        values[e] = load_shared(raster + to);
+                });
+                for_pixels(p, thread, row, column, half, [&](int to, bool in_picture, int, int, int e) {
+                    float4 dy = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    if (in_picture && exists) {
+                        const float4 y = values[e];
+                        const auto make = [&](int byte, float value, float z, float by, float to_add) {
+                            return fmaf(by, value, to_add) +
+                                   ((places[i] >> (8 * byte) & 255) == (uint32_t)e ? z : 0.0f);
+                        };
+                        dy = rounded<TF32>(make_float4(make(0, y.x, dz.x, slope.x, offset.x),
+                                                       make(1, y.y, dz.y, slope.y, offset.y),
+                                                       make(2, y.z, dz.z, slope.z, offset.z),
+                                                       make(3, y.w, dz.w, slope.w, offset.w)));
+                    }
+                    store_shared(raster + to, dy);
+                });
+            }
         });
     }
 };

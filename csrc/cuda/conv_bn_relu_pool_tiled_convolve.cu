@@ -64,7 +64,7 @@ __device__ __forceinline__ void stage_weight(float *staged, const convolve_argum
     const int first_out = BACKWARD ? chunk * DEPTH : first_column, first_in = BACKWARD ? first_column : chunk * DEPTH;
     const int lines = a.problem.out_channels - first_out, length = (a.problem.in_channels - first_in) * TAPS;
     const float *from = a.weight + ((int64_t)first_out * a.problem.in_channels + first_in) * TAPS;
-#pragma unroll 6
+#pragma unroll 9
     for (int i = threadIdx.x; i < LINES * LENGTH / 4; i += blockDim.x) {
         const int line = i / (LENGTH / 4), at = i % (LENGTH / 4) * 4;
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -100,6 +100,20 @@ struct thread_sums {
         return TF32 ? first + four * 16 + lane % 4 * 4 : first + lane / 16 * CHANNELS + four * 4;
     }
 };
+
+// Gives a channel's sums of rows that are below the picture a value that changes nothing in what is summed next.
+template <bool TF32, int COLUMNS>
+__device__ __forceinline__ void replace_rows_below(thread_sums<TF32, COLUMNS> &sums, int rows, int channel, float value)
+{
+    if (rows >= WARP_ROWS)
+        return;
+#pragma unroll
+    for (int row = 0; row < WARP_ROWS; row++)
+#pragma unroll
+        for (int x = 0; x < thread_sums<TF32, COLUMNS>::PIXELS; x++)
+            if (row >= rows)
+                sums.value[row][x][channel] = value;
+}
 
 template <int COLUMNS>
 __device__ __forceinline__ void multiply_chunk(thread_sums<true, COLUMNS> &sums, uint32_t raster, uint32_t weight,
@@ -211,7 +225,11 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
     const int kind = blockIdx.x % a.kinds;
     const int64_t block = blockIdx.x / a.kinds, blocks = gridDim.x / a.kinds;
     zero_shared(shared + WEIGHT_BYTES, slots * 2 * RASTER_BYTES);
-    wait_for_predecessor();
+    // Backward is launched behind the gradient of weight, of which it needs nothing: what both need was there before
+    // that one let it start. So it runs beside it where there is room, and waits for it at its end, for the sake of
+    // those who wait for this.
+    if constexpr (!BACKWARD)
+        wait_for_predecessor();
     release_successor();
     __syncthreads();
 
@@ -294,7 +312,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
                     const float *v = &sums.value[row][x][i];
                     if (first_row + row < p.height && column + 8 * x < p.width &&
                         kind * COLUMNS + channel < a.columns)
-                        *reinterpret_cast<float4 *>(to + ((int64_t)row * p.width + 8 * x) * a.columns + channel) =
+                        *reinterpret_cast<float4 *>(to + (int64_t)(row * p.width + 8 * x) * a.columns + channel) =
                             make_float4(v[0], v[1], v[2], v[3]);
                 }
         if constexpr (!BACKWARD) {
@@ -306,20 +324,27 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
 #pragma unroll
             for (int i = 0; i < KEPT; i++) {
                 float sum = 0.0f, differences = 0.0f;
+                replace_rows_below(sums, rows, i, 0.0f);
 #pragma unroll
-                for (int x = 0; x < Sums::PIXELS; x++)
+                for (int x = 0; x < Sums::PIXELS; x++) {
+                    float of_column = 0.0f;
 #pragma unroll
                     for (int row = 0; row < WARP_ROWS; row++)
-                        sum += inside[x] && row < rows ? sums.value[row][x][i] : 0.0f;
+                        of_column += sums.value[row][x][i];
+                    sum += inside[x] ? of_column : 0.0f;
+                }
                 const float here = sum * reciprocal;
+                replace_rows_below(sums, rows, i, here);
 #pragma unroll
-                for (int x = 0; x < Sums::PIXELS; x++)
+                for (int x = 0; x < Sums::PIXELS; x++) {
+                    float of_column = 0.0f;
 #pragma unroll
                     for (int row = 0; row < WARP_ROWS; row++) {
-                        const float difference =
-                            inside[x] && row < rows ? sums.value[row][x][i] - here : 0.0f;
-                        differences = fmaf(difference, difference, differences);
+                        const float difference = sums.value[row][x][i] - here;
+                        of_column = fmaf(difference, difference, of_column);
                     }
+                    differences += inside[x] ? of_column : 0.0f;
+                }
                 const float delta = here - mean[i];
                 mean[i] += delta * share;
                 square[i] += differences + delta * delta * (count * share);
@@ -329,6 +354,8 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
                 pixels += (int64_t)min(p.height - place.y, ROWS) * min(p.width - place.x, TILE_COLUMNS);
         }
     }
+    if constexpr (BACKWARD)
+        wait_for_predecessor();
     if constexpr (!BACKWARD) {
         // Of the lanes with other pixels, of the four warps by rows and slots, in a fixed order.
         __shared__ moments of_warps[4][COLUMNS];
@@ -361,16 +388,18 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
     }
 }
 
-// Columns of a block: 32 where there are no more, else 64.
-static int columns_of(int channels)
+// Columns of a block: 64, or 32 where there are no more, and where the tiles are too few for half of the
+// multiprocessors.
+static int columns_of(const tiled_problem &p, int channels)
 {
-    return channels <= 32 ? 32 : MOST_COLUMNS;
+    const int64_t work = tiling_of(p, ROWS).count * ceil_div(channels, MOST_COLUMNS);
+    return channels <= 32 || tiled_blocks(2 * work, 1) == 2 * work ? 32 : MOST_COLUMNS;
 }
 
 int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward)
 {
     const int channels = backward ? p.in_channels : p.out_channels;
-    return tiled_blocks(tiling_of(p, ROWS).count, ceil_div(channels, columns_of(channels)));
+    return tiled_blocks(tiling_of(p, ROWS).count, ceil_div(channels, columns_of(p, channels)));
 }
 
 template <bool TF32, bool BACKWARD, int COLUMNS>
@@ -394,7 +423,7 @@ static cuda_ops_status convolve(convolve_arguments &a, bool tf32, cudaStream_t s
     a.tiles = tiling_of(p, ROWS);
     a.depth = BACKWARD ? p.out_channels : p.in_channels;
     a.columns = BACKWARD ? p.in_channels : p.out_channels;
-    const int columns = columns_of(a.columns);
+    const int columns = columns_of(p, a.columns);
     a.chunks = (int)ceil_div(a.depth, DEPTH);
     a.kinds = (int)ceil_div(a.columns, columns);
     a.resident = a.chunks * columns <= MOST_COLUMNS;

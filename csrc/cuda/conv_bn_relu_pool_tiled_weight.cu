@@ -237,9 +237,15 @@ static int64_t kinds_of(const tiled_problem &p)
     return ceil_div(p.out_channels, OUT) * ceil_div(p.in_channels, IN);
 }
 
+static int slots_of_a_block()
+{
+    return tiled_shared_limit() >= 4 * STAGE_BYTES ? 2 : 1;
+}
+
+// No more than have work for all of their slots: each block's sums are written, and read again.
 static int64_t blocks_of(const tiled_problem &p)
 {
-    return tiled_blocks(tiling_of(p, ROWS).count, kinds_of(p));
+    return tiled_blocks(ceil_div(tiling_of(p, ROWS).count, slots_of_a_block()), kinds_of(p));
 }
 
 int64_t tiled_weight_workspace(const tiled_problem &p)
@@ -248,23 +254,19 @@ int64_t tiled_weight_workspace(const tiled_problem &p)
 }
 
 template <bool TF32>
-static cuda_ops_status launch(float *grad_weight, const weight_arguments &a, cudaStream_t stream)
+static cuda_ops_status launch(const weight_arguments &a, cudaStream_t stream)
 {
-    const int slots = tiled_shared_limit() >= 4 * STAGE_BYTES ? 2 : 1, bytes = slots * 2 * STAGE_BYTES;
-    const int64_t blocks = blocks_of(a.problem), kinds = kinds_of(a.problem);
-    const int64_t vectors = kinds * (THREAD_SUMS / 4 * SLOT_THREADS);
-    if (blocks * kinds > INT32_MAX || vectors / WARP_SIZE > INT32_MAX)
+    const int slots = slots_of_a_block(), bytes = slots * 2 * STAGE_BYTES;
+    const int64_t blocks = blocks_of(a.problem) * kinds_of(a.problem);
+    if (blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     cudaFuncSetAttribute(weight_kernel<TF32>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    launch_dependent(weight_kernel<TF32>, (unsigned int)(blocks * kinds), slots * SLOT_THREADS, bytes, stream, a);
-    launch_dependent(weight_sum_kernel<TF32>, (unsigned int)(vectors / WARP_SIZE), SLICES * WARP_SIZE, 0, stream,
-                     grad_weight, a.partial, blocks, a.in_kinds, vectors, a.problem.in_channels,
-                     a.problem.out_channels);
+    launch_dependent(weight_kernel<TF32>, (unsigned int)blocks, slots * SLOT_THREADS, bytes, stream, a);
     return launch_status();
 }
 
-cuda_ops_status tiled_weight_gradient(float *grad_weight, float4 *partial, const gradient_source &source,
-                                      const float *input, const tiled_problem &p, bool tf32, cudaStream_t stream)
+cuda_ops_status tiled_weight_gradient(float4 *partial, const gradient_source &source, const float *input,
+                                      const tiled_problem &p, bool tf32, cudaStream_t stream)
 {
     weight_arguments a = {};
     a.problem = p;
@@ -274,5 +276,17 @@ cuda_ops_status tiled_weight_gradient(float *grad_weight, float4 *partial, const
     a.gradient = source;
     a.input = input;
     a.partial = partial;
-    return tf32 ? launch<true>(grad_weight, a, stream) : launch<false>(grad_weight, a, stream);
+    return tf32 ? launch<true>(a, stream) : launch<false>(a, stream);
+}
+
+cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, const tiled_problem &p, bool tf32,
+                                 cudaStream_t stream)
+{
+    const int64_t vectors = kinds_of(p) * (THREAD_SUMS / 4 * SLOT_THREADS);
+    if (vectors / WARP_SIZE > INT32_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    launch_dependent(tf32 ? weight_sum_kernel<true> : weight_sum_kernel<false>, (unsigned int)(vectors / WARP_SIZE),
+                     SLICES * WARP_SIZE, 0, stream, grad_weight, partial, blocks_of(p), (int)ceil_div(p.in_channels, IN),
+                     vectors, p.in_channels, p.out_channels);
+    return launch_status();
 }
