@@ -1,8 +1,9 @@
 """One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [op ...]
 
 Each op's small samples and its odd-sized ones (or those that its specification picks), in every dtype, float32 with and
-without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own); then the optimizer and the rungs of the GEMM ladder. Values are
-the tests' business, not this program's: it only has to reach the kernels.
+without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
+then the optimizer and the rungs of the GEMM ladder. Values are the tests' business, not this program's: it only has to
+reach the kernels.
 """
 
 import itertools

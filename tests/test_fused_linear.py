@@ -93,7 +93,11 @@ def tf32():
 def test_relu_with_tf32(rows, in_features, out_features, tf32):
     make = Make("cuda", torch.float32)
     bound = 8 / max(in_features, 4)
-    input, weight, bias = make(rows, in_features), make(out_features, in_features, low=-bound, high=bound), make(out_features)
+    input, weight, bias = (
+        make(rows, in_features),
+        make(out_features, in_features, low=-bound, high=bound),
+        make(out_features),
+    )
     tensors = [t.requires_grad_() for t in (input, weight, bias)]
     output = linear_relu(*tensors)
     grad = make(rows, out_features)

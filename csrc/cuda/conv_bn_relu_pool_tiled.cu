@@ -1,10 +1,10 @@
 // conv_bn_relu_pool in float32 by tiles of pictures: conv 3x3 (padding 1) -> batch norm (training) -> ReLU -> max pool
-// 2x2, for any numbers of channels that are multiples of 8, and any size of pictures. With TF32, where that is allowed,
-// on the tensor cores (Ampere's mma.sync, which Hopper has too), else on the CUDA cores.
+// 2x2, for numbers of channels that are multiples of 8, from 16 to 128, and any size of pictures. With TF32, where that
+// is allowed, on the tensor cores (Ampere's mma.sync, which Hopper has too), else on the CUDA cores.
 //
 // Forward, three kernels:
-//   convolve (conv_bn_relu_pool_tiled_convolve.cu): y, channels_last, and of each block's y mean and squared differences
-//   prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
+//   convolve (conv_bn_relu_pool_tiled_convolve.cu): y, channels_last, and of each block's y mean and squared
+//   differences prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
 //   pool      a thread to four channels of a window: output, maximum and its place (both channels_last)
 // Backward, five:
 //   sums      of dz and dz * maximum by channel; a gradient that is not channels_last is copied into that order
@@ -39,9 +39,9 @@ static bool is_valid(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
 extern "C" int cuda_ops_conv_bn_relu_pool_tiled_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height,
                                                           int64_t width, int64_t out_channels)
 {
-    // With few channels the depth of 32 would be mostly zeros.
-    if (dtype != CUDA_OPS_FLOAT32 || in_channels < 16 || out_channels < 16 || in_channels % 8 != 0 ||
-        out_channels % 8 != 0 || in_channels > INT32_MAX || out_channels > INT32_MAX || height < 2 || width < 2 ||
+    // With fewer channels the depth of 32 would be mostly zeros; with more the weights are loaded anew for every tile.
+    const auto fits = [](int64_t channels) { return channels >= 16 && channels <= 128 && channels % 8 == 0; };
+    if (dtype != CUDA_OPS_FLOAT32 || !fits(in_channels) || !fits(out_channels) || height < 2 || width < 2 ||
         height > INT32_MAX || width > INT32_MAX || height * width > INT32_MAX)
         return 0;
     return tiled_shared_limit() >= tiled_convolve_shared_bytes(1) + 4096;

@@ -164,8 +164,7 @@ __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 __device__ __forceinline__ void copy_or_zero(uint32_t to, const void *from, bool inside)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 #endif
 }
 __device__ __forceinline__ void commit_copies()
@@ -204,6 +203,13 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t address)
     uint32_t v;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
+}
+__device__ __forceinline__ void load_shared_words(uint32_t (&v)[4], uint32_t address)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(address)
+                 : "memory");
 }
 
 __device__ __forceinline__ void zero_shared(unsigned char *shared, int bytes)
@@ -294,13 +300,15 @@ __device__ __forceinline__ void finish_raster(uint32_t raster, const tiled_probl
 }
 
 // The gradient of the convolution's output, made on its way: `start` copies y to where dy will be, and in `finish` each
-// thread turns its own vectors into dy, so that it has no need to wait for others between them. A thread takes 4 channels of whole windows, for which the pooled gradient and the place
-// of the maximum wait in registers.
+// thread turns its own vectors into dy, so that it has no need to wait for others between them. A thread takes 4
+// channels of whole windows, for which the pooled gradient and the place of the maximum wait in registers.
 //   HALO: pixels around the tile; ROWS, COLUMNS: of the raster; VECTORS: of 4 channels, in rasters of 8
-template <int HALO, int ROWS, int COLUMNS, int VECTORS>
+//   PAIRED: of the two pixels of a window's row the first's place gets the first two channels of both, the second's the
+//   other two: with pixels as depths that is how fragments of mma.sync lie in registers
+template <int HALO, int ROWS, int COLUMNS, int VECTORS, bool PAIRED>
 struct gradient_loader {
-    static constexpr int WINDOWS =
-        HALO ? (ROWS / 2 + 1) * (COLUMNS / 2 + 1) : ((ROWS + 1) / 2) * ((COLUMNS + 1) / 2);
+    static constexpr int WINDOWS = HALO ? (ROWS / 2 + 1) * (COLUMNS / 2 + 1) : ((ROWS + 1) / 2) * ((COLUMNS + 1) / 2);
+    static_assert(!PAIRED || (HALO == 0 && COLUMNS % 2 == 0), "both pixels or none");
     static constexpr int UNITS = (WINDOWS * VECTORS + SLOT_THREADS - 1) / SLOT_THREADS;
     static constexpr int RASTER_BYTES = ROWS * COLUMNS * PIXEL_BYTES;
     float4 grad[UNITS];
@@ -341,21 +349,26 @@ struct gradient_loader {
         }
     }
 
-    // action(offset in shared memory, whether in the picture, row, column, number) for those of a window's two pixels in
-    // a row that are in the raster.
-    template <typename Action>
-    __device__ __forceinline__ void for_pixels(const tiled_problem &p, int thread, int window_row, int window_column,
-                                               int half, Action action) const
+    // The two pixels of a window in one of its rows: where they are in the raster, if they are, and in the picture.
+    struct pixel_pair {
+        uint32_t at[2]; // in shared memory
+        bool in_raster[2], in_picture[2];
+    };
+
+    __device__ __forceinline__ pixel_pair pixels(uint32_t raster, const tiled_problem &p, int thread, int window_row,
+                                                 int window_column, int half) const
     {
-        const int vector = thread % VECTORS;
+        const int vector = thread % VECTORS, y = 2 * window_row + half, r = y - place.y + HALO;
+        const uint32_t row = raster + vector / 8 * RASTER_BYTES + r * (COLUMNS * PIXEL_BYTES);
+        pixel_pair pair;
 #pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; e++) {
-            const int y = 2 * window_row + half, x = 2 * window_column + e % 2;
-            const int r = y - place.y + HALO, c = x - place.x + HALO;
-            if ((unsigned int)r < (unsigned int)ROWS && (unsigned int)c < (unsigned int)COLUMNS)
-                action(vector / 8 * RASTER_BYTES + (r * COLUMNS + c) * PIXEL_BYTES + ((vector % 8 ^ (c & 7)) << 4),
-                       (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width, y, x, e);
+        for (int e = 0; e < 2; e++) {
+            const int x = 2 * window_column + e, c = x - place.x + HALO;
+            pair.in_raster[e] = (unsigned int)r < (unsigned int)ROWS && (unsigned int)c < (unsigned int)COLUMNS;
+            pair.in_picture[e] = (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width;
+            pair.at[e] = row + c * PIXEL_BYTES + ((vector % 8 ^ (c & 7)) << 4);
         }
+        return pair;
     }
 
     __device__ __forceinline__ void start(uint32_t raster, const gradient_source &s, const tiled_problem &p,
@@ -363,22 +376,26 @@ struct gradient_loader {
     {
         place = at;
         channel = first_channel + thread % VECTORS * 4;
-        const bool exists = channel < p.out_channels;
-        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (channel >= p.out_channels)
+            return; // finish writes zeros
         const int64_t pooled = place.picture * p.pooled_height * p.pooled_width * p.out_channels + channel;
-        const float *y_of = s.conv_output + place.picture * p.height * p.width * p.out_channels + channel;
+        const float *const y_of = s.conv_output + place.picture * p.height * p.width * p.out_channels + channel;
         for_windows(windows(p, t, place), thread, [&](int i, int row, int column) {
-            const bool inside = exists && (unsigned int)row < (unsigned int)p.pooled_height &&
+            const bool inside = (unsigned int)row < (unsigned int)p.pooled_height &&
                                 (unsigned int)column < (unsigned int)p.pooled_width;
-            const int64_t at = pooled + (int64_t)(row * p.pooled_width + column) * p.out_channels;
-            grad[i] = inside ? __ldg(reinterpret_cast<const float4 *>(s.grad_pooled + at)) : zero;
-            places[i] = inside ? __ldg(reinterpret_cast<const uint32_t *>(s.places + at)) : 0xffffffffu;
+            const int64_t window = pooled + (int64_t)(row * p.pooled_width + column) * p.out_channels;
+            grad[i] = inside ? __ldg(reinterpret_cast<const float4 *>(s.grad_pooled + window))
+                             : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            places[i] = inside ? __ldg(reinterpret_cast<const uint32_t *>(s.places + window)) : 0xffffffffu;
+            const float *from = y_of + (int64_t)(2 * row * p.width + 2 * column) * p.out_channels;
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                for_pixels(p, thread, row, column, half, [&](int to, bool in_picture, int y, int x, int) {
-                    if (in_picture && exists)
-                        copy_or_zero(raster + to, y_of + (int64_t)(y * p.width + x) * p.out_channels, true);
-                });
+            for (int half = 0; half < 2; half++, from += (int64_t)p.width * p.out_channels) {
+                const pixel_pair pair = pixels(raster, p, thread, row, column, half);
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (pair.in_raster[e] && pair.in_picture[e])
+                        copy_or_zero(pair.at[e], from + e * p.out_channels, true);
+            }
         });
     }
 
@@ -394,30 +411,37 @@ struct gradient_loader {
         const float4 offset = __ldg(reinterpret_cast<const float4 *>(s.offset + from));
         wait_for_copies();
         for_windows(windows(p, t, place), thread, [&](int i, int row, int column) {
-            const float4 dz = make_float4(scale.x * grad[i].x, scale.y * grad[i].y, scale.z * grad[i].z,
-                                          scale.w * grad[i].w);
+            const float4 dz =
+                make_float4(scale.x * grad[i].x, scale.y * grad[i].y, scale.z * grad[i].z, scale.w * grad[i].w);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float4 values[4]; // loads before stores, since it is their latency that counts
-                for_pixels(p, thread, row, column, half, [&](int to, bool in_picture, int, int, int e) {
-                    if (in_picture && exists)
-                        values[e] = load_shared(raster + to);
-                });
-                for_pixels(p, thread, row, column, half, [&](int to, bool in_picture, int, int, int e) {
-                    float4 dy = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    if (in_picture && exists) {
-                        const float4 y = values[e];
-                        const auto make = [&](int byte, float value, float z, float by, float to_add) {
-                            return fmaf(by, value, to_add) +
-                                   ((places[i] >> (8 * byte) & 255) == (uint32_t)e ? z : 0.0f);
-                        };
-                        dy = rounded<TF32>(make_float4(make(0, y.x, dz.x, slope.x, offset.x),
-                                                       make(1, y.y, dz.y, slope.y, offset.y),
-                                                       make(2, y.z, dz.z, slope.z, offset.z),
-                                                       make(3, y.w, dz.w, slope.w, offset.w)));
-                    }
-                    store_shared(raster + to, dy);
-                });
+                // Few branches, and loads before stores: it is latency that counts, and PAIRED mixes the pixels.
+                const pixel_pair pair = pixels(raster, p, thread, row, column, half);
+                float4 v[2] = {};
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (pair.in_raster[e])
+                        v[e] = load_shared(pair.at[e]);
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const auto make = [&](int byte, float value, float z, float by, float to_add) {
+                        const float dy = fmaf(by, value, to_add);
+                        return (places[i] >> (8 * byte) & 255) == (uint32_t)(2 * half + e) ? dy + z : dy;
+                    };
+                    const float4 dy =
+                        make_float4(make(0, v[e].x, dz.x, slope.x, offset.x), make(1, v[e].y, dz.y, slope.y, offset.y),
+                                    make(2, v[e].z, dz.z, slope.z, offset.z), make(3, v[e].w, dz.w, slope.w, offset.w));
+                    v[e] = exists && pair.in_picture[e] ? rounded<TF32>(dy) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+                if (PAIRED) {
+                    const float4 a = v[0], b = v[1];
+                    v[0] = make_float4(a.x, a.y, b.x, b.y);
+                    v[1] = make_float4(a.z, a.w, b.z, b.w);
+                }
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (pair.in_raster[e])
+                        store_shared(pair.at[e], v[e]);
             }
         });
     }

@@ -6,13 +6,14 @@
 // its way to shared memory, and turns the taps around.
 //
 // A block of one or two slots of four warps. A slot takes a tile of 14 x 16 pixels after the other and multiplies DEPTH
-// channels of it at a time, while the next ones are on their way to its other raster; the two slots wait for nothing but
-// their own warps, so that one multiplies while the other one rounds. The weights of a block's COLUMNS channels stay in
-// shared memory where all of their depth fits, else each DEPTH of them is loaded when it is its turn.
+// channels of it at a time, while the next ones are on their way to its other raster; the two slots wait for nothing
+// but their own warps, so that one multiplies while the other one rounds. The weights of a block's COLUMNS channels
+// stay in shared memory where all of their depth fits, else each DEPTH of them is loaded when it is its turn.
 //   TF32  mma.sync m16n8k8. A warp has seven rows of 16 pixels and half of the columns; a row's fragment is multiplied
-//         with the weights of three taps, one for each of the three rows of results that it is part of: 15 ldmatrix for 84
-//         products.
-//   else  multiply-adds of float. A thread has a column of seven pixels and up to 16 channels: 112 multiply-adds for four
+//         with the weights of three taps, one for each of the three rows of results that it is part of: 15 ldmatrix for
+//         84 products.
+//   else  multiply-adds of float. A thread has a column of seven pixels and up to 16 channels: 112 multiply-adds for
+//   four
 //         loads of 16 bytes.
 #include "conv_bn_relu_pool_tiled.cuh"
 
@@ -40,12 +41,12 @@ struct convolve_arguments {
     batch_moments moments; // forward
 };
 
-typedef gradient_loader<1, RASTER_ROWS, RASTER_COLUMNS, 8> convolve_gradient;
+typedef gradient_loader<1, RASTER_ROWS, RASTER_COLUMNS, 8, false> convolve_gradient;
 static_assert(convolve_gradient::RASTER_BYTES == RASTER_BYTES, "one layout");
 
 // The weights of a chunk, [tap column][tap row], then TF32: [column][depth], chunks of 16 bytes in the order of the
-// exclusive or with the column's number, and each 16 columns in such an order that a thread's sums are four neighbouring
-// channels; else [depth][column].
+// exclusive or with the column's number, and each 16 columns in such an order that a thread's sums are four
+// neighbouring channels; else [depth][column].
 template <bool TF32, int COLUMNS>
 __device__ __forceinline__ int weight_place(int tap, int column, int depth)
 {
@@ -94,26 +95,12 @@ struct thread_sums {
         return TF32 ? lane / 4 : lane % 16;
     }
     // The first channel of each four, of those of the block.
+    static constexpr int STEP = TF32 ? 16 : 4;
     static __device__ __forceinline__ int channel(int warp, int lane, int four)
     {
-        const int first = warp % 2 * (COLUMNS / 2);
-        return TF32 ? first + four * 16 + lane % 4 * 4 : first + lane / 16 * CHANNELS + four * 4;
+        return warp % 2 * (COLUMNS / 2) + (TF32 ? lane % 4 * 4 : lane / 16 * CHANNELS) + four * STEP;
     }
 };
-
-// Gives a channel's sums of rows that are below the picture a value that changes nothing in what is summed next.
-template <bool TF32, int COLUMNS>
-__device__ __forceinline__ void replace_rows_below(thread_sums<TF32, COLUMNS> &sums, int rows, int channel, float value)
-{
-    if (rows >= WARP_ROWS)
-        return;
-#pragma unroll
-    for (int row = 0; row < WARP_ROWS; row++)
-#pragma unroll
-        for (int x = 0; x < thread_sums<TF32, COLUMNS>::PIXELS; x++)
-            if (row >= rows)
-                sums.value[row][x][channel] = value;
-}
 
 template <int COLUMNS>
 __device__ __forceinline__ void multiply_chunk(thread_sums<true, COLUMNS> &sums, uint32_t raster, uint32_t weight,
@@ -212,6 +199,41 @@ __device__ __forceinline__ moments merge(const moments &x, const moments &y)
     return {count, x.mean + delta * share, x.square + y.square + delta * delta * x.count * share};
 }
 
+// Adds a tile's sums to the thread's moments: `more` values of each channel, a `share` of all of them then.
+template <bool ALL_ROWS, bool TF32, int COLUMNS, int CHANNELS>
+__device__ __forceinline__ void add_moments(float (&mean)[CHANNELS], float (&square)[CHANNELS],
+                                            const thread_sums<TF32, COLUMNS> &sums, const bool (&inside)[2], int rows,
+                                            float count, float more, float share)
+{
+    const float reciprocal = more > 0.0f ? 1.0f / more : 0.0f;
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        float sum = 0.0f, differences = 0.0f;
+#pragma unroll
+        for (int x = 0; x < thread_sums<TF32, COLUMNS>::PIXELS; x++) {
+            float of_column = 0.0f;
+#pragma unroll
+            for (int row = 0; row < WARP_ROWS; row++)
+                of_column += ALL_ROWS || row < rows ? sums.value[row][x][i] : 0.0f;
+            sum += inside[x] ? of_column : 0.0f;
+        }
+        const float here = sum * reciprocal;
+#pragma unroll
+        for (int x = 0; x < thread_sums<TF32, COLUMNS>::PIXELS; x++) {
+            float of_column = 0.0f;
+#pragma unroll
+            for (int row = 0; row < WARP_ROWS; row++) {
+                const float difference = ALL_ROWS || row < rows ? sums.value[row][x][i] - here : 0.0f;
+                of_column = fmaf(difference, difference, of_column);
+            }
+            differences += inside[x] ? of_column : 0.0f;
+        }
+        const float delta = here - mean[i];
+        mean[i] += delta * share;
+        square[i] += differences + delta * delta * (count * share);
+    }
+}
+
 template <bool TF32, bool BACKWARD, int COLUMNS>
 __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __grid_constant__ convolve_arguments a)
 {
@@ -293,62 +315,38 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
                 __syncthreads();
             }
             if (active)
-                multiply_chunk<COLUMNS>(
-                    sums, raster, weights + (a.resident ? chunk * TAPS * COLUMNS * PIXEL_BYTES : 0), warp, lane);
+                multiply_chunk<COLUMNS>(sums, raster, weights + (a.resident ? chunk * TAPS * COLUMNS * PIXEL_BYTES : 0),
+                                        warp, lane);
         }
         if (!active)
             continue;
         const tile_place place = place_of(a.tiles, tile);
         const int first_row = place.y + warp / 2 * WARP_ROWS, column = place.x + Sums::column(lane);
-        float *const to =
-            a.result + ((place.picture * p.height + first_row) * p.width + column) * a.columns + kind * COLUMNS;
+        const int rows = min(max(p.height - first_row, 0), WARP_ROWS);
+        const int channel = kind * COLUMNS + Sums::channel(warp, lane, 0);
+        const bool inside[2] = {column < p.width, Sums::PIXELS == 2 && column + 8 < p.width};
+        float *to = a.result + ((place.picture * p.height + first_row) * p.width + column) * a.columns + channel;
+        const int64_t row_step = (int64_t)p.width * a.columns;
 #pragma unroll
-        for (int row = 0; row < WARP_ROWS; row++)
+        for (int row = 0; row < WARP_ROWS; row++, to += row_step)
 #pragma unroll
             for (int x = 0; x < Sums::PIXELS; x++)
+                if (inside[x] && row < rows)
 #pragma unroll
-                for (int i = 0; i < Sums::CHANNELS; i += 4) {
-                    const int channel = Sums::channel(warp, lane, i / 4);
-                    const float *v = &sums.value[row][x][i];
-                    if (first_row + row < p.height && column + 8 * x < p.width &&
-                        kind * COLUMNS + channel < a.columns)
-                        *reinterpret_cast<float4 *>(to + (int64_t)(row * p.width + 8 * x) * a.columns + channel) =
-                            make_float4(v[0], v[1], v[2], v[3]);
-                }
-        if constexpr (!BACKWARD) {
-            const int rows = min(max(p.height - first_row, 0), WARP_ROWS);
-            const bool inside[2] = {column < p.width, Sums::PIXELS == 2 && column + 8 < p.width};
-            const float more = (float)(rows * ((int)inside[0] + (int)inside[1]));
-            const float reciprocal = more > 0.0f ? 1.0f / more : 0.0f;
-            const float share = more > 0.0f ? more / (count + more) : 0.0f;
-#pragma unroll
-            for (int i = 0; i < KEPT; i++) {
-                float sum = 0.0f, differences = 0.0f;
-                replace_rows_below(sums, rows, i, 0.0f);
-#pragma unroll
-                for (int x = 0; x < Sums::PIXELS; x++) {
-                    float of_column = 0.0f;
-#pragma unroll
-                    for (int row = 0; row < WARP_ROWS; row++)
-                        of_column += sums.value[row][x][i];
-                    sum += inside[x] ? of_column : 0.0f;
-                }
-                const float here = sum * reciprocal;
-                replace_rows_below(sums, rows, i, here);
-#pragma unroll
-                for (int x = 0; x < Sums::PIXELS; x++) {
-                    float of_column = 0.0f;
-#pragma unroll
-                    for (int row = 0; row < WARP_ROWS; row++) {
-                        const float difference = sums.value[row][x][i] - here;
-                        of_column = fmaf(difference, difference, of_column);
+                    for (int i = 0; i < Sums::CHANNELS; i += 4) {
+                        const float *v = &sums.value[row][x][i];
+                        if (channel + i / 4 * Sums::STEP < a.columns)
+                            *reinterpret_cast<float4 *>(to + 8 * x * a.columns + i / 4 * Sums::STEP) =
+                                make_float4(v[0], v[1], v[2], v[3]);
                     }
-                    differences += inside[x] ? of_column : 0.0f;
-                }
-                const float delta = here - mean[i];
-                mean[i] += delta * share;
-                square[i] += differences + delta * delta * (count * share);
-            }
+        if constexpr (!BACKWARD) {
+            const float more = (float)(rows * ((int)inside[0] + (int)inside[1]));
+            const float share = more > 0.0f ? more / (count + more) : 0.0f;
+            // Most tiles have all their rows: no comparisons then.
+            if (rows == WARP_ROWS)
+                add_moments<true>(mean, square, sums, inside, rows, count, more, share);
+            else
+                add_moments<false>(mean, square, sums, inside, rows, count, more, share);
             count += more;
             if (thread == 0)
                 pixels += (int64_t)min(p.height - place.y, ROWS) * min(p.width - place.x, TILE_COLUMNS);

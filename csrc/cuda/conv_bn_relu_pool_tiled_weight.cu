@@ -1,12 +1,11 @@
 // The gradient of the weight in conv_bn_relu_pool's path for float32:
 //     dw[out][in][tap] = sum over pictures and pixels of dy[pixel][out] * input[pixel + tap][in]
 // A block makes 64 out x 32 in channels of all nine taps, from tiles of 7 x 16 pixels of every so many pictures. It has
-// one or two slots of four warps, each with tiles of its own (two of them, so that one is multiplied while the next is on
-// its way), whose sums are added at the end; a second kernel adds the blocks' sums in order. No atomics.
-//   TF32  mma.sync m16n8k8 with the pixels as depth: neighbours 2 t and 2 t + 1 are the depths t and t + 4, so that the
-//         three shifts along a row take four words of each row where six would be needed, and rows go on to the next row's
-//         taps in registers: 8 loads for 36 products. A warp has 8 in channels, and 4 out channels a thread come with
-//         one load of 16 bytes.
+// one or two slots of four warps, each with tiles of its own (two of them, so that one is multiplied while the next is
+// on its way), whose sums are added at the end; a second kernel adds the blocks' sums in order. No atomics.
+//   TF32  mma.sync m16n8k8 with the pixels as depth: neighbours 2 t and 2 t + 1 are the depths t and t + 4, of which dy
+//         comes with two channels each in one load of 16 bytes; rows of the input go on to the next row's taps in
+//         registers: 10 loads for 36 products. A warp has 8 in channels.
 //   else  multiply-adds of float: a thread has 4 x 4 channels of all taps, and walks down a column with the nine
 //         neighbours in registers: 144 multiply-adds for 4 loads.
 #include "conv_bn_relu_pool_tiled.cuh"
@@ -14,8 +13,9 @@
 static constexpr int ROWS = WEIGHT_ROWS, RASTER_ROWS = ROWS + 2, TAPS = 9;
 static constexpr int OUT = 64, IN = 32; // channels of a block
 static constexpr int INPUT_BYTES = RASTER_ROWS * RASTER_ROW_BYTES;
-typedef gradient_loader<0, ROWS, TILE_COLUMNS, OUT / 4> weight_gradient;
-static constexpr int HALF_BYTES = weight_gradient::RASTER_BYTES; // 32 out channels
+template <bool TF32>
+using weight_gradient = gradient_loader<0, ROWS, TILE_COLUMNS, OUT / 4, TF32>;
+static constexpr int HALF_BYTES = weight_gradient<true>::RASTER_BYTES; // 32 out channels
 static constexpr int STAGE_BYTES = INPUT_BYTES + 2 * HALF_BYTES;
 static constexpr int THREAD_SUMS = TAPS * OUT * IN / SLOT_THREADS;
 static_assert(THREAD_SUMS * SLOT_THREADS * 4 <= 2 * STAGE_BYTES, "a slot's sums fit where its tiles were");
@@ -45,31 +45,32 @@ __device__ __forceinline__ void multiply_tile_tf32(float (&sums)[THREAD_SUMS], u
 #pragma unroll
         for (int s = 0; s < 2; s++)
             left[s] = gradient + (column + s) * PIXEL_BYTES + ((g ^ ((column + s) & 7)) << 4);
-        uint32_t x[3][4];
+        // A tap's two depths in registers side by side: the pixels between are loaded twice, or copied for every
+        // product.
+        uint32_t x[3][3][2];
+        const auto load_row = [&](uint32_t(&of_row)[3][2], int row) {
 #pragma unroll
-        for (int row = 0; row < 2; row++)
-#pragma unroll
-            for (int s = 0; s < 4; s++)
-                x[row][s] = load_shared_word(own[s] + row * RASTER_ROW_BYTES);
+            for (int s = 0; s < 6; s++)
+                of_row[s / 2][s % 2] = load_shared_word(own[s / 2 + s % 2] + row * RASTER_ROW_BYTES);
+        };
+        load_row(x[0], 0);
+        load_row(x[1], 1);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-#pragma unroll
-            for (int s = 0; s < 4; s++)
-                x[(row + 2) % 3][s] = load_shared_word(own[s] + (row + 2) * RASTER_ROW_BYTES);
+            load_row(x[(row + 2) % 3], row + 2);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t at = h * HALF_BYTES + row * TILE_COLUMNS * PIXEL_BYTES;
-                const float4 v = load_shared(left[0] + at), w = load_shared(left[1] + at);
-                const uint32_t a[2][4] = {
-                    {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(w.x), __float_as_uint(w.y)},
-                    {__float_as_uint(v.z), __float_as_uint(v.w), __float_as_uint(w.z), __float_as_uint(w.w)}};
+                uint32_t a[2][4];
+                load_shared_words(a[0], left[0] + at);
+                load_shared_words(a[1], left[1] + at);
 #pragma unroll
                 for (int tap = 0; tap < TAPS; tap++) {
-                    const uint32_t(&of_row)[4] = x[(row + tap / 3) % 3];
+                    const uint32_t(&of_tap)[2] = x[(row + tap / 3) % 3][tap % 3];
 #pragma unroll
                     for (int f = 0; f < 2; f++) {
                         float *s = &sums[(tap * 4 + h * 2 + f) * 4];
-                        multiply_tf32(s[0], s[1], s[2], s[3], a[f], of_row[tap % 3], of_row[tap % 3 + 1]);
+                        multiply_tf32(s[0], s[1], s[2], s[3], a[f], of_tap[0], of_tap[1]);
                     }
                 }
             }
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
     release_successor();
     __syncthreads();
 
-    weight_gradient gradient;
+    weight_gradient<TF32> gradient;
     const auto start = [&](int64_t tile, int stage) {
         if (tile < a.tiles.count) {
             const uint32_t input = tiles + stage * STAGE_BYTES;
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
 static constexpr int SLICES = 8;
 
 template <bool TF32>
-__global__ void __launch_bounds__(SLICES * WARP_SIZE)
+__global__ void __launch_bounds__(SLICES *WARP_SIZE)
     weight_sum_kernel(float *grad_weight, const float4 *partial, int64_t blocks, int in_kinds, int64_t vectors,
                       int in_channels, int out_channels)
 {
@@ -286,7 +287,7 @@ cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, cons
     if (vectors / WARP_SIZE > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     launch_dependent(tf32 ? weight_sum_kernel<true> : weight_sum_kernel<false>, (unsigned int)(vectors / WARP_SIZE),
-                     SLICES * WARP_SIZE, 0, stream, grad_weight, partial, blocks_of(p), (int)ceil_div(p.in_channels, IN),
-                     vectors, p.in_channels, p.out_channels);
+                     SLICES * WARP_SIZE, 0, stream, grad_weight, partial, blocks_of(p),
+                     (int)ceil_div(p.in_channels, IN), vectors, p.in_channels, p.out_channels);
     return launch_status();
 }

@@ -48,8 +48,7 @@ static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choic
 
 template <typename T, typename P>
 static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *weight, const P *bias, int64_t rows,
-                                           int64_t in_features, int64_t out_features, bool tf32,
-                                           cudaStream_t stream)
+                                           int64_t in_features, int64_t out_features, bool tf32, cudaStream_t stream)
 {
     if (rows == 0 || out_features == 0)
         return CUDA_OPS_SUCCESS;
@@ -67,9 +66,8 @@ static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *w
 
 extern "C" cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight,
                                                              const void *bias, int64_t rows, int64_t in_features,
-                                                             int64_t out_features, int allow_tf32,
-                                                             cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
-                                                             cuda_ops_stream stream)
+                                                             int64_t out_features, int allow_tf32, cuda_ops_dtype dtype,
+                                                             cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
 {
     CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P,
                             return linear_relu_forward((T *)output, (const T *)input, (const P *)weight,

@@ -75,8 +75,7 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
 template <typename T, typename P>
 static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *grad_bias, const T *grad_output,
                                             const T *output, const T *input, const P *weight, int64_t rows,
-                                            int64_t in_features, int64_t out_features, bool tf32,
-                                            cudaStream_t stream)
+                                            int64_t in_features, int64_t out_features, bool tf32, cudaStream_t stream)
 {
     if (out_features == 0 || in_features == 0)
         grad_weight = nullptr;
@@ -107,9 +106,9 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
 extern "C" cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
                                                               const void *grad_output, const void *output,
                                                               const void *input, const void *weight, int64_t rows,
-                                                              int64_t in_features, int64_t out_features,
-                                                              int allow_tf32, cuda_ops_dtype dtype,
-                                                              cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+                                                              int64_t in_features, int64_t out_features, int allow_tf32,
+                                                              cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                                              cuda_ops_stream stream)
 {
     CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P,
                             return linear_relu_backward((T *)grad_input, (P *)grad_weight, (P *)grad_bias,

@@ -429,21 +429,19 @@ __device__ __forceinline__ void load_a_fragment_tf32(unsigned int (&fragment)[4]
                                                      int step, int lane)
 {
     if constexpr (BY_DEPTH) {
-        load_matrices_4<false>(fragment,
-                               slice + chunk_index<LINES, 8>(line + lane % 16, step * 2 + lane / 16) * 4);
+        load_matrices_4<false>(fragment, slice + chunk_index<LINES, 8>(line + lane % 16, step * 2 + lane / 16) * 4);
     } else {
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            fragment[r] = load_tf32<LINES>(slice, tf32_line<false>(line + lane / 4 + r % 2 * 8),
-                                           step * 8 + lane % 4 + r / 2 * 4);
+            fragment[r] =
+                load_tf32<LINES>(slice, tf32_line<false>(line + lane / 4 + r % 2 * 8), step * 8 + lane % 4 + r / 2 * 4);
     }
 }
 
 template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool MASKED, bool ROW_SUMS>
-__device__ __forceinline__ void multiply_slice_tf32(float (&sums)[Shape::WARP_M / 16][Shape::WARP_N / 8][4],
-                                                    float (&row_sums)[Shape::WARP_M / 16][4], const float *a,
-                                                    const float *mask, const float *b, int first_m, int first_n,
-                                                    int lane)
+__device__ __forceinline__ void
+multiply_slice_tf32(float (&sums)[Shape::WARP_M / 16][Shape::WARP_N / 8][4], float (&row_sums)[Shape::WARP_M / 16][4],
+                    const float *a, const float *mask, const float *b, int first_m, int first_n, int lane)
 {
     constexpr int M = Shape::WARP_M / 16, N = Shape::WARP_N / 8;
     static_assert((A_BY_DEPTH || Shape::WARP_M % 32 == 0) && Shape::WARP_N % (B_BY_DEPTH ? 16 : 32) == 0, "whole");
@@ -466,10 +464,10 @@ __device__ __forceinline__ void multiply_slice_tf32(float (&sums)[Shape::WARP_M 
 #pragma unroll
             for (int j = 0; j < N; j += 2) {
                 unsigned int both[4];
-                load_matrices_4<false>(both, b + chunk_index<Shape::TILE_N, 8>(
-                                                     first_n + j * 8 + lane % 8 + lane / 16 * 8,
-                                                     step * 2 + lane / 8 % 2) *
-                                                     4);
+                load_matrices_4<false>(both,
+                                       b + chunk_index<Shape::TILE_N, 8>(first_n + j * 8 + lane % 8 + lane / 16 * 8,
+                                                                         step * 2 + lane / 8 % 2) *
+                                               4);
                 right[j][0] = both[0], right[j][1] = both[1];
                 right[j + 1][0] = both[2], right[j + 1][1] = both[3];
             }

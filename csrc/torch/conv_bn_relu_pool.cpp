@@ -446,13 +446,12 @@ static void tiled_forward(const char *op, const Tensor &output, const Tensor &co
 #ifdef CUDA_OPS_WITH_CUDA
     const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(&sizes), input);
 #endif
-    CUDA_OPS_LAUNCH(
-        op, cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
-                output.data_ptr<float>(), conv_output.data_ptr<float>(), argmax.data_ptr<uint8_t>(),
-                maximum.data_ptr<float>(), statistics.data_ptr<double>(), workspace.data_ptr(), &running,
-                x.const_data_ptr<float>(), w.const_data_ptr<float>(), bias ? b.const_data_ptr() : nullptr,
-                &norm.parameters, &sizes, bias ? check_dtype(op, "bias", *bias) : CUDA_OPS_FLOAT32,
-                current_stream(op)));
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
+                            output.data_ptr<float>(), conv_output.data_ptr<float>(), argmax.data_ptr<uint8_t>(),
+                            maximum.data_ptr<float>(), statistics.data_ptr<double>(), workspace.data_ptr(), &running,
+                            x.const_data_ptr<float>(), w.const_data_ptr<float>(), bias ? b.const_data_ptr() : nullptr,
+                            &norm.parameters, &sizes, bias ? check_dtype(op, "bias", *bias) : CUDA_OPS_FLOAT32,
+                            current_stream(op)));
 }
 
 // As sm90_backward; grad_output is in the format of output.

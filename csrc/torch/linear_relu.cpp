@@ -124,13 +124,12 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     Tensor grad_weight = with_weight ? at::empty(w.sizes(), w.options()) : at::empty({0}, w.options());
     Tensor grad_bias = with_bias ? at::empty({size.out_features}, w.options()) : at::empty({0}, w.options());
     if (x.is_cuda())
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_linear_relu_backward_cuda(
-                            with_input ? grad_input.data_ptr() : nullptr,
-                            with_weight ? grad_weight.data_ptr() : nullptr, with_bias ? grad_bias.data_ptr() : nullptr,
-                            g.const_data_ptr(), y.const_data_ptr(), x.const_data_ptr(), w.const_data_ptr(), size.rows,
-                            size.in_features, size.out_features, at::globalContext().allowTF32CuBLAS(), dtype,
-                            parameter_dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_backward_cuda(
+                                with_input ? grad_input.data_ptr() : nullptr,
+                                with_weight ? grad_weight.data_ptr() : nullptr,
+                                with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(), y.const_data_ptr(),
+                                x.const_data_ptr(), w.const_data_ptr(), size.rows, size.in_features, size.out_features,
+                                at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
     else
         backward_cpu(op, with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
                      with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype);
