@@ -94,9 +94,8 @@ def run(values, grad_output, channels_last):
     return [output, *grads, values["running_mean"], values["running_var"]]
 
 
-def reference(values, grad_output, output):
-    """In float64; the maxima are those of the windows whose exact maximum is near enough to be `output`'s, so that what
-    rounding moves to another place is not counted as an error of the gradients."""
+def reference(values, grad_output):
+    """What `run` returns, by PyTorch in float64."""
     values = {name: tensor.detach().double() for name, tensor in values.items()}
     wanted = [values[name].requires_grad_() for name in ("input", "weight", "bn_weight", "bn_bias")]
     functional = torch.nn.functional
@@ -121,13 +120,15 @@ def test_values(shape, tf32, channels_last, allow_tf32):
     before = {name: tensor.clone() for name, tensor in values.items()}
     results = run(values, grad_output, channels_last)
     assert results[0].is_contiguous(memory_format=CHANNELS_LAST if channels_last else torch.contiguous_format)
-    expected = reference(before, grad_output, results[0])
+    expected = reference(before, grad_output)
     names = ("output", "input", "weight", "bn_weight", "bn_bias", "running_mean", "running_var")
     for name, result, want in zip(names, results, expected, strict=True):
         gradient = name in names[1:5]
-        # Where rounding moves a maximum to another pixel of its window, that pixel's gradient is another one: of
-        # windows of four normal values one in some thousands has two within TF32's rounding.
-        tolerance = (6e-2 if gradient else 1e-3) if tf32 else (1e-2 if gradient else 2e-6)
+        # Where rounding moves a maximum to another pixel of its window, gradients are others: of windows of four normal
+        # values one in some thousands has two within TF32's rounding. The next test is of gradients.
+        if gradient and tf32:
+            continue
+        tolerance = 1e-2 if gradient else 1e-3 if tf32 else 2e-6
         error = (result.double() - want).norm() / want.norm()
         assert error <= tolerance, f"{name}: {error}"
     again = run({name: tensor.clone() for name, tensor in before.items()}, grad_output, channels_last)
@@ -151,7 +152,7 @@ def test_gradients_where_no_maximum_moves(shape, tf32, allow_tf32):
     values["weight"] = whole(generator, out_channels, in_channels, 3, 3)
     before = {name: tensor.clone() for name, tensor in values.items()}
     results = run(values, grad_output, False)
-    for result, want in zip(results, reference(before, grad_output, results[0]), strict=True):
+    for result, want in zip(results, reference(before, grad_output), strict=True):
         assert_close(result, want, 1e-3 if tf32 else 1e-5)
 
 
@@ -160,7 +161,7 @@ def test_tf32_is_obeyed(allow_tf32):
     if not has_tiled():
         pytest.skip("needs 160 KB of shared memory a block")
     values, _ = tensors((70, 32, 64, 14, 14))
-    exact = reference(values, torch.zeros(70, 64, 7, 7, device="cuda"), None)[0].detach()
+    exact = reference(values, torch.zeros(70, 64, 7, 7, device="cuda"))[0].detach()
     errors = {}
     for allowed in (False, True):
         allow_tf32(allowed)
