@@ -1,8 +1,9 @@
 """One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [op ...]
 
-Each op's small samples and its odd-sized ones, in every dtype, in contiguous and channels_last order, forward and
-backward (double backward has no kernels of its own); then the optimizer and the rungs of the GEMM ladder. Values are
-the tests' business, not this program's: it only has to reach the kernels.
+Each op's small samples and its odd-sized ones (or those that its specification picks), in every dtype, float32 with and
+without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
+then the optimizer and the rungs of the GEMM ladder. Values are the tests' business, not this program's: it only has to
+reach the kernels.
 """
 
 import itertools
@@ -12,6 +13,8 @@ import torch
 from opspec import Make, as_tuple, load_specs
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# The ops that have other kernels for float32 where TF32 is allowed.
+TF32 = {"conv2d", "conv_bn_relu_pool", "linear", "linear_relu", "matmul"}
 # compute-sanitizer slows a kernel by two orders of magnitude: the largest samples are for the tests.
 LARGEST = 20_000
 
@@ -31,13 +34,15 @@ def channels_last(tensor):
 
 
 def run_spec(spec):
-    for dtype in DTYPES:
+    for dtype, tf32 in [*((dtype, False) for dtype in DTYPES), *((torch.float32, True) for _ in TF32 & {spec.name})]:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         make = Make("cuda", dtype, requires_grad=True)
-        for sample in [*spec.small_samples(make), *spec.samples(make)]:
+        samples = [*spec.small_samples(make), *spec.samples(make)]
+        for sample in samples if spec.kernel_samples is None else spec.kernel_samples(make):
             if max(t.numel() for t in sample.tensors()) > LARGEST:
                 continue
             run(spec, sample)
-            if any(t.dim() == 4 for t in sample.tensors()):
+            if spec.kernel_samples is None and any(t.dim() == 4 for t in sample.tensors()):
                 run(spec, sample.map(channels_last))
 
 

@@ -98,6 +98,8 @@ class OpSpec:
     empty_samples: Callable[[Make], Iterable[Sample]] = lambda make: ()
     op_samples: Callable[[Make], Iterable[tuple[Any, tuple]]] = lambda make: ()
     """(torch.ops.cuda_ops.<op>, its arguments) for torch.library.opcheck: every registered op of this stem."""
+    kernel_samples: Callable[[Make], Iterable[Sample]] | None = None
+    """What kernel_cases.py runs in place of samples and small_samples, where these are too many."""
     bad: list[Bad] = field(default_factory=list)
     gradgrad: bool = False
     relative_norm: dict[torch.dtype, float] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """The path of conv_bn_relu_pool on Hopper's tensor cores, where its numbers of pictures matter: a picture a warpgroup,
-and then more than one. On other GPUs the same tests run the general path."""
+and then more than one. On other GPUs the same tests run the general path. test_conv_bn_relu_pool_tiled.py has the test
+of which path is taken."""
 
 import pytest
 import torch

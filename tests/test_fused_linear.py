@@ -77,3 +77,60 @@ def test_relu_of_float32_parameters(dtype, rows, in_features, out_features):
         return torch.relu(torch.nn.functional.linear(input, weight, bias))
 
     check(linear_relu, native, [input, weight, bias], dtype)
+
+
+@pytest.fixture
+def tf32():
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.cuda
+# A tile that few rows take, one in between and a large one; backward of few and of many rows; sizes that no tile
+# divides; rows of features that no 16-byte load fits, which are multiplied as they are.
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"),
+    [(64, 3136, 128), (70, 44, 36), (1000, 132, 260), (9000, 100, 132), (1100, 3136, 128), (33, 35, 19)],
+)
+def test_relu_with_tf32(rows, in_features, out_features, tf32):
+    make = Make("cuda", torch.float32)
+    bound = 8 / max(in_features, 4)
+    input, weight, bias = (
+        make(rows, in_features),
+        make(out_features, in_features, low=-bound, high=bound),
+        make(out_features),
+    )
+    tensors = [t.requires_grad_() for t in (input, weight, bias)]
+    output = linear_relu(*tensors)
+    grad = make(rows, out_features)
+    grads = torch.autograd.grad(output, tensors, grad)
+    exact = torch.nn.functional.linear(*(t.double() for t in (input, weight, bias)))
+    assert_close(output, torch.relu(exact), 1e-3)
+    masked = torch.where(output > 0, grad, 0.0).double()  # by the output that there is: rounding moves others past 0
+    expected = masked @ weight.double(), masked.T @ input.double(), masked.sum(0)
+    for actual, wanted in zip(grads, expected, strict=True):
+        assert_close(actual, wanted, 1e-3, "gradient")
+    again = torch.autograd.grad(linear_relu(*tensors), tensors, grad)
+    assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
+
+
+@pytest.mark.cuda
+def test_tf32_is_obeyed():
+    """1 + 2^-12 is 1 in TF32, which has 10 bits behind the point; 1 + 2^-11 + 2^-13 is rounded up, not cut off."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("no TF32 before sm_80")
+    try:
+        for value, rounded in ((1 + 2**-12, 1.0), (1 + 2**-11 + 2**-13, 1 + 2**-10)):
+            x, ones = torch.full((256, 256), value, device="cuda"), torch.ones(256, 256, device="cuda")
+            for allowed, result in ((False, 256 * value), (True, 256 * rounded)):
+                torch.backends.cuda.matmul.allow_tf32 = allowed
+                for tensors in ((x, ones), (ones, x)):
+                    input, weight = (t.clone().requires_grad_() for t in tensors)
+                    output = linear_relu(input, weight)
+                    assert (output == result).all()
+                    of_input, of_weight = torch.autograd.grad(output, (input, weight), ones)
+                    assert (of_input == (result if tensors[1] is x else 256.0)).all()
+                    assert (of_weight == (result if tensors[0] is x else 256.0)).all()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False

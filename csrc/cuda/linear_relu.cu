@@ -21,23 +21,34 @@ static skinny_choice choose_forward(int64_t rows, int64_t out_features)
     return {TILE_SMALL, LARGEST_CLUSTER};
 }
 
-// The tile by size. PLAIN takes what is not aligned, halves that tensor cores do not take (which are multiplied as
-// float then), and what finds too little shared memory.
+// The tile by size.
+template <typename Tiles, typename T, typename P>
+static cuda_ops_status forward_aligned(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
+{
+    if (choice.tile == TILE_SMALL)
+        return launch_skinny<typename Tiles::SMALL, true, true, false, true>(p, choice.splits, stream);
+    if (choice.tile == TILE_LARGE && Tiles::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
+        return launch_skinny<typename Tiles::LARGE, true, true, false, true>(p, choice.splits, stream);
+    return launch_skinny<typename Tiles::MEDIUM, true, true, false, true>(p, choice.splits, stream);
+}
+
+// PLAIN takes what is not aligned, halves that tensor cores do not take (which are multiplied as float then), and what
+// finds too little shared memory.
 template <typename T, typename P>
-static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
+static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, bool tf32,
+                               cudaStream_t stream)
 {
     if (!p.aligned || (sizeof(T) == 2 && !fits_tensor_cores<true>(p)))
         return launch_plain<typename tiles<accumulate_type<T>>::PLAIN, true, true, false>(p, choice.splits, stream);
-    if (choice.tile == TILE_SMALL)
-        return launch_skinny<typename tiles<T>::SMALL, true, true, false, true>(p, choice.splits, stream);
-    if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
-        return launch_skinny<typename tiles<T>::LARGE, true, true, false, true>(p, choice.splits, stream);
-    return launch_skinny<typename tiles<T>::MEDIUM, true, true, false, true>(p, choice.splits, stream);
+    if constexpr (std::is_same<T, float>::value)
+        if (tf32)
+            return forward_aligned<tf32_tiles>(p, choice, stream);
+    return forward_aligned<tiles<T>>(p, choice, stream);
 }
 
 template <typename T, typename P>
 static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *weight, const P *bias, int64_t rows,
-                                           int64_t in_features, int64_t out_features, cudaStream_t stream)
+                                           int64_t in_features, int64_t out_features, bool tf32, cudaStream_t stream)
 {
     if (rows == 0 || out_features == 0)
         return CUDA_OPS_SUCCESS;
@@ -50,16 +61,17 @@ static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *w
     skinny_choice choice = choose_forward(rows, out_features);
     if (capability < 90)
         choice.splits = 1;
-    return forward(p, choice, stream);
+    return forward(p, choice, tf32 && capability >= 80, stream);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight,
                                                              const void *bias, int64_t rows, int64_t in_features,
-                                                             int64_t out_features, cuda_ops_dtype dtype,
+                                                             int64_t out_features, int allow_tf32, cuda_ops_dtype dtype,
                                                              cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
 {
     CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P,
                             return linear_relu_forward((T *)output, (const T *)input, (const P *)weight,
-                                                       (const P *)bias, rows, in_features, out_features, stream));
+                                                       (const P *)bias, rows, in_features, out_features,
+                                                       allow_tf32 != 0, stream));
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

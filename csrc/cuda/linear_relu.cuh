@@ -22,6 +22,12 @@ struct tiles<float> {
     typedef skinny_shape<float, 64, 64, 2, 2, 2> PLAIN;
     typedef skinny_shape<float, 128, 128, 4, 2, 3> LARGE;
 };
+// Of float, on tensor cores.
+struct tf32_tiles {
+    typedef skinny_shape<float, 32, 32, 2, 2, 4, false, true> SMALL;
+    typedef skinny_shape<float, 64, 64, 2, 2, 3, false, true> MEDIUM;
+    typedef skinny_shape<float, 128, 128, 2, 4, 3, false, true> LARGE;
+};
 template <>
 struct tiles<double> {
     typedef skinny_shape<double, 32, 32, 2, 2, 3> SMALL;

@@ -63,7 +63,8 @@ static cuda_ops_status launch_plain_backward(const skinny_product<T, P, T, P> &f
 // The tile by size, or PLAIN, as forward's.
 template <typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
-                                const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, cudaStream_t stream)
+                                const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, bool tf32,
+                                cudaStream_t stream)
 {
     const int shared_bytes = shared_bytes_of_a_block();
     if (!for_input.aligned || !for_weight.aligned ||
@@ -71,6 +72,12 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
         tiles<T>::MEDIUM::shared_bytes(true) > shared_bytes)
         return launch_plain_backward<typename tiles<accumulate_type<T>>::PLAIN>(for_input, for_weight, choice.splits,
                                                                                 stream);
+    if constexpr (std::is_same<T, float>::value)
+        if (tf32) {
+            if (choice.tile == TILE_LARGE && tf32_tiles::LARGE::shared_bytes(true) <= shared_bytes)
+                return launch_backward<tf32_tiles::LARGE, true>(for_input, for_weight, choice.splits, stream);
+            return launch_backward<tf32_tiles::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
+        }
     if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
         return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
     return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
@@ -79,7 +86,7 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
 template <typename T, typename P>
 static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *grad_bias, const T *grad_output,
                                             const T *output, const T *input, const P *weight, int64_t rows,
-                                            int64_t in_features, int64_t out_features, cudaStream_t stream)
+                                            int64_t in_features, int64_t out_features, bool tf32, cudaStream_t stream)
 {
     if (out_features == 0 || in_features == 0)
         grad_weight = nullptr;
@@ -104,19 +111,20 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     skinny_choice choice = choose_backward(rows, in_features, out_features);
     if (capability < 90)
         choice.splits = 1;
-    return backward(for_input, for_weight, choice, stream);
+    return backward(for_input, for_weight, choice, tf32 && capability >= 80, stream);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
                                                               const void *grad_output, const void *output,
                                                               const void *input, const void *weight, int64_t rows,
-                                                              int64_t in_features, int64_t out_features,
+                                                              int64_t in_features, int64_t out_features, int allow_tf32,
                                                               cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                               cuda_ops_stream stream)
 {
     CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P,
                             return linear_relu_backward((T *)grad_input, (P *)grad_weight, (P *)grad_bias,
                                                         (const T *)grad_output, (const T *)output, (const T *)input,
-                                                        (const P *)weight, rows, in_features, out_features, stream));
+                                                        (const P *)weight, rows, in_features, out_features,
+                                                        allow_tf32 != 0, stream));
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

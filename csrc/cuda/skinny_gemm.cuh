@@ -8,8 +8,9 @@
 //
 // A block makes a tile of output from slices of k that lie in shared memory, copied there asynchronously some slices
 // ahead. Rows of a slice are 16-byte chunks whose order is XORed with the row's number, so that neither the copies nor
-// ldmatrix meet a bank twice. Halves are multiplied by tensor cores (mma.sync m16n8k16), float and double on the CUDA
-// cores from register tiles.
+// ldmatrix meet a bank twice. Halves are multiplied by tensor cores (mma.sync m16n8k16), as is float where it may be
+// rounded to TF32 (m16n8k8: each thread rounds what it copied, before the barrier behind which others read it); float
+// otherwise, and double, on the CUDA cores from register tiles.
 //
 // Few tiles do not fill a GPU. Then k is split among the blocks of a thread-block cluster, which leave their sums in
 // shared memory and add up each other's in the order of their ranks: one launch, no workspace, bits that repeat. Before
@@ -100,8 +101,9 @@ struct skinny_product {
 
 // Sizes of a kernel. E: element type in shared memory. SLICE_SUMS: each slice is summed by itself, and then added:
 // terms that are alike are rounded the same way every time, and in one long sum of a thousand of them such errors grow
-// to many places. For the CUDA cores.
-template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool SLICE_SUMS_ = false>
+// to many places. For the CUDA cores. TF32: float by tensor cores.
+template <typename E_, int TILE_M_, int TILE_N_, int WARPS_M_, int WARPS_N_, int STAGES_, bool SLICE_SUMS_ = false,
+          bool TF32_ = false>
 struct skinny_shape {
     typedef E_ E;
     static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, STAGES = STAGES_;
@@ -109,7 +111,8 @@ struct skinny_shape {
     static constexpr int CHUNK = 16 / (int)sizeof(E); // elements of 16 bytes
     static constexpr int DEPTH = 8 * CHUNK;           // of a slice: 128 bytes
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-    static constexpr bool TENSOR_CORES = sizeof(E) == 2, SLICE_SUMS = SLICE_SUMS_;
+    static constexpr bool TF32 = TF32_, TENSOR_CORES = sizeof(E) == 2 || TF32, SLICE_SUMS = SLICE_SUMS_;
+    static_assert(!TF32 || std::is_same<E, float>::value, "only float is rounded to TF32");
     // Two neighbouring sums of eight rows of a fragment are stored at once: this pitch spreads them over the banks.
     static constexpr int SUM_PITCH = TILE_N + 8;
     static constexpr int SUM_BYTES = (TILE_M * SUM_PITCH + TILE_M) * (int)sizeof(accumulate_type<E>);
@@ -301,6 +304,31 @@ deposit_slice(E *slice, const typename skinny_loader<E, S, BY_DEPTH, LINES, THRE
     }
 }
 
+// The thread's own chunks of a slice, rounded to TF32 (to the nearest, ties away from zero) where they are: the tensor
+// cores would cut off what is too long.
+template <bool BY_DEPTH, int LINES, int THREADS>
+__device__ __forceinline__ void round_slice(float *slice,
+                                            const skinny_loader<float, float, BY_DEPTH, LINES, THREADS> &l)
+{
+    typedef skinny_loader<float, float, BY_DEPTH, LINES, THREADS> L;
+#pragma unroll
+    for (int i = 0; i < L::COUNT; i++) {
+        if (L::ROWS % L::ROWS_APART != 0 && l.row + i * L::ROWS_APART >= L::ROWS)
+            break;
+        vector16<float> *const at = reinterpret_cast<vector16<float> *>(slice + chunk_target(l, i));
+        vector16<float> value = *at;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            unsigned int bits;
+            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value.element[e]));
+            value.element[e] = __uint_as_float(bits);
+        }
+#endif
+        *at = value;
+    }
+}
+
 // Tensor cores
 
 template <bool TRANSPOSED>
@@ -433,6 +461,102 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
 #pragma unroll
             for (int i = 0; i < M; i++)
                 multiply_add<E>(row_sums[i], left[i], TWO_ONES, TWO_ONES);
+        }
+    }
+}
+
+// TF32: sum (16 x 8) += a (16 x 8) * b (8 x 8)
+__device__ __forceinline__ void multiply_add_tf32(float (&sum)[4], const unsigned int (&a)[4], unsigned int b0,
+                                                  unsigned int b1)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Which line of an operand that is stored by lines is number `i` of fragments of 8. They are permuted by 32: a fragment
+// has the lines of chunks c and c + 4, so that four depths in a row, whose chunks are permuted by the exclusive or with
+// 0 to 3, lie in different banks.
+template <bool BY_DEPTH>
+__device__ __forceinline__ int tf32_line(int i)
+{
+    return BY_DEPTH ? i : i / 32 * 32 + i / 8 % 4 * 4 + i / 4 % 2 * 16 + i % 4;
+}
+
+// One word of a slice by lines.
+template <int LINES>
+__device__ __forceinline__ unsigned int load_tf32(const float *slice, int line, int depth)
+{
+    return __float_as_uint(slice[chunk_index<32, LINES / 4>(depth, line / 4) * 4 + line % 4]);
+}
+
+template <bool BY_DEPTH, int LINES>
+__device__ __forceinline__ void load_a_fragment_tf32(unsigned int (&fragment)[4], const float *slice, int line,
+                                                     int step, int lane)
+{
+    if constexpr (BY_DEPTH) {
+        load_matrices_4<false>(fragment, slice + chunk_index<LINES, 8>(line + lane % 16, step * 2 + lane / 16) * 4);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            fragment[r] =
+                load_tf32<LINES>(slice, tf32_line<false>(line + lane / 4 + r % 2 * 8), step * 8 + lane % 4 + r / 2 * 4);
+    }
+}
+
+template <typename Shape, bool A_BY_DEPTH, bool B_BY_DEPTH, bool MASKED, bool ROW_SUMS>
+__device__ __forceinline__ void
+multiply_slice_tf32(float (&sums)[Shape::WARP_M / 16][Shape::WARP_N / 8][4], float (&row_sums)[Shape::WARP_M / 16][4],
+                    const float *a, const float *mask, const float *b, int first_m, int first_n, int lane)
+{
+    constexpr int M = Shape::WARP_M / 16, N = Shape::WARP_N / 8;
+    static_assert((A_BY_DEPTH || Shape::WARP_M % 32 == 0) && Shape::WARP_N % (B_BY_DEPTH ? 16 : 32) == 0, "whole");
+    constexpr unsigned int ONE = 0x3f800000u;
+#pragma unroll
+    for (int step = 0; step < Shape::DEPTH / 8; step++) {
+        unsigned int left[M][4], right[N][2];
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            load_a_fragment_tf32<A_BY_DEPTH, Shape::TILE_M>(left[i], a, first_m + i * 16, step, lane);
+            if constexpr (MASKED) {
+                unsigned int kept[4];
+                load_a_fragment_tf32<A_BY_DEPTH, Shape::TILE_M>(kept, mask, first_m + i * 16, step, lane);
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    left[i][r] = __uint_as_float(kept[r]) <= 0.0f ? 0u : left[i][r];
+            }
+        }
+        if constexpr (B_BY_DEPTH) {
+#pragma unroll
+            for (int j = 0; j < N; j += 2) {
+                unsigned int both[4];
+                load_matrices_4<false>(both,
+                                       b + chunk_index<Shape::TILE_N, 8>(first_n + j * 8 + lane % 8 + lane / 16 * 8,
+                                                                         step * 2 + lane / 8 % 2) *
+                                               4);
+                right[j][0] = both[0], right[j][1] = both[1];
+                right[j + 1][0] = both[2], right[j + 1][1] = both[3];
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    right[j][r] = load_tf32<Shape::TILE_N>(b, tf32_line<false>(first_n + j * 8 + lane / 4),
+                                                           step * 8 + lane % 4 + r * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < M; i++)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                multiply_add_tf32(sums[i][j], left[i], right[j][0], right[j][1]);
+        if constexpr (ROW_SUMS) {
+#pragma unroll
+            for (int i = 0; i < M; i++)
+                multiply_add_tf32(row_sums[i], left[i], ONE, ONE);
         }
     }
 }
@@ -727,13 +851,20 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
     int reading = 0, writing = (STAGES - 1) * STAGE_ELEMENTS; // the stages' places, going round
     for (int step = 0; step < steps; step++) {
         wait_for_copies<STAGES - 2>();
+        if constexpr (Shape::TF32) {
+            round_slice(slices + reading, load_a);
+            round_slice(slices + reading + A_ELEMENTS, load_b);
+        }
         __syncthreads();
         const int next = step + STAGES - 1;
         if (next < steps)
             fetch(next, slices + writing, 0);
         end_copy_group();
         const E *const stage = slices + reading;
-        if constexpr (Shape::TENSOR_CORES)
+        if constexpr (Shape::TF32)
+            multiply_slice_tf32<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
+                sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
+        else if constexpr (Shape::TENSOR_CORES)
             multiply_slice_tensor<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
                 sums, row_sums, stage, stage + A_ELEMENTS + B_ELEMENTS, stage + A_ELEMENTS, first_m, first_n, lane);
         else if constexpr (Shape::SLICE_SUMS) {
@@ -765,17 +896,21 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
 #pragma unroll
     for (int i = 0; i < M; i++) {
         if constexpr (Shape::TENSOR_CORES) {
-            const int line = first_m + i * 16 + lane / 4;
+            constexpr bool M_IN_ORDER = !Shape::TF32 || A_BY_DEPTH, N_IN_ORDER = !Shape::TF32 || B_BY_DEPTH;
+            const int line = tf32_line<M_IN_ORDER>(first_m + i * 16 + lane / 4);
+            const int other = tf32_line<M_IN_ORDER>(first_m + i * 16 + lane / 4 + 8);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float *const to = shared_sums + line * Shape::SUM_PITCH + first_n + j * 8 + lane % 4 * 2;
+                const int column = tf32_line<N_IN_ORDER>(first_n + j * 8 + lane % 4 * 2);
                 const float *const from = sums[i][j];
-                *reinterpret_cast<float2 *>(to) = make_float2(from[0], from[1]);
-                *reinterpret_cast<float2 *>(to + 8 * Shape::SUM_PITCH) = make_float2(from[2], from[3]);
+                *reinterpret_cast<float2 *>(shared_sums + line * Shape::SUM_PITCH + column) =
+                    make_float2(from[0], from[1]);
+                *reinterpret_cast<float2 *>(shared_sums + other * Shape::SUM_PITCH + column) =
+                    make_float2(from[2], from[3]);
             }
             if (ROW_SUMS && first_n == 0 && lane % 4 == 0) {
                 shared_row_sums[line] = row_sums[i][0];
-                shared_row_sums[line + 8] = row_sums[i][2];
+                shared_row_sums[other] = row_sums[i][2];
             }
         } else {
             constexpr int CHUNK = Shape::CHUNK;

@@ -8,6 +8,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#if __has_include(<torch/headeronly/version.h>)
+#include <torch/headeronly/version.h>
+#endif
+
 #include <tuple>
 #include <vector>
 
@@ -79,7 +83,18 @@ enum class Path {
     GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
     ONE_CHANNEL, // that output is recomputed from pictures of one channel, and argmax is private to the kernels
     SM90,        // all of it by kernels for Hopper's tensor cores, and what is kept is private to them
+    TILED,       // float32 by tiles of pictures, with TF32 where it is allowed; what is kept is channels_last
 };
+
+// What torch's own convolution obeys: torch.backends.cudnn.allow_tf32, or conv.fp32_precision.
+static bool allows_tf32()
+{
+#if defined(TORCH_VERSION_MAJOR) && (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9)
+    return at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+#else
+    return at::globalContext().allowTF32CuDNN();
+#endif
+}
 
 // What forward keeps for backward. conv_output and maximum are empty where they are not kept; statistics begins with
 // the mean and the variance of each channel.
@@ -106,6 +121,9 @@ static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
     if (cuda && keeps_size && pools_2x2 && c.groups == 1 && !problem.pool.channels_last &&
         cuda_ops_conv_bn_relu_pool_sm90_supported(dtype, c.in_channels, c.in_height, c.in_width, c.out_channels))
         return Path::SM90;
+    if (cuda && keeps_size && pools_2x2 && c.groups == 1 &&
+        cuda_ops_conv_bn_relu_pool_tiled_supported(dtype, c.in_channels, c.in_height, c.in_width, c.out_channels))
+        return Path::TILED;
 #else
     (void)cuda, (void)keeps_size, (void)pools_2x2;
 #endif
@@ -122,6 +140,7 @@ static Saved saved_of(const Problem &problem, Path path)
     }
     case Path::GENERAL:
     case Path::SM90:
+    case Path::TILED:
         return {true, true, 2 * channels};
     case Path::ONE_CHANNEL:
 #ifdef CUDA_OPS_WITH_CUDA
@@ -403,6 +422,65 @@ static void sm90_backward(const char *op, const Tensor &grad_input, const Tensor
                 &norm.parameters, input.size(0), dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
 
+static cuda_ops_conv_bn_relu_pool_tiled_sizes tiled_sizes_of(const Problem &problem)
+{
+    const cuda_ops_conv2d_sizes &c = problem.conv;
+    return {c.batch,
+            static_cast<int32_t>(c.in_channels),
+            static_cast<int32_t>(c.out_channels),
+            static_cast<int32_t>(c.in_height),
+            static_cast<int32_t>(c.in_width),
+            problem.pool.channels_last,
+            allows_tf32()};
+}
+
+static void tiled_forward(const char *op, const Tensor &output, const Tensor &conv_output, const Tensor &argmax,
+                          const Tensor &maximum, const Tensor &statistics, const Problem &problem, const Tensor &input,
+                          const Tensor &weight, const std::optional<Tensor> &bias, const Norm &norm,
+                          const cuda_ops_running_statistics &running)
+{
+    const cuda_ops_conv_bn_relu_pool_tiled_sizes sizes = tiled_sizes_of(problem);
+    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
+    const Tensor b = bias ? bias->contiguous() : Tensor();
+    unused(output, conv_output, argmax, maximum, statistics, norm, running, sizes);
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(&sizes), input);
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
+                            output.data_ptr<float>(), conv_output.data_ptr<float>(), argmax.data_ptr<uint8_t>(),
+                            maximum.data_ptr<float>(), statistics.data_ptr<double>(), workspace.data_ptr(), &running,
+                            x.const_data_ptr<float>(), w.const_data_ptr<float>(), bias ? b.const_data_ptr() : nullptr,
+                            &norm.parameters, &sizes, bias ? check_dtype(op, "bias", *bias) : CUDA_OPS_FLOAT32,
+                            current_stream(op)));
+}
+
+// As sm90_backward; grad_output is in the format of output.
+static void tiled_backward(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
+                           const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
+                           const Tensor &conv_output, const Tensor &argmax, const Tensor &maximum,
+                           const Tensor &statistics, const Problem &problem, const Tensor &input, const Tensor &weight,
+                           const Norm &norm)
+{
+    const cuda_ops_conv_bn_relu_pool_tiled_sizes sizes = tiled_sizes_of(problem);
+    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
+    // In the format that forward allocated them in, whatever their order is in there.
+    const at::MemoryFormat format = problem.format();
+    const Tensor g = aligned(grad_output, format), y = aligned(conv_output, format), places = aligned(argmax, format),
+                 kept = aligned(maximum, format);
+    unused(grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, statistics, norm, sizes);
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(&sizes), input);
+    const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
+    const cuda_ops_dtype bias_dtype = grad_bias.numel() > 0 ? check_dtype(op, "bias", grad_bias) : CUDA_OPS_FLOAT32;
+#endif
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
+                            static_cast<float *>(data(grad_input)), grad_weight.data_ptr<float>(), data(grad_bias),
+                            data(grad_bn_weight), data(grad_bn_bias), workspace.data_ptr(), g.const_data_ptr<float>(),
+                            places.const_data_ptr<uint8_t>(), kept.const_data_ptr<float>(), y.const_data_ptr<float>(),
+                            statistics.const_data_ptr<double>(), x.const_data_ptr<float>(), w.const_data_ptr<float>(),
+                            &norm.parameters, &sizes, bias_dtype, current_stream(op)));
+}
+
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
@@ -469,6 +547,11 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
         conv_output = at::empty(problem.conv_output_size(), options.memory_format(problem.format()));
         sm90_forward(op, output, conv_output, argmax, maximum, statistics, input, weight, bias, norm,
                      running.statistics, dtype);
+        break;
+    case Path::TILED:
+        conv_output = at::empty(problem.conv_output_size(), options.memory_format(problem.format()));
+        tiled_forward(op, output, conv_output, argmax, maximum, statistics, problem, input, weight, bias, norm,
+                      running.statistics);
         break;
     }
     running.finish();
@@ -622,12 +705,16 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                              weight, norm, dtype);
         return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
     }
-    if (path == Path::SM90) {
+    if (path == Path::SM90 || path == Path::TILED) {
         const Tensor grad_weight = at::empty(weight.sizes(), weight.options());
         if (needs_grad_input)
             grad_input = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::ChannelsLast));
-        sm90_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
-                      maximum, kept, input, weight, norm, dtype);
+        if (path == Path::SM90)
+            sm90_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
+                          maximum, kept, input, weight, norm, dtype);
+        else
+            tiled_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
+                           maximum, kept, problem, input, weight, norm);
         if (needs_grad_input)
             grad_input = grad_input.contiguous(memory_format(is_channels_last(input)));
         return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
@@ -660,18 +747,41 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
 }
 
+static cuda_ops_dtype dtype_of(at::ScalarType type)
+{
+    return type == at::kFloat    ? CUDA_OPS_FLOAT32
+           : type == at::kDouble ? CUDA_OPS_FLOAT64
+           : type == at::kHalf   ? CUDA_OPS_FLOAT16
+                                 : CUDA_OPS_BFLOAT16;
+}
+
 // For the fakes: whether conv_output and maximum are kept, and how many statistics there are.
 static std::vector<int64_t> conv_bn_relu_pool_saved(bool cuda, at::ScalarType type, IntArrayRef input_size,
                                                     IntArrayRef weight_size, IntArrayRef geometry)
 {
-    const char *const op = "conv_bn_relu_pool";
-    const Problem problem = make_problem(op, input_size, weight_size, geometry);
-    const cuda_ops_dtype dtype = type == at::kFloat    ? CUDA_OPS_FLOAT32
-                                 : type == at::kDouble ? CUDA_OPS_FLOAT64
-                                 : type == at::kHalf   ? CUDA_OPS_FLOAT16
-                                                       : CUDA_OPS_BFLOAT16;
-    const Saved saved = saved_of(problem, path_of(problem, cuda, dtype));
+    const Problem problem = make_problem("conv_bn_relu_pool", input_size, weight_size, geometry);
+    const Saved saved = saved_of(problem, path_of(problem, cuda, dtype_of(type)));
     return {saved.conv_output, saved.maximum, saved.statistics};
+}
+
+// For tests and for those who wonder: how training of such sizes is computed on the current device, as things are set.
+static std::string conv_bn_relu_pool_path(bool cuda, at::ScalarType type, IntArrayRef input_size,
+                                          IntArrayRef weight_size, IntArrayRef geometry)
+{
+    const Problem problem = make_problem("conv_bn_relu_pool", input_size, weight_size, geometry);
+    switch (path_of(problem, cuda, dtype_of(type))) {
+    case Path::CPU_BLOCK:
+        return "cpu_block";
+    case Path::GENERAL:
+        return "general";
+    case Path::ONE_CHANNEL:
+        return "one_channel";
+    case Path::SM90:
+        return "sm90";
+    case Path::TILED:
+        return allows_tf32() ? "tiled_tf32" : "tiled_float32";
+    }
+    TORCH_INTERNAL_ASSERT(false);
 }
 
 // For create_graph; cuda_ops/ops/conv_bn_relu_pool.py implements it.
@@ -765,6 +875,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv_bn_relu_pool_saved(bool cuda, ScalarType dtype, int[4] input_size, int[4] weight_size, int[] "
                 "geometry) -> int[]",
                 cuda_ops::conv_bn_relu_pool_saved);
+    library.def("conv_bn_relu_pool_path(bool cuda, ScalarType dtype, int[4] input_size, int[4] weight_size, int[] "
+                "geometry) -> str",
+                cuda_ops::conv_bn_relu_pool_path);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_forward", cuda_ops::conv_bn_relu_pool_forward);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_inference", cuda_ops::conv_bn_relu_pool_inference);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_backward", cuda_ops::conv_bn_relu_pool_backward);

@@ -125,7 +125,8 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     if (x.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
                                                               bias_data, size.rows, size.in_features, size.out_features,
-                                                              dtype, parameter_dtype, current_stream(op)));
+                                                              at::globalContext().allowTF32CuBLAS(), dtype,
+                                                              parameter_dtype, current_stream(op)));
     else
         parallel_blocks(op, size.rows, size.out_features, size.in_features,
                         [&](cuda_ops_linear_block block, void *workspace) {
@@ -201,12 +202,12 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     }
 #endif
     if (x.is_cuda())
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_linear_relu_backward_cuda(
-                            with_input ? grad_input.data_ptr() : nullptr,
-                            with_weight ? grad_weight.data_ptr() : nullptr, with_bias ? grad_bias.data_ptr() : nullptr,
-                            g.const_data_ptr(), y.const_data_ptr(), x.const_data_ptr(), w.const_data_ptr(), size.rows,
-                            size.in_features, size.out_features, dtype, parameter_dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_backward_cuda(
+                                with_input ? grad_input.data_ptr() : nullptr,
+                                with_weight ? grad_weight.data_ptr() : nullptr,
+                                with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(), y.const_data_ptr(),
+                                x.const_data_ptr(), w.const_data_ptr(), size.rows, size.in_features, size.out_features,
+                                at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
     else
         backward_cpu(op, with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
                      with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype);

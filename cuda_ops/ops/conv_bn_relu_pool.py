@@ -227,8 +227,12 @@ def conv_bn_relu_pool(
         NotImplementedError: a window of more than 255 values; `input` is float16 or bfloat16 on the CPU, or autocast is
             on there.
 
-    Under CUDA autocast `input` is cast to its dtype, and parameters stay as they are. Deterministic. Differentiable any
-    number of times; beyond the first time, and in evaluation, by a composition of the ops that are fused here.
+    In training on CUDA, what float32 convolutions (3x3, stride 1, padding 1, pooled 2x2, numbers of channels that are
+    multiples of 8 from 16 to 128) multiply is rounded to TF32 where ``torch.backends.cudnn.allow_tf32``, or
+    ``torch.backends.cudnn.conv.fp32_precision``, allows it to PyTorch's own. Which kernels take a problem,
+    ``torch.ops.cuda_ops.conv_bn_relu_pool_path`` tells. Under CUDA autocast `input` is cast to its dtype, and
+    parameters stay as they are. Deterministic. Differentiable any number of times; beyond the first time, and in
+    evaluation, by a composition of the ops that are fused here.
 
     Example:
         >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]])

@@ -144,6 +144,20 @@ def small_samples(make):
     yield block(make, (1, 1, 4, 5), (2, 1, 2, 2), training=False, numbers=real)
 
 
+def kernel_samples(make):
+    """For compute-sanitizer, under which all samples would take hours: each path, in both formats of the output."""
+    for last in (False, True):
+        yield block(make, (3, 1, 9, 13), (33, 1, 3, 3), padding=1, channels_last=last)  # one channel
+        yield block(make, (3, 1, 9, 13), (33, 1, 3, 3), padding=1, channels_last=last, images=False)
+        # Tensor cores for the halves; tiles for float32, then tiles with neighbours, of which one is a row high.
+        yield block(make, (2, 32, 14, 14), (64, 32, 3, 3), padding=1, channels_last=last)
+        yield block(make, (1, 16, 15, 18), (72, 16, 3, 3), padding=1, channels_last=last)
+        yield block(make, (2, 3, 8, 9), (5, 3, 3, 3), channels_last=last, pool_kernel_size=3, pool_stride=1)
+    yield block(make, (1, 80, 5, 4), (24, 80, 3, 3), padding=1)  # weights that do not fit at once
+    yield block(make, (2, 6, 9, 8), (9, 2, 3, 3), groups=3, stride=(1, 2), padding=(2, 1))
+    yield block(make, (2, 2, 7, 6), (3, 2, 2, 2), affine=False, training=False)
+
+
 def empty_samples(make):
     for training in (True, False):
         yield block(make, (0, 2, 5, 4), (3, 2, 3, 3), training=training, padding=1)
@@ -220,6 +234,7 @@ SPEC = OpSpec(
     small_samples=small_samples,
     empty_samples=empty_samples,
     op_samples=op_samples,
+    kernel_samples=kernel_samples,
     gradgrad=True,
     # Batch_norm takes the mean, and the part along what it normalised, off the gradient of the convolution's output: in
     # weight's gradient large sums cancel.

@@ -159,6 +159,38 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
     const double *statistics, const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
     int64_t batch, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cuda_ops_stream stream);
 
+/* The whole block in float32, in training: where `supported` says so of the current device and the sizes (numbers of
+ * channels that are multiples of 8, from 16 to 128; a GPU with 160 KB of shared memory a block), for kernel 3x3, stride
+ * 1, padding 1 and pooling 2x2. input and grad_input are channels_last, weight and grad_weight contiguous; conv_output,
+ * places and maximum have the sizes that conv_output, argmax and maximum have above, but are always channels_last.
+ * statistics: mean (without bias) and variance of each channel. All pointers are aligned to 16 bytes. */
+typedef struct cuda_ops_conv_bn_relu_pool_tiled_sizes {
+    int64_t batch;
+    int32_t in_channels, out_channels;
+    int32_t height, width;        /* of input */
+    int32_t output_channels_last; /* output and grad_output, else contiguous */
+    int32_t allow_tf32;           /* what is multiplied may be rounded to TF32; otherwise it is multiplied as it is */
+} cuda_ops_conv_bn_relu_pool_tiled_sizes;
+
+int cuda_ops_conv_bn_relu_pool_tiled_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
+                                               int64_t out_channels);
+/* Bytes of `workspace` of either pass, aligned to 16. */
+int64_t cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes);
+/* bias (of bias_dtype) may be NULL. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(float *output, float *conv_output, uint8_t *places,
+                                                              float *maximum, double *statistics, void *workspace,
+                                                              const cuda_ops_running_statistics *running,
+                                                              const float *input, const float *weight, const void *bias,
+                                                              const cuda_ops_norm_parameters *norm,
+                                                              const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
+                                                              cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
+/* Any gradient but grad_weight may be NULL. grad_bias is of bias_dtype. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
+    float *grad_input, float *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias,
+    void *workspace, const float *grad_output, const uint8_t *places, const float *maximum, const float *conv_output,
+    const double *statistics, const float *input, const float *weight, const cuda_ops_norm_parameters *norm,
+    const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes, cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -30,17 +30,18 @@ cuda_ops_status cuda_ops_linear_relu_forward_cpu(void *output, const void *input
 cuda_ops_status cuda_ops_linear_relu_mask_cpu(void *masked, const void *grad_output, const void *output, int64_t begin,
                                               int64_t end, cuda_ops_dtype dtype);
 
-/* Neither needs a workspace. The precision of float32 products is float32's. */
+/* Neither needs a workspace. allow_tf32: float32 operands (and what grad_bias sums) may be rounded to TF32; otherwise
+ * they are multiplied as they are. */
 cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight, const void *bias,
                                                   int64_t rows, int64_t in_features, int64_t out_features,
-                                                  cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                                  int allow_tf32, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                   cuda_ops_stream stream);
 /* Each of the three gradients may be NULL: it is then not computed. All are made by one launch; grad_bias alone costs
  * nearly what grad_weight does. */
 cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
                                                    const void *grad_output, const void *output, const void *input,
                                                    const void *weight, int64_t rows, int64_t in_features,
-                                                   int64_t out_features, cuda_ops_dtype dtype,
+                                                   int64_t out_features, int allow_tf32, cuda_ops_dtype dtype,
                                                    cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
 
 /* masked, and grad_bias unless that is NULL, for those who make the products themselves. All of dtype (float32 or a
