@@ -21,9 +21,11 @@ enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
 enum { TURNED_ROWS = 64 };
 
 #ifdef __GNUC__
+#define NOINLINE __attribute__((noinline))
 #define PREFETCH(address) __builtin_prefetch(address)
 #define PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
 #else
+#define NOINLINE
 #define PREFETCH(address) ((void)(address))
 #define PREFETCH_WRITE(address) ((void)(address))
 #endif

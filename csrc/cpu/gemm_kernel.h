@@ -89,6 +89,28 @@ static void FN(store_turned)(const struct FN(destination) * to, int rows, const 
     }
 }
 
+/* Stores a tile that is turned, or ends before its last column, from memory. A function of its own: inlined into tiles
+ * of all heights, it would be most of the time that this file takes to compile. */
+NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *output, int rows, const REAL *edge)
+{
+    if (to->turned) {
+        struct FN(destination) here = *to;
+        here.output = output;
+        FN(store_turned)(&here, rows, edge, 2 * LANES);
+        return;
+    }
+    for (int i = 0; i < rows; i++) {
+        const REAL *source = edge + i * 2 * LANES;
+        REAL *target = output + i * to->row;
+        int64_t j = 0;
+        if (!to->accumulate)
+            for (; j + QUAD <= to->columns; j += QUAD)
+                memcpy(target + j, source + j, 16);
+        for (; j < to->columns; j++)
+            target[j] = to->accumulate ? target[j] + source[j] : source[j];
+    }
+}
+
 /* One register tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a
  * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. rows, vectors and by_rows are constants wherever
  * this is inlined, so that `sum` is registers. */
@@ -142,21 +164,7 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             *(FN(vector) *)(edge[i] + v * LANES) = sum[i][v];
-    if (to->turned) {
-        struct FN(destination) here = *to;
-        here.output = output;
-        FN(store_turned)(&here, rows, edge[0], 2 * LANES);
-        return;
-    }
-    for (int i = 0; i < rows; i++) {
-        REAL *target = output + i * to->row;
-        int64_t j = 0;
-        if (!to->accumulate)
-            for (; j + QUAD <= to->columns; j += QUAD)
-                memcpy(target + j, edge[i] + j, 16);
-        for (; j < to->columns; j++)
-            target[j] = to->accumulate ? target[j] + edge[i][j] : edge[i][j];
-    }
+    FN(store_edge)(to, output, rows, edge[0]);
 }
 
 /* Rows of the tile that starts with `remaining` rows left. */
