@@ -14,6 +14,11 @@
 //   convolve  the gradient of input, from the same dy; beside the former, where pictures are few
 //   sum       of the blocks' gradients
 // Every sum has an order that the sizes and the number of multiprocessors give: results repeat bit by bit.
+//
+// Bound by arithmetic, and by the instructions around it that bring tiles in and out. Measured on an H200, 32 -> 64
+// channels of 14 x 14: with TF32, 16384 pictures, 3.15 ms forward and backward, of which convolve takes 0.67 (175
+// TFLOP/s, where mma.sync of registers alone reaches 300) and weight 0.89; in float32 9.9 ms, of which convolve
+// takes 3.4 (35 TFLOP/s of cuBLAS's 51) and weight 2.6. 64 pictures, bound by latency: 53 and 86 us.
 #include "conv_bn_relu_pool_tiled.cuh"
 
 #include "value.cuh"

@@ -231,31 +231,18 @@ __device__ __forceinline__ raster_range range_of(int tiles, int extent, int rast
 }
 
 // A raster of ROWS rows, of which the first is the one above the tile's: its pixels from `input` (channels_last),
-// DEPTH channels from `channel` on. The thread's vectors are the same in both functions, so that it has no need to wait
-// for others between them. They come by fours: action(which of the four, row, column, offset), then finish(how many).
-template <int ROWS, typename Action, typename Finish>
-__device__ __forceinline__ void for_raster_vectors(const tiled_problem &p, const tiling &t, int thread, Action action,
-                                                   Finish finish)
+// DEPTH channels from `channel` on. A thread has a vector of a column, so that on its way down nothing changes but the
+// row; its vectors are the same in both functions, so that it has no need to wait for others between them.
+template <int ROWS>
+__device__ __forceinline__ raster_range raster_rows(const tiled_problem &p, const tiling &t)
 {
     // Rows of a tile of WEIGHT_ROWS overlap the next one's, so that the raster is more than the tile.
-    const raster_range rows = range_of(ROWS == CONVOLVE_ROWS + 2 ? t.down : 2, p.height, ROWS);
-    const raster_range columns = range_of(t.across, p.width, RASTER_COLUMNS);
-    const uint32_t reciprocal = 0xffffffffu / (uint32_t)columns.count + 1; // exact: numbers and divisor are small
-    const int vector = thread % 8, pixels = rows.count * columns.count;
-    for (int first = thread / 8; first < pixels; first += 4 * (SLOT_THREADS / 8)) {
-        int count = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int pixel = first + i * (SLOT_THREADS / 8);
-            if (pixel < pixels) {
-                const int row = (int)__umulhi((uint32_t)pixel, reciprocal), column = pixel - row * columns.count;
-                const int r = row + rows.begin, c = column + columns.begin;
-                action(i, r, c, (r * RASTER_COLUMNS + c) * PIXEL_BYTES + ((vector ^ (c & 7)) << 4));
-                count = i + 1;
-            }
-        }
-        finish(count);
-    }
+    return range_of(ROWS == CONVOLVE_ROWS + 2 ? t.down : 2, p.height, ROWS);
+}
+
+__device__ __forceinline__ uint32_t raster_place(uint32_t raster, int row, int column, int vector)
+{
+    return raster + (row * RASTER_COLUMNS + column) * PIXEL_BYTES + ((vector ^ (column & 7)) << 4);
 }
 
 template <int ROWS>
@@ -263,17 +250,21 @@ __device__ __forceinline__ void start_raster(uint32_t raster, const float *input
                                              const tiling &t, const tile_place &place, int channels, int channel,
                                              int thread)
 {
+    const raster_range rows = raster_rows<ROWS>(p, t), columns = range_of(t.across, p.width, RASTER_COLUMNS);
     const int c4 = channel + thread % 8 * 4;
-    const float *from = input + place.picture * p.height * p.width * channels + c4;
-    for_raster_vectors<ROWS>(
-        p, t, thread,
-        [&](int, int r, int c, int offset) {
-            const int y = place.y + r - 1, x = place.x + c - 1;
-            const bool inside =
-                (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width && c4 < channels;
-            copy_or_zero(raster + offset, inside ? from + (int64_t)(y * p.width + x) * channels : input, inside);
-        },
-        [](int) {});
+    const int64_t row_step = (int64_t)p.width * channels;
+    for (int c = columns.begin + thread / 8; c < columns.begin + columns.count; c += SLOT_THREADS / 8) {
+        const int y = place.y + rows.begin - 1, x = place.x + c - 1;
+        const bool exists = (unsigned int)x < (unsigned int)p.width && c4 < channels;
+        const float *from = input + ((place.picture * p.height + y) * p.width + x) * channels + c4;
+        const uint32_t to = raster_place(raster, rows.begin, c, thread % 8);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++, from += row_step)
+            if (i < rows.count) {
+                const bool inside = exists && (unsigned int)(y + i) < (unsigned int)p.height;
+                copy_or_zero(to + i * RASTER_ROW_BYTES, inside ? from : input, inside);
+            }
+    }
 }
 
 template <int ROWS, bool TF32>
@@ -281,21 +272,24 @@ __device__ __forceinline__ void finish_raster(uint32_t raster, const tiled_probl
 {
     wait_for_copies();
     if constexpr (TF32) {
-        // Loads before stores, since it is their latency that counts.
-        float4 values[4];
-        uint32_t places[4];
-        for_raster_vectors<ROWS>(
-            p, t, thread,
-            [&](int i, int, int, int offset) {
-                places[i] = raster + offset;
-                values[i] = load_shared(raster + offset);
-            },
-            [&](int count) {
+        const raster_range rows = raster_rows<ROWS>(p, t), columns = range_of(t.across, p.width, RASTER_COLUMNS);
+        for (int c = columns.begin + thread / 8; c < columns.begin + columns.count; c += SLOT_THREADS / 8) {
+            const uint32_t at = raster_place(raster, rows.begin, c, thread % 8);
+            // Loads before stores, since it is their latency that counts.
+            constexpr int TOGETHER = 4;
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (i < count)
-                        store_shared(places[i], rounded<true>(values[i]));
-            });
+            for (int i = 0; i < ROWS; i += TOGETHER) {
+                float4 values[TOGETHER];
+#pragma unroll
+                for (int e = 0; e < TOGETHER; e++)
+                    if (i + e < ROWS && i + e < rows.count)
+                        values[e] = load_shared(at + (i + e) * RASTER_ROW_BYTES);
+#pragma unroll
+                for (int e = 0; e < TOGETHER; e++)
+                    if (i + e < ROWS && i + e < rows.count)
+                        store_shared(at + (i + e) * RASTER_ROW_BYTES, rounded<true>(values[e]));
+            }
+        }
     }
 }
 
@@ -332,19 +326,23 @@ struct gradient_loader {
         return w;
     }
 
-    // action(i, window row, window column) for the thread's windows.
+    // action(i, window row, window column) for the thread's windows. Of up to 8 columns of windows it keeps to one.
     template <typename Action>
     static __device__ __forceinline__ void for_windows(const window_range &w, int thread, Action action)
     {
-        const uint32_t reciprocal = 0xffffffffu / (uint32_t)w.columns + 1;
-        const int count = w.rows * w.columns;
+        constexpr int GROUPS = SLOT_THREADS / VECTORS;
+        const int group = thread / VECTORS, width = w.columns <= 8 ? 8 : w.columns;
+        const int down = GROUPS / width, right = GROUPS - down * width; // from one to the next; right may carry
+        int row = group / width, column = group - row * width;
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
-            const int window = thread / VECTORS + i * (SLOT_THREADS / VECTORS);
-            if (window < count) {
-                // __umulhi of 2^32 / 1, which does not fit, would be 0.
-                const int row = w.columns == 1 ? window : (int)__umulhi((uint32_t)window, reciprocal);
-                action(i, w.first_row + row, w.first_column + window - row * w.columns);
+            if (row < w.rows && column < w.columns)
+                action(i, w.first_row + row, w.first_column + column);
+            row += down;
+            column += right;
+            if (column >= width) {
+                column -= width;
+                row++;
             }
         }
     }

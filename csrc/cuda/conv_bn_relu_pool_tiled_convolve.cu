@@ -237,6 +237,7 @@ __device__ __forceinline__ void add_moments(float (&mean)[CHANNELS], float (&squ
 template <bool TF32, bool BACKWARD, int COLUMNS>
 __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __grid_constant__ convolve_arguments a)
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 // Turing has too little shared memory
     typedef thread_sums<TF32, COLUMNS> Sums;
     extern __shared__ __align__(1024) unsigned char shared[];
     const int slot = __shfl_sync(FULL_WARP, threadIdx.x / SLOT_THREADS, 0), thread = threadIdx.x % SLOT_THREADS;
@@ -384,6 +385,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
         if (threadIdx.x == 0 && kind == 0)
             a.moments.pixels[block] = (double)(of_slots[0] + (slots == 2 ? of_slots[1] : 0));
     }
+#endif
 }
 
 // Columns of a block: 64, or 32 where there are no more, and where the tiles are too few for half of the

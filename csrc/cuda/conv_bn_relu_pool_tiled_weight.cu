@@ -120,6 +120,7 @@ __device__ __forceinline__ void multiply_tile_float(float (&sums)[THREAD_SUMS], 
 template <bool TF32>
 __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __grid_constant__ weight_arguments a)
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 // Turing has too little shared memory
     extern __shared__ __align__(1024) unsigned char shared[];
     const int slot = __shfl_sync(FULL_WARP, threadIdx.x / SLOT_THREADS, 0), thread = threadIdx.x % SLOT_THREADS;
     const int slots = blockDim.x / SLOT_THREADS;
@@ -183,6 +184,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
         }
         to[i * SLOT_THREADS + thread] = v;
     }
+#endif
 }
 
 // Adds the blocks' sums: slices of blocks by warps, in order, then the slices.

@@ -68,8 +68,8 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Products are summed in float32 (float64 for float64). On CUDA, float32 operands, and what the gradient of `bias`
-    sums, are rounded to TF32 where ``torch.backends.cuda.matmul.allow_tf32`` or
+    Products are summed in float32 (float64 for float64). On CUDA, float32 operands, and for few rows what the
+    gradient of `bias` sums, are rounded to TF32 where ``torch.backends.cuda.matmul.allow_tf32`` or
     ``torch.set_float32_matmul_precision`` allows it. Under autocast on CUDA `input` alone is cast, and the weight where
     it is loaded. Differentiable any number of times; from the second derivative on by other kernels.
 
