@@ -832,6 +832,11 @@ static cuda_ops_status plain(const ConvCall &call, ConvDevice)
 // The table of paths, and the choice: the first row that can make the product and is fast at its size. The last takes
 // everything.
 static const ConvPath PATHS[] = {
+    {CUDA_OPS_CONV2D_GEMM, "gemm", conv2d_gemm_supports, nullptr, conv2d_gemm_workspace, conv2d_gemm},
+    {CUDA_OPS_CONV2D_WINDOW, "window", conv2d_window_supports, conv2d_window_is_fast, conv2d_window_workspace,
+     conv2d_window},
+    {CUDA_OPS_CONV2D_TENSOR, "tensor", conv2d_tensor_supports, conv2d_tensor_is_fast, conv2d_tensor_workspace,
+     conv2d_tensor},
     {CUDA_OPS_CONV2D_PLAIN, "plain", plain_supports, nullptr, plain_workspace, plain},
 };
 

@@ -46,6 +46,12 @@ bool conv2d_tensor_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device);
 
+// The same for few channels (conv2d_window.cu).
+bool conv2d_window_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_window_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_window_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device);
+
 // 1x1 convolutions as one matrix multiplication (conv2d_gemm.cu).
 bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device);
