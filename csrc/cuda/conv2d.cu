@@ -887,6 +887,29 @@ extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_o
     return chosen ? chosen->number : -1;
 }
 
+// What the plain path takes of multiply-adds in a microsecond, and PyTorch's copies from one order to the other of
+// bytes and for their start; an H200.
+static constexpr double PLAIN_RATE = 13e6, COPY_RATE = 1.2e6, COPIES_START = 12;
+
+extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                                        cuda_ops_dtype dtype, int path)
+{
+    cuda_ops_conv2d_sizes last = *sizes;
+    last.input_channels_last = last.output_channels_last = 1;
+    if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_PLAIN)
+        return 0;
+    const int better = cuda_ops_conv2d_path_cuda(pass, &last, dtype, path);
+    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW)
+        return 0;
+    const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
+    const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);
+    const double products = output * (double)(sizes->in_channels * sizes->kernel_height * sizes->kernel_width);
+    const double copied = (sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output);
+    const double element = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    // The better path is at least four times as fast.
+    return 0.75 * products / PLAIN_RATE > 2 * element * copied / COPY_RATE + COPIES_START;
+}
+
 extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                                  cuda_ops_dtype dtype, int number)
 {

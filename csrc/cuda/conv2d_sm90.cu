@@ -47,27 +47,42 @@ __global__ void __launch_bounds__(PATCH *PATCH_ROWS)
     }
 }
 
-// to[column][row] = from[row][column], rows of `to` `pitch` long: grad_output for TF32's backward_weight. Columns are a
-// multiple of 4. A block turns LINES x COLUMNS around; four 16-byte loads in flight a thread.
+// to[channel][place] = picture[place][channel], rows of `to` `pitch` long, for TF32: places are those
+// of a grid at least as large as the picture, with zeros where there is none. Channels are a multiple of 4. A block
+// turns LINES places of COLUMNS channels around; four 16-byte loads in flight a thread.
 static constexpr int LINES = 128, COLUMNS = 32;
 
+struct Turn {
+    int64_t images, height, width, channels;
+    int64_t image_size, place_size; // distances in the picture
+    int64_t grid_height, grid_width, pitch;
+};
+
 __global__ void __launch_bounds__(THREADS)
-    conv2d_transpose_kernel(float *to, const float *from, int64_t rows, int64_t columns, int64_t pitch)
+    conv2d_turn_kernel(float *to, const float *picture, const __grid_constant__ Turn t)
 {
     constexpr int FOURS = COLUMNS / 4, PASS = THREADS / FOURS; // threads along a line, lines at a time
     __shared__ float patch[COLUMNS][LINES + 1];                // 4 columns on are 4 banks on
-    const int64_t across = ceil_div(columns, COLUMNS), patches = across * ceil_div(rows, LINES);
+    const int64_t places = t.images * t.grid_height * t.grid_width;
+    const int64_t across = ceil_div(t.channels, COLUMNS), patches = across * ceil_div(places, LINES);
     const int x = threadIdx.x % FOURS * 4, y = threadIdx.x / FOURS;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     wait_for_predecessor();
     release_successor();
     for (int64_t index = blockIdx.x; index < patches; index += gridDim.x) {
-        const int64_t row = index / across * LINES, column = index % across * COLUMNS;
+        const int64_t first = index / across * LINES, channel = index % across * COLUMNS;
         float4 values[LINES / PASS];
 #pragma unroll
-        for (int i = 0; i < LINES / PASS; i++)
-            if (row + y + i * PASS < rows && column + x < columns)
-                values[i] = *(const float4 *)(from + (row + y + i * PASS) * columns + column + x);
+        for (int i = 0; i < LINES / PASS; i++) {
+            // Places are below 2^31.
+            const int place = (int)first + y + i * PASS, line = place / (int)t.grid_width;
+            const int column = place - line * (int)t.grid_width, image = line / (int)t.grid_height;
+            const int row = line - image * (int)t.grid_height;
+            values[i] = make_float4(0, 0, 0, 0);
+            if (place < places && column < t.width && row < t.height && channel + x < t.channels)
+                values[i] = *(const float4 *)(picture + image * t.image_size + (row * t.width + column) * t.place_size +
+                                              channel + x);
+        }
 #pragma unroll
         for (int i = 0; i < LINES / PASS; i++) {
             patch[x][y + i * PASS] = values[i].x;
@@ -80,8 +95,8 @@ __global__ void __launch_bounds__(THREADS)
         for (int c = warp; c < COLUMNS; c += THREADS / WARP_SIZE)
 #pragma unroll
             for (int r = lane; r < LINES; r += WARP_SIZE)
-                if (column + c < columns && row + r < rows)
-                    to[(column + c) * pitch + row + r] = patch[c][r];
+                if (channel + c < t.channels && first + r < places)
+                    to[(channel + c) * t.pitch + first + r] = patch[c][r];
         __syncthreads();
     }
 }
@@ -130,44 +145,45 @@ __global__ void __launch_bounds__(THREADS)
 // The tiles, and how long one takes on an H200, as in gemm.cu: `sum` for 1024 of the summed axis, `rest` for its start
 // and its results, in microseconds. The rows' numbers are those of the switches in conv2d_sm90_*.cu.
 struct ConvTile {
-    int m, n, cluster_m, cluster_n, depth;
+    int m, n, cluster_m, cluster_n;
+    int blocks; // that share a tile, each with a part of the sum
     double sum, rest;
     int group;
 };
 // clang-format off
 static const ConvTile PIXELS_HALVES[] = {
-    {128, 256, 2, 1, 64, 12.40, 1.20, 16},
-    {128, 128, 2, 1, 64,  6.28, 0.55,  8},
-    {128, 192, 2, 1, 64,  9.30, 0.50,  6},
-    {128,  64, 2, 1, 64,  3.85, 0.70,  8},
-    {128, 128, 1, 2, 64, 99, 0.55,  8},
-    {128, 128, 1, 2, 64, 99, 0.55,  8},
-    {128, 128, 1, 4, 64, 99, 0.55,  8},
-    {128, 256, 1, 2, 64, 99, 0.55,  8},
+    {128, 256, 2, 1, 1, 12.40, 1.20, 16},
+    {128, 128, 2, 1, 1,  6.28, 0.55,  8},
+    {128,  64, 2, 1, 1,  3.85, 0.70,  8},
+    {128, 128, 1, 2, 1,  6.28, 0.55,  8},
+    {128, 256, 1, 1, 2, 12.40, 2.50, 16},
 };
 static const ConvTile PIXELS_TF32[] = {
-    {128, 256, 2, 1, 32, 24.40, 3.30,  8},
-    {128, 128, 2, 1, 32, 12.25, 1.70,  8},
-    {128,  64, 2, 1, 32,  9.70, 0.70,  8},
-    {128, 128, 1, 2, 32, 99, 0.55,  8},
-    {128, 128, 1, 2, 32, 99, 0.55,  8},
-    {128, 128, 1, 4, 32, 99, 0.55,  8},
-    {128, 256, 1, 2, 32, 99, 0.55,  8},
+    {128, 256, 2, 1, 1, 24.40, 3.30,  8},
+    {128, 128, 2, 1, 1, 12.25, 1.70,  8},
+    {128,  64, 2, 1, 1,  9.70, 0.70,  8},
+    {128, 128, 1, 2, 1, 12.25, 1.70,  8},
+    {128, 256, 1, 1, 2, 24.40, 4.00, 16},
 };
 static const ConvTile WEIGHT_HALVES[] = {
-    {128, 256, 2, 1, 64, 12.40, 1.20, 16},
-    {128, 192, 2, 1, 64,  9.30, 0.50,  6},
-    { 64, 192, 1, 1, 64,  6.00, 0.50,  8},
+    {128, 256, 2, 1, 1, 12.40, 1.20, 16},
+    {128, 192, 2, 1, 1,  9.30, 0.50,  6},
+    { 64, 192, 1, 1, 1,  6.00, 0.50,  8},
 };
 static const ConvTile WEIGHT_TF32[] = {
-    {256, 128, 1, 2, 32, 26.80, 2.60,  8},
-    {128, 128, 2, 1, 32, 16.30, 0.50,  8},
-    {256, 128, 1, 4, 32, 99, 0.50,  8},
-    {128, 128, 1, 2, 32, 99, 0.50,  8},
-    {128, 128, 1, 4, 32, 99, 0.50,  8},
+    {256, 128, 1, 2, 1, 26.80, 2.60,  8},
+    {128, 128, 2, 1, 1, 16.30, 0.50,  8},
+    {128, 128, 1, 2, 1, 16.30, 0.50,  8},
+};
+static const ConvTile SHIFTED_TF32[] = {
+    {128, 256, 2, 1, 1, 24.40, 3.30, 16},
+    {128, 192, 2, 1, 1, 18.40, 2.50,  8},
+    { 64, 192, 1, 1, 1, 12.00, 1.00,  8},
+    {128, 128, 2, 1, 1, 12.25, 1.70,  8},
 };
 // clang-format on
 static constexpr double PIECES_START = 4, PIECES_RATE = 3e6; // microseconds, and bytes in one
+static constexpr double TURN_START = 3, TURN_RATE = 3e6;
 static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256;
 
 template <int COUNT>
@@ -178,17 +194,17 @@ static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, i
     for (int tile = 0; tile < COUNT; tile++) {
         const ConvTile &t = tiles[tile];
         const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
-        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n);
+        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
         for (int64_t pieces = 1; pieces <= (cut ? MOST_PIECES : 1); pieces++) {
             if (pieces > 1 && (k / pieces < SMALLEST_PIECE || clusters * pieces > room))
                 break;
             const int64_t waves = ceil_div(clusters * pieces, room);
-            double time = (double)waves * (t.sum * (double)ceil_div(k, pieces) / 1024 + t.rest);
+            double time = (double)waves * (t.sum * (double)ceil_div(k, pieces * t.blocks) / 1024 + t.rest);
             if (pieces > 1)
                 time += PIECES_START + (double)(8 * pieces * m * n) / PIECES_RATE;
             if ((tile == 0 && pieces == 1) || time < least) {
                 least = time;
-                best = {tile, (int)pieces, t.group};
+                best = {tile, (int)pieces, t.group, time};
             }
         }
     }
@@ -198,14 +214,46 @@ static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, i
 // What the kernel and the copies around it do for a call.
 struct Steps {
     ConvProduct product;
-    bool relayouts; // the weight, or grad_output
+    bool relayouts; // the weight
     Relayout relayout;
-    size_t relaid_bytes; // in front of the pieces in the workspace
+    int turns; // TF32's backward_weight: 1, grad_output; 2, the input as well
+    Turn turn_output, turn_input;
+    size_t relaid_bytes; // of the weight or of grad_output, in front of the workspace; then the input's
+    size_t turned_input_bytes;
     ConvPlan plan;
     bool sums_pieces;
     int64_t width;
     size_t piece_bytes;
 };
+
+// A channels_last picture as it is.
+static Turn turn_of(int64_t images, int64_t height, int64_t width, int64_t channels)
+{
+    return {images, height, width, channels, height * width * channels, channels, height, width, 0};
+}
+
+// Lines and images of the input with zeros after them, enough that what a tap sees before and after is zeros, and with
+// room for the output's.
+static Turn shifted_turn(const cuda_ops_conv2d_sizes &s)
+{
+    const int64_t after_y = s.out_height - 1 + (s.kernel_height - 1) * s.dilation_height - s.padding_top;
+    const int64_t after_x = s.out_width - 1 + (s.kernel_width - 1) * s.dilation_width - s.padding_left;
+    Turn turn = turn_of(s.batch, s.in_height, s.in_width, s.in_channels);
+    const int64_t heights[] = {s.out_height, s.in_height + s.padding_top, after_y + 1};
+    const int64_t widths[] = {s.out_width, s.in_width + s.padding_left, after_x + 1};
+    for (int i = 0; i < 3; i++) {
+        turn.grid_height = turn.grid_height > heights[i] ? turn.grid_height : heights[i];
+        turn.grid_width = turn.grid_width > widths[i] ? turn.grid_width : widths[i];
+    }
+    return turn;
+}
+
+static bool can_shift(const cuda_ops_conv2d_sizes &s, const Turn &turn)
+{
+    const int64_t most = INT32_MAX - 1024;
+    return s.stride_height == 1 && s.stride_width == 1 &&
+           s.batch * turn.grid_height + s.kernel_height * s.dilation_height < most / turn.grid_width;
+}
 
 static Steps steps_of(const ConvCall &call, ConvDevice device)
 {
@@ -226,16 +274,36 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
         p.picture = call.input;
         p.other = call.output;
         p.columns = o;
+        p.result_is_float = tf32;
         const int64_t places = conv2d_places(p.grid), row = SWIZZLE_ROW / element;
         steps.width = taps * ceil_div(c, row) * row;
         if (tf32) {
-            steps.relayouts = true;
-            p.other_pitch = ceil_div(places, 4) * 4;
+            const PixelGrid &g = p.grid;
+            steps.turns = 1;
+            steps.turn_output = turn_of(s.batch, s.out_height, s.out_width, o);
+            steps.plan = quickest(WEIGHT_TF32, steps.width, o, places, true, device);
+            const Turn shifted = shifted_turn(s);
+            const int64_t shifted_places = s.batch * shifted.grid_height * shifted.grid_width;
+            if (can_shift(s, shifted)) {
+                const ConvPlan plan = quickest(SHIFTED_TF32, o, steps.width, shifted_places, true, device);
+                const double turn = TURN_START + (double)(8 * shifted_places * c) / TURN_RATE;
+                if (plan.time + turn < steps.plan.time) {
+                    steps.turns = 2;
+                    steps.plan = plan;
+                    steps.turn_input = shifted;
+                    steps.turn_output.grid_height = p.grid.grid_height = shifted.grid_height;
+                    steps.turn_output.grid_width = p.grid.grid_width = shifted.grid_width;
+                }
+            }
+            p.other_pitch = ceil_div(conv2d_places(g), 4) * 4;
+            steps.turn_output.pitch = steps.turn_input.pitch = p.other_pitch;
             steps.relaid_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
+            if (steps.turns == 2)
+                steps.turned_input_bytes = conv2d_round_to_256(c * p.other_pitch * 4);
+        } else {
+            steps.plan = quickest(WEIGHT_HALVES, o, steps.width, places, true, device);
         }
-        steps.plan = tf32 ? quickest(WEIGHT_TF32, steps.width, o, places, true, device)
-                          : quickest(WEIGHT_HALVES, o, steps.width, places, true, device);
-        steps.sums_pieces = tf32 || steps.plan.pieces > 1 || c % row != 0 || !last;
+        steps.sums_pieces = steps.plan.pieces > 1 || c % row != 0 || !last;
         if (steps.sums_pieces)
             steps.piece_bytes = (size_t)(steps.plan.pieces * o * steps.width) * 4;
         return steps;
@@ -248,8 +316,13 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
     p.bias = call.bias;
     p.mirrored = !forward;
     p.weight_by_channel = !forward && !tf32;
-    steps.relayouts = !last || (tf32 && !forward);
-    if (steps.relayouts) {
+    if (last && tf32 && !forward) {
+        // The weight as [c][tap][o]: o are the places, taps the images.
+        steps.turns = 1;
+        steps.turn_output = {taps, 1, o, c, c, taps * c, 1, o, taps * o};
+        steps.relaid_bytes = conv2d_round_to_256(o * taps * c * element);
+    } else if (!last || (tf32 && !forward)) {
+        steps.relayouts = true;
         steps.relayout = conv2d_weight_relayout(s, tf32 && !forward);
         steps.relaid_bytes = conv2d_round_to_256(o * taps * c * element);
     }
@@ -302,7 +375,7 @@ bool conv2d_tensor_is_fast(const ConvCall &, ConvDevice)
 size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device)
 {
     const Steps steps = steps_of(call, device);
-    return steps.relaid_bytes + steps.piece_bytes;
+    return steps.relaid_bytes + steps.turned_input_bytes + steps.piece_bytes;
 }
 
 cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &r, cuda_ops_dtype dtype,
@@ -315,16 +388,16 @@ cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &r, c
     return launch_status();
 }
 
-static cuda_ops_status transpose_output(const ConvCall &call, const ConvProduct &p)
+static cuda_ops_status turn(void *to, const void *picture, const Turn &t, cudaStream_t stream)
 {
-    const int64_t places = conv2d_places(p.grid);
-    launch_dependent(conv2d_transpose_kernel, dim3(clamp_grid(ceil_div(places, LINES) * ceil_div(p.columns, COLUMNS))),
-                     THREADS, 0, call.stream, (float *)call.workspace, (const float *)p.other, places, p.columns,
-                     p.other_pitch);
+    const int64_t places = t.images * t.grid_height * t.grid_width;
+    launch_dependent(conv2d_turn_kernel, dim3(clamp_grid(ceil_div(places, LINES) * ceil_div(t.channels, COLUMNS))),
+                     THREADS, 0, stream, (float *)to, (const float *)picture, t);
     return launch_status();
 }
 
-static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight)
+static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
+                                   bool is_shifted)
 {
     switch (p.dtype) {
     case CUDA_OPS_BFLOAT16:
@@ -336,7 +409,9 @@ static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, cons
                : p.weight_by_channel ? conv2d_pixels_float16_by_channel(p, device, plan)
                                      : conv2d_pixels_float16(p, device, plan);
     case CUDA_OPS_FLOAT32:
-        return is_weight ? conv2d_weight_tf32(p, device, plan) : conv2d_pixels_tf32(p, device, plan);
+        return is_shifted  ? conv2d_shifted_tf32(p, device, plan)
+               : is_weight ? conv2d_weight_tf32(p, device, plan)
+                           : conv2d_pixels_tf32(p, device, plan);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }
@@ -348,19 +423,26 @@ cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
     ConvProduct &p = steps.product;
     const bool is_weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
     cuda_ops_status status = CUDA_OPS_SUCCESS;
-    if (steps.relayouts) {
-        status = is_weight ? transpose_output(call, p)
-                           : conv2d_relayout(call.workspace, p.other, steps.relayout, call.dtype, call.stream);
-        if (status != CUDA_OPS_SUCCESS)
-            return status;
-        p.other = call.workspace;
+    char *workspace = (char *)call.workspace;
+    if (steps.relayouts || steps.turns > 0) {
+        status = steps.relayouts ? conv2d_relayout(workspace, p.other, steps.relayout, call.dtype, call.stream)
+                                 : turn(workspace, p.other, steps.turn_output, call.stream);
+        p.other = workspace;
+        workspace += steps.relaid_bytes;
     }
+    if (steps.turns > 1 && status == CUDA_OPS_SUCCESS) {
+        status = turn(workspace, p.picture, steps.turn_input, call.stream);
+        p.picture = workspace;
+        workspace += steps.turned_input_bytes;
+    }
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
     if (!steps.sums_pieces)
-        return run_product(p, device, steps.plan, is_weight);
-    float *const pieces = (float *)((char *)call.workspace + steps.relaid_bytes);
-    p.result = pieces;
+        return run_product(p, device, steps.plan, is_weight, false);
+    const float *const pieces = (const float *)workspace;
+    p.result = workspace;
     p.result_is_float = 1;
-    status = run_product(p, device, steps.plan, is_weight);
+    status = run_product(p, device, steps.plan, is_weight, steps.turns > 1);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const cuda_ops_conv2d_sizes &s = call.sizes;

@@ -7,14 +7,12 @@ cuda_ops_status conv2d_pixels_tf32(const ConvProduct &product, ConvDevice device
 #if defined(CUDA_OPS_SM90A)
     // clang-format off
     switch (plan.tile) {
-    //                                                     M    N   cluster ping-pong stages
+    //                                                             M    N   cluster ping-pong stages
     case 0: return conv2d_launch_pixels<Tile<float, 128, 256, 2, 1, false, 4, false, false>>(product, device, plan);
     case 1: return conv2d_launch_pixels<Tile<float, 128, 128, 2, 1, true, 6, false, false>>(product, device, plan);
     case 2: return conv2d_launch_pixels<Tile<float, 128, 64, 2, 1, false, 8, false, false>>(product, device, plan);
-    case 3: return conv2d_launch_pixels<Tile<float, 128, 128, 1, 2, true, 6, false, false>>(product, device, plan);
-    case 4: return conv2d_launch_pixels<Tile<float, 128, 128, 1, 2, false, 6, false, false>>(product, device, plan);
-    case 5: return conv2d_launch_pixels<Tile<float, 128, 128, 1, 4, false, 6, false, false>>(product, device, plan);
-    case 6: return conv2d_launch_pixels<Tile<float, 128, 256, 1, 2, false, 4, false, false>>(product, device, plan);
+    case 3: return conv2d_launch_pixels<Tile<float, 128, 128, 1, 2, false, 6, false, false>>(product, device, plan);
+    case 4: return conv2d_launch_pixels<Tile<float, 128, 256, 1, 1, false, 4, false, false>, CONV_HALVED>(product, device, plan);
     }
     // clang-format on
 #endif
@@ -30,9 +28,7 @@ cuda_ops_status conv2d_weight_tf32(const ConvProduct &product, ConvDevice device
     //                                                     M    N   cluster ping-pong stages
     case 0: return conv2d_launch_weight<Tile<float, 256, 128, 1, 2, false, 4, true, false>>(product, device, plan);
     case 1: return conv2d_launch_weight<Tile<float, 128, 128, 2, 1, true, 6, true, false>>(product, device, plan);
-    case 2: return conv2d_launch_weight<Tile<float, 256, 128, 1, 4, false, 4, true, false>>(product, device, plan);
-    case 3: return conv2d_launch_weight<Tile<float, 128, 128, 1, 2, true, 6, true, false>>(product, device, plan);
-    case 4: return conv2d_launch_weight<Tile<float, 128, 128, 1, 4, true, 6, true, false>>(product, device, plan);
+    case 2: return conv2d_launch_weight<Tile<float, 128, 128, 1, 2, true, 6, true, false>>(product, device, plan);
     }
     // clang-format on
 #endif

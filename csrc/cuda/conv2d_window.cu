@@ -79,6 +79,8 @@ static Steps steps_of(const ConvCall &call)
     w.rows = (int)rows;
     w.slot_bytes = (int)slot;
     w.slots = (int)(slots < 6 ? slots : 6);
+    w.by_width = divider_by((uint32_t)w.grid_width);
+    w.by_height = divider_by((uint32_t)w.grid_height);
     w.tiles = (int)ceil_div(s.batch * p.grid.grid_height * p.grid.grid_width, places);
     return steps;
 }

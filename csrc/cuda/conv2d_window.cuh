@@ -21,6 +21,24 @@ struct Window {
     static_assert(!BY_CHANNEL || sizeof(T) == 2, "TF32 is K-major");
 };
 
+// Division by a constant of the launch, of numbers below 2^31: (n * multiplier / 2^32 + n) / 2^shift.
+struct Divider {
+    uint32_t multiplier, shift;
+#if defined(__CUDA_ARCH__)
+    __device__ __forceinline__ uint32_t of(uint32_t n) const
+    {
+        return (__umulhi(n, multiplier) + n) >> shift;
+    }
+#endif
+};
+static inline Divider divider_by(uint32_t divisor)
+{
+    uint32_t shift = 0;
+    while ((uint64_t)1 << shift < divisor)
+        shift++;
+    return {(uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor)) / divisor + 1), shift};
+}
+
 struct WindowWork {
     void *result;
     const void *bias;
@@ -30,6 +48,7 @@ struct WindowWork {
     int kernel_height, kernel_width, dilation_y, dilation_x, mirrored;
     int chunks, rows, slots, slot_bytes; // chunks of channels; places in a slot
     int tiles;                           // of places
+    Divider by_width, by_height;         // of the walk
 };
 
 struct WindowProduct {
@@ -70,33 +89,15 @@ __device__ __forceinline__ void store_matrices_across(uint32_t to, uint32_t a, u
                  : "memory");
 }
 
-// A place of the walk, and the steps to later ones without a division.
-struct Walker {
-    int image, y, x;
-    __device__ __forceinline__ Walker(const WindowWork &work, int place)
-    {
-        const int line = place / work.grid_width;
-        x = place - line * work.grid_width;
-        image = line / work.grid_height;
-        y = line - image * work.grid_height;
-    }
-    __device__ __forceinline__ void advance(const WindowWork &work, int places)
-    {
-        for (x += places; x >= work.grid_width; x -= work.grid_width)
-            if (++y == work.grid_height) {
-                y = 0;
-                image++;
-            }
-    }
-    __device__ __forceinline__ bool in_result(const WindowWork &work) const
-    {
-        return x < work.width && y < work.height && image < work.images;
-    }
-    __device__ __forceinline__ int64_t offset(const WindowWork &work) const
-    {
-        return (((int64_t)image * work.height + y) * work.width + x) * work.columns;
-    }
-};
+// Where a place of the walk goes in the result; false: nowhere.
+__device__ __forceinline__ bool result_pixel(const WindowWork &work, uint32_t place, int64_t &offset)
+{
+    const uint32_t line = work.by_width.of(place), x = place - line * work.grid_width;
+    const uint32_t image = work.by_height.of(line), y = line - image * work.grid_height;
+    const uint32_t pixel = (image * work.height + y) * work.width + x; // below 2^31, as places are
+    offset = (int64_t)pixel * work.columns;
+    return x < (uint32_t)work.width && y < (uint32_t)work.height && image < (uint32_t)work.images;
+}
 
 template <typename C>
 __device__ __forceinline__ void store_window_halves(const float (&sum)[C::PLACES / 2], const WindowWork &work,
@@ -106,7 +107,6 @@ __device__ __forceinline__ void store_window_halves(const float (&sum)[C::PLACES
     typedef typename C::T T;
     const int lane = thread % 32, warp = thread / 32, matrix = lane / 8, piece = thread % 8;
     const uint32_t to = shared_address(buffer);
-    Walker walker(work, first_place + thread / 8);
     T *const result = (T *)work.result + first_column + 8 * piece;
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
@@ -123,9 +123,10 @@ __device__ __forceinline__ void store_window_halves(const float (&sum)[C::PLACES
         for (int i = 0; i < C::PASS / 16; i++) {
             const int place = thread / 8 + 16 * i;
             const uint4 values = *(const uint4 *)(buffer + place * 128 + (piece ^ (place % 8)) * 16);
-            if (walker.in_result(work) && first_column + 8 * piece < work.columns)
-                *(uint4 *)(result + walker.offset(work)) = values;
-            walker.advance(work, 16);
+            int64_t offset;
+            if (result_pixel(work, first_place + pass * C::PASS + place, offset) &&
+                first_column + 8 * piece < work.columns)
+                *(uint4 *)(result + offset) = values;
         }
     }
 }
@@ -138,20 +139,16 @@ __device__ __forceinline__ void store_window_floats(const float (&sum)[C::PLACES
     const int column = first_column + 16 * (thread / 32) + thread % 32 / 4;
     float *const result = (float *)work.result + column;
     const bool low = column < work.columns, high = column + 8 < work.columns;
-    Walker walkers[2] = {Walker(work, first_place + 2 * (thread % 4)),
-                         Walker(work, first_place + 2 * (thread % 4) + 1)};
 #pragma unroll
     for (int i = 0; i < C::PLACES / 8; i++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            if (walkers[e].in_result(work)) {
-                float *const to = result + walkers[e].offset(work);
-                if (low)
-                    to[0] = sum[4 * i + e];
-                if (high)
-                    to[8] = sum[4 * i + 2 + e];
-            }
-            walkers[e].advance(work, 8);
+            int64_t offset;
+            const bool stored = result_pixel(work, first_place + 8 * i + 2 * (thread % 4) + e, offset);
+            if (stored && low)
+                result[offset] = sum[4 * i + e];
+            if (stored && high)
+                result[offset + 8] = sum[4 * i + 2 + e];
         }
 }
 
@@ -268,12 +265,15 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
                 }
             int slot = 0, phase = 0;
             for (int tile = first_tile; tile < work.tiles; tile += tile_step) {
-                const Walker walker(work, tile * C::PLACES);
+                const uint32_t place = tile * C::PLACES, line = work.by_width.of(place);
+                const uint32_t image = work.by_height.of(line);
+                const int x = work.start_x + (int)(place - line * work.grid_width);
+                const int y = work.start_y + (int)(line - image * work.grid_height);
                 for (int chunk = 0; chunk < work.chunks; chunk++) {
                     barrier_wait(empty + 8 * slot, phase ^ 1);
                     barrier_expect(full + 8 * slot, work.rows * C::ROW_BYTES);
-                    copy_in_pixels(slots + slot * work.slot_bytes, &picture, full + 8 * slot, chunk * C::ROW,
-                                   work.start_x + walker.x, work.start_y + walker.y, walker.image, 0, 0);
+                    copy_in_pixels(slots + slot * work.slot_bytes, &picture, full + 8 * slot, chunk * C::ROW, x, y,
+                                   (int)image, 0, 0);
                     if (++slot == work.slots) {
                         slot = 0;
                         phase ^= 1;

@@ -133,6 +133,13 @@ static int forced_path(const char *op)
     TORCH_CHECK(false, op, ": expected CUDA_OPS_CONV_PATH to be one of ", names, ", got ", value);
 }
 
+// Whether pictures that are not channels_last are to be copied to that order for the product, and its result back.
+static bool wants_channels_last(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes,
+                                cuda_ops_dtype dtype)
+{
+    return cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, forced_path(op));
+}
+
 // What all products of the CUDA path share beside their tensors.
 struct CudaRun {
     int path;
@@ -190,6 +197,12 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
     sizes.allow_tf32 = allow_tf32(input);
 
     const c10::OptionalDeviceGuard guard(at::device_of(input));
+#ifdef CUDA_OPS_WITH_CUDA
+    if (input.is_cuda() && input.numel() > 0 && wants_channels_last(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype)) {
+        const Tensor x = input.contiguous(at::MemoryFormat::ChannelsLast);
+        return conv2d_forward(op, x, weight, bias, parameters, true).contiguous(memory_format(channels_last));
+    }
+#endif
     const Tensor x = dense_image(input), w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
     Tensor output = at::empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
                               x.options().memory_format(memory_format(sizes.output_channels_last)));
@@ -230,6 +243,14 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
     sizes.allow_tf32 = allow_tf32(grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+#ifdef CUDA_OPS_WITH_CUDA
+    if (grad_output.is_cuda() && grad_output.numel() > 0 &&
+        wants_channels_last(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype)) {
+        const Tensor g = grad_output.contiguous(at::MemoryFormat::ChannelsLast);
+        return conv2d_backward_input(op, g, weight, input_size, true, parameters)
+            .contiguous(memory_format(channels_last));
+    }
+#endif
     const Tensor g = dense_image(grad_output), w = dense_image(weight);
     Tensor grad_input = at::empty(input_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_input.numel() == 0)
@@ -269,7 +290,15 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     sizes.allow_tf32 = allow_tf32(grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
-    const Tensor g = dense_image(grad_output), x = dense_image(input);
+    bool copied = false;
+#ifdef CUDA_OPS_WITH_CUDA
+    copied = grad_output.is_cuda() && grad_output.numel() > 0 &&
+             wants_channels_last(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
+    if (copied)
+        sizes.input_channels_last = sizes.output_channels_last = 1;
+#endif
+    const Tensor g = copied ? grad_output.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(grad_output);
+    const Tensor x = copied ? input.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(input);
     Tensor grad_weight = at::empty(weight_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_weight.numel() == 0)
         return grad_weight;
@@ -349,6 +378,8 @@ static std::string path_of(const Tensor &input, const Tensor &weight, c10::strin
 #ifdef CUDA_OPS_WITH_CUDA
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const auto number = static_cast<cuda_ops_conv2d_pass>(name - std::begin(PASS_NAMES));
+    if (wants_channels_last(op, number, sizes, dtype))
+        sizes.input_channels_last = sizes.output_channels_last = 1;
     const char *const path =
         cuda_ops_conv2d_path_name_cuda(cuda_ops_conv2d_path_cuda(number, &sizes, dtype, forced_path(op)));
     return path ? path : "";

@@ -104,6 +104,11 @@ const char *cuda_ops_conv2d_path_name_cuda(int path);
 int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype,
                               int path);
 
+/* Whether the product of tensors that are not all channels_last is made faster by copying them to that order and back,
+ * for the fastest path's sake; the copies are the caller's. Only for CUDA_OPS_CONV2D_FASTEST. */
+int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                             cuda_ops_dtype dtype, int path);
+
 /* Bytes of `workspace` for that call, aligned to 256; 0: may be NULL. */
 size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                       cuda_ops_dtype dtype, int path);
