@@ -47,23 +47,25 @@ __global__ void __launch_bounds__(PATCH *PATCH_ROWS)
     }
 }
 
-// to[channel][place] = picture[place][channel], rows of `to` `pitch` long, for TF32: places are those
-// of a grid at least as large as the picture, with zeros where there is none. Channels are a multiple of 4. A block
-// turns LINES places of COLUMNS channels around; four 16-byte loads in flight a thread.
-static constexpr int LINES = 128, COLUMNS = 32;
+// to[copy][channel][place] = picture[place + first_shift + copy * shift][channel], rows of `to` `pitch` long, for TF32:
+// places are those of a grid at least as large as the picture, with zeros where there is none. Channels are a multiple
+// of 4. A block turns LINES places of COLUMNS channels around, and what the copies see beyond; 16-byte loads.
+static constexpr int LINES = 128, COLUMNS = 32, MOST_BEYOND = 32;
 
 struct Turn {
     int64_t images, height, width, channels;
     int64_t image_size, place_size; // distances in the picture
     int64_t grid_height, grid_width, pitch;
+    int copies, first_shift, shift;
 };
 
 __global__ void __launch_bounds__(THREADS)
     conv2d_turn_kernel(float *to, const float *picture, const __grid_constant__ Turn t)
 {
     constexpr int FOURS = COLUMNS / 4, PASS = THREADS / FOURS; // threads along a line, lines at a time
-    __shared__ float patch[COLUMNS][LINES + 1];                // 4 columns on are 4 banks on
-    const int64_t places = t.images * t.grid_height * t.grid_width;
+    constexpr int LOADED = LINES + MOST_BEYOND;
+    __shared__ float patch[COLUMNS][LOADED + 1]; // 4 columns on are 4 banks on
+    const int places = (int)(t.images * t.grid_height * t.grid_width), beyond = (t.copies - 1) * t.shift;
     const int64_t across = ceil_div(t.channels, COLUMNS), patches = across * ceil_div(places, LINES);
     const int x = threadIdx.x % FOURS * 4, y = threadIdx.x / FOURS;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
@@ -71,32 +73,36 @@ __global__ void __launch_bounds__(THREADS)
     release_successor();
     for (int64_t index = blockIdx.x; index < patches; index += gridDim.x) {
         const int64_t first = index / across * LINES, channel = index % across * COLUMNS;
-        float4 values[LINES / PASS];
+        float4 values[LOADED / PASS];
 #pragma unroll
-        for (int i = 0; i < LINES / PASS; i++) {
+        for (int i = 0; i < LOADED / PASS; i++) {
             // Places are below 2^31.
-            const int place = (int)first + y + i * PASS, line = place / (int)t.grid_width;
+            const int place = (int)first + t.first_shift + y + i * PASS, line = place / (int)t.grid_width;
             const int column = place - line * (int)t.grid_width, image = line / (int)t.grid_height;
             const int row = line - image * (int)t.grid_height;
             values[i] = make_float4(0, 0, 0, 0);
-            if (place < places && column < t.width && row < t.height && channel + x < t.channels)
+            if (y + i * PASS < LINES + beyond && place >= 0 && place < places && column < t.width && row < t.height &&
+                channel + x < t.channels)
                 values[i] = *(const float4 *)(picture + image * t.image_size + (row * t.width + column) * t.place_size +
                                               channel + x);
         }
 #pragma unroll
-        for (int i = 0; i < LINES / PASS; i++) {
+        for (int i = 0; i < LOADED / PASS; i++) {
             patch[x][y + i * PASS] = values[i].x;
             patch[x + 1][y + i * PASS] = values[i].y;
             patch[x + 2][y + i * PASS] = values[i].z;
             patch[x + 3][y + i * PASS] = values[i].w;
         }
         __syncthreads();
+        for (int copy = 0; copy < t.copies; copy++) {
+            float *const rows = to + copy * t.channels * t.pitch;
 #pragma unroll
-        for (int c = warp; c < COLUMNS; c += THREADS / WARP_SIZE)
+            for (int c = warp; c < COLUMNS; c += THREADS / WARP_SIZE)
 #pragma unroll
-            for (int r = lane; r < LINES; r += WARP_SIZE)
-                if (channel + c < t.channels && first + r < places)
-                    to[(channel + c) * t.pitch + first + r] = patch[c][r];
+                for (int r = lane; r < LINES; r += WARP_SIZE)
+                    if (channel + c < t.channels && first + r < places)
+                        rows[(channel + c) * t.pitch + first + r] = patch[c][r + copy * t.shift];
+        }
         __syncthreads();
     }
 }
@@ -229,11 +235,12 @@ struct Steps {
 // A channels_last picture as it is.
 static Turn turn_of(int64_t images, int64_t height, int64_t width, int64_t channels)
 {
-    return {images, height, width, channels, height * width * channels, channels, height, width, 0};
+    return {images, height, width, channels, height * width * channels, channels, height, width, 0, 1, 0, 0};
 }
 
-// Lines and images of the input with zeros after them, enough that what a tap sees before and after is zeros, and with
-// room for the output's.
+// The input with zeros after its lines and images, enough that what a tap sees before and after is zeros, and with room
+// for the output's. A copy for each column of the kernel, moved by as much, since the copy engine begins at whole
+// pieces of 16 bytes; lines are a multiple of that.
 static Turn shifted_turn(const cuda_ops_conv2d_sizes &s)
 {
     const int64_t after_y = s.out_height - 1 + (s.kernel_height - 1) * s.dilation_height - s.padding_top;
@@ -245,13 +252,18 @@ static Turn shifted_turn(const cuda_ops_conv2d_sizes &s)
         turn.grid_height = turn.grid_height > heights[i] ? turn.grid_height : heights[i];
         turn.grid_width = turn.grid_width > widths[i] ? turn.grid_width : widths[i];
     }
+    turn.grid_width = ceil_div(turn.grid_width, 4) * 4;
+    turn.copies = (int)s.kernel_width;
+    turn.first_shift = -(int)s.padding_left;
+    turn.shift = (int)s.dilation_width;
     return turn;
 }
 
 static bool can_shift(const cuda_ops_conv2d_sizes &s, const Turn &turn)
 {
     const int64_t most = INT32_MAX - 1024;
-    return s.stride_height == 1 && s.stride_width == 1 &&
+    return s.stride_height == 1 && s.stride_width == 1 && (s.kernel_width - 1) * s.dilation_width <= MOST_BEYOND &&
+           s.kernel_width * s.in_channels < most &&
            s.batch * turn.grid_height + s.kernel_height * s.dilation_height < most / turn.grid_width;
 }
 
@@ -286,7 +298,7 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
             const int64_t shifted_places = s.batch * shifted.grid_height * shifted.grid_width;
             if (can_shift(s, shifted)) {
                 const ConvPlan plan = quickest(SHIFTED_TF32, o, steps.width, shifted_places, true, device);
-                const double turn = TURN_START + (double)(8 * shifted_places * c) / TURN_RATE;
+                const double turn = TURN_START + (double)(4 * shifted_places * c * (1 + s.kernel_width)) / TURN_RATE;
                 if (plan.time + turn < steps.plan.time) {
                     steps.turns = 2;
                     steps.plan = plan;
@@ -299,7 +311,7 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
             steps.turn_output.pitch = steps.turn_input.pitch = p.other_pitch;
             steps.relaid_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
             if (steps.turns == 2)
-                steps.turned_input_bytes = conv2d_round_to_256(c * p.other_pitch * 4);
+                steps.turned_input_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
         } else {
             steps.plan = quickest(WEIGHT_HALVES, o, steps.width, places, true, device);
         }
@@ -319,7 +331,7 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
     if (last && tf32 && !forward) {
         // The weight as [c][tap][o]: o are the places, taps the images.
         steps.turns = 1;
-        steps.turn_output = {taps, 1, o, c, c, taps * c, 1, o, taps * o};
+        steps.turn_output = {taps, 1, o, c, c, taps * c, 1, o, taps * o, 1, 0, 0};
         steps.relaid_bytes = conv2d_round_to_256(o * taps * c * element);
     } else if (!last || (tf32 && !forward)) {
         steps.relayouts = true;

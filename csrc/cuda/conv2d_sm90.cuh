@@ -56,7 +56,7 @@ struct ConvWork {
     int chunks;                       // of a tile's columns (or depth) that the channels fill
     int last_offset_y, last_offset_x; // mirrored: the offsets of tap 0, else of no meaning
     int mirrored;
-    int line, first_shift; // shifted: places of a line, and the shift of tap 0
+    int line, first_shift; // shifted: places of a line, and the shift of the first row of taps
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -185,8 +185,8 @@ __device__ __forceinline__ void conv2d_produce(const ConvWork &work, const CUten
     }
 }
 
-// The shifted weight gradient: A is grad_output as [o][place], B the picture as [c][place], both with the same zeros
-// between lines and images, so that a tap is another place to begin at.
+// The shifted weight gradient: A is grad_output as [o][place], B the picture as [s][c][place] for each column s of the
+// kernel, both with the same zeros between lines and images, so that a tap is a copy and another place to begin at.
 template <typename C>
 __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, const CUtensorMap *map_a,
                                                        const CUtensorMap *map_b, uint32_t stages, uint32_t full,
@@ -200,12 +200,14 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
     int stage = 0, phase = 0;
     for (int index = blockIdx.x / C::CLUSTER; index < work.gemm.total; index += gridDim.x / C::CLUSTER) {
         const Place place = place_of<C>(work.gemm, index, rank_m, rank_n);
-        int channels[COPIES], shifts[COPIES];
+        int channels[COPIES], shifts[COPIES], columns[COPIES];
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
             const TapPlace tap = tap_place(work, place.n / SHIFTED_CHUNK + rank_m * COPIES + i, SHIFTED_CHUNK);
             channels[i] = tap.channel;
-            shifts[i] = work.first_shift + tap.offset_y * work.line + tap.offset_x;
+            const int row = tap.tap / work.kernel_width;
+            shifts[i] = work.first_shift + row * work.dilation_y * work.line;
+            columns[i] = tap.tap - row * work.kernel_width;
         }
         int k = place.k_begin;
         for (int step = 0; step < place.steps; step++, k += C::K) {
@@ -218,9 +220,9 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
             for (int i = 0; i < COPIES; i++) {
                 const uint32_t to = b + i * SHIFTED_CHUNK * SWIZZLE_ROW;
                 if constexpr (C::CLUSTER_M > 1)
-                    copy_in_multicast(to, map_b, arrived, k + shifts[i], channels[i], 0, blocks_b);
+                    copy_in_multicast(to, map_b, arrived, k + shifts[i], channels[i], columns[i], blocks_b);
                 else
-                    copy_in(to, map_b, arrived, k + shifts[i], channels[i], 0);
+                    copy_in(to, map_b, arrived, k + shifts[i], channels[i], columns[i]);
             }
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -551,8 +553,8 @@ static cuda_ops_status conv2d_launch_weight(const ConvProduct &p, ConvDevice dev
     return mapped ? conv2d_start<C>(map_a, map_b, map_d, work, device, plan, p.stream) : CUDA_OPS_INVALID_ARGUMENT;
 }
 
-// The shifted weight gradient, of TF32. picture and other are [channel][pitch]; grid.grid_height and grid_width are
-// those of lines with their zeros.
+// The shifted weight gradient, of TF32. picture is [kernel_width][channel][pitch], other [channel][pitch];
+// grid.grid_height and grid_width are those of lines with their zeros.
 template <typename C>
 static cuda_ops_status conv2d_launch_shifted(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
 {
@@ -560,7 +562,7 @@ static cuda_ops_status conv2d_launch_shifted(const ConvProduct &p, ConvDevice de
     const int64_t places = conv2d_places(p.grid);
     ConvWork work = conv2d_work(p, SHIFTED_CHUNK);
     work.line = (int)p.grid.grid_width;
-    work.first_shift = (int)(p.grid.start_y * p.grid.grid_width + p.grid.start_x);
+    work.first_shift = (int)(p.grid.start_y * p.grid.grid_width);
     GemmWork &gemm = work.gemm;
     const int64_t width = conv2d_taps(p) * work.chunks * SHIFTED_CHUNK;
     gemm.m = (int)p.columns, gemm.n = (int)width, gemm.k = (int)places;
@@ -574,7 +576,8 @@ static cuda_ops_status conv2d_launch_shifted(const ConvProduct &p, ConvDevice de
     CUtensorMap map_a, map_b;
     const bool mapped =
         make_map(&map_a, p.other, p.dtype, true, places, p.columns, 1, p.other_pitch, 0, C::ROW, C::M) &&
-        make_map(&map_b, p.picture, p.dtype, true, places, p.grid.channels, 1, p.other_pitch, 0, C::ROW, SHIFTED_CHUNK);
+        make_map(&map_b, p.picture, p.dtype, true, places, p.grid.channels, p.kernel_width, p.other_pitch,
+                 p.grid.channels * p.other_pitch, C::ROW, SHIFTED_CHUNK);
     return mapped ? conv2d_start<C, CONV_SHIFTED>(map_a, map_b, map_a, work, device, plan, p.stream)
                   : CUDA_OPS_INVALID_ARGUMENT;
 }

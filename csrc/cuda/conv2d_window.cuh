@@ -165,9 +165,14 @@ __device__ __forceinline__ void consume_window(const WindowWork &work, uint32_t 
     for (int half = 0; half < 2; half++)
         if (work.bias && column + 8 * half < work.columns)
             bias[half] = load_as_accumulate(((const T *)work.bias)[column + 8 * half]);
-    const int line = work.dilation_y * work.grid_width * C::ROW_BYTES, step = work.dilation_x * C::ROW_BYTES;
-    const int last = work.mirrored ? (work.kernel_height - 1) * line + (work.kernel_width - 1) * step : 0;
-    const int sign = work.mirrored ? -1 : 1;
+    // From tap to tap along a line of the kernel, and in addition from its last to the first of the next.
+    const int sign = work.mirrored ? -C::ROW_BYTES : C::ROW_BYTES, taps = work.kernel_height * work.kernel_width;
+    const int step = sign * work.dilation_x;
+    const int line = sign * work.dilation_y * work.grid_width - work.kernel_width * step;
+    const int last = work.mirrored ? ((work.kernel_height - 1) * work.dilation_y * work.grid_width +
+                                      (work.kernel_width - 1) * work.dilation_x) *
+                                         C::ROW_BYTES
+                                   : 0;
     constexpr int A_STEP = C::BY_CHANNEL ? 2 * SWIZZLE_ATOM : 32;
     barrier_wait(ready, 0);
     int slot = 0, phase = 0, turn = 0, mine = 0;
@@ -185,22 +190,27 @@ __device__ __forceinline__ void consume_window(const WindowWork &work, uint32_t 
         barrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
         mine++;
         uint32_t tap = weights;
+#pragma unroll
+        for (int i = 0; i < C::PLACES / 2; i++)
+            sum[i] = 0; // before the first product: defined in between, they would make wgmma wait for each other
         for (int chunk = 0; chunk < work.chunks; chunk++) {
             barrier_wait(full + 8 * slot, phase);
             if (chunk + 1 == work.chunks && thread == 0)
                 barrier_arrive(order + 8 * (group ^ 1));
-            const uint32_t places = slots + slot * work.slot_bytes + last;
+            uint32_t places = slots + slot * work.slot_bytes + last;
             wgmma_fence();
-            for (int r = 0; r < work.kernel_height; r++)
-                for (int s = 0; s < work.kernel_width; s++, tap += C::TAP_BYTES) {
-                    const uint64_t a =
-                        C::BY_CHANNEL ? describe_rows<SWIZZLE_ROW>(tap) : describe_rows<C::ROW_BYTES>(tap);
-                    const uint64_t b = describe_rows<C::ROW_BYTES>(places + sign * (r * line + s * step));
+            for (int t = 0, s = 0; t < taps; t++, tap += C::TAP_BYTES) {
+                const uint64_t a = C::BY_CHANNEL ? describe_rows<SWIZZLE_ROW>(tap) : describe_rows<C::ROW_BYTES>(tap);
+                const uint64_t b = describe_rows<C::ROW_BYTES>(places);
 #pragma unroll
-                    for (int k = 0; k < C::ROW_BYTES / 32; k++)
-                        wgmma<T, C::PLACES, C::BY_CHANNEL, 0>(sum, advance(a, k * A_STEP), advance(b, k * 32),
-                                                              tap != weights || k > 0);
+                for (int k = 0; k < C::ROW_BYTES / 32; k++)
+                    wgmma<T, C::PLACES, C::BY_CHANNEL, 0>(sum, advance(a, k * A_STEP), advance(b, k * 32), 1);
+                places += step;
+                if (++s == work.kernel_width) {
+                    s = 0;
+                    places += line;
                 }
+            }
             wgmma_commit();
             wgmma_wait<0>();
             if (thread == 0)
