@@ -450,7 +450,7 @@ cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (!steps.sums_pieces)
-        return run_product(p, device, steps.plan, is_weight, false);
+        return run_product(p, device, steps.plan, is_weight, steps.turns > 1);
     const float *const pieces = (const float *)workspace;
     p.result = workspace;
     p.result_is_float = 1;
