@@ -832,11 +832,10 @@ static cuda_ops_status plain(const ConvCall &call, ConvDevice)
 // The table of paths, and the choice: the first row that can make the product and is fast at its size. The last takes
 // everything.
 static const ConvPath PATHS[] = {
-    {CUDA_OPS_CONV2D_GEMM, "gemm", conv2d_gemm_supports, nullptr, conv2d_gemm_workspace, conv2d_gemm},
+    {CUDA_OPS_CONV2D_GEMM, "gemm", conv2d_gemm_supports, conv2d_gemm_is_fast, conv2d_gemm_workspace, conv2d_gemm},
     {CUDA_OPS_CONV2D_WINDOW, "window", conv2d_window_supports, conv2d_window_is_fast, conv2d_window_workspace,
      conv2d_window},
-    {CUDA_OPS_CONV2D_TENSOR, "tensor", conv2d_tensor_supports, conv2d_tensor_is_fast, conv2d_tensor_workspace,
-     conv2d_tensor},
+    {CUDA_OPS_CONV2D_TENSOR, "tensor", conv2d_tensor_supports, nullptr, conv2d_tensor_workspace, conv2d_tensor},
     {CUDA_OPS_CONV2D_PLAIN, "plain", plain_supports, nullptr, plain_workspace, plain},
 };
 
@@ -850,15 +849,11 @@ static ConvDevice current_conv_device()
     return {10 * major + minor, multiprocessors};
 }
 
-static const ConvPath *choose_path(const ConvCall &call, int number, ConvDevice device)
+// Whether a row may take a call that asks for path `number`.
+static bool takes(const ConvPath &path, const ConvCall &call, int number, ConvDevice device)
 {
-    for (const ConvPath &path : PATHS) {
-        const bool asked =
-            number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number;
-        if (asked && path.supports(call, device))
-            return &path;
-    }
-    return nullptr;
+    return (number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number) &&
+           path.supports(call, device);
 }
 
 static ConvCall call_of_sizes(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
@@ -883,13 +878,17 @@ extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_o
 {
     if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
         return -1;
-    const ConvPath *const chosen = choose_path(call_of_sizes(pass, sizes, dtype), path, current_conv_device());
-    return chosen ? chosen->number : -1;
+    const ConvCall call = call_of_sizes(pass, sizes, dtype);
+    const ConvDevice device = current_conv_device();
+    for (const ConvPath &row : PATHS)
+        if (takes(row, call, path, device))
+            return row.number;
+    return -1;
 }
 
 // What the plain path takes of multiply-adds in a microsecond, and PyTorch's copies from one order to the other of
 // bytes and for their start; an H200.
-static constexpr double PLAIN_RATE = 13e6, COPY_RATE = 1.2e6, COPIES_START = 12;
+static constexpr double PLAIN_RATE = 13e6, COPY_RATE = 1e6, COPIES_START = 12;
 
 extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                                         cuda_ops_dtype dtype, int path)
@@ -920,19 +919,26 @@ extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, cons
     // The call's pointers may be less aligned than those that are not known here, and then it falls to a later row.
     size_t bytes = 0;
     for (const ConvPath &path : PATHS)
-        if ((number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number) &&
-            path.workspace && path.supports(call, device)) {
+        if (path.workspace && takes(path, call, number, device)) {
             const size_t wanted = path.workspace(call, device);
             bytes = wanted > bytes ? wanted : bytes;
         }
     return bytes;
 }
 
+// A path may find, when it launches, that it cannot after all (no driver that makes tensor maps): then the next does
+// it.
 static cuda_ops_status run(const ConvCall &call, int number)
 {
     const ConvDevice device = current_conv_device();
-    const ConvPath *const path = choose_path(call, number, device);
-    return path ? path->launch(call, device) : CUDA_OPS_INVALID_ARGUMENT;
+    cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
+    for (const ConvPath &path : PATHS) {
+        if (status != CUDA_OPS_INVALID_ARGUMENT)
+            break;
+        if (takes(path, call, number, device))
+            status = path.launch(call, device);
+    }
+    return status;
 }
 
 extern "C" cuda_ops_status cuda_ops_conv2d_forward_cuda(void *output, const void *input, const void *weight,

@@ -42,7 +42,6 @@ struct ConvPath {
 
 // Tensor cores of Hopper, all channels_last (conv2d_sm90.cu).
 bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_tensor_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device);
 
@@ -54,6 +53,7 @@ cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device);
 
 // 1x1 convolutions as one matrix multiplication (conv2d_gemm.cu).
 bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_gemm(const ConvCall &call, ConvDevice device);
 

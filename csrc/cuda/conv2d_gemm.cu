@@ -44,6 +44,14 @@ bool conv2d_gemm_supports(const ConvCall &call, ConvDevice)
     return cuda_ops_gemm_rung_cuda(&p, CUDA_OPS_GEMM_FASTEST) >= 0;
 }
 
+// All but TF32's weight gradient, both of whose operands are stored along the wrong axis for wgmma: the tensor path
+// turns one of them around, and the GEMM is slower at it.
+bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device)
+{
+    return !(call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype == CUDA_OPS_FLOAT32 &&
+             conv2d_tensor_supports(call, device));
+}
+
 size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_gemm_problem p = problem_of(call);

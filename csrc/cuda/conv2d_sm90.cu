@@ -11,8 +11,13 @@
 //
 // 16-bit operands are read as they lie. wgmma takes TF32 along the summed axis only, so that for it backward_input
 // copies the weight as [c][tap][o] first, and backward_weight grad_output as [o][place], its picture going through
-// registers. A weight that is not channels_last is copied so. backward_weight cuts the places in pieces to fill the
-// device; a second kernel adds them in order.
+// registers; or, with stride 1 and where that is faster, the picture too as [c][place], a copy for each column of the
+// kernel. A weight that is not channels_last is copied so. backward_weight cuts the places in pieces to fill the
+// device; a second kernel adds them in order. Where there are few tiles forward and backward_input let two blocks share
+// one.
+//
+// Bound by the tensor cores' shared memory: a tile of 128 x 256 needs all of its bandwidth, smaller ones more than it
+// has.
 #include "conv2d_layout.h"
 #include "conv2d_sm90.cuh"
 
@@ -158,18 +163,18 @@ struct ConvTile {
 };
 // clang-format off
 static const ConvTile PIXELS_HALVES[] = {
-    {128, 256, 2, 1, 1, 12.40, 1.20, 16},
-    {128, 128, 2, 1, 1,  6.28, 0.55,  8},
-    {128,  64, 2, 1, 1,  3.85, 0.70,  8},
-    {128, 128, 1, 2, 1,  6.28, 0.55,  8},
-    {128, 256, 1, 1, 2, 12.40, 2.50, 16},
+    {128, 256, 2, 1, 1, 12.20, 1.50, 16},
+    {128, 128, 2, 1, 1,  7.40, 0.55,  8},
+    {128,  64, 2, 1, 1,  6.20, 1.00,  8},
+    {128, 128, 1, 2, 1,  6.70, 1.00,  8},
+    {128, 256, 1, 1, 2, 11.00, 5.00, 16},
 };
 static const ConvTile PIXELS_TF32[] = {
-    {128, 256, 2, 1, 1, 24.40, 3.30,  8},
-    {128, 128, 2, 1, 1, 12.25, 1.70,  8},
-    {128,  64, 2, 1, 1,  9.70, 0.70,  8},
-    {128, 128, 1, 2, 1, 12.25, 1.70,  8},
-    {128, 256, 1, 1, 2, 24.40, 4.00, 16},
+    {128, 256, 2, 1, 1, 22.00, 3.30,  8},
+    {128, 128, 2, 1, 1, 14.10, 1.70,  8},
+    {128,  64, 2, 1, 1, 11.20, 1.65,  8},
+    {128, 128, 1, 2, 1, 13.00, 1.50,  8},
+    {128, 256, 1, 1, 2, 19.30, 9.00, 16},
 };
 static const ConvTile WEIGHT_HALVES[] = {
     {128, 256, 2, 1, 1, 12.40, 1.20, 16},
@@ -177,19 +182,20 @@ static const ConvTile WEIGHT_HALVES[] = {
     { 64, 192, 1, 1, 1,  6.00, 0.50,  8},
 };
 static const ConvTile WEIGHT_TF32[] = {
-    {256, 128, 1, 2, 1, 26.80, 2.60,  8},
-    {128, 128, 2, 1, 1, 16.30, 0.50,  8},
-    {128, 128, 1, 2, 1, 16.30, 0.50,  8},
+    {256, 128, 1, 2, 1, 33.00, 2.60,  8},
+    {128, 128, 2, 1, 1, 21.00, 0.50,  8},
+    {256, 128, 1, 1, 1, 28.00, 2.60,  8},
+    {256,  64, 1, 1, 1, 26.00, 2.00,  8},
 };
 static const ConvTile SHIFTED_TF32[] = {
-    {128, 256, 2, 1, 1, 24.40, 3.30, 16},
-    {128, 192, 2, 1, 1, 18.40, 2.50,  8},
-    { 64, 192, 1, 1, 1, 12.00, 1.00,  8},
-    {128, 128, 2, 1, 1, 12.25, 1.70,  8},
+    {128, 256, 2, 1, 1, 20.50, 3.30, 16},
+    {128, 192, 2, 1, 1, 15.50, 2.50,  8},
+    { 64, 192, 1, 1, 1, 15.00, 1.00,  8},
+    {128, 128, 2, 1, 1, 12.00, 1.70,  8},
 };
 // clang-format on
 static constexpr double PIECES_START = 4, PIECES_RATE = 3e6; // microseconds, and bytes in one
-static constexpr double TURN_START = 3, TURN_RATE = 3e6;
+static constexpr double TURN_START = 3, TURN_RATE = 2.4e6;
 static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256;
 
 template <int COUNT>
@@ -199,6 +205,8 @@ static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, i
     double least = 0;
     for (int tile = 0; tile < COUNT; tile++) {
         const ConvTile &t = tiles[tile];
+        if (k < t.blocks * 64)
+            continue; // nothing for each of them
         const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
         const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
         for (int64_t pieces = 1; pieces <= (cut ? MOST_PIECES : 1); pieces++) {
@@ -222,10 +230,9 @@ struct Steps {
     ConvProduct product;
     bool relayouts; // the weight
     Relayout relayout;
-    int turns; // TF32's backward_weight: 1, grad_output; 2, the input as well
-    Turn turn_output, turn_input;
-    size_t relaid_bytes; // of the weight or of grad_output, in front of the workspace; then the input's
-    size_t turned_input_bytes;
+    int turns; // TF32: 1, the weight (backward_input) or grad_output (backward_weight); 2, the input as well
+    Turn turn_other, turn_picture;
+    size_t other_bytes, picture_bytes; // of what is relaid or turned: the front of the workspace
     ConvPlan plan;
     bool sums_pieces;
     int64_t width;
@@ -292,7 +299,7 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
         if (tf32) {
             const PixelGrid &g = p.grid;
             steps.turns = 1;
-            steps.turn_output = turn_of(s.batch, s.out_height, s.out_width, o);
+            steps.turn_other = turn_of(s.batch, s.out_height, s.out_width, o);
             steps.plan = quickest(WEIGHT_TF32, steps.width, o, places, true, device);
             const Turn shifted = shifted_turn(s);
             const int64_t shifted_places = s.batch * shifted.grid_height * shifted.grid_width;
@@ -302,16 +309,16 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
                 if (plan.time + turn < steps.plan.time) {
                     steps.turns = 2;
                     steps.plan = plan;
-                    steps.turn_input = shifted;
-                    steps.turn_output.grid_height = p.grid.grid_height = shifted.grid_height;
-                    steps.turn_output.grid_width = p.grid.grid_width = shifted.grid_width;
+                    steps.turn_picture = shifted;
+                    steps.turn_other.grid_height = p.grid.grid_height = shifted.grid_height;
+                    steps.turn_other.grid_width = p.grid.grid_width = shifted.grid_width;
                 }
             }
             p.other_pitch = ceil_div(conv2d_places(g), 4) * 4;
-            steps.turn_output.pitch = steps.turn_input.pitch = p.other_pitch;
-            steps.relaid_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
+            steps.turn_other.pitch = steps.turn_picture.pitch = p.other_pitch;
+            steps.other_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
             if (steps.turns == 2)
-                steps.turned_input_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
+                steps.picture_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
         } else {
             steps.plan = quickest(WEIGHT_HALVES, o, steps.width, places, true, device);
         }
@@ -331,12 +338,12 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
     if (last && tf32 && !forward) {
         // The weight as [c][tap][o]: o are the places, taps the images.
         steps.turns = 1;
-        steps.turn_output = {taps, 1, o, c, c, taps * c, 1, o, taps * o, 1, 0, 0};
-        steps.relaid_bytes = conv2d_round_to_256(o * taps * c * element);
+        steps.turn_other = {taps, 1, o, c, c, taps * c, 1, o, taps * o, 1, 0, 0};
+        steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
     } else if (!last || (tf32 && !forward)) {
         steps.relayouts = true;
         steps.relayout = conv2d_weight_relayout(s, tf32 && !forward);
-        steps.relaid_bytes = conv2d_round_to_256(o * taps * c * element);
+        steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
     }
     const int64_t m = conv2d_places(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
     steps.plan = tf32 ? quickest(PIXELS_TF32, m, p.columns, k, false, device)
@@ -379,15 +386,10 @@ bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
            is_aligned_16(other) && is_aligned_16(call.result);
 }
 
-bool conv2d_tensor_is_fast(const ConvCall &, ConvDevice)
-{
-    return true;
-}
-
 size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device)
 {
     const Steps steps = steps_of(call, device);
-    return steps.relaid_bytes + steps.turned_input_bytes + steps.piece_bytes;
+    return steps.other_bytes + steps.picture_bytes + steps.piece_bytes;
 }
 
 cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &r, cuda_ops_dtype dtype,
@@ -438,14 +440,14 @@ cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
     char *workspace = (char *)call.workspace;
     if (steps.relayouts || steps.turns > 0) {
         status = steps.relayouts ? conv2d_relayout(workspace, p.other, steps.relayout, call.dtype, call.stream)
-                                 : turn(workspace, p.other, steps.turn_output, call.stream);
+                                 : turn(workspace, p.other, steps.turn_other, call.stream);
         p.other = workspace;
-        workspace += steps.relaid_bytes;
+        workspace += steps.other_bytes;
     }
     if (steps.turns > 1 && status == CUDA_OPS_SUCCESS) {
-        status = turn(workspace, p.picture, steps.turn_input, call.stream);
+        status = turn(workspace, p.picture, steps.turn_picture, call.stream);
         p.picture = workspace;
-        workspace += steps.turned_input_bytes;
+        workspace += steps.picture_bytes;
     }
     if (status != CUDA_OPS_SUCCESS)
         return status;

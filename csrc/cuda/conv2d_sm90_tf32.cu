@@ -28,7 +28,8 @@ cuda_ops_status conv2d_weight_tf32(const ConvProduct &product, ConvDevice device
     //                                                     M    N   cluster ping-pong stages
     case 0: return conv2d_launch_weight<Tile<float, 256, 128, 1, 2, false, 4, true, false>>(product, device, plan);
     case 1: return conv2d_launch_weight<Tile<float, 128, 128, 2, 1, true, 6, true, false>>(product, device, plan);
-    case 2: return conv2d_launch_weight<Tile<float, 128, 128, 1, 2, true, 6, true, false>>(product, device, plan);
+    case 2: return conv2d_launch_weight<Tile<float, 256, 128, 1, 1, false, 4, true, false>>(product, device, plan);
+    case 3: return conv2d_launch_weight<Tile<float, 256, 64, 1, 1, false, 5, true, false>>(product, device, plan);
     }
     // clang-format on
 #endif

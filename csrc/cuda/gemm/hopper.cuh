@@ -255,12 +255,19 @@ __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b,
 template <int n>
 __device__ __forceinline__ void wgmma_tf32(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)
 {
-    static_assert(n == 128, "columns that there is text for");
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" WGMMA_TEXT_60
-                 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
-                 : WGMMA_OPERANDS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    static_assert(n == 64 || n == 128, "columns that there is text for");
+    if constexpr (n == 64)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" WGMMA_TEXT_30
+                     "%30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+                     : WGMMA_OPERANDS_32
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" WGMMA_TEXT_60
+                     "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
+                     : WGMMA_OPERANDS_64
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 #endif // CUDA_OPS_HOPPER_CODE
