@@ -387,7 +387,7 @@ def test_unknown_path_is_refused(force):
     force("banana")
     with pytest.raises(RuntimeError, match=r"conv2d: expected CUDA_OPS_CONV_PATH to be one of plain, .*, got banana"):
         conv2d(image, weight)
-    with pytest.raises(RuntimeError, match=r"conv2d_path: expected pass to be forward, .*, got sideways"):
+    with pytest.raises(RuntimeError, match=r"conv2d_path: expected product to be forward, .*, got sideways"):
         ops.conv2d_path(image, weight, "sideways", (1, 1), (0, 0, 0, 0), (1, 1), 1)
 
 

@@ -359,7 +359,7 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output)
 
 // The path by name that a product of these tensors takes on the current device as the environment is now, with both
 // images and the result channels_last or none of them; for tests and the curious. "" where the forced one cannot.
-static std::string path_of(const Tensor &input, const Tensor &weight, c10::string_view pass, IntArrayRef stride,
+static std::string path_of(const Tensor &input, const Tensor &weight, c10::string_view product, IntArrayRef stride,
                            IntArrayRef padding, IntArrayRef dilation, int64_t groups)
 {
     const char *const op = "conv2d_path";
@@ -367,9 +367,9 @@ static std::string path_of(const Tensor &input, const Tensor &weight, c10::strin
     check_like(op, "weight", weight, "input", input);
     cuda_ops_conv2d_sizes sizes =
         check_conv2d_sizes(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups});
-    const auto *const name = std::find(std::begin(PASS_NAMES), std::end(PASS_NAMES), pass);
+    const auto *const name = std::find(std::begin(PASS_NAMES), std::end(PASS_NAMES), product);
     TORCH_CHECK(name != std::end(PASS_NAMES), op,
-                ": expected pass to be forward, backward_input or backward_weight, got ", pass);
+                ": expected product to be forward, backward_input or backward_weight, got ", product);
     sizes.input_channels_last = is_channels_last(input);
     sizes.weight_channels_last = is_channels_last(weight);
     sizes.output_channels_last = sizes.input_channels_last || sizes.weight_channels_last;
@@ -424,7 +424,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv2d_backward_weight(Tensor grad_output, Tensor input, SymInt[4] weight_size, bool channels_last, "
                 "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
     library.def("conv2d_backward_bias(Tensor grad_output) -> Tensor");
-    library.def("conv2d_path(Tensor input, Tensor weight, str pass, SymInt[2] stride, SymInt[4] padding, "
+    library.def("conv2d_path(Tensor input, Tensor weight, str product, SymInt[2] stride, SymInt[4] padding, "
                 "SymInt[2] dilation, SymInt groups) -> str");
     CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::forward);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_input", cuda_ops::backward_input);
