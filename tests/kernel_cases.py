@@ -7,6 +7,7 @@ reach the kernels.
 """
 
 import itertools
+import os
 import sys
 
 import torch
@@ -76,6 +77,33 @@ def run_rungs():
                     rung(*operands)
 
 
+def run_conv_path(path, dtype, kernel):
+    """The products of one convolution that the path can make, at a size that no tile divides."""
+    from cuda_ops._library import ops
+
+    image = torch.randn(2, 40, 9, 7, device="cuda").to(dtype).to(memory_format=torch.channels_last)
+    weight = torch.randn(72, 40, kernel, kernel, device="cuda").to(dtype)
+    bias = torch.randn(72, device="cuda").to(dtype)
+    grad = torch.randn(2, 72, 9, 7, device="cuda").to(dtype).to(memory_format=torch.channels_last)
+    parameters = (1, 1), (kernel // 2,) * 4, (1, 1), 1
+    os.environ["CUDA_OPS_CONV_PATH"] = path
+    for name, op, arguments in [
+        ("forward", ops.conv2d_forward, (image, weight, bias)),
+        ("backward_input", ops.conv2d_backward_input, (grad, weight, image.shape, True)),
+        ("backward_weight", ops.conv2d_backward_weight, (grad, image, weight.shape, True)),
+    ]:
+        if ops.conv2d_path(image, weight, name, *parameters) == path:
+            op(*arguments, *parameters)
+    del os.environ["CUDA_OPS_CONV_PATH"]
+
+
+def run_conv_paths():
+    """Each path of conv2d by force."""
+    torch.backends.cudnn.allow_tf32 = True
+    for path, dtype, kernel in itertools.product(["plain", "gemm", "tensor", "window"], DTYPES, [1, 3]):
+        run_conv_path(path, dtype, kernel)
+
+
 def main():
     chosen = sys.argv[1:]
     for spec in load_specs():
@@ -85,6 +113,9 @@ def main():
     if not chosen or "sgd" in chosen:
         run_optimizer()
         print("sgd", flush=True)
+    if not chosen or "conv2d" in chosen:
+        run_conv_paths()
+        print("conv2d's paths", flush=True)
     if not chosen or "gemm" in chosen:
         run_rungs()
         print("gemm", flush=True)

@@ -1,5 +1,6 @@
 """What is special to conv2d: formats, drawn shapes, the module, autocast, threads."""
 
+import itertools
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from opspec import Make, assert_close
 
 import cuda_ops
+from cuda_ops._library import ops
 from cuda_ops.functional import conv2d
 
 native = torch.nn.functional.conv2d
@@ -48,6 +50,58 @@ def check_against_native(tensors, arguments, grad_format=torch.contiguous_format
     for name, grad, expected_grad in zip(("input", "weight", "bias"), grads, expected_grads, strict=False):
         assert_close(grad, expected_grad, TOLERANCE[dtype], f"gradient of {name}")
     return output, grads
+
+
+PASSES = ("forward", "backward_input", "backward_weight")
+# batch, input channels, output channels, size, kernel, stride, padding, dilation: what the paths differ in.
+PATH_CASES = [
+    (2, 64, 64, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1)),  # whole rows of 128 bytes of halves
+    (3, 40, 72, (9, 13), (3, 2), (1, 1), (1, 0), (1, 1)),  # channels that fill no row, columns that fill no tile
+    (2, 8, 24, (17, 11), (5, 3), (1, 1), (2, 1), (1, 2)),  # dilation
+    (5, 264, 136, (7, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # several tiles of columns; of taps and channels
+    (2, 32, 40, (30, 33), (3, 3), (2, 3), (1, 1), (2, 1)),  # strides
+    (1, 16, 8, (5, 33), (1, 3), (1, 1), (3, 4), (1, 1)),  # more padding than kernel
+    (7, 24, 56, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1)),  # a product of matrices
+    (40, 32, 64, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)),  # more tiles than there are blocks, pieces of the sum
+    (2, 12, 20, (8, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # channels of TF32 that halves cannot have
+    (1, 3, 5, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1)),  # and channels of none
+]
+# Which of the cases each path can do, for 16-bit dtypes: of all passes, or by pass.
+CASES_OF_PATHS = {
+    "plain": {name: set(range(10)) for name in PASSES},
+    "tensor": {
+        "forward": {0, 1, 2, 3, 4, 5, 6, 7},
+        "backward_input": {0, 1, 2, 3, 5, 6, 7},
+        "backward_weight": {0, 1, 2, 3, 4, 5, 6, 7},
+    },
+    "gemm": {name: {6} for name in PASSES},
+    "window": {
+        "forward": {0, 1, 2, 5, 6, 7},
+        "backward_input": {0, 1, 2, 5, 6, 7},
+        "backward_weight": set(),
+    },
+}
+
+
+@pytest.fixture
+def force(monkeypatch):
+    yield lambda path: monkeypatch.setenv("CUDA_OPS_CONV_PATH", path)
+
+
+@pytest.fixture
+def allow_tf32():
+    before = torch.backends.cudnn.allow_tf32
+
+    def allow(allowed):
+        torch.backends.cudnn.allow_tf32 = allowed
+
+    yield allow
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def needs_hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
 
 
 def is_channels_last(tensor):
@@ -262,6 +316,132 @@ def test_cuda_autocast(dtype):
         results.append([output, *grads])
     for ours, theirs in zip(*results, strict=True):
         assert_close(ours, theirs.double(), 3 * TOLERANCE[dtype])
+
+
+def products_of_passes(case, dtype, weight_format=torch.channels_last, bias=True):
+    """For each pass: its name, how conv2d_path is asked about it, the call, and the result in float64."""
+    batch, inputs, outputs, size, kernel, stride, padding, dilation = case
+    make = Make("cuda", dtype)
+    x = make(batch, inputs, *size).to(memory_format=torch.channels_last)
+    w = make(outputs, inputs, *kernel).to(memory_format=weight_format)
+    b = make(outputs) if bias else None
+    leaves = [t.double().cpu().contiguous().requires_grad_() for t in (x, w)]
+    expected = native(*leaves, b.double().cpu() if bias else None, stride, padding, dilation)
+    g = Make("cuda", dtype, seed=1)(*expected.shape).to(memory_format=torch.channels_last)
+    expected_grads = torch.autograd.grad(expected, leaves, g.double().cpu())
+    parameters = stride, (padding[0], padding[0], padding[1], padding[1]), dilation, 1
+    calls = [
+        lambda: ops.conv2d_forward(x, w, b, *parameters),
+        lambda: ops.conv2d_backward_input(g, w, x.shape, True, *parameters),
+        lambda: ops.conv2d_backward_weight(g, x, w.shape, weight_format == torch.channels_last, *parameters),
+    ]
+    for name, call, result in zip(PASSES, calls, (expected.detach(), *expected_grads), strict=True):
+        yield name, lambda name=name: ops.conv2d_path(x, w, name, *parameters), call, result
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("path", CASES_OF_PATHS)
+def test_forced_paths(path, dtype, force, allow_tf32):
+    """Each path takes what it says it takes, is right there, the same twice, and refuses the rest by name."""
+    if path in ("tensor", "window"):
+        needs_hopper()
+    allow_tf32(True)
+    force(path)
+    tf32 = dtype == torch.float32 and path != "plain"
+    taken = {name: set() for name in PASSES}
+    for index, case in enumerate(PATH_CASES):
+        for weight_format in FORMATS:
+            for name, asked, call, expected in products_of_passes(case, dtype, weight_format, bias=index % 2 == 0):
+                if asked() == path:
+                    taken[name].add(index)
+                    result = call()
+                    assert_close(result, expected, 1e-3 if tf32 else TOLERANCE[dtype], f"{name} {case} by {path}")
+                    assert torch.equal(result, call())
+                else:
+                    assert asked() == ""
+                    with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV_PATH={path} cannot .*{name}"):
+                        call()
+    for name in PASSES:
+        # Twelve channels are whole pieces of 16 bytes in float32 alone.
+        more = {8} if tf32 and path in ("tensor", "window") and CASES_OF_PATHS[path][name] else set()
+        assert taken[name] == CASES_OF_PATHS[path][name] | more, name
+
+
+@pytest.mark.cuda
+def test_tf32_is_obeyed(allow_tf32):
+    """Without torch.backends.cudnn.allow_tf32 results are those of float32, and with it they are not."""
+    needs_hopper()
+    for case in (PATH_CASES[0], PATH_CASES[6], PATH_CASES[3]):
+        for allowed in (False, True):
+            allow_tf32(allowed)
+            for name, asked, call, expected in products_of_passes(case, torch.float32):
+                assert asked() in (("tensor", "window", "gemm") if allowed else ("plain", "gemm"))
+                error = (call().double().cpu() - expected).norm() / expected.norm()
+                assert (1e-5 < error < 1e-3) if allowed else error < TOLERANCE[torch.float32], f"{name} {case}"
+
+
+@pytest.mark.cuda
+def test_unknown_path_is_refused(force):
+    image, weight = torch.ones(1, 1, 3, 3, device="cuda"), torch.ones(1, 1, 2, 2, device="cuda")
+    force("banana")
+    with pytest.raises(RuntimeError, match=r"conv2d: expected CUDA_OPS_CONV_PATH to be one of plain, .*, got banana"):
+        conv2d(image, weight)
+    with pytest.raises(RuntimeError, match=r"conv2d_path: expected product to be forward, .*, got sideways"):
+        ops.conv2d_path(image, weight, "sideways", (1, 1), (0, 0, 0, 0), (1, 1), 1)
+
+
+@pytest.mark.cuda
+def test_choice_of_path(allow_tf32):
+    """By dtype, format, groups, size and channels; what no other path can do is the plain one's."""
+    needs_hopper()
+
+    def path(dtype, inputs, outputs, size, kernel, name="forward", image_format=torch.channels_last, groups=1):
+        image = torch.empty(2, inputs, size, size, device="cuda", dtype=dtype).to(memory_format=image_format)
+        weight = torch.empty(outputs, inputs // groups, kernel, kernel, device="cuda", dtype=dtype)
+        return ops.conv2d_path(image, weight, name, (1, 1), (kernel // 2,) * 4, (1, 1), groups)
+
+    allow_tf32(True)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert path(dtype, 64, 64, 56, 3) == "window"
+        assert path(dtype, 64, 64, 56, 3, "backward_input") == "window"
+        assert path(dtype, 64, 64, 56, 3, "backward_weight") == "tensor"
+        for name in PASSES:
+            assert path(dtype, 256, 256, 14, 3, name) == "tensor"
+            tf32_weight = dtype == torch.float32 and name == "backward_weight"
+            assert path(dtype, 256, 256, 14, 1, name) == ("tensor" if tf32_weight else "gemm")
+            assert path(dtype, 255, 64, 14, 3, name) == "plain"
+            assert path(dtype, 256, 64, 14, 3, name, groups=2) == "plain"
+            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "plain"
+    allow_tf32(False)
+    assert path(torch.float32, 256, 256, 14, 3) == "plain"
+    assert path(torch.float64, 256, 256, 14, 3) == "plain"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_contiguous_pictures_are_copied_where_it_pays(dtype, allow_tf32):
+    """Large convolutions of contiguous tensors, or of one of each, take tensor cores, and keep their formats."""
+    needs_hopper()
+    allow_tf32(True)
+    parameters = (1, 1), (1, 1, 1, 1), (1, 1), 1
+    for formats in itertools.product(FORMATS, FORMATS):
+        make = Make("cuda", dtype)
+        image = make(16, 128, 14, 14).to(memory_format=formats[0])
+        weight = make(128, 128, 3, 3)
+        grad = make(16, 128, 14, 14).to(memory_format=formats[1])
+        assert all(ops.conv2d_path(image, weight, name, *parameters) == "tensor" for name in PASSES)
+        leaves = [t.double().cpu().contiguous().requires_grad_() for t in (image, weight)]
+        expected = native(*leaves, padding=1)
+        expected_grads = torch.autograd.grad(expected, leaves, grad.double().cpu())
+        results = [
+            ops.conv2d_forward(image, weight, None, *parameters),
+            ops.conv2d_backward_input(grad, weight, image.shape, formats[0] == torch.channels_last, *parameters),
+            ops.conv2d_backward_weight(grad, image, weight.shape, False, *parameters),
+        ]
+        for name, result, wanted in zip(PASSES, results, (expected.detach(), *expected_grads), strict=True):
+            assert_close(result, wanted, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], name)
+        assert [is_channels_last(r) for r in results] == [formats[0] == torch.channels_last] * 2 + [False]
 
 
 def test_cpu_autocast_is_refused():

@@ -159,7 +159,9 @@ static void cuda_conv_forward(mnist_device *device, float *output, const float *
                               const float *bias, const cuda_ops_conv2d_sizes *sizes)
 {
     cuda *self = (cuda *)device;
-    check("conv2d", cuda_ops_conv2d_forward_cuda(output, input, weight, bias, sizes, F32, self->stream));
+    const int path = CUDA_OPS_CONV2D_FASTEST;
+    void *space = workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_FORWARD, sizes, F32, path));
+    check("conv2d", cuda_ops_conv2d_forward_cuda(output, input, weight, bias, sizes, space, path, F32, self->stream));
 }
 
 static void cuda_conv_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
@@ -169,10 +171,17 @@ static void cuda_conv_backward(mnist_device *device, float *grad_input, float *g
     cuda *self = (cuda *)device;
     const char *const op = "conv2d backward";
     const int64_t pixels = sizes->out_height * sizes->out_width;
-    if (grad_input)
-        check(op, cuda_ops_conv2d_backward_input_cuda(grad_input, grad_output, weight, sizes, F32, self->stream));
-    void *space = workspace(self, (int64_t)cuda_ops_conv2d_backward_weight_workspace_cuda(sizes, F32));
-    check(op, cuda_ops_conv2d_backward_weight_cuda(grad_weight, grad_output, input, sizes, space, F32, self->stream));
+    const int path = CUDA_OPS_CONV2D_FASTEST;
+    void *space;
+    if (grad_input) {
+        space =
+            workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, F32, path));
+        check(op, cuda_ops_conv2d_backward_input_cuda(grad_input, grad_output, weight, sizes, space, path, F32,
+                                                      self->stream));
+    }
+    space = workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, F32, path));
+    check(op,
+          cuda_ops_conv2d_backward_weight_cuda(grad_weight, grad_output, input, sizes, space, path, F32, self->stream));
     space = workspace(
         self, (int64_t)cuda_ops_conv2d_backward_bias_workspace_cuda(sizes->batch, sizes->out_channels, pixels, 0, F32));
     check(op, cuda_ops_conv2d_backward_bias_cuda(grad_bias, grad_output, sizes->batch, sizes->out_channels, pixels, 0,

@@ -22,6 +22,7 @@
 #include <limits.h>
 
 #include "common.cuh"
+#include "conv2d_choice.h"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -791,47 +792,186 @@ static size_t accumulate_size(cuda_ops_dtype dtype)
     return dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
 }
 
+static bool plain_supports(const ConvCall &, ConvDevice)
+{
+    return true;
+}
+
+static size_t plain_workspace(const ConvCall &call, ConvDevice)
+{
+    if (call.pass != CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
+        return 0;
+    int t;
+    const problem p = make_weight_problem(call.sizes, t);
+    return p.parts > 1 ? (size_t)(p.parts * p.part_size) * accumulate_size(call.dtype) : 0;
+}
+
+static cuda_ops_status plain(const ConvCall &call, ConvDevice)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    switch (call.pass) {
+    case CUDA_OPS_CONV2D_FORWARD:
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          return forward((T *)call.result, (const T *)call.input, (const T *)call.weight,
+                                         (const T *)call.bias, s, call.stream));
+        break;
+    case CUDA_OPS_CONV2D_BACKWARD_INPUT:
+        CUDA_OPS_DISPATCH(
+            call.dtype, T,
+            return backward_input((T *)call.result, (const T *)call.output, (const T *)call.weight, s, call.stream));
+        break;
+    case CUDA_OPS_CONV2D_BACKWARD_WEIGHT:
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          return backward_weight((T *)call.result, (const T *)call.output, (const T *)call.input, s,
+                                                 (accumulate_type<T> *)call.workspace, call.stream));
+        break;
+    }
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// The table of paths, and the choice: the first row that can make the product and is fast at its size. The last takes
+// everything.
+static const ConvPath PATHS[] = {
+    {CUDA_OPS_CONV2D_GEMM, "gemm", conv2d_gemm_supports, conv2d_gemm_is_fast, conv2d_gemm_workspace, conv2d_gemm},
+    {CUDA_OPS_CONV2D_WINDOW, "window", conv2d_window_supports, conv2d_window_is_fast, conv2d_window_workspace,
+     conv2d_window},
+    {CUDA_OPS_CONV2D_TENSOR, "tensor", conv2d_tensor_supports, nullptr, conv2d_tensor_workspace, conv2d_tensor},
+    {CUDA_OPS_CONV2D_PLAIN, "plain", plain_supports, nullptr, plain_workspace, plain},
+};
+
+static ConvDevice current_conv_device()
+{
+    int device = 0, major = 0, minor = 0, multiprocessors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    return {10 * major + minor, multiprocessors};
+}
+
+// Whether a row may take a call that asks for path `number`.
+static bool takes(const ConvPath &path, const ConvCall &call, int number, ConvDevice device)
+{
+    return (number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number) &&
+           path.supports(call, device);
+}
+
+static ConvCall call_of_sizes(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
+{
+    ConvCall call = {};
+    call.pass = pass;
+    call.sizes = *sizes;
+    call.dtype = dtype;
+    return call;
+}
+
+extern "C" const char *cuda_ops_conv2d_path_name_cuda(int number)
+{
+    for (const ConvPath &path : PATHS)
+        if (path.number == number)
+            return path.name;
+    return nullptr;
+}
+
+extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                         cuda_ops_dtype dtype, int path)
+{
+    if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
+        return -1;
+    const ConvCall call = call_of_sizes(pass, sizes, dtype);
+    const ConvDevice device = current_conv_device();
+    for (const ConvPath &row : PATHS)
+        if (takes(row, call, path, device))
+            return row.number;
+    return -1;
+}
+
+// What the plain path takes of multiply-adds in a microsecond, and PyTorch's copies from one order to the other of
+// bytes and for their start; an H200.
+static constexpr double PLAIN_RATE = 13e6, COPY_RATE = 1e6, COPIES_START = 12;
+
+extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                                        cuda_ops_dtype dtype, int path)
+{
+    cuda_ops_conv2d_sizes last = *sizes;
+    last.input_channels_last = last.output_channels_last = 1;
+    if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_PLAIN)
+        return 0;
+    const int better = cuda_ops_conv2d_path_cuda(pass, &last, dtype, path);
+    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW)
+        return 0;
+    const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
+    const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);
+    const double products = output * (double)(sizes->in_channels * sizes->kernel_height * sizes->kernel_width);
+    const double copied = (sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output);
+    const double element = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    // The better path is at least four times as fast.
+    return 0.75 * products / PLAIN_RATE > 2 * element * copied / COPY_RATE + COPIES_START;
+}
+
+extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                                 cuda_ops_dtype dtype, int number)
+{
+    if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
+        return 0;
+    const ConvCall call = call_of_sizes(pass, sizes, dtype);
+    const ConvDevice device = current_conv_device();
+    // The call's pointers may be less aligned than those that are not known here, and then it falls to a later row.
+    size_t bytes = 0;
+    for (const ConvPath &path : PATHS)
+        if (path.workspace && takes(path, call, number, device)) {
+            const size_t wanted = path.workspace(call, device);
+            bytes = wanted > bytes ? wanted : bytes;
+        }
+    return bytes;
+}
+
+// A path may find, when it launches, that it cannot after all (no driver that makes tensor maps): then the next does
+// it.
+static cuda_ops_status run(const ConvCall &call, int number)
+{
+    const ConvDevice device = current_conv_device();
+    cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
+    for (const ConvPath &path : PATHS) {
+        if (status != CUDA_OPS_INVALID_ARGUMENT)
+            break;
+        if (takes(path, call, number, device))
+            status = path.launch(call, device);
+    }
+    return status;
+}
+
 extern "C" cuda_ops_status cuda_ops_conv2d_forward_cuda(void *output, const void *input, const void *weight,
                                                         const void *bias, const cuda_ops_conv2d_sizes *sizes,
-                                                        cuda_ops_dtype dtype, cuda_ops_stream stream)
+                                                        void *workspace, int path, cuda_ops_dtype dtype,
+                                                        cuda_ops_stream stream)
 {
     const cuda_ops_status status = cuda_ops_conv2d_check_sizes(sizes);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (sizes->batch * sizes->out_channels * sizes->out_height * sizes->out_width == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(
-        dtype, T, return forward((T *)output, (const T *)input, (const T *)weight, (const T *)bias, *sizes, stream));
-    return CUDA_OPS_SUCCESS;
+    return run({CUDA_OPS_CONV2D_FORWARD, output, input, weight, nullptr, bias, workspace, *sizes, dtype, stream}, path);
 }
 
 extern "C" cuda_ops_status cuda_ops_conv2d_backward_input_cuda(void *grad_input, const void *grad_output,
                                                                const void *weight, const cuda_ops_conv2d_sizes *sizes,
-                                                               cuda_ops_dtype dtype, cuda_ops_stream stream)
+                                                               void *workspace, int path, cuda_ops_dtype dtype,
+                                                               cuda_ops_stream stream)
 {
     const cuda_ops_status status = cuda_ops_conv2d_check_sizes(sizes);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (sizes->batch * sizes->in_channels * sizes->in_height * sizes->in_width == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(
-        dtype, T, return backward_input((T *)grad_input, (const T *)grad_output, (const T *)weight, *sizes, stream));
-    return CUDA_OPS_SUCCESS;
-}
-
-extern "C" size_t cuda_ops_conv2d_backward_weight_workspace_cuda(const cuda_ops_conv2d_sizes *sizes,
-                                                                 cuda_ops_dtype dtype)
-{
-    if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
-        return 0;
-    int t;
-    const problem p = make_weight_problem(*sizes, t);
-    return p.parts > 1 ? (size_t)(p.parts * p.part_size) * accumulate_size(dtype) : 0;
+    return run({CUDA_OPS_CONV2D_BACKWARD_INPUT, grad_input, nullptr, weight, grad_output, nullptr, workspace, *sizes,
+                dtype, stream},
+               path);
 }
 
 extern "C" cuda_ops_status cuda_ops_conv2d_backward_weight_cuda(void *grad_weight, const void *grad_output,
                                                                 const void *input, const cuda_ops_conv2d_sizes *sizes,
-                                                                void *workspace, cuda_ops_dtype dtype,
+                                                                void *workspace, int path, cuda_ops_dtype dtype,
                                                                 cuda_ops_stream stream)
 {
     const cuda_ops_status status = cuda_ops_conv2d_check_sizes(sizes);
@@ -839,10 +979,9 @@ extern "C" cuda_ops_status cuda_ops_conv2d_backward_weight_cuda(void *grad_weigh
         return status;
     if (sizes->out_channels * sizes->in_channels == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(dtype, T,
-                      return backward_weight((T *)grad_weight, (const T *)grad_output, (const T *)input, *sizes,
-                                             (accumulate_type<T> *)workspace, stream));
-    return CUDA_OPS_SUCCESS;
+    return run({CUDA_OPS_CONV2D_BACKWARD_WEIGHT, grad_weight, input, nullptr, grad_output, nullptr, workspace, *sizes,
+                dtype, stream},
+               path);
 }
 
 extern "C" size_t cuda_ops_conv2d_backward_bias_workspace_cuda(int64_t batch, int64_t channels, int64_t pixels,

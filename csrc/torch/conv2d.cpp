@@ -4,7 +4,14 @@
 // channels_last if input or weight is, and the caller chooses for a gradient.
 #include "conv2d.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <string>
 
 namespace cuda_ops
 {
@@ -89,6 +96,14 @@ cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntA
     return sizes;
 }
 
+static constexpr const char *PASS_NAMES[] = {"forward", "backward_input", "backward_weight"};
+
+// Whether float32 may be rounded to TF32: torch.backends.cudnn.allow_tf32, as in PyTorch's own convolutions.
+static int allow_tf32(const Tensor &tensor)
+{
+    return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && at::globalContext().allowTF32CuDNN();
+}
+
 static void check_grad_output(const char *op, const Tensor &grad_output, const cuda_ops_conv2d_sizes &sizes)
 {
     const int64_t expected[] = {sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width};
@@ -101,6 +116,50 @@ static Tensor byte_workspace(const Tensor &like, size_t bytes)
 {
     return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte));
 }
+
+#ifdef CUDA_OPS_WITH_CUDA
+// The path that the environment's CUDA_OPS_CONV_PATH names, read at each call; CUDA_OPS_CONV2D_FASTEST without it.
+static int forced_path(const char *op)
+{
+    const char *const value = std::getenv("CUDA_OPS_CONV_PATH");
+    if (!value || !*value)
+        return CUDA_OPS_CONV2D_FASTEST;
+    std::string names;
+    for (int path = 1; const char *const name = cuda_ops_conv2d_path_name_cuda(path); path++) {
+        if (std::strcmp(name, value) == 0)
+            return path;
+        names += names.empty() ? name : std::string(", ") + name;
+    }
+    TORCH_CHECK(false, op, ": expected CUDA_OPS_CONV_PATH to be one of ", names, ", got ", value);
+}
+
+// Whether pictures that are not channels_last are to be copied to that order for the product, and its result back.
+static bool wants_channels_last(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes,
+                                cuda_ops_dtype dtype)
+{
+    return cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, forced_path(op));
+}
+
+// What all products of the CUDA path share beside their tensors.
+struct CudaRun {
+    int path;
+    Tensor workspace;
+
+    CudaRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
+            const Tensor &like)
+        : path(forced_path(op)),
+          workspace(byte_workspace(like, cuda_ops_conv2d_workspace_cuda(pass, &sizes, dtype, path)))
+    {
+        TORCH_CHECK_NOT_IMPLEMENTED(path == CUDA_OPS_CONV2D_FASTEST ||
+                                        cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
+                                    op, ": CUDA_OPS_CONV_PATH=", cuda_ops_conv2d_path_name_cuda(path),
+                                    " cannot do this convolution on this device: ", PASS_NAMES[pass], ", ",
+                                    like.scalar_type(), sizes.allow_tf32 ? " (TF32 allowed)" : "", ", weight ",
+                                    sizes.out_channels, " x ", sizes.in_channels / sizes.groups, " x ",
+                                    sizes.kernel_height, " x ", sizes.kernel_width, ", groups ", sizes.groups);
+    }
+};
+#endif
 
 // What the CPU's products need, and the ranges of their middle step spread over threads.
 struct CpuRun {
@@ -135,8 +194,15 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
     sizes.input_channels_last = is_channels_last(input);
     sizes.weight_channels_last = is_channels_last(weight);
     sizes.output_channels_last = channels_last;
+    sizes.allow_tf32 = allow_tf32(input);
 
     const c10::OptionalDeviceGuard guard(at::device_of(input));
+#ifdef CUDA_OPS_WITH_CUDA
+    if (input.is_cuda() && input.numel() > 0 && wants_channels_last(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype)) {
+        const Tensor x = input.contiguous(at::MemoryFormat::ChannelsLast);
+        return conv2d_forward(op, x, weight, bias, parameters, true).contiguous(memory_format(channels_last));
+    }
+#endif
     const Tensor x = dense_image(input), w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
     Tensor output = at::empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
                               x.options().memory_format(memory_format(sizes.output_channels_last)));
@@ -144,8 +210,12 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
         return output;
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
     if (x.is_cuda()) {
+#ifdef CUDA_OPS_WITH_CUDA
+        const CudaRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x);
+#endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
-                                                         bias_data, &sizes, dtype, current_stream(op)));
+                                                         bias_data, &sizes, run.workspace.mutable_data_ptr(), run.path,
+                                                         dtype, current_stream(op)));
         return output;
     }
     const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x);
@@ -170,15 +240,28 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
     sizes.input_channels_last = channels_last;
     sizes.weight_channels_last = is_channels_last(weight);
     sizes.output_channels_last = is_channels_last(grad_output);
+    sizes.allow_tf32 = allow_tf32(grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
+#ifdef CUDA_OPS_WITH_CUDA
+    if (grad_output.is_cuda() && grad_output.numel() > 0 &&
+        wants_channels_last(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype)) {
+        const Tensor g = grad_output.contiguous(at::MemoryFormat::ChannelsLast);
+        return conv2d_backward_input(op, g, weight, input_size, true, parameters)
+            .contiguous(memory_format(channels_last));
+    }
+#endif
     const Tensor g = dense_image(grad_output), w = dense_image(weight);
     Tensor grad_input = at::empty(input_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda()) {
-        CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_input_cuda(grad_input.data_ptr(), g.const_data_ptr(),
-                                                                w.const_data_ptr(), &sizes, dtype, current_stream(op)));
+#ifdef CUDA_OPS_WITH_CUDA
+        const CudaRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g);
+#endif
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_input_cuda(
+                                grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(), &sizes,
+                                run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return grad_input;
     }
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g);
@@ -204,9 +287,18 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     sizes.input_channels_last = is_channels_last(input);
     sizes.weight_channels_last = channels_last;
     sizes.output_channels_last = is_channels_last(grad_output);
+    sizes.allow_tf32 = allow_tf32(grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
-    const Tensor g = dense_image(grad_output), x = dense_image(input);
+    bool copied = false;
+#ifdef CUDA_OPS_WITH_CUDA
+    copied = grad_output.is_cuda() && grad_output.numel() > 0 &&
+             wants_channels_last(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
+    if (copied)
+        sizes.input_channels_last = sizes.output_channels_last = 1;
+#endif
+    const Tensor g = copied ? grad_output.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(grad_output);
+    const Tensor x = copied ? input.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(input);
     Tensor grad_weight = at::empty(weight_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_weight.numel() == 0)
         return grad_weight;
@@ -214,11 +306,11 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
         return grad_weight.zero_();
     if (g.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = byte_workspace(g, cuda_ops_conv2d_backward_weight_workspace_cuda(&sizes, dtype));
+        const CudaRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g);
 #endif
-        CUDA_OPS_LAUNCH(
-            op, cuda_ops_conv2d_backward_weight_cuda(grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                     &sizes, workspace.mutable_data_ptr(), dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_weight_cuda(
+                                grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(), &sizes,
+                                run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return grad_weight;
     }
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g);
@@ -265,6 +357,39 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output)
     return grad_bias;
 }
 
+// The path by name that a product of these tensors takes on the current device as the environment is now, with both
+// images and the result channels_last or none of them; for tests and the curious. "" where the forced one cannot.
+static std::string path_of(const Tensor &input, const Tensor &weight, c10::string_view product, IntArrayRef stride,
+                           IntArrayRef padding, IntArrayRef dilation, int64_t groups)
+{
+    const char *const op = "conv2d_path";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    check_like(op, "weight", weight, "input", input);
+    cuda_ops_conv2d_sizes sizes =
+        check_conv2d_sizes(op, input.sizes(), weight.sizes(), {stride, padding, dilation, groups});
+    const auto *const name = std::find(std::begin(PASS_NAMES), std::end(PASS_NAMES), product);
+    TORCH_CHECK(name != std::end(PASS_NAMES), op,
+                ": expected product to be forward, backward_input or backward_weight, got ", product);
+    sizes.input_channels_last = is_channels_last(input);
+    sizes.weight_channels_last = is_channels_last(weight);
+    sizes.output_channels_last = sizes.input_channels_last || sizes.weight_channels_last;
+    sizes.allow_tf32 = allow_tf32(input);
+    TORCH_CHECK(input.is_cuda(), op, ": expected input to be on a CUDA device, got ", input.device());
+#ifdef CUDA_OPS_WITH_CUDA
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const auto number = static_cast<cuda_ops_conv2d_pass>(name - std::begin(PASS_NAMES));
+    if (wants_channels_last(op, number, sizes, dtype))
+        sizes.input_channels_last = sizes.output_channels_last = 1;
+    const char *const path =
+        cuda_ops_conv2d_path_name_cuda(cuda_ops_conv2d_path_cuda(number, &sizes, dtype, forced_path(op)));
+    return path ? path : "";
+#else
+    (void)dtype;
+    current_stream(op);
+    return "";
+#endif
+}
+
 static Tensor forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, IntArrayRef stride,
                       IntArrayRef padding, IntArrayRef dilation, int64_t groups)
 {
@@ -299,8 +424,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv2d_backward_weight(Tensor grad_output, Tensor input, SymInt[4] weight_size, bool channels_last, "
                 "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
     library.def("conv2d_backward_bias(Tensor grad_output) -> Tensor");
+    library.def("conv2d_path(Tensor input, Tensor weight, str product, SymInt[2] stride, SymInt[4] padding, "
+                "SymInt[2] dilation, SymInt groups) -> str");
     CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::forward);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_input", cuda_ops::backward_input);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_weight", cuda_ops::backward_weight);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_bias", cuda_ops::conv2d_backward_bias);
+    CUDA_OPS_IMPLEMENT(library, "conv2d_path", cuda_ops::path_of);
 }

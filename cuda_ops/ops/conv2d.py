@@ -239,9 +239,12 @@ def conv2d(
             padded input is smaller than the dilated kernel, stride, dilation or groups are not positive, padding is
             negative, an unknown word or 'same' with a stride.
         TypeError: stride, padding, dilation or groups are no integers, or a tensor is none.
-        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there.
+        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
+            ``CUDA_OPS_CONV_PATH`` names a kernel that cannot do this convolution.
 
-    Under CUDA autocast the tensors are cast to its dtype. Deterministic. Differentiable any number of times.
+    Under CUDA autocast the tensors are cast to its dtype. On Hopper float16, bfloat16 and, where
+    ``torch.backends.cudnn.allow_tf32`` allows it, float32 go through tensor cores, fastest in channels_last; which
+    kernel is chosen by shape, and ``CUDA_OPS_CONV_PATH`` in the environment forces one. Deterministic. Differentiable any number of times.
 
     Example:
         >>> image = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])

@@ -92,6 +92,27 @@ __device__ __forceinline__ void copy_in_multicast(uint32_t to, const CUtensorMap
                  "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch), "h"(blocks)
                  : "memory");
 }
+// From a map of make_pixel_map: pixels, one after the other as the map walks them, from (x, y, image) on, each moved by
+// the offsets, which are a tap's place in the kernel; of each pixel the channels from `channel` on.
+__device__ __forceinline__ void copy_in_pixels(uint32_t to, const CUtensorMap *map, uint32_t barrier, int channel,
+                                               int x, int y, int image, int offset_x, int offset_y)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(channel), "r"(x), "r"(y), "r"(image), "h"((uint16_t)offset_x),
+                 "h"((uint16_t)offset_y)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_in_pixels_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier,
+                                                         int channel, int x, int y, int image, int offset_x,
+                                                         int offset_y, uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(channel), "r"(x), "r"(y), "r"(image), "h"((uint16_t)offset_x),
+                 "h"((uint16_t)offset_y), "h"(blocks)
+                 : "memory");
+}
 __device__ __forceinline__ void copy_out(const CUtensorMap *map, uint32_t from, int inner, int outer, int batch)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -234,12 +255,19 @@ __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b,
 template <int n>
 __device__ __forceinline__ void wgmma_tf32(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)
 {
-    static_assert(n == 128, "columns that there is text for");
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" WGMMA_TEXT_60
-                 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
-                 : WGMMA_OPERANDS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    static_assert(n == 64 || n == 128, "columns that there is text for");
+    if constexpr (n == 64)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" WGMMA_TEXT_30
+                     "%30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+                     : WGMMA_OPERANDS_32
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" WGMMA_TEXT_60
+                     "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
+                     : WGMMA_OPERANDS_64
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 #endif // CUDA_OPS_HOPPER_CODE
@@ -252,6 +280,18 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[n / 2], const uint32_t (&a
 // the driver is too old.
 bool make_map(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, bool round_to_tf32, int64_t inner,
               int64_t outer, int64_t batch, int64_t pitch, int64_t stride, int box_inner, int box_outer);
+// A map of a channels_last picture in the copy engine's im2col mode. It walks a grid of grid_height x grid_width places
+// of every image, the first at (start_y, start_x), `step` apart, row by row and image by image; a place may lie outside
+// of the picture, where all is zero. A copy takes `pixels` places and of each `channels` channels, SWIZZLE_ROW bytes or
+// half of it. False as above, or where a figure is beyond what the mode has bits for.
+struct PixelGrid {
+    int64_t images, height, width, channels; // of the picture
+    int64_t grid_height, grid_width;
+    int64_t start_y, start_x, step_y, step_x;
+};
+bool pixel_map_possible(const PixelGrid &grid, const void *picture, int64_t element_size);
+bool make_pixel_map(CUtensorMap *map, const void *picture, cuda_ops_dtype dtype, bool round_to_tf32,
+                    const PixelGrid &grid, int channels, int pixels);
 // The copy engine wants addresses and pitches in multiples of 16 bytes, and sizes below 2^31 or so.
 bool map_possible(const void *matrix, int64_t element_size, int64_t inner, int64_t outer, int64_t batch, int64_t pitch,
                   int64_t stride);

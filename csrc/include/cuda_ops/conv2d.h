@@ -37,6 +37,7 @@ typedef struct cuda_ops_conv2d_sizes {
     int64_t padding_top, padding_left;
     int64_t dilation_height, dilation_width;
     int input_channels_last, weight_channels_last, output_channels_last;
+    int allow_tf32; /* on CUDA: float32 tensors may be rounded to TF32; otherwise they are multiplied as they are */
 } cuda_ops_conv2d_sizes;
 
 /* Whether the sizes are within the limits; every other function asks it first. */
@@ -85,17 +86,42 @@ cuda_ops_status cuda_ops_conv2d_backward_bias_cpu(void *grad_bias, const void *g
                                                   int64_t channels, int64_t pixels, int channels_last, int64_t begin,
                                                   int64_t end, cuda_ops_dtype dtype);
 
-cuda_ops_status cuda_ops_conv2d_forward_cuda(void *output, const void *input, const void *weight, const void *bias,
-                                             const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype,
-                                             cuda_ops_stream stream);
-cuda_ops_status cuda_ops_conv2d_backward_input_cuda(void *grad_input, const void *grad_output, const void *weight,
-                                                    const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype,
-                                                    cuda_ops_stream stream);
+/* On CUDA each product has several kernels, here called paths. Zero stands for the fastest known for the product on the
+ * current device; all others do what they can. */
+typedef enum cuda_ops_conv2d_path {
+    CUDA_OPS_CONV2D_FASTEST = 0,
+    CUDA_OPS_CONV2D_PLAIN = 1,  /* implicit GEMM on CUDA cores: everything */
+    CUDA_OPS_CONV2D_TENSOR = 2, /* implicit GEMM on Hopper's tensor cores: halves and TF32, channels_last, one group */
+    CUDA_OPS_CONV2D_GEMM = 3,   /* 1x1 kernels as a product of matrices: channels_last, one group */
+    CUDA_OPS_CONV2D_WINDOW = 4  /* as TENSOR, for few channels, of which a window serves all taps; stride 1 */
+} cuda_ops_conv2d_path;
 
-/* Bytes of `workspace`, aligned to 16; 0 where none is needed. */
-size_t cuda_ops_conv2d_backward_weight_workspace_cuda(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype);
+/* A path's name, such as "tensor"; NULL for a number without one. */
+const char *cuda_ops_conv2d_path_name_cuda(int path);
+
+/* The path that a call with `path` would take on the current device: `path` itself if that can make the product, for
+ * CUDA_OPS_CONV2D_FASTEST the choice, and -1 if the path cannot. Tensors are taken to be aligned to 16 bytes. */
+int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype,
+                              int path);
+
+/* Whether the product of tensors that are not all channels_last is made faster by copying them to that order and back,
+ * for the fastest path's sake; the copies are the caller's. Only for CUDA_OPS_CONV2D_FASTEST. */
+int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                             cuda_ops_dtype dtype, int path);
+
+/* Bytes of `workspace` for that call, aligned to 256; 0: may be NULL. */
+size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                      cuda_ops_dtype dtype, int path);
+
+/* CUDA_OPS_INVALID_ARGUMENT where the path cannot. */
+cuda_ops_status cuda_ops_conv2d_forward_cuda(void *output, const void *input, const void *weight, const void *bias,
+                                             const cuda_ops_conv2d_sizes *sizes, void *workspace, int path,
+                                             cuda_ops_dtype dtype, cuda_ops_stream stream);
+cuda_ops_status cuda_ops_conv2d_backward_input_cuda(void *grad_input, const void *grad_output, const void *weight,
+                                                    const cuda_ops_conv2d_sizes *sizes, void *workspace, int path,
+                                                    cuda_ops_dtype dtype, cuda_ops_stream stream);
 cuda_ops_status cuda_ops_conv2d_backward_weight_cuda(void *grad_weight, const void *grad_output, const void *input,
-                                                     const cuda_ops_conv2d_sizes *sizes, void *workspace,
+                                                     const cuda_ops_conv2d_sizes *sizes, void *workspace, int path,
                                                      cuda_ops_dtype dtype, cuda_ops_stream stream);
 size_t cuda_ops_conv2d_backward_bias_workspace_cuda(int64_t batch, int64_t channels, int64_t pixels, int channels_last,
                                                     cuda_ops_dtype dtype);

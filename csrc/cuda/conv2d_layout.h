@@ -1,0 +1,71 @@
+// How the tensor-core paths of conv2d see their tensors: walks over pictures, and weights in another order.
+#ifndef CUDA_OPS_CONV2D_LAYOUT_H
+#define CUDA_OPS_CONV2D_LAYOUT_H
+
+#include "conv2d_choice.h"
+#include "gemm/hopper.cuh"
+
+// Whether a tensor is channels_last, or in both orders.
+static inline bool conv2d_is_channels_last(int flag, int64_t channels, int64_t height, int64_t width)
+{
+    return flag || channels == 1 || height * width == 1;
+}
+
+static inline bool conv2d_weight_is_channels_last(const cuda_ops_conv2d_sizes &s)
+{
+    return conv2d_is_channels_last(s.weight_channels_last, s.in_channels, s.kernel_height, s.kernel_width);
+}
+
+static inline bool conv2d_pictures_are_channels_last(const cuda_ops_conv2d_sizes &s)
+{
+    return conv2d_is_channels_last(s.input_channels_last, s.in_channels, s.in_height, s.in_width) &&
+           conv2d_is_channels_last(s.output_channels_last, s.out_channels, s.out_height, s.out_width);
+}
+
+// Where the first tap of each output lies in the input.
+static inline PixelGrid conv2d_input_grid(const cuda_ops_conv2d_sizes &s)
+{
+    return {s.batch,     s.in_height,    s.in_width,      s.in_channels,   s.out_height,
+            s.out_width, -s.padding_top, -s.padding_left, s.stride_height, s.stride_width};
+}
+
+// Where the last tap (the first of the mirrored kernel) of each element of grad_input lies in grad_output, stride 1.
+static inline PixelGrid conv2d_output_grid(const cuda_ops_conv2d_sizes &s)
+{
+    return {s.batch,
+            s.out_height,
+            s.out_width,
+            s.out_channels,
+            s.in_height,
+            s.in_width,
+            s.padding_top - (s.kernel_height - 1) * s.dilation_height,
+            s.padding_left - (s.kernel_width - 1) * s.dilation_width,
+            1,
+            1};
+}
+
+// to[a][t][b] = from[a * a_size + t * t_size + b * b_size] with rows of b `pitch` long.
+struct Relayout {
+    int64_t a, t, b;                // extents
+    int64_t a_size, t_size, b_size; // distances in `from`
+    int64_t pitch;
+};
+cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &relayout, cuda_ops_dtype dtype,
+                                cudaStream_t stream);
+
+// The weight of any order as [o][tap][c], or transposed as [c][tap][o].
+static inline Relayout conv2d_weight_relayout(const cuda_ops_conv2d_sizes &s, bool transposed)
+{
+    const int64_t c = s.in_channels, o = s.out_channels, taps = s.kernel_height * s.kernel_width;
+    const bool last = conv2d_weight_is_channels_last(s);
+    const int64_t o_size = taps * c, tap_size = last ? c : 1, c_size = last ? 1 : taps;
+    return transposed ? Relayout{c, taps, o, c_size, tap_size, o_size, o}
+                      : Relayout{o, taps, c, o_size, tap_size, c_size, c};
+}
+
+static inline size_t conv2d_round_to_256(int64_t bytes)
+{
+    return (size_t)ceil_div(bytes, 256) * 256;
+}
+
+#endif

@@ -1,0 +1,471 @@
+// conv2d on Hopper's tensor cores: all three products as implicit GEMMs of channels_last tensors, by rung 13's kernel
+// (gemm/13_cluster_persistent.cuh: TMA into a ring, wgmma, persistent blocks in clusters) with a producer of its own.
+//
+//   forward           output[place][o]     = sum over (tap, c) of picture[place + tap][c] * weight[o][tap][c]
+//   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; stride 1
+//   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
+//
+// The copy engine gathers the rows of the picture itself, in its im2col mode: a tile is so many places one after the
+// other, over the ends of lines and of images, for one tap and 128 bytes of channels; what lies in the padding comes as
+// zeros. No thread computes an address, and channels that do not fill 128 bytes are filled up with zeros.
+//
+// 16-bit operands are read as they lie. wgmma takes TF32 along the summed axis only, so that for it backward_input
+// copies the weight as [c][tap][o] first, and backward_weight grad_output as [o][place], its picture going through
+// registers; or, with stride 1 and where that is faster, the picture too as [c][place], a copy for each column of the
+// kernel. A weight that is not channels_last is copied so. backward_weight cuts the places in pieces to fill the
+// device; a second kernel adds them in order. Where there are few tiles forward and backward_input let two blocks share
+// one.
+//
+// Bound by the tensor cores' shared memory: a tile of 128 x 256 needs all of its bandwidth, smaller ones more than it
+// has.
+#include "conv2d_layout.h"
+#include "conv2d_sm90.cuh"
+
+static constexpr int THREADS = 256;
+static constexpr int PATCH = 32, PATCH_ROWS = 8;
+
+// Through patches in shared memory: read along the axis that lies closer in `from`, written along b.
+template <typename T>
+__global__ void __launch_bounds__(PATCH *PATCH_ROWS)
+    conv2d_relayout_kernel(T *to, const T *from, const __grid_constant__ Relayout r)
+{
+    __shared__ T patch[PATCH][PATCH + 1];
+    const bool along_a = r.a_size < r.b_size;
+    const int64_t across = ceil_div(r.b, PATCH), patches = across * ceil_div(r.a, PATCH);
+    const int x = threadIdx.x % PATCH, y = threadIdx.x / PATCH;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t index = blockIdx.x; index < patches * r.t; index += gridDim.x) {
+        const int64_t t = index / patches, a = index % patches / across * PATCH, b = index % patches % across * PATCH;
+#pragma unroll
+        for (int i = y; i < PATCH; i += PATCH_ROWS) {
+            const int da = along_a ? x : i, db = along_a ? i : x;
+            if (a + da < r.a && b + db < r.b)
+                patch[da][db] = from[(a + da) * r.a_size + t * r.t_size + (b + db) * r.b_size];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = y; i < PATCH; i += PATCH_ROWS)
+            if (a + i < r.a && b + x < r.b)
+                to[((a + i) * r.t + t) * r.pitch + b + x] = patch[i][x];
+        __syncthreads();
+    }
+}
+
+// to[copy][channel][place] = picture[place + first_shift + copy * shift][channel], rows of `to` `pitch` long, for TF32:
+// places are those of a grid at least as large as the picture, with zeros where there is none. Channels are a multiple
+// of 4. A block turns LINES places of COLUMNS channels around, and what the copies see beyond; 16-byte loads.
+static constexpr int LINES = 128, COLUMNS = 32, MOST_BEYOND = 32;
+
+struct Turn {
+    int64_t images, height, width, channels;
+    int64_t image_size, place_size; // distances in the picture
+    int64_t grid_height, grid_width, pitch;
+    int copies, first_shift, shift;
+};
+
+__global__ void __launch_bounds__(THREADS)
+    conv2d_turn_kernel(float *to, const float *picture, const __grid_constant__ Turn t)
+{
+    constexpr int FOURS = COLUMNS / 4, PASS = THREADS / FOURS; // threads along a line, lines at a time
+    constexpr int LOADED = LINES + MOST_BEYOND;
+    __shared__ float patch[COLUMNS][LOADED + 1]; // 4 columns on are 4 banks on
+    const int places = (int)(t.images * t.grid_height * t.grid_width), beyond = (t.copies - 1) * t.shift;
+    const int64_t across = ceil_div(t.channels, COLUMNS), patches = across * ceil_div(places, LINES);
+    const int x = threadIdx.x % FOURS * 4, y = threadIdx.x / FOURS;
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t index = blockIdx.x; index < patches; index += gridDim.x) {
+        const int64_t first = index / across * LINES, channel = index % across * COLUMNS;
+        float4 values[LOADED / PASS];
+#pragma unroll
+        for (int i = 0; i < LOADED / PASS; i++) {
+            // Places are below 2^31.
+            const int place = (int)first + t.first_shift + y + i * PASS, line = place / (int)t.grid_width;
+            const int column = place - line * (int)t.grid_width, image = line / (int)t.grid_height;
+            const int row = line - image * (int)t.grid_height;
+            values[i] = make_float4(0, 0, 0, 0);
+            if (y + i * PASS < LINES + beyond && place >= 0 && place < places && column < t.width && row < t.height &&
+                channel + x < t.channels)
+                values[i] = *(const float4 *)(picture + image * t.image_size + (row * t.width + column) * t.place_size +
+                                              channel + x);
+        }
+#pragma unroll
+        for (int i = 0; i < LOADED / PASS; i++) {
+            patch[x][y + i * PASS] = values[i].x;
+            patch[x + 1][y + i * PASS] = values[i].y;
+            patch[x + 2][y + i * PASS] = values[i].z;
+            patch[x + 3][y + i * PASS] = values[i].w;
+        }
+        __syncthreads();
+        for (int copy = 0; copy < t.copies; copy++) {
+            float *const rows = to + copy * t.channels * t.pitch;
+#pragma unroll
+            for (int c = warp; c < COLUMNS; c += THREADS / WARP_SIZE)
+#pragma unroll
+                for (int r = lane; r < LINES; r += WARP_SIZE)
+                    if (channel + c < t.channels && first + r < places)
+                        rows[(channel + c) * t.pitch + first + r] = patch[c][r + copy * t.shift];
+        }
+        __syncthreads();
+    }
+}
+
+// weight = sum over pieces, in order, of partial[piece][o][tap][width] (of which the first `channels` count). Four
+// channels a thread; the threads of a block that are 32 apart take every 8th piece where there are many.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    conv2d_sum_pieces_kernel(T *weight, const float *partial, int64_t outs, int64_t taps, int64_t channels,
+                             int64_t width, int64_t pieces, int channels_last)
+{
+    constexpr int WARPS = THREADS / WARP_SIZE;
+    __shared__ float4 sums[WARPS][WARP_SIZE];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int64_t fours = channels / 4, count = outs * taps * fours, piece_size = outs * taps * width;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < count; first += (int64_t)gridDim.x * WARP_SIZE) {
+        const int64_t index = first + lane, line = index / fours, channel = (index - line * fours) * 4;
+        float4 sum = make_float4(0, 0, 0, 0);
+        if (index < count)
+#pragma unroll 4
+            for (int64_t piece = warp; piece < pieces; piece += WARPS) {
+                const float4 more = *(const float4 *)(partial + piece * piece_size + line * width + channel);
+                sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+            }
+        sums[warp][lane] = sum;
+        __syncthreads();
+        if (warp == 0 && index < count) {
+            const int others = pieces < WARPS ? (int)pieces : WARPS;
+            for (int w = 1; w < others; w++) {
+                const float4 more = sums[w][lane];
+                sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+            }
+            const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+            const int64_t o = line / taps, tap = line - o * taps;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                weight[channels_last ? line * channels + channel + i : (o * channels + channel + i) * taps + tap] =
+                    store_from_accumulate<T>(values[i]);
+        }
+        __syncthreads();
+    }
+}
+
+// The tiles, and how long one takes on an H200, as in gemm.cu: `sum` for 1024 of the summed axis, `rest` for its start
+// and its results, in microseconds. The rows' numbers are those of the switches in conv2d_sm90_*.cu.
+struct ConvTile {
+    int m, n, cluster_m, cluster_n;
+    int blocks; // that share a tile, each with a part of the sum
+    double sum, rest;
+    int group;
+};
+// clang-format off
+static const ConvTile PIXELS_HALVES[] = {
+    {128, 256, 2, 1, 1, 12.20, 1.50, 16},
+    {128, 128, 2, 1, 1,  7.40, 0.55,  8},
+    {128,  64, 2, 1, 1,  6.20, 1.00,  8},
+    {128, 128, 1, 2, 1,  6.70, 1.00,  8},
+    {128, 256, 1, 1, 2, 11.00, 5.00, 16},
+};
+static const ConvTile PIXELS_TF32[] = {
+    {128, 256, 2, 1, 1, 22.00, 3.30,  8},
+    {128, 128, 2, 1, 1, 14.10, 1.70,  8},
+    {128,  64, 2, 1, 1, 11.20, 1.65,  8},
+    {128, 128, 1, 2, 1, 13.00, 1.50,  8},
+    {128, 256, 1, 1, 2, 19.30, 9.00, 16},
+};
+static const ConvTile WEIGHT_HALVES[] = {
+    {128, 256, 2, 1, 1, 12.40, 1.20, 16},
+    {128, 192, 2, 1, 1,  9.30, 0.50,  6},
+    { 64, 192, 1, 1, 1,  6.00, 0.50,  8},
+};
+static const ConvTile WEIGHT_TF32[] = {
+    {256, 128, 1, 2, 1, 33.00, 2.60,  8},
+    {128, 128, 2, 1, 1, 21.00, 0.50,  8},
+    {256, 128, 1, 1, 1, 28.00, 2.60,  8},
+    {256,  64, 1, 1, 1, 26.00, 2.00,  8},
+};
+static const ConvTile SHIFTED_TF32[] = {
+    {128, 256, 2, 1, 1, 20.50, 3.30, 16},
+    {128, 192, 2, 1, 1, 15.50, 2.50,  8},
+    { 64, 192, 1, 1, 1, 15.00, 1.00,  8},
+    {128, 128, 2, 1, 1, 12.00, 1.70,  8},
+};
+// clang-format on
+static constexpr double PIECES_START = 4, PIECES_RATE = 3e6; // microseconds, and bytes in one
+static constexpr double TURN_START = 3, TURN_RATE = 2.4e6;
+static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256;
+
+template <int COUNT>
+static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, int64_t k, bool cut, ConvDevice device)
+{
+    ConvPlan best = {};
+    double least = 0;
+    for (int tile = 0; tile < COUNT; tile++) {
+        const ConvTile &t = tiles[tile];
+        if (k < t.blocks * 64)
+            continue; // nothing for each of them
+        const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
+        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
+        for (int64_t pieces = 1; pieces <= (cut ? MOST_PIECES : 1); pieces++) {
+            if (pieces > 1 && (k / pieces < SMALLEST_PIECE || clusters * pieces > room))
+                break;
+            const int64_t waves = ceil_div(clusters * pieces, room);
+            double time = (double)waves * (t.sum * (double)ceil_div(k, pieces * t.blocks) / 1024 + t.rest);
+            if (pieces > 1)
+                time += PIECES_START + (double)(8 * pieces * m * n) / PIECES_RATE;
+            if ((tile == 0 && pieces == 1) || time < least) {
+                least = time;
+                best = {tile, (int)pieces, t.group, time};
+            }
+        }
+    }
+    return best;
+}
+
+// What the kernel and the copies around it do for a call.
+struct Steps {
+    ConvProduct product;
+    bool relayouts; // the weight
+    Relayout relayout;
+    int turns; // TF32: 1, the weight (backward_input) or grad_output (backward_weight); 2, the input as well
+    Turn turn_other, turn_picture;
+    size_t other_bytes, picture_bytes; // of what is relaid or turned: the front of the workspace
+    ConvPlan plan;
+    bool sums_pieces;
+    int64_t width;
+    size_t piece_bytes;
+};
+
+// A channels_last picture as it is.
+static Turn turn_of(int64_t images, int64_t height, int64_t width, int64_t channels)
+{
+    return {images, height, width, channels, height * width * channels, channels, height, width, 0, 1, 0, 0};
+}
+
+// The input with zeros after its lines and images, enough that what a tap sees before and after is zeros, and with room
+// for the output's. A copy for each column of the kernel, moved by as much, since the copy engine begins at whole
+// pieces of 16 bytes; lines are a multiple of that.
+static Turn shifted_turn(const cuda_ops_conv2d_sizes &s)
+{
+    const int64_t after_y = s.out_height - 1 + (s.kernel_height - 1) * s.dilation_height - s.padding_top;
+    const int64_t after_x = s.out_width - 1 + (s.kernel_width - 1) * s.dilation_width - s.padding_left;
+    Turn turn = turn_of(s.batch, s.in_height, s.in_width, s.in_channels);
+    const int64_t heights[] = {s.out_height, s.in_height + s.padding_top, after_y + 1};
+    const int64_t widths[] = {s.out_width, s.in_width + s.padding_left, after_x + 1};
+    for (int i = 0; i < 3; i++) {
+        turn.grid_height = turn.grid_height > heights[i] ? turn.grid_height : heights[i];
+        turn.grid_width = turn.grid_width > widths[i] ? turn.grid_width : widths[i];
+    }
+    turn.grid_width = ceil_div(turn.grid_width, 4) * 4;
+    turn.copies = (int)s.kernel_width;
+    turn.first_shift = -(int)s.padding_left;
+    turn.shift = (int)s.dilation_width;
+    return turn;
+}
+
+static bool can_shift(const cuda_ops_conv2d_sizes &s, const Turn &turn)
+{
+    const int64_t most = INT32_MAX - 1024;
+    return s.stride_height == 1 && s.stride_width == 1 && (s.kernel_width - 1) * s.dilation_width <= MOST_BEYOND &&
+           s.kernel_width * s.in_channels < most &&
+           s.batch * turn.grid_height + s.kernel_height * s.dilation_height < most / turn.grid_width;
+}
+
+static Steps steps_of(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const bool tf32 = call.dtype == CUDA_OPS_FLOAT32;
+    const int64_t element = tf32 ? 4 : 2, taps = s.kernel_height * s.kernel_width;
+    Steps steps = {};
+    ConvProduct &p = steps.product;
+    p.kernel_height = s.kernel_height, p.kernel_width = s.kernel_width;
+    p.dilation_height = s.dilation_height, p.dilation_width = s.dilation_width;
+    p.result = call.result;
+    p.dtype = call.dtype;
+    p.stream = call.stream;
+    const int64_t c = s.in_channels, o = s.out_channels;
+    const bool last = conv2d_weight_is_channels_last(s);
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
+        p.grid = conv2d_input_grid(s);
+        p.picture = call.input;
+        p.other = call.output;
+        p.columns = o;
+        p.result_is_float = tf32;
+        const int64_t places = conv2d_places(p.grid), row = SWIZZLE_ROW / element;
+        steps.width = taps * ceil_div(c, row) * row;
+        if (tf32) {
+            const PixelGrid &g = p.grid;
+            steps.turns = 1;
+            steps.turn_other = turn_of(s.batch, s.out_height, s.out_width, o);
+            steps.plan = quickest(WEIGHT_TF32, steps.width, o, places, true, device);
+            const Turn shifted = shifted_turn(s);
+            const int64_t shifted_places = s.batch * shifted.grid_height * shifted.grid_width;
+            if (can_shift(s, shifted)) {
+                const ConvPlan plan = quickest(SHIFTED_TF32, o, steps.width, shifted_places, true, device);
+                const double turn = TURN_START + (double)(4 * shifted_places * c * (1 + s.kernel_width)) / TURN_RATE;
+                if (plan.time + turn < steps.plan.time) {
+                    steps.turns = 2;
+                    steps.plan = plan;
+                    steps.turn_picture = shifted;
+                    steps.turn_other.grid_height = p.grid.grid_height = shifted.grid_height;
+                    steps.turn_other.grid_width = p.grid.grid_width = shifted.grid_width;
+                }
+            }
+            p.other_pitch = ceil_div(conv2d_places(g), 4) * 4;
+            steps.turn_other.pitch = steps.turn_picture.pitch = p.other_pitch;
+            steps.other_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
+            if (steps.turns == 2)
+                steps.picture_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
+        } else {
+            steps.plan = quickest(WEIGHT_HALVES, o, steps.width, places, true, device);
+        }
+        steps.sums_pieces = steps.plan.pieces > 1 || c % row != 0 || !last;
+        if (steps.sums_pieces)
+            steps.piece_bytes = (size_t)(steps.plan.pieces * o * steps.width) * 4;
+        return steps;
+    }
+    const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
+    p.grid = forward ? conv2d_input_grid(s) : conv2d_output_grid(s);
+    p.picture = forward ? call.input : call.output;
+    p.other = call.weight;
+    p.columns = forward ? o : c;
+    p.bias = call.bias;
+    p.mirrored = !forward;
+    p.weight_by_channel = !forward && !tf32;
+    if (last && tf32 && !forward) {
+        // The weight as [c][tap][o]: o are the places, taps the images.
+        steps.turns = 1;
+        steps.turn_other = {taps, 1, o, c, c, taps * c, 1, o, taps * o, 1, 0, 0};
+        steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
+    } else if (!last || (tf32 && !forward)) {
+        steps.relayouts = true;
+        steps.relayout = conv2d_weight_relayout(s, tf32 && !forward);
+        steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
+    }
+    const int64_t m = conv2d_places(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
+    steps.plan = tf32 ? quickest(PIXELS_TF32, m, p.columns, k, false, device)
+                      : quickest(PIXELS_HALVES, m, p.columns, k, false, device);
+    return steps;
+}
+
+#if defined(CUDA_OPS_SM90A)
+static constexpr bool HAS_KERNELS = true;
+#else
+static constexpr bool HAS_KERNELS = false;
+#endif
+
+bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
+    const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    const int64_t element = tf32 ? 4 : 2, most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width;
+    if (!HAS_KERNELS || device.capability != 90 || !(tf32 || halves) || s.groups != 1 || s.batch < 1 ||
+        s.in_channels < 1 || s.out_channels < 1)
+        return false;
+    if (!conv2d_pictures_are_channels_last(s))
+        return false;
+    const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
+    if (input && (s.stride_height != 1 || s.stride_width != 1))
+        return false;
+    // Channels in whole pieces of 16 bytes, of all that the copy engine reads.
+    if (s.in_channels * element % 16 != 0 || (!forward && s.out_channels * element % 16 != 0))
+        return false;
+    // A tap's place in the kernel has 8 bits.
+    if ((s.kernel_height - 1) * s.dilation_height > 255 || (s.kernel_width - 1) * s.dilation_width > 255)
+        return false;
+    if (taps * (s.in_channels + 256) > most || taps * (s.out_channels + 256) > most ||
+        s.in_channels * taps * s.out_channels > most)
+        return false;
+    const void *const other = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? call.output : call.weight;
+    return pixel_map_possible(input ? conv2d_output_grid(s) : conv2d_input_grid(s), input ? call.output : call.input,
+                              element) &&
+           is_aligned_16(other) && is_aligned_16(call.result);
+}
+
+size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device)
+{
+    const Steps steps = steps_of(call, device);
+    return steps.other_bytes + steps.picture_bytes + steps.piece_bytes;
+}
+
+cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &r, cuda_ops_dtype dtype,
+                                cudaStream_t stream)
+{
+    const dim3 grid(clamp_grid(ceil_div(r.a, PATCH) * ceil_div(r.b, PATCH) * r.t));
+    CUDA_OPS_DISPATCH(
+        dtype, T,
+        launch_dependent(conv2d_relayout_kernel<T>, grid, PATCH * PATCH_ROWS, 0, stream, (T *)to, (const T *)from, r));
+    return launch_status();
+}
+
+static cuda_ops_status turn(void *to, const void *picture, const Turn &t, cudaStream_t stream)
+{
+    const int64_t places = t.images * t.grid_height * t.grid_width;
+    launch_dependent(conv2d_turn_kernel, dim3(clamp_grid(ceil_div(places, LINES) * ceil_div(t.channels, COLUMNS))),
+                     THREADS, 0, stream, (float *)to, (const float *)picture, t);
+    return launch_status();
+}
+
+static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
+                                   bool is_shifted)
+{
+    switch (p.dtype) {
+    case CUDA_OPS_BFLOAT16:
+        return is_weight             ? conv2d_weight_bfloat16(p, device, plan)
+               : p.weight_by_channel ? conv2d_pixels_bfloat16_by_channel(p, device, plan)
+                                     : conv2d_pixels_bfloat16(p, device, plan);
+    case CUDA_OPS_FLOAT16:
+        return is_weight             ? conv2d_weight_float16(p, device, plan)
+               : p.weight_by_channel ? conv2d_pixels_float16_by_channel(p, device, plan)
+                                     : conv2d_pixels_float16(p, device, plan);
+    case CUDA_OPS_FLOAT32:
+        return is_shifted  ? conv2d_shifted_tf32(p, device, plan)
+               : is_weight ? conv2d_weight_tf32(p, device, plan)
+                           : conv2d_pixels_tf32(p, device, plan);
+    default:
+        return CUDA_OPS_INVALID_ARGUMENT;
+    }
+}
+
+cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
+{
+    Steps steps = steps_of(call, device);
+    ConvProduct &p = steps.product;
+    const bool is_weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
+    cuda_ops_status status = CUDA_OPS_SUCCESS;
+    char *workspace = (char *)call.workspace;
+    if (steps.relayouts || steps.turns > 0) {
+        status = steps.relayouts ? conv2d_relayout(workspace, p.other, steps.relayout, call.dtype, call.stream)
+                                 : turn(workspace, p.other, steps.turn_other, call.stream);
+        p.other = workspace;
+        workspace += steps.other_bytes;
+    }
+    if (steps.turns > 1 && status == CUDA_OPS_SUCCESS) {
+        status = turn(workspace, p.picture, steps.turn_picture, call.stream);
+        p.picture = workspace;
+        workspace += steps.picture_bytes;
+    }
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    if (!steps.sums_pieces)
+        return run_product(p, device, steps.plan, is_weight, steps.turns > 1);
+    const float *const pieces = (const float *)workspace;
+    p.result = workspace;
+    p.result_is_float = 1;
+    status = run_product(p, device, steps.plan, is_weight, steps.turns > 1);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t taps = s.kernel_height * s.kernel_width, depth = call.dtype == CUDA_OPS_FLOAT32 ? 32 : 64;
+    const int64_t places = conv2d_places(p.grid), chunk = ceil_div(ceil_div(places, steps.plan.pieces), depth) * depth;
+    const dim3 grid(clamp_grid(ceil_div(s.out_channels * taps * s.in_channels / 4, WARP_SIZE)));
+    CUDA_OPS_DISPATCH(call.dtype, T,
+                      launch_dependent(conv2d_sum_pieces_kernel<T>, grid, THREADS, 0, call.stream, (T *)call.result,
+                                       (const float *)pieces, s.out_channels, taps, s.in_channels, steps.width / taps,
+                                       ceil_div(places, chunk), (int)conv2d_weight_is_channels_last(s)));
+    return launch_status();
+}

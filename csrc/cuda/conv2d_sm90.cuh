@@ -1,0 +1,585 @@
+// The kernel of conv2d's tensor path and its launchers, to be instantiated a dtype and product a file; conv2d_sm90.cu
+// tells what they are.
+#ifndef CUDA_OPS_CONV2D_SM90_CUH
+#define CUDA_OPS_CONV2D_SM90_CUH
+
+#include "conv2d_choice.h"
+#include "gemm/13_cluster_persistent.cuh"
+
+// A product as the kernel sees it. Pictures: sums of (tap, channel) over the places of `grid` in `picture`, of which
+// the taps lie (0 .. kernel - 1) * dilation further on; the matrix product has a row a place, or a column of channels a
+// tap.
+struct ConvProduct {
+    PixelGrid grid;
+    const void *picture;
+    int64_t kernel_height, kernel_width, dilation_height, dilation_width;
+    int mirrored; // tap 0 of the weight is the last of the walk (backward_input)
+
+    // Pictures: weight is [columns][taps][channels], or, where `weight_by_channel`, [channels][taps][columns]; result
+    // is [places][columns]. Weight gradient: `other` (grad_output, of 16 bits [places][columns], of TF32
+    // [columns][pitch]), result [columns][taps][channels] or float pieces of it, channels padded to whole columns of a
+    // tile.
+    const void *other;
+    int64_t columns, other_pitch;
+    int weight_by_channel;
+    void *result;
+    int result_is_float; // the weight gradient in pieces, or with channels filled up
+    const void *bias;
+    cuda_ops_dtype dtype;
+    cudaStream_t stream;
+};
+
+// A row of the table of tiles, the pieces that the sum is cut in, and the tiles that are walked as one band.
+struct ConvPlan {
+    int tile, pieces, group;
+    double time; // expected, in microseconds
+};
+
+// One a dtype and kind: a file each.
+cuda_ops_status conv2d_pixels_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_pixels_bfloat16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_weight_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_pixels_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_pixels_float16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_weight_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_pixels_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_weight_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_shifted_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+
+// Rows of B (channels of a tap) that one copy of the shifted weight gradient brings.
+static constexpr int SHIFTED_CHUNK = 32;
+
+struct ConvWork {
+    GemmWork gemm; // as rung 13's consumers see it
+    int grid_height, grid_width, start_y, start_x, step_y, step_x;
+    int kernel_width, taps, dilation_y, dilation_x;
+    int chunks;                       // of a tile's columns (or depth) that the channels fill
+    int last_offset_y, last_offset_x; // mirrored: the offsets of tap 0, else of no meaning
+    int mirrored;
+    int line, first_shift; // shifted: places of a line, and the shift of the first row of taps
+};
+
+#if defined(CUDA_OPS_HOPPER_CODE)
+
+struct PixelPlace {
+    int x, y, image;
+};
+
+// Where the walk's place `index` lies in the picture.
+__device__ __forceinline__ PixelPlace pixel_place(const ConvWork &work, int index)
+{
+    const int line = index / work.grid_width, column = index - line * work.grid_width;
+    PixelPlace place;
+    place.image = line / work.grid_height;
+    place.y = work.start_y + (line - place.image * work.grid_height) * work.step_y;
+    place.x = work.start_x + column * work.step_x;
+    return place;
+}
+
+struct TapPlace {
+    int tap, channel, offset_x, offset_y;
+};
+
+// Chunk `index` of the axis (tap, channel), chunks of `width` channels. Past the last tap: channels that are not there.
+__device__ __forceinline__ TapPlace tap_place(const ConvWork &work, int index, int width)
+{
+    TapPlace place;
+    place.tap = index / work.chunks;
+    place.channel = (index - place.tap * work.chunks) * width;
+    if (place.tap >= work.taps) {
+        place.tap = 0;
+        place.channel = work.chunks * width;
+    }
+    const int row = place.tap / work.kernel_width, column = place.tap - row * work.kernel_width;
+    place.offset_y = work.mirrored ? work.last_offset_y - row * work.dilation_y : row * work.dilation_y;
+    place.offset_x = work.mirrored ? work.last_offset_x - column * work.dilation_x : column * work.dilation_x;
+    return place;
+}
+
+// One thread's life, as rung 13's `produce`, but that one operand is the picture, gathered by the copy engine: A where
+// its rows are places (K-major) or where it goes through registers (TF32's weight gradient), else B.
+template <typename C>
+__device__ __forceinline__ void conv2d_produce(const ConvWork &work, const CUtensorMap *map_a, const CUtensorMap *map_b,
+                                               uint32_t stages, uint32_t full, uint32_t empty, int rank_m, int rank_n,
+                                               int first, int stride)
+{
+    constexpr bool GATHERS_A = !C::A_MN_MAJOR || C::IN_REGISTERS;
+    constexpr int COLUMNS = GATHERS_A ? C::A_COLUMNS : C::B_COLUMNS;
+    uint16_t blocks_a = 0, blocks_b = 0;
+    for (int i = 0; i < C::CLUSTER_N; i++)
+        blocks_a |= 1 << (rank_m + i * C::CLUSTER_M);
+    for (int i = 0; i < C::CLUSTER_M; i++)
+        blocks_b |= 1 << (i + rank_n * C::CLUSTER_M);
+    const auto gather = [&](uint32_t to, const CUtensorMap *map, uint32_t arrived, const TapPlace &tap,
+                            const PixelPlace &pixel, bool several, uint16_t blocks) {
+        if (several)
+            copy_in_pixels_multicast(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
+                                     tap.offset_y, blocks);
+        else
+            copy_in_pixels(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x, tap.offset_y);
+    };
+    const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t arrived, int inner, int outer, int batch,
+                           bool several, uint16_t blocks) {
+        if (several)
+            copy_in_multicast(to, map, arrived, inner, outer, batch, blocks);
+        else
+            copy_in(to, map, arrived, inner, outer, batch);
+    };
+    int stage = 0, phase = 0;
+    for (int index = first; index < work.gemm.total; index += stride) {
+        const Place place = place_of<C>(work.gemm, index, rank_m, rank_n);
+        constexpr int part_a = (C::A_MN_MAJOR ? C::K : C::M) / C::CLUSTER_N;
+        constexpr int part_b = (C::B_MN_MAJOR ? C::K : C::N) / C::CLUSTER_M;
+        PixelPlace pixel = {};
+        TapPlace taps[COLUMNS];
+        if constexpr (!C::A_MN_MAJOR) {
+            pixel = pixel_place(work, place.m + rank_n * part_a);
+        } else {
+#pragma unroll
+            for (int column = 0; column < COLUMNS; column++)
+                taps[column] = tap_place(work, (GATHERS_A ? place.m : place.n) / C::ROW + column, C::ROW);
+        }
+        int k = place.k_begin;
+        for (int step = 0; step < place.steps; step++, k += C::K) {
+            if constexpr (!C::A_MN_MAJOR)
+                taps[0] = tap_place(work, k / C::K, C::K);
+            else
+                pixel = pixel_place(work, k + (GATHERS_A ? rank_n * part_a : rank_m * part_b));
+            barrier_wait(empty + 8 * stage, phase ^ 1);
+            const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
+            barrier_expect(arrived, C::STAGE_BYTES);
+            const uint32_t to_a = a + rank_n * part_a * SWIZZLE_ROW, to_b = b + rank_m * part_b * SWIZZLE_ROW;
+            if constexpr (!C::A_MN_MAJOR) {
+                gather(to_a, map_a, arrived, taps[0], pixel, C::CLUSTER_N > 1, blocks_a);
+            } else {
+#pragma unroll
+                for (int column = 0; column < C::A_COLUMNS; column++)
+                    if constexpr (GATHERS_A)
+                        gather(to_a + column * C::COLUMN_BYTES, map_a, arrived, taps[column], pixel, C::CLUSTER_N > 1,
+                               blocks_a);
+                    else
+                        fetch(to_a + column * C::COLUMN_BYTES, map_a, arrived, place.m + column * C::ROW,
+                              k + rank_n * part_a, 0, C::CLUSTER_N > 1, blocks_a);
+            }
+            if constexpr (!GATHERS_A) {
+#pragma unroll
+                for (int column = 0; column < C::B_COLUMNS; column++)
+                    gather(to_b + column * C::COLUMN_BYTES, map_b, arrived, taps[column], pixel, C::CLUSTER_M > 1,
+                           blocks_b);
+            } else if constexpr (C::B_MN_MAJOR) {
+#pragma unroll
+                for (int column = 0; column < C::B_COLUMNS; column++)
+                    fetch(to_b + column * C::COLUMN_BYTES, map_b, arrived, place.n + column * C::ROW,
+                          taps[0].channel + rank_m * part_b, taps[0].tap, C::CLUSTER_M > 1, blocks_b);
+            } else if constexpr (C::A_MN_MAJOR) {
+                fetch(to_b, map_b, arrived, k, place.n + rank_m * part_b, 0, C::CLUSTER_M > 1, blocks_b);
+            } else {
+                fetch(to_b, map_b, arrived, taps[0].channel, place.n + rank_m * part_b, taps[0].tap, C::CLUSTER_M > 1,
+                      blocks_b);
+            }
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+// The shifted weight gradient: A is grad_output as [o][place], B the picture as [s][c][place] for each column s of the
+// kernel, both with the same zeros between lines and images, so that a tap is a copy and another place to begin at.
+template <typename C>
+__device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, const CUtensorMap *map_a,
+                                                       const CUtensorMap *map_b, uint32_t stages, uint32_t full,
+                                                       uint32_t empty, int rank_m, int rank_n)
+{
+    static_assert(C::CLUSTER_N == 1, "A is not shared");
+    constexpr int COPIES = C::N / C::CLUSTER_M / SHIFTED_CHUNK;
+    uint16_t blocks_b = 0;
+    for (int i = 0; i < C::CLUSTER_M; i++)
+        blocks_b |= 1 << i;
+    int stage = 0, phase = 0;
+    for (int index = blockIdx.x / C::CLUSTER; index < work.gemm.total; index += gridDim.x / C::CLUSTER) {
+        const Place place = place_of<C>(work.gemm, index, rank_m, rank_n);
+        int channels[COPIES], shifts[COPIES], columns[COPIES];
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            const TapPlace tap = tap_place(work, place.n / SHIFTED_CHUNK + rank_m * COPIES + i, SHIFTED_CHUNK);
+            channels[i] = tap.channel;
+            const int row = tap.tap / work.kernel_width;
+            shifts[i] = work.first_shift + row * work.dilation_y * work.line;
+            columns[i] = tap.tap - row * work.kernel_width;
+        }
+        int k = place.k_begin;
+        for (int step = 0; step < place.steps; step++, k += C::K) {
+            barrier_wait(empty + 8 * stage, phase ^ 1);
+            const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES;
+            const uint32_t b = a + C::A_BYTES + rank_m * COPIES * SHIFTED_CHUNK * SWIZZLE_ROW;
+            barrier_expect(arrived, C::STAGE_BYTES);
+            copy_in(a, map_a, arrived, k, place.m, 0);
+#pragma unroll
+            for (int i = 0; i < COPIES; i++) {
+                const uint32_t to = b + i * SHIFTED_CHUNK * SWIZZLE_ROW;
+                if constexpr (C::CLUSTER_M > 1)
+                    copy_in_multicast(to, map_b, arrived, k + shifts[i], channels[i], columns[i], blocks_b);
+                else
+                    copy_in(to, map_b, arrived, k + shifts[i], channels[i], columns[i]);
+            }
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+#endif // CUDA_OPS_HOPPER_CODE
+
+// Rung 13's kernel but for the producer.
+template <typename C, bool SHIFTED>
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    conv2d_tensor_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                         const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    extern __shared__ char shared[];
+    const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
+    const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
+    const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
+    const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
+    const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_a);
+        prefetch_map(&map_b);
+        prefetch_map(&map_d);
+        constexpr int arrivals = (C::PINGPONG ? 1 : 2) * (C::IN_REGISTERS ? 4 : 1) * (C::CLUSTER_M + C::CLUSTER_N - 1);
+        for (int stage = 0; stage < C::STAGES; stage++) {
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, arrivals);
+        }
+        for (int group = 0; group < 2; group++)
+            barrier_init(empty + 8 * (C::STAGES + group), 1);
+        fence_barrier_init();
+    }
+    if constexpr (C::CLUSTER > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+    wait_for_predecessor();
+    release_successor();
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0) {
+            if constexpr (SHIFTED)
+                conv2d_produce_shifted<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
+            else
+                conv2d_produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n, blockIdx.x / C::CLUSTER,
+                                  gridDim.x / C::CLUSTER);
+        }
+        __syncwarp(); // cluster_sync wants whole warps
+    } else {
+        take_registers<232>();
+        consume<C>(work.gemm, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
+    }
+    if constexpr (C::CLUSTER > 1)
+        cluster_sync();
+#endif
+}
+
+// Tiles of which there are less than half as many as multiprocessors: two blocks, a cluster, share one, each with half
+// of the summed axis. At the end each gives the other half of its sums, through the shared memory that the ring was in,
+// and stores the rest. One tile a cluster; not persistent.
+#if defined(CUDA_OPS_HOPPER_CODE)
+__device__ __forceinline__ void store_remote(uint32_t to, uint32_t rank, const float *values)
+{
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(to),
+                 "r"(rank), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+                 : "memory");
+}
+
+// MINE: which half of the columns this block keeps.
+template <typename C, int MINE>
+__device__ __forceinline__ void share_and_store(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                                const CUtensorMap *map_d, char *exchange, char *buffers,
+                                                const Place &place, int group, int thread)
+{
+    typedef Tile<typename C::T, C::M, C::N / 2, 1, 1, false, 4, false, false> Half;
+    constexpr int COUNT = C::N / 4; // sums of half a tile a thread
+    static_assert(C::BLOCKS == 1 && Half::CHUNK == C::CHUNK, "a warpgroup's rows are one block of wgmma's");
+    char *const area = exchange + group * WARPGROUP * COUNT * 4;
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++)
+        store_remote(shared_address(area) + (i * WARPGROUP + thread) * 16, MINE ^ 1,
+                     sum[0] + (MINE ^ 1) * COUNT + 4 * i);
+    cluster_sync();
+    float half[1][COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+        const float4 other = *(const float4 *)(area + (i * WARPGROUP + thread) * 16);
+        half[0][4 * i] = sum[0][MINE * COUNT + 4 * i] + other.x;
+        half[0][4 * i + 1] = sum[0][MINE * COUNT + 4 * i + 1] + other.y;
+        half[0][4 * i + 2] = sum[0][MINE * COUNT + 4 * i + 2] + other.z;
+        half[0][4 * i + 3] = sum[0][MINE * COUNT + 4 * i + 3] + other.w;
+    }
+    int buffer = 0;
+    store_tile<Half>(half, work, map_d, buffers + group * C::BUFFERS * C::BUFFER_BYTES, buffer, 0,
+                     place.m + group * C::GROUP_M, place.n + MINE * C::N / 2, group, thread);
+    if (C::BUFFERS > 0 && thread == 0)
+        wait_copied_out<0>();
+}
+#endif // CUDA_OPS_HOPPER_CODE
+
+template <typename C>
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    conv2d_halved_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                         const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    static_assert(C::CLUSTER == 1 && !C::PINGPONG && !C::IN_REGISTERS, "the cluster is the two halves");
+    typedef typename C::T T;
+    extern __shared__ char shared[];
+    const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
+    const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
+    const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
+    const uint32_t rank = cluster_rank();
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_a);
+        prefetch_map(&map_b);
+        prefetch_map(&map_d);
+        for (int stage = 0; stage < C::STAGES; stage++) {
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, 2);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    wait_for_predecessor();
+    release_successor();
+    // The halves are pieces, counted after the tiles.
+    const int index = rank * (work.gemm.clusters_m * work.gemm.clusters_n) + blockIdx.x / 2;
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0)
+            conv2d_produce<C>(work, &map_a, &map_b, stages, full, empty, 0, 0, index, work.gemm.total);
+        __syncwarp(); // cluster_sync wants whole warps
+        cluster_sync();
+        cluster_sync();
+    } else {
+        take_registers<232>();
+        const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
+        const Place place = place_of<C>(work.gemm, index, 0, 0);
+        const uint64_t a_tile = describe(stages + group * C::GROUP_M * SWIZZLE_ROW, C::COLUMN_BYTES, SWIZZLE_ATOM);
+        const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+        constexpr int B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
+        float sum[C::BLOCKS][C::N / 2];
+        int stage = 0, phase = 0, before = 0;
+        for (int step = 0; step < place.steps; step++) {
+            barrier_wait(full + 8 * stage, phase);
+            const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                wgmma<T, C::N, 0, C::B_MN_MAJOR>(sum[0], advance(a, i * 32), advance(b, i * B_STEP), step > 0 || i > 0);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (step > 0 && thread == 0)
+                barrier_arrive(empty + 8 * before);
+            before = stage;
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+        wgmma_wait<0>();
+        // Both rings have been read to the end: the other block may write here.
+        cluster_sync();
+        char *const exchange = shared + (stages - shared_address(shared));
+        char *const to = shared + (buffers - shared_address(shared));
+        if (rank == 0)
+            share_and_store<C, 0>(sum, work.gemm, &map_d, exchange, to, place, group, thread);
+        else
+            share_and_store<C, 1>(sum, work.gemm, &map_d, exchange, to, place, group, thread);
+    }
+#endif
+}
+
+static inline int64_t conv2d_taps(const ConvProduct &p)
+{
+    return p.kernel_height * p.kernel_width;
+}
+
+static inline int64_t conv2d_places(const PixelGrid &g)
+{
+    return g.images * g.grid_height * g.grid_width;
+}
+
+// What the kernel is told of the walk. `width`: channels of a chunk.
+static inline ConvWork conv2d_work(const ConvProduct &p, int width)
+{
+    const PixelGrid &g = p.grid;
+    ConvWork work = {};
+    work.grid_height = (int)g.grid_height, work.grid_width = (int)g.grid_width;
+    work.start_y = (int)g.start_y, work.start_x = (int)g.start_x;
+    work.step_y = (int)g.step_y, work.step_x = (int)g.step_x;
+    work.kernel_width = (int)p.kernel_width, work.taps = (int)conv2d_taps(p);
+    work.dilation_y = (int)p.dilation_height, work.dilation_x = (int)p.dilation_width;
+    work.last_offset_y = (int)((p.kernel_height - 1) * p.dilation_height);
+    work.last_offset_x = (int)((p.kernel_width - 1) * p.dilation_width);
+    work.mirrored = p.mirrored;
+    work.chunks = (int)ceil_div(g.channels, width);
+    work.gemm.batch = work.gemm.splits = 1;
+    work.gemm.a_shared = work.gemm.b_shared = 1;
+    work.gemm.alpha = 1;
+    return work;
+}
+
+enum ConvKind { CONV_PLAIN, CONV_SHIFTED, CONV_HALVED };
+
+template <typename C, ConvKind KIND = CONV_PLAIN>
+static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap &map_b, const CUtensorMap &map_d,
+                                    ConvWork work, ConvDevice device, const ConvPlan &plan, cudaStream_t stream)
+{
+    GemmWork &gemm = work.gemm;
+    gemm.clusters_m = (int)ceil_div(gemm.m, C::M * C::CLUSTER_M);
+    gemm.clusters_n = (int)ceil_div(gemm.n, C::N * C::CLUSTER_N);
+    gemm.group = plan.group;
+    const int64_t total = (int64_t)gemm.clusters_m * gemm.clusters_n * gemm.splits;
+    if (total > INT32_MAX / 2)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    gemm.total = (int)total;
+    void (*kernel)(CUtensorMap, CUtensorMap, CUtensorMap, ConvWork);
+    int cluster = C::CLUSTER;
+    int64_t clusters = device.multiprocessors / C::CLUSTER;
+    if (total < clusters)
+        clusters = total;
+    if constexpr (KIND == CONV_HALVED) {
+        kernel = conv2d_halved_kernel<C>;
+        cluster = 2;
+        clusters = total / 2; // each has both pieces of a tile
+    } else {
+        kernel = conv2d_tensor_kernel < C, KIND == CONV_SHIFTED > ;
+    }
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned int)cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned int)(clusters * cluster));
+    config.blockDim = dim3(3 * WARPGROUP);
+    config.dynamicSmemBytes = C::SHARED_BYTES;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaLaunchKernelEx(&config, kernel, map_a, map_b, map_d, work);
+    return launch_status();
+}
+
+// forward, and backward_input of stride 1: rows are places, columns the other picture's channels.
+template <typename C, ConvKind KIND = CONV_PLAIN>
+static cuda_ops_status conv2d_launch_pixels(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
+{
+    static_assert(!C::A_MN_MAJOR, "rows are places");
+    constexpr bool tf32 = sizeof(typename C::T) == 4;
+    const int64_t taps = conv2d_taps(p), channels = p.grid.channels, places = conv2d_places(p.grid);
+    ConvWork work = conv2d_work(p, C::K);
+    GemmWork &gemm = work.gemm;
+    gemm.m = (int)places, gemm.n = (int)p.columns, gemm.k = gemm.chunk = (int)(taps * work.chunks * C::K);
+    if (KIND == CONV_HALVED) {
+        if (gemm.k < 2 * C::K)
+            return CUDA_OPS_INVALID_ARGUMENT;
+        gemm.splits = 2;
+        gemm.chunk = (int)(ceil_div(gemm.k / C::K, 2) * C::K);
+    }
+    gemm.d = p.result;
+    gemm.ldd = p.columns;
+    gemm.bias = p.bias;
+    gemm.bias_is_float = gemm.output_is_float = tf32;
+    CUtensorMap map_a, map_b, map_d;
+    bool mapped = make_pixel_map(&map_a, p.picture, p.dtype, tf32, p.grid, C::ROW, C::M / C::CLUSTER_N);
+    mapped = mapped && (C::B_MN_MAJOR ? make_map(&map_b, p.other, p.dtype, tf32, p.columns, channels, taps,
+                                                 taps * p.columns, p.columns, C::ROW, C::K / C::CLUSTER_M)
+                                      : make_map(&map_b, p.other, p.dtype, tf32, channels, p.columns, taps,
+                                                 taps * channels, channels, C::ROW, C::N / C::CLUSTER_M));
+    map_d = map_a;
+    if (!tf32 && map_possible(p.result, 2, p.columns, places, 1, p.columns, 0)) {
+        gemm.copies_out = 1;
+        mapped = mapped &&
+                 make_map(&map_d, p.result, p.dtype, false, p.columns, places, 1, p.columns, 0, C::CHUNK, C::GROUP_M);
+    }
+    return mapped ? conv2d_start<C, KIND>(map_a, map_b, map_d, work, device, plan, p.stream)
+                  : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// The weight gradient: one side is grad_output's channels, the other the columns of the taps, and places are summed
+// over. More than one piece, or channels that do not fill whole columns: result is float.
+template <typename C>
+static cuda_ops_status conv2d_launch_weight(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
+{
+    static_assert(C::A_MN_MAJOR, "places are summed over");
+    constexpr bool tf32 = sizeof(typename C::T) == 4;
+    const int64_t taps = conv2d_taps(p), places = conv2d_places(p.grid);
+    ConvWork work = conv2d_work(p, C::ROW);
+    GemmWork &gemm = work.gemm;
+    const int64_t width = taps * work.chunks * C::ROW;
+    gemm.m = (int)(tf32 ? width : p.columns), gemm.n = (int)(tf32 ? p.columns : width), gemm.k = (int)places;
+    const int64_t chunk = ceil_div(ceil_div(places, plan.pieces), C::K) * C::K;
+    gemm.chunk = (int)chunk;
+    gemm.splits = (int)ceil_div(places, chunk);
+    gemm.d = p.result;
+    gemm.ldd = width;
+    gemm.stride_d = p.columns * width;
+    gemm.output_is_float = p.result_is_float;
+    gemm.swapped = tf32;
+    CUtensorMap map_a, map_b, map_d;
+    bool mapped;
+    if (tf32) {
+        mapped = make_pixel_map(&map_a, p.picture, p.dtype, true, p.grid, C::ROW, C::K / C::CLUSTER_N) &&
+                 make_map(&map_b, p.other, p.dtype, true, places, p.columns, 1, p.other_pitch, 0, C::ROW,
+                          C::N / C::CLUSTER_M);
+    } else {
+        mapped = make_map(&map_a, p.other, p.dtype, false, p.columns, places, 1, p.columns, 0, C::ROW,
+                          C::K / C::CLUSTER_N) &&
+                 make_pixel_map(&map_b, p.picture, p.dtype, false, p.grid, C::ROW, C::K / C::CLUSTER_M);
+    }
+    map_d = map_a;
+    if (!p.result_is_float) {
+        gemm.copies_out = 1;
+        mapped =
+            mapped && make_map(&map_d, p.result, p.dtype, false, width, p.columns, 1, width, 0, C::CHUNK, C::GROUP_M);
+    }
+    return mapped ? conv2d_start<C>(map_a, map_b, map_d, work, device, plan, p.stream) : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// The shifted weight gradient, of TF32. picture is [kernel_width][channel][pitch], other [channel][pitch];
+// grid.grid_height and grid_width are those of lines with their zeros.
+template <typename C>
+static cuda_ops_status conv2d_launch_shifted(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
+{
+    static_assert(sizeof(typename C::T) == 4 && !C::A_MN_MAJOR && !C::B_MN_MAJOR, "TF32 is K-major");
+    const int64_t places = conv2d_places(p.grid);
+    ConvWork work = conv2d_work(p, SHIFTED_CHUNK);
+    work.line = (int)p.grid.grid_width;
+    work.first_shift = (int)(p.grid.start_y * p.grid.grid_width);
+    GemmWork &gemm = work.gemm;
+    const int64_t width = conv2d_taps(p) * work.chunks * SHIFTED_CHUNK;
+    gemm.m = (int)p.columns, gemm.n = (int)width, gemm.k = (int)places;
+    const int64_t chunk = ceil_div(ceil_div(places, plan.pieces), C::K) * C::K;
+    gemm.chunk = (int)chunk;
+    gemm.splits = (int)ceil_div(places, chunk);
+    gemm.d = p.result;
+    gemm.ldd = width;
+    gemm.stride_d = p.columns * width;
+    gemm.output_is_float = 1;
+    CUtensorMap map_a, map_b;
+    const bool mapped =
+        make_map(&map_a, p.other, p.dtype, true, places, p.columns, 1, p.other_pitch, 0, C::ROW, C::M) &&
+        make_map(&map_b, p.picture, p.dtype, true, places, p.grid.channels, p.kernel_width, p.other_pitch,
+                 p.grid.channels * p.other_pitch, C::ROW, SHIFTED_CHUNK);
+    return mapped ? conv2d_start<C, CONV_SHIFTED>(map_a, map_b, map_a, work, device, plan, p.stream)
+                  : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+#endif
