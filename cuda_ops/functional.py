@@ -10,6 +10,7 @@ from .ops.dropout import dropout
 from .ops.gather_normalize import gather_normalize
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
+from .ops.linear_gelu import linear_gelu
 from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
 from .ops.matmul import matmul
@@ -30,6 +31,7 @@ __all__ = [
     "gather_normalize",
     "linear",
     "linear_cross_entropy",
+    "linear_gelu",
     "linear_relu",
     "log_softmax",
     "matmul",

@@ -8,6 +8,7 @@ from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.linear import Linear
 from .ops.linear_cross_entropy import LinearCrossEntropyLoss
+from .ops.linear_gelu import LinearGELU
 from .ops.linear_relu import LinearReLU
 from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
@@ -25,6 +26,7 @@ __all__ = [
     "Dropout",
     "Linear",
     "LinearCrossEntropyLoss",
+    "LinearGELU",
     "LinearReLU",
     "LogSoftmax",
     "MaxPool2d",

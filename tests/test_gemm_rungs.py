@@ -90,7 +90,7 @@ def test_cuda_rungs(rung, dtype):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["naive", "cp.async", "mma.sync", "clusters, persistent"])
+@pytest.mark.parametrize("name", ["naive", "cp.async", "mma.sync", "clusters, persistent", "direct"])
 def test_storage_orders(name, dtype):
     """A and B each as they are and transposed; these rungs take all four."""
     rung = gemm.rungs[name]
@@ -112,6 +112,49 @@ def test_storage_orders(name, dtype):
         ran += 1
     if ran == 0:
         pytest.skip("not for this dtype, or not on this device")
+
+
+# All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds;
+# those of rung 14, with A and B changed or not.
+PLANS = [(13, tile, splits, 0) for tile in range(4) for splits in (1, 3)]
+PLANS += [(14, tile, 1, swapped) for tile in range(2) for swapped in (0, 1)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_plans(plan, dtype):
+    """Sizes below a tile, no tile's multiple, of many tiles; k of fewer slices than pieces, and of many."""
+    ran = 0
+    for (m, n, k), (ta, tb) in itertools.product(
+        [(8, 16, 8), (200, 136, 200), (16, 264, 2048), (328, 24, 72), (64, 8, 3136)],
+        itertools.product([False, True], repeat=2),
+    ):
+        a, b = operands(m, n, k, dtype, "cuda", ta, tb)
+        if dtype == torch.float32:  # values that TF32 holds, so that the bound is that of the sums
+            a, b = (t.to(torch.bfloat16).to(dtype) for t in (a, b))
+        try:
+            check(lambda a, b: ops.gemm_planned(a, b, plan, allow_tf32=True), a, b, f"{plan} {(m, n, k)} {ta} {tb}")
+        except NotImplementedError:
+            continue
+        ran += 1
+    if ran == 0:
+        pytest.skip("not for this dtype, or not on this device")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_own_plan(dtype):
+    """What is chosen runs, at sizes for which it is each of the rungs; float32 without TF32 has none of the table's."""
+    chosen = set()
+    for sizes in [(16, 4096, 512), (64, 128, 3136), (64, 10, 128), (1024, 1024, 64), (2048, 2048, 32), (30, 31, 33)]:
+        a, b = operands(*sizes, dtype, "cuda", False, True)
+        plan = ops.gemm_plan(a, b)
+        chosen.add(plan[0])
+        assert plan[0] in (10, 11, 13, 14, 15)
+        check(lambda a, b, plan=plan: ops.gemm_planned(a, b, plan), a, b, f"{plan} {sizes}")
+    if dtype.itemsize == 2 and torch.cuda.get_device_capability()[0] == 9:
+        assert chosen == {13, 14, 15}
 
 
 @pytest.mark.cuda
@@ -167,4 +210,4 @@ def test_bad_inputs(device):
 def test_rungs_are_in_order():
     numbers = [rung.number for rung in gemm.rungs.values()]
     assert numbers == sorted(numbers)
-    assert set(numbers) == set(range(1, 14))
+    assert set(numbers) == set(range(1, 16))

@@ -9,7 +9,7 @@ from opspec import RELATIVE_NORM, Make, assert_close
 
 import cuda_ops
 from cuda_ops._library import ops
-from cuda_ops.functional import linear, matmul
+from cuda_ops.functional import linear, linear_gelu, matmul
 from cuda_ops.ladder import gemm
 
 CUDA_CODES = [code for code in gemm.CODES.values() if not 30 < code < 40]
@@ -119,10 +119,14 @@ def test_forced_rung(code, force, device_dtype):
             else:
                 expected = product + bias.cpu().double()
                 assert_close(actual, expected, RELATIVE_NORM[dtype], f"linear {(m, n, k)} by rung {code}")
+                for approximate in ("none", "tanh"):  # the epilogue's activations, each rung's own
+                    actual = linear_gelu(a.contiguous(), b.T.contiguous(), bias, approximate)
+                    wanted = torch.nn.functional.gelu(expected, approximate=approximate)
+                    assert_close(actual, wanted, RELATIVE_NORM[dtype], f"gelu {approximate} {(m, n, k)} by {code}")
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("value", ["banana", "3", "14", "-4", "11x"])
+@pytest.mark.parametrize("value", ["banana", "3", "16", "-4", "11x"])
 def test_unknown_rung_is_refused(value, force):
     a = torch.ones(4, 4, device="cuda")
     force(value)

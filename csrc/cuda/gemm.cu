@@ -4,6 +4,7 @@
 
 #include "common.cuh"
 #include "gemm/rungs.h"
+#include "gemm/times.h"
 
 static const GemmRung RUNGS[] = {
     // 4 to 10: CUDA cores. A second variant of a rung is 10 * rung + variant.
@@ -21,78 +22,119 @@ static const GemmRung RUNGS[] = {
     {12, "tma_wgmma", gemm_tma_wgmma_supports, nullptr, gemm_tma_wgmma},
     {13, "cluster_persistent", gemm_cluster_persistent_supports, gemm_cluster_persistent_workspace,
      gemm_cluster_persistent},
+    // 14 and 15: products that leave most of the GPU idle, and small ones.
+    {14, "skinny", gemm_skinny_supports, nullptr, gemm_skinny},
+    {15, "direct", gemm_direct_supports, nullptr, gemm_direct},
 };
 
-// The choice by shape. Rungs, from the fastest to the one that takes everything; the first that supports the problem.
+static const GemmRung *rung_numbered(int number)
+{
+    for (const GemmRung &rung : RUNGS)
+        if (rung.number == number)
+            return &rung;
+    return nullptr;
+}
+
+// How many rows of cluster tiles rung 13 walks as one band: measured for the tiles of large products of halves.
+static int band_of(const cuda_ops_gemm_problem &p, const GemmTime &t)
+{
+    if (p.dtype == CUDA_OPS_FLOAT32)
+        return 8;
+    return t.n == 256 ? 16 : t.n == 192 ? 6 : 8;
+}
+
+// What takes over where nothing is known about times: rungs from the fastest to the one that takes everything.
 static const int PREFERENCE[] = {13, 11, 10, 4};
 
-// Rung 13's tiles, and how long one takes on an H200: `sum` for 1024 of k, `rest` for its start and its results, in
-// microseconds. Fitted to the times of whole products of 1024^3 to 8192^3 and 5120 x 5120 x 256, which it tells to some
-// 5 %; benchmarks/notes/gemm.md has them. `group` is GemmPlan's. The rows' numbers are those of the switches in
-// 13_cluster_persistent.cuh and 13_cluster_persistent_tf32.cu.
-struct ClusterTile {
-    int m, n, cluster_m, cluster_n;
-    double sum, rest;
-    int group;
-};
-// clang-format off
-static const ClusterTile HALVES[] = {
-    {128, 256, 2, 1, 12.40, 1.20, 16},
-    {128, 128, 2, 1,  6.28, 0.55,  8},
-    {128, 192, 2, 1,  9.30, 0.50,  6},
-    {128,  64, 1, 2,  3.85, 0.70,  8},
-};
-// TF32: both operands from shared memory (A stored m x k and B stored n x k), or A through registers.
-static const ClusterTile TF32_SHARED[] = {
-    {128, 256, 2, 1, 24.40, 3.30,  8},
-    {128, 128, 2, 1, 12.25, 1.70,  8},
-    {128, 160, 2, 1, 15.00, 2.30,  8},
-    {128,  64, 2, 1,  9.70, 0.70,  8},
-};
-static const ClusterTile TF32_REGISTERS[] = {
-    {256, 128, 1, 2, 26.80, 2.60,  8},
-    {128, 128, 2, 1, 16.30, 0.50,  8},
-};
-// clang-format on
-// Pieces of k cost a second kernel, and bytes that are written and read again: microseconds, and bytes in one.
-static constexpr double PIECES_START = 8, PIECES_RATE = 3e6;
-static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 32;
+// The choice by shape: of all tiles (gemm/times.h) and cuts of k, the one that takes least time by the model there, but
+// no less than the bytes take. It tells the times of whole products to some 5 % where D has many tiles.
+static constexpr double BYTES_RATE = 4.2e6; // a microsecond
+static constexpr double PIECES_RATE = 3e6;  // of pieces of k that are written and read again
+static constexpr int64_t SMALLEST_PIECE = 256;
+
+static int64_t dtype_size(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT64 ? 8 : dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+}
+
+// m and n as the kernel sees them.
+static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
+                       GemmDevice device)
+{
+    const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * splits;
+    const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
+    const int64_t waves = ceil_div(clusters, room > 0 ? room : 1);
+    double time = (double)waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
+    if (splits > 1)
+        time += t.split + (double)(8 * splits * p.batch * m * n) / PIECES_RATE;
+    const double bytes = (double)dtype_size(p.dtype) *
+                         ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
+                          (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
+    return t.start + (time > bytes / BYTES_RATE ? time : bytes / BYTES_RATE);
+}
+
+// Cuts of k that leave every piece enough to do, and all of them room on the GPU at once.
+static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
+                               GemmDevice device)
+{
+    const int64_t blocks =
+        ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * t.cluster_m * t.cluster_n * splits;
+    return p.k / splits >= SMALLEST_PIECE && blocks <= device.multiprocessors * t.blocks;
+}
 
 template <int COUNT>
-static GemmPlan quickest(const ClusterTile (&tiles)[COUNT], const cuda_ops_gemm_problem &p, int64_t m, int64_t n,
-                         GemmDevice device)
+static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, GemmDevice device, int only)
 {
+    const cuda_ops_gemm_problem &p = call.problem;
     GemmPlan best = {};
     double least = 0;
-    for (int tile = 0; tile < COUNT; tile++) {
-        const ClusterTile &t = tiles[tile];
-        const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch;
-        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n); // clusters that run at once
-        for (int64_t pieces = 1; pieces <= MOST_PIECES; pieces++) {
-            if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || clusters * pieces > room))
+    for (const GemmTime &t : times) {
+        if ((only && t.rung != only) || !rung_numbered(t.rung)->supports(call, device))
+            continue;
+        // Rung 14's long side is its m, and rung 13 makes D of TF32 transposed where A is stored m x k and B k x n.
+        const bool swapped =
+            t.rung == 14 ? p.m < p.n : t.rung == 13 && p.dtype == CUDA_OPS_FLOAT32 && !p.transpose_a && !p.transpose_b;
+        const int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
+        if (t.rung == 14 && !gemm_skinny_takes(p, t.tile, swapped))
+            continue;
+        for (int splits = 1; splits <= t.splits; splits++) {
+            if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
                 break;
-            const int64_t waves = ceil_div(clusters * pieces, room);
-            double time = (double)waves * (t.sum * (double)ceil_div(p.k, pieces) / 1024 + t.rest);
-            if (pieces > 1)
-                time += PIECES_START + (double)(8 * pieces * p.batch * m * n) / PIECES_RATE;
-            if ((tile == 0 && pieces == 1) || time < least) {
+            const double time = estimate(t, p, m, n, splits, device);
+            if (best.rung == 0 || time < least) {
                 least = time;
-                best = {tile, (int)pieces, t.group, 0};
+                best = {t.rung, t.tile, splits, swapped && t.rung == 14, t.rung == 13 ? band_of(p, t) : 8};
             }
         }
     }
     return best;
 }
 
+// A plan of rung 0 where the table has nothing for the problem. only: a rung, or 0.
+static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16)
+        return quickest(HALVES_TIMES, call, device, only);
+    if (p.dtype == CUDA_OPS_FLOAT32 && p.allow_tf32)
+        return !p.transpose_a && p.transpose_b ? quickest(TF32_NT_TIMES, call, device, only)
+                                               : quickest(TF32_TIMES, call, device, only);
+    return {};
+}
+
+static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
+{
+    return {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
+}
+
 GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    if (p.dtype != CUDA_OPS_FLOAT32)
-        return quickest(HALVES, p, p.m, p.n, device);
-    if (!p.transpose_a && p.transpose_b)
-        return quickest(TF32_SHARED, p, p.m, p.n, device);
-    // The kernel makes D transposed where A is the operand that wgmma takes as it is stored.
-    return p.transpose_a ? quickest(TF32_REGISTERS, p, p.m, p.n, device)
-                         : quickest(TF32_REGISTERS, p, p.n, p.m, device);
+    return plan_for(without_pointers(p), device, 13);
+}
+
+GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan_for(without_pointers(p), device, 14);
 }
 
 static GemmDevice current_gemm_device()
@@ -103,14 +145,6 @@ static GemmDevice current_gemm_device()
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     return {10 * major + minor, multiprocessors};
-}
-
-static const GemmRung *rung_numbered(int number)
-{
-    for (const GemmRung &rung : RUNGS)
-        if (rung.number == number)
-            return &rung;
-    return nullptr;
 }
 
 // A dtype beside that of A and B: the same, or float32 with halves.
@@ -125,7 +159,7 @@ static bool is_valid(const GemmCall &call)
     const int64_t a_row = p.transpose_a ? p.m : p.k, b_row = p.transpose_b ? p.k : p.n;
     return p.m >= 0 && p.n >= 0 && p.k >= 0 && p.batch >= 0 && p.lda >= a_row && p.ldb >= b_row && p.ldd >= p.n &&
            is_wider_or_same(p.output_dtype, p.dtype) && (!call.bias || is_wider_or_same(p.bias_dtype, p.dtype)) &&
-           p.activation >= CUDA_OPS_GEMM_NONE && p.activation <= CUDA_OPS_GEMM_GELU;
+           p.activation >= CUDA_OPS_GEMM_NONE && p.activation <= CUDA_OPS_GEMM_GELU_TANH;
 }
 
 static const GemmRung *choose(const GemmCall &call, int number, GemmDevice device)
@@ -136,6 +170,8 @@ static const GemmRung *choose(const GemmCall &call, int number, GemmDevice devic
         const GemmRung *const rung = rung_numbered(number);
         return rung && rung->supports(call, device) ? rung : nullptr;
     }
+    if (const int planned = plan_for(call, device, 0).rung)
+        return rung_numbered(planned);
     for (int candidate : PREFERENCE) {
         const GemmRung *const rung = rung_numbered(candidate);
         if (rung && rung->supports(call, device))
@@ -144,9 +180,21 @@ static const GemmRung *choose(const GemmCall &call, int number, GemmDevice devic
     return nullptr;
 }
 
+static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    switch (plan.rung) {
+    case 13:
+        return gemm_cluster_persistent_planned(call, device, plan);
+    case 14:
+        return gemm_skinny_planned(call, plan);
+    default:
+        return rung_numbered(plan.rung)->launch(call, device);
+    }
+}
+
 extern "C" int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung)
 {
-    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, *problem, nullptr};
+    const GemmCall call = without_pointers(*problem);
     const GemmRung *const chosen = choose(call, rung, current_gemm_device());
     return chosen ? chosen->number : -1;
 }
@@ -161,7 +209,7 @@ extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *pro
 {
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
         return 0;
-    const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, *problem, nullptr};
+    const GemmCall call = without_pointers(*problem);
     const GemmDevice device = current_gemm_device();
     // The call's pointers may be less aligned than those that are not known here, and then it falls to a later rung.
     int64_t bytes = 0;
@@ -189,11 +237,60 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
     }
     // A rung may find, when it launches, that it cannot after all (more tiles than its counters hold, no driver that
     // makes tensor maps): then the next one does it.
-    cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
+    const GemmPlan plan = plan_for(call, device, 0);
+    cuda_ops_status status = plan.rung ? launch_planned(call, device, plan) : CUDA_OPS_INVALID_ARGUMENT;
     for (size_t i = 0; i < sizeof(PREFERENCE) / sizeof(int) && status == CUDA_OPS_INVALID_ARGUMENT; i++) {
         const GemmRung *const candidate = rung_numbered(PREFERENCE[i]);
         if (candidate->supports(call, device))
             status = candidate->launch(call, device);
     }
     return status;
+}
+
+// A plan that a caller made, for tests and for the tuning: is it one that a kernel knows?
+static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm_plan &plan)
+{
+    const GemmRung *const rung = rung_numbered(plan.rung);
+    return is_valid(call) && rung && rung->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
+           plan.splits <= (plan.rung == 13 ? 32 : 1);
+}
+
+static GemmPlan internal(const cuda_ops_gemm_plan &plan)
+{
+    return {plan.rung, plan.tile, plan.splits, plan.swapped, 8};
+}
+
+extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem,
+                                                   int rung)
+{
+    const GemmCall call = without_pointers(*problem);
+    const GemmDevice device = current_gemm_device();
+    const GemmRung *const chosen = choose(call, rung, device);
+    if (!chosen)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const GemmPlan found = plan_for(call, device, chosen->number);
+    *plan = {chosen->number, found.tile, chosen->number == 13 ? found.splits : 1, found.swapped}; // 11 cuts by itself
+    return CUDA_OPS_SUCCESS;
+}
+
+extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_problem *problem,
+                                                        const cuda_ops_gemm_plan *plan)
+{
+    const GemmRung *const rung = rung_numbered(plan->rung);
+    if (plan->rung == 13)
+        return gemm_cluster_persistent_planned_workspace(*problem, internal(*plan));
+    return rung && rung->workspace ? rung->workspace(*problem, current_gemm_device()) : 0;
+}
+
+extern "C" cuda_ops_status cuda_ops_gemm_planned_cuda(void *d, const void *a, const void *b, const void *bias,
+                                                      void *workspace, const cuda_ops_gemm_problem *problem,
+                                                      const cuda_ops_gemm_plan *plan, cuda_ops_stream stream)
+{
+    const GemmCall call = {d, a, b, bias, workspace, *problem, stream};
+    const GemmDevice device = current_gemm_device();
+    if (!is_plan(call, device, *plan))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
+        return CUDA_OPS_SUCCESS;
+    return launch_planned(call, device, internal(*plan));
 }

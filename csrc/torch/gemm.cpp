@@ -8,19 +8,20 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <vector>
 
 #include "cuda_ops/gemm_ladder.h"
 
 namespace cuda_ops
 {
 
-static cuda_ops_dtype check_operands(const Tensor &a, const Tensor &b)
+static cuda_ops_dtype check_operands(const char *op, const Tensor &a, const Tensor &b)
 {
-    const cuda_ops_dtype dtype = check_dtype("gemm_rung", "a", a);
-    check_like("gemm_rung", "b", b, "a", a);
-    check_dim("gemm_rung", "a", a, 2, 2);
-    check_dim("gemm_rung", "b", b, 2, 2);
-    TORCH_CHECK(a.size(1) == b.size(0), "gemm_rung: expected b to have as many rows as a has columns, ", a.size(1),
+    const cuda_ops_dtype dtype = check_dtype(op, "a", a);
+    check_like(op, "b", b, "a", a);
+    check_dim(op, "a", a, 2, 2);
+    check_dim(op, "b", b, 2, 2);
+    TORCH_CHECK(a.size(1) == b.size(0), op, ": expected b to have as many rows as a has columns, ", a.size(1),
                 ", got shape ", b.sizes());
     return dtype;
 }
@@ -94,7 +95,7 @@ int forced_gemm_rung(const char *op)
     char *end = nullptr;
     const long number = std::strtol(value, &end, 10);
     TORCH_CHECK(!*end && number > 0 && number < 100 && cuda_ops_gemm_rung_name_cuda(static_cast<int>(number)), op,
-                ": expected CUDA_OPS_GEMM_RUNG to be the number of a rung on CUDA (4 to 13, 62 or 71), got ", value);
+                ": expected CUDA_OPS_GEMM_RUNG to be the number of a rung on CUDA (4 to 15, 62 or 71), got ", value);
     return static_cast<int>(number);
 }
 
@@ -126,7 +127,7 @@ static bool is_c_rung(int64_t rung)
 
 static bool gemm_rung_runs(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
 {
-    const cuda_ops_dtype dtype = check_operands(a, b);
+    const cuda_ops_dtype dtype = check_operands("gemm_rung", a, b);
     if (!a.is_cuda())
         return is_c_rung(rung);
 #ifdef CUDA_OPS_WITH_CUDA
@@ -152,7 +153,7 @@ static cuda_ops_status gemm_rung_cuda(const Tensor &d, const Tensor &a, const Te
 
 static Tensor gemm_rung(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
 {
-    const cuda_ops_dtype dtype = check_operands(a, b);
+    const cuda_ops_dtype dtype = check_operands("gemm_rung", a, b);
     const c10::OptionalDeviceGuard guard(at::device_of(a));
     Tensor d = at::empty({a.size(0), b.size(1)}, a.options());
     if (a.is_cuda()) {
@@ -179,12 +180,65 @@ static Tensor gemm_rung(const Tensor &a, const Tensor &b, int64_t rung, bool all
     return d;
 }
 
+// One way of a rung that has several (gemm.h's plan), for the tests and for benchmarks/tune_gemm.py.
+static Tensor gemm_planned(const Tensor &a, const Tensor &b, at::IntArrayRef plan, bool allow_tf32)
+{
+    const char *const op = "gemm_planned";
+    const cuda_ops_dtype dtype = check_operands(op, a, b);
+    TORCH_CHECK(plan.size() == 4, op, ": expected plan to be rung, tile, splits and swapped, got ", plan.size(),
+                " numbers");
+    TORCH_CHECK_NOT_IMPLEMENTED(a.is_cuda(), op, ": expected a to be on CUDA, got ", a.device());
+    const c10::OptionalDeviceGuard guard(at::device_of(a));
+    const Tensor d = at::empty({a.size(0), b.size(1)}, a.options());
+#ifdef CUDA_OPS_WITH_CUDA
+    const Tensor left = with_layout(a), right = with_layout(b);
+    cuda_ops_gemm_problem problem = problem_of(left, right, dtype);
+    problem.allow_tf32 = allow_tf32;
+    const cuda_ops_gemm_plan chosen{static_cast<int>(plan[0]), static_cast<int>(plan[1]), static_cast<int>(plan[2]),
+                                    static_cast<int>(plan[3])};
+    const Tensor workspace =
+        at::empty({cuda_ops_gemm_planned_workspace_cuda(&problem, &chosen)}, d.options().dtype(at::kByte));
+    const cuda_ops_status status =
+        cuda_ops_gemm_planned_cuda(d.data_ptr(), left.const_data_ptr(), right.const_data_ptr(), nullptr,
+                                   workspace.data_ptr(), &problem, &chosen, current_stream(op));
+    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_INVALID_ARGUMENT, op, ": rung ", plan[0], " has no way ", plan,
+                                " for this product on this device");
+    check_status(op, status);
+#else
+    (void)dtype, (void)allow_tf32;
+#endif
+    return d;
+}
+
+// The plan that a product of a and b has by itself.
+static std::vector<int64_t> gemm_plan(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
+{
+    const char *const op = "gemm_plan";
+    const cuda_ops_dtype dtype = check_operands(op, a, b);
+    TORCH_CHECK_NOT_IMPLEMENTED(a.is_cuda(), op, ": expected a to be on CUDA, got ", a.device());
+#ifdef CUDA_OPS_WITH_CUDA
+    const c10::OptionalDeviceGuard guard(at::device_of(a));
+    cuda_ops_gemm_problem problem = problem_of(with_layout(a), with_layout(b), dtype);
+    problem.allow_tf32 = allow_tf32;
+    cuda_ops_gemm_plan plan = {};
+    check_status(op, cuda_ops_gemm_plan_cuda(&plan, &problem, static_cast<int>(rung)));
+    return {plan.rung, plan.tile, plan.splits, plan.swapped};
+#else
+    (void)dtype, (void)rung, (void)allow_tf32;
+    return {};
+#endif
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("gemm_rung(Tensor a, Tensor b, int rung, *, bool allow_tf32=False) -> Tensor");
     library.def("gemm_rung_runs(Tensor a, Tensor b, int rung, *, bool allow_tf32=False) -> bool");
+    library.def("gemm_planned(Tensor a, Tensor b, int[] plan, *, bool allow_tf32=False) -> Tensor");
+    library.def("gemm_plan(Tensor a, Tensor b, int rung=0, *, bool allow_tf32=False) -> int[]");
     CUDA_OPS_IMPLEMENT(library, "gemm_rung", cuda_ops::gemm_rung);
+    CUDA_OPS_IMPLEMENT(library, "gemm_planned", cuda_ops::gemm_planned);
+    CUDA_OPS_IMPLEMENT(library, "gemm_plan", cuda_ops::gemm_plan);
     CUDA_OPS_IMPLEMENT(library, "gemm_rung_runs", cuda_ops::gemm_rung_runs);
 }

@@ -45,7 +45,8 @@ static bool uses_gemm(LinearReluSizes size, cuda_ops_dtype dtype)
         return false;
     const auto on_hopper = [&](int64_t m, int64_t n, int64_t k, bool transpose_a, bool transpose_b) {
         const cuda_ops_gemm_problem problem = dense_problem(m, n, k, transpose_a, transpose_b, dtype);
-        return cuda_ops_gemm_rung_cuda(&problem, CUDA_OPS_GEMM_FASTEST) >= 12; // TMA and wgmma
+        const int rung = cuda_ops_gemm_rung_cuda(&problem, CUDA_OPS_GEMM_FASTEST);
+        return 12 <= rung && rung <= 14; // TMA and wgmma
     };
     return on_hopper(size.rows, size.out_features, size.in_features, false, true) &&
            on_hopper(size.rows, size.in_features, size.out_features, false, false) &&

@@ -6,7 +6,7 @@
     >>> gemm.rungs["python"](a, b)
     tensor([[11.]])
 
-Rungs 1 and 2 are in this file, 3 in csrc/cpu/gemm_ladder.c, 4 to 13 in csrc/cuda/gemm/. Each file says what it mends of
+Rungs 1 and 2 are in this file, 3 in csrc/cpu/gemm_ladder.c, 4 to 15 in csrc/cuda/gemm/. Each file says what it mends of
 the rung before it and what it leaves. `python -m cuda_ops bench gemm` measures them; notebooks/gemm.ipynb walks them.
 """
 
@@ -223,6 +223,10 @@ if _library.problem is None:
         expect(a.shape[1] == b.shape[0], "gemm_rung", message, a.shape[1], list(b.shape))
         return a.new_empty((a.shape[0], b.shape[1]))
 
+    @torch.library.register_fake("cuda_ops::gemm_planned")
+    def _(a, b, plan, *, allow_tf32=False):
+        return a.new_empty((a.shape[0], b.shape[1]))
+
 
 FLOATS = (torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
@@ -245,6 +249,8 @@ CODES = {
     "mma.sync": 11,
     "TMA + wgmma": 12,
     "clusters, persistent": 13,
+    "skinny": 14,
+    "direct": 15,
 }
 
 rungs: dict[str, Rung] = {
@@ -264,7 +270,7 @@ rungs: dict[str, Rung] = {
             Rung(number, name, "cuda", _rung_op(code), dtypes)
             for name, code in CODES.items()
             if not 30 < code < 40
-            for number in [code // 10 if code > 13 else code]
+            for number in [code // 10 if code > 15 else code]
             for dtypes in [FLOATS if number in (8, 9) else (*FLOATS, *HALVES)]
         ),
     ]

@@ -1,15 +1,15 @@
 // Rung 11: D = activation(alpha * op(A) op(B) + bias) on the tensor cores by mma.sync: bfloat16, float16, TF32,
-// float64. A block of 256 threads makes a tile of 128 x 128 (float64: 64 x 128), a warp 64 x 32 (32 x 32) of it in
-// registers, from slices of the common dimension that cp.async brings into a ring of four stages in shared memory, two
-// or three ahead of the one that is multiplied. 16-bit fragments are read by ldmatrix, which transposes on the way
-// where an operand is stored along m or n; wider ones element by element. Rows in shared memory are padded so that
-// neither way meets a bank conflict. Takes any size, transpose, alignment and batch: where rows are not aligned to 16
-// bytes, threads copy element by element. Where tiles are too few to fill the GPU, k is split, and the pieces are added
-// in order by a second kernel. Fixes of rung 10: the CUDA cores' 60 TFLOP/s; an mma of a warp does 4096 multiply-adds
-// of 16 bits in one instruction. Leaves on the table: fragments travel through registers, at a quarter of shared
-// memory's traffic per flop that rung 12's wgmma needs, and every thread spends instructions on addresses and copies.
-// Measured on an H200 against cuBLAS: bfloat16 4096^3 0.28 to 0.31, TF32 0.24 to 0.40 by storage order, float64 2048^3
-// 0.63 to 0.66.
+// float64 (a kernel of its own, in 11_mma_sync_float64.cu). A block of 256 threads makes a tile of 128 x 128 (float64:
+// 64 x 128), a warp 64 x 32 (32 x 32) of it in registers, from slices of the common dimension that cp.async brings into
+// a ring of four stages in shared memory, two or three ahead of the one that is multiplied. 16-bit fragments are read
+// by ldmatrix, which transposes on the way where an operand is stored along m or n; wider ones element by element. Rows
+// in shared memory are padded so that neither way meets a bank conflict. Takes any size, transpose, alignment and
+// batch: where rows are not aligned to 16 bytes, threads copy element by element. Where tiles are too few to fill the
+// GPU, k is split, and the pieces are added in order by a second kernel. Fixes of rung 10: the CUDA cores' 60 TFLOP/s;
+// an mma of a warp does 4096 multiply-adds of 16 bits in one instruction. Leaves on the table: fragments travel through
+// registers, at a quarter of shared memory's traffic per flop that rung 12's wgmma needs, and every thread spends
+// instructions on addresses and copies. Measured on an H200 against cuBLAS: bfloat16 4096^3 0.28 to 0.31, TF32 0.24 to
+// 0.40 by storage order, float64 2048^3 0.63 to 0.66.
 #include "gemm/11_mma_sync.cuh"
 
 static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t stride)
@@ -22,11 +22,15 @@ static int64_t element_size(cuda_ops_dtype dtype)
     return dtype == CUDA_OPS_FLOAT64 ? 8 : dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
 }
 
+static int64_t tile_m_of(const cuda_ops_gemm_problem &p)
+{
+    return p.dtype == CUDA_OPS_FLOAT64 ? 64 : 128;
+}
+
 // The pieces that k is split in: as many as bring the blocks to one wave of the GPU, of at least 256 each.
 static int64_t pieces_of(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    const int64_t tile_m = p.dtype == CUDA_OPS_FLOAT64 ? 64 : 128;
-    const int64_t tiles = ceil_div(p.m, tile_m) * ceil_div(p.n, 128) * p.batch;
+    const int64_t tiles = ceil_div(p.m, tile_m_of(p)) * ceil_div(p.n, 128) * p.batch;
     int64_t pieces = device.multiprocessors / tiles;
     pieces = pieces < p.k / 256 ? pieces : p.k / 256;
     pieces = pieces < 32 ? pieces : 32;
@@ -54,11 +58,12 @@ cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
     work.m = p.m, work.n = p.n, work.k = p.k, work.batch = p.batch;
     work.lda = p.lda, work.ldb = p.ldb, work.ldd = p.ldd;
     work.stride_a = p.stride_a, work.stride_b = p.stride_b, work.stride_d = p.stride_d;
-    work.tiles_m = ceil_div(p.m, p.dtype == CUDA_OPS_FLOAT64 ? 64 : 128);
+    work.tiles_m = ceil_div(p.m, tile_m_of(p));
     work.tiles_n = ceil_div(p.n, 128);
     work.splits = pieces;
     work.chunk = chunk;
     work.alpha = p.alpha;
+    work.capability = device.capability;
     work.activation = p.activation;
     work.bias_is_wide = p.bias_dtype == CUDA_OPS_FLOAT32;
     work.output_is_wide = p.output_dtype == CUDA_OPS_FLOAT32;

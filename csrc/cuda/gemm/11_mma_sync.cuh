@@ -1,8 +1,10 @@
-// Rung 11's kernel, to be instantiated a dtype a file; 11_mma_sync.cu tells what it does.
+// Rung 11's kernel, to be instantiated a dtype a file; 11_mma_sync.cu tells what it does. float64 has a kernel of its
+// own, in 11_mma_sync_float64.cu.
 #ifndef CUDA_OPS_GEMM_MMA_SYNC_CUH
 #define CUDA_OPS_GEMM_MMA_SYNC_CUH
 
 #include "common.cuh"
+#include "gemm/activation.cuh"
 #include "gemm/rungs.h"
 
 static constexpr int THREADS = 256;
@@ -14,12 +16,6 @@ struct MmaTile {
     static constexpr int M = 128, N = 128, K = 64 / sizeof(T), STAGES = 4, DEPTH = 32 / sizeof(T);
     static constexpr int PAD_K = 16 / sizeof(T), PAD_MN = 32 / sizeof(T);
 };
-template <>
-struct MmaTile<double> {
-    static constexpr int M = 64, N = 128, K = 16, STAGES = 3, DEPTH = 8;
-    static constexpr int PAD_K = 4, PAD_MN = 4;
-};
-
 // One operand's slice in shared memory: `LINES` of m or n by K; stored as it is in device memory.
 template <typename T, int LINES, bool MN_MAJOR>
 struct Slice {
@@ -37,6 +33,7 @@ struct MmaWork {
     int64_t tiles_m, tiles_n, batch, splits, chunk;
     double alpha;
     int activation, bias_is_wide, output_is_wide; // wide: of the accumulation type
+    int capability;                               // the device's
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -107,12 +104,6 @@ struct Fragments<float> {
     typedef uint32_t Left[4];
     typedef uint32_t Right[2];
 };
-template <>
-struct Fragments<double> {
-    typedef double Left[4];
-    typedef double Right[2];
-};
-
 template <typename T, bool MN_MAJOR, int LINES>
 __device__ __forceinline__ T slice_element(const T *slice, int line, int k)
 {
@@ -123,10 +114,6 @@ __device__ __forceinline__ T slice_element(const T *slice, int line, int k)
 __device__ __forceinline__ uint32_t operand(float value)
 {
     return to_tf32(value);
-}
-__device__ __forceinline__ double operand(double value)
-{
-    return value;
 }
 
 // 16 lines from `line`, at k.
@@ -192,31 +179,6 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma(double (&d)[4], const double (&a)[4], const double (&b)[2], double)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
-#else
-#pragma unroll
-    for (int i = 0; i < 4; i++) // 8 rows and 4 of k at a time
-        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                     : "+d"(d[i % 2 * 2]), "+d"(d[i % 2 * 2 + 1])
-                     : "d"(a[i]), "d"(b[i / 2]));
-#endif
-}
-
-template <typename A>
-__device__ __forceinline__ A activate(A x, int activation)
-{
-    if (activation == CUDA_OPS_GEMM_RELU)
-        return x < A(0) ? A(0) : x; // NaN stays
-    if (activation == CUDA_OPS_GEMM_GELU)
-        return A(0.5) * x * (A(1) + erf(x * A(0.70710678118654752440)));
-    return x;
 }
 #endif
 

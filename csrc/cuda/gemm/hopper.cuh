@@ -204,6 +204,7 @@ __device__ __forceinline__ void wgmma_wait()
 // The accumulators as text and as operands. wgmma names every register of its 64 x N results, N / 2 a thread.
 #define WGMMA_TEN(t)                                                                                                   \
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define WGMMA_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_TEXT_10 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
 #define WGMMA_TEXT_30 WGMMA_TEXT_10 WGMMA_TEN(1) WGMMA_TEN(2)
 #define WGMMA_TEXT_60 WGMMA_TEXT_30 WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5)
@@ -211,6 +212,7 @@ __device__ __forceinline__ void wgmma_wait()
 #define WGMMA_TEXT_120 WGMMA_TEXT_90 WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
 #define WGMMA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_16(i) WGMMA_FOUR(i), WGMMA_FOUR(i + 4), WGMMA_FOUR(i + 8), WGMMA_FOUR(i + 12)
+#define WGMMA_OPERANDS_8 WGMMA_FOUR(0), WGMMA_FOUR(4)
 #define WGMMA_OPERANDS_32 WGMMA_16(0), WGMMA_16(16)
 #define WGMMA_OPERANDS_64 WGMMA_OPERANDS_32, WGMMA_16(32), WGMMA_16(48)
 #define WGMMA_OPERANDS_80 WGMMA_OPERANDS_64, WGMMA_16(64)
@@ -225,7 +227,8 @@ __device__ __forceinline__ void wgmma_wait()
                  "wgmma.mma_async.sync.aligned.m64n" #N KIND " {" TEXT "}, %" #A ", %" #B ", p, 1, 1" TAIL ";\n}"      \
                  : OPERANDS                                                                                            \
                  : "l"(a), "l"(b), "r"(accumulate), "n"(a_mn_major), "n"(b_mn_major))
-#define WGMMA_SHARED_ALL(KIND, TAIL_32, TAIL_64, TAIL_80, TAIL_96, TAIL_128)                                           \
+#define WGMMA_SHARED_ALL(KIND, TAIL_8, TAIL_32, TAIL_64, TAIL_80, TAIL_96, TAIL_128)                                   \
+    WGMMA_SHARED(16, KIND, WGMMA_TEXT_8, WGMMA_OPERANDS_8, 8, 9, 10, TAIL_8);                                          \
     WGMMA_SHARED(64, KIND, WGMMA_TEXT_30 "%30, %31", WGMMA_OPERANDS_32, 32, 33, 34, TAIL_32);                          \
     WGMMA_SHARED(128, KIND, WGMMA_TEXT_60 "%60, %61, %62, %63", WGMMA_OPERANDS_64, 64, 65, 66, TAIL_64);               \
     WGMMA_SHARED(160, KIND, WGMMA_TEXT_60 WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79",             \
@@ -239,14 +242,16 @@ __device__ __forceinline__ void wgmma_wait()
 template <typename T, int n, int a_mn_major, int b_mn_major>
 __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate)
 {
-    static_assert(n == 64 || n == 128 || n == 160 || n == 192 || n == 256, "columns that there is text for");
+    static_assert(n == 16 || n == 64 || n == 128 || n == 160 || n == 192 || n == 256, "columns with a text");
     if constexpr (sizeof(T) == 4) {
         static_assert(!a_mn_major && !b_mn_major, "TF32 is K-major");
-        WGMMA_SHARED_ALL("k8.f32.tf32.tf32", "", "", "", "", "");
+        WGMMA_SHARED_ALL("k8.f32.tf32.tf32", "", "", "", "", "", "");
     } else if constexpr (is_bfloat16<T>) {
-        WGMMA_SHARED_ALL("k16.f32.bf16.bf16", ", %35, %36", ", %67, %68", ", %83, %84", ", %99, %100", ", %131, %132");
+        WGMMA_SHARED_ALL("k16.f32.bf16.bf16", ", %11, %12", ", %35, %36", ", %67, %68", ", %83, %84", ", %99, %100",
+                         ", %131, %132");
     } else {
-        WGMMA_SHARED_ALL("k16.f32.f16.f16", ", %35, %36", ", %67, %68", ", %83, %84", ", %99, %100", ", %131, %132");
+        WGMMA_SHARED_ALL("k16.f32.f16.f16", ", %11, %12", ", %35, %36", ", %67, %68", ", %83, %84", ", %99, %100",
+                         ", %131, %132");
     }
 }
 

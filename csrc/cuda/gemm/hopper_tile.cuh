@@ -136,6 +136,12 @@ __device__ __forceinline__ float gelu(float x)
     return x * (x > 0.0f ? 1.0f - half : half);
 }
 
+// x / 2 * (1 + tanh(u)) as x / (1 + exp(-2 u)).
+__device__ __forceinline__ float gelu_tanh(float x)
+{
+    return __fdividef(x, 1.0f + __expf(x * fmaf(-0.071354816f * x, x, -1.5957691216f)));
+}
+
 // The bias of a thread's columns. Loads without a branch around them, so that they are under way together: one after
 // the other they take as long as the products of 1024 along k.
 template <typename C, typename B>
@@ -199,6 +205,12 @@ __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const 
 #pragma unroll
             for (int i = 0; i < C::N / 2; i++)
                 sum[block][i] = gelu(sum[block][i]);
+    if (work.activation == CUDA_OPS_GEMM_GELU_TANH)
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                sum[block][i] = gelu_tanh(sum[block][i]);
 }
 
 // float32 results straight from registers: a quad of threads writes 32 bytes of a row, a whole sector.

@@ -1,6 +1,7 @@
 // Split k: D = activation(alpha * sum over pieces, in order, of partial + bias), for the rungs that cut the common
 // dimension among blocks. Bound by memory: reads 4 bytes (float64: 8) an element and piece.
 #include "common.cuh"
+#include "gemm/activation.cuh"
 #include "gemm/rungs.h"
 
 static constexpr int THREADS = 256;
@@ -22,10 +23,7 @@ __global__ void gemm_add_pieces_kernel(void *d, const accumulate_type<T> *partia
         if (bias)
             sum += p.bias_dtype == CUDA_OPS_FLOAT32 ? ((const float *)bias)[column]
                                                     : load_as_accumulate(((const T *)bias)[column]);
-        if (p.activation == CUDA_OPS_GEMM_RELU)
-            sum = sum < A(0) ? A(0) : sum;
-        if (p.activation == CUDA_OPS_GEMM_GELU)
-            sum = A(0.5) * sum * (A(1) + erf(sum * A(0.70710678118654752440)));
+        sum = activate(sum, p.activation);
         const int64_t to = matrix * p.stride_d + (row - matrix * p.m) * p.ldd + column;
         if (p.output_dtype == CUDA_OPS_FLOAT32)
             ((float *)d)[to] = (float)sum;

@@ -3,6 +3,7 @@
 #define CUDA_OPS_GEMM_PLAIN_CUH
 
 #include "common.cuh"
+#include "gemm/activation.cuh"
 #include "gemm/rungs.h"
 
 // D = A * B and no more. The rungs of the lesson compute this; 4 and 10 take every problem.
@@ -51,15 +52,6 @@ __device__ __forceinline__ accumulate_type<T> bias_at(const Epilogue &epilogue, 
     return load_as_accumulate(static_cast<const T *>(epilogue.bias)[column]);
 }
 
-__device__ __forceinline__ float gelu(float x)
-{
-    return 0.5f * x * (1 + erff(x * 0.70710678f));
-}
-__device__ __forceinline__ double gelu(double x)
-{
-    return 0.5 * x * (1 + erf(x * 0.70710678118654752));
-}
-
 // All but gelu.
 template <typename T>
 __device__ __forceinline__ accumulate_type<T> finish_simply(accumulate_type<T> sum, const Epilogue &epilogue,
@@ -78,7 +70,9 @@ template <typename T>
 __device__ __forceinline__ accumulate_type<T> finish(accumulate_type<T> sum, const Epilogue &epilogue, int64_t column)
 {
     const accumulate_type<T> value = finish_simply<T>(sum, epilogue, column);
-    return epilogue.activation == CUDA_OPS_GEMM_GELU ? gelu(value) : value;
+    if (epilogue.activation == CUDA_OPS_GEMM_GELU)
+        return gelu(value);
+    return epilogue.activation == CUDA_OPS_GEMM_GELU_TANH ? gelu_tanh(value) : value;
 }
 
 template <typename T>

@@ -34,11 +34,11 @@ struct GemmRung {
     cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
 };
 
-// How rung 13 does a problem: the row of its table of tiles, the pieces that k is split in, and the cluster tiles that
-// are walked as one band. gemm.cu picks one by shape.
+// How a problem is done: the rung, its tile's number, the pieces that k is split in (rung 13), whether A and B change
+// places so that D is made transposed (rung 14; rung 13 sees to it by itself), and the cluster tiles that are walked as
+// one band (rung 13). gemm.cu picks one by shape.
 struct GemmPlan {
-    int tile, splits, group;
-    int swapped; // A and B have changed places, and D is made transposed; not for a caller to set
+    int rung, tile, splits, swapped, group;
 };
 GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
@@ -52,6 +52,15 @@ cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call,
                                                            const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem);
+
+// Rung 14's.
+GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+// Whether it has the tile for the problem's storage order.
+bool gemm_skinny_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
+cuda_ops_status gemm_skinny_planned(const GemmCall &call, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_float16(const GemmCall &call, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_tf32(const GemmCall &call, const GemmPlan &plan);
 
 // For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
 // accumulation type; gemm_add_pieces makes D of them.
@@ -86,6 +95,11 @@ cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device);
 bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device);
 int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device);
+// 14 and 15: small and skinny products.
+bool gemm_skinny_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_skinny(const GemmCall &call, GemmDevice device);
+bool gemm_direct_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device);
 // clang-format on
 
 #endif

@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 // pass, as pieces do.
 static inline bool simt_uses_partial(const cuda_ops_gemm_problem &p, int64_t pieces)
 {
-    return pieces > 1 || p.activation == CUDA_OPS_GEMM_GELU;
+    return pieces > 1 || p.activation == CUDA_OPS_GEMM_GELU || p.activation == CUDA_OPS_GEMM_GELU_TANH;
 }
 
 template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH, int VECTOR>

@@ -22,8 +22,9 @@ extern "C" {
 
 typedef enum cuda_ops_gemm_activation {
     CUDA_OPS_GEMM_NONE = 0,
-    CUDA_OPS_GEMM_RELU = 1, /* NaN stays NaN */
-    CUDA_OPS_GEMM_GELU = 2  /* x / 2 * (1 + erf(x / sqrt(2))) */
+    CUDA_OPS_GEMM_RELU = 1,     /* NaN stays NaN */
+    CUDA_OPS_GEMM_GELU = 2,     /* x / 2 * (1 + erf(x / sqrt(2))) */
+    CUDA_OPS_GEMM_GELU_TANH = 3 /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) */
 } cuda_ops_gemm_activation;
 
 /* To be zeroed before it is filled in. */
@@ -53,9 +54,10 @@ int64_t cuda_ops_matmul_workspace_cpu(void);
 cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
                                     const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
-/* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent). Zero stands for the fastest known for the
- * problem on the current device. 62 is rung 6 with dynamic shared memory, 71 rung 7 with one-dimensional tiles. */
-enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LAST_RUNG = 13 };
+/* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent), and 14 and 15 for small and skinny products.
+ * Zero stands for the fastest known for the problem on the current device. 62 is rung 6 with dynamic shared memory, 71
+ * rung 7 with one-dimensional tiles. */
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LAST_RUNG = 15 };
 
 /* The rung that a call with `rung` would run on the current device: `rung` itself if that can do the problem, for
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if the rung cannot (dtype, alignment, device) or there is none. */
@@ -70,6 +72,20 @@ int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *problem, int r
 /* CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_rung_cuda says -1. */
 cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
                                    const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream);
+
+/* How a rung does a problem, for those that have several ways: the number of its tile, the pieces that k is cut in, and
+ * whether A and B change places (rung 14). For tests and for tuning: what a rung does by itself is better. */
+typedef struct cuda_ops_gemm_plan {
+    int rung, tile, splits, swapped;
+} cuda_ops_gemm_plan;
+
+/* The plan of a call with `rung`. CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_rung_cuda says -1. */
+cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem, int rung);
+int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_problem *problem, const cuda_ops_gemm_plan *plan);
+/* CUDA_OPS_INVALID_ARGUMENT where the rung has no such way. */
+cuda_ops_status cuda_ops_gemm_planned_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
+                                           const cuda_ops_gemm_problem *problem, const cuda_ops_gemm_plan *plan,
+                                           cuda_ops_stream stream);
 
 #ifdef __cplusplus
 }

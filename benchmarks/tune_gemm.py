@@ -1,0 +1,120 @@
+"""Measures the tiles of the GEMM's rungs on this GPU and writes csrc/cuda/gemm/times.h, by which the choice goes.
+
+    python benchmarks/tune_gemm.py              all tiles; writes the file. Then rebuild.
+    python benchmarks/tune_gemm.py --quick      fewer samples, some 15 s
+    python benchmarks/tune_gemm.py --print      does not write
+
+For each tile it times products whose D is one wave of blocks, and two, of several depths k; a line through the times
+gives what a call, a wave and 1024 of k cost. Calls are graph replays on operands that stay in the L2 cache: what bytes
+of device memory cost is another part of the model, in gemm.cu.
+"""
+
+import argparse
+import re
+import statistics
+from pathlib import Path
+
+import torch
+
+from cuda_ops._library import ops
+
+FILE = Path(__file__).parents[1] / "csrc" / "cuda" / "gemm" / "times.h"
+ROW = re.compile(r"^    \{(.*)\},$")
+FIELDS = ("rung", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
+
+
+def seconds(call, samples):
+    """A call's time in a graph of twenty, the median of some replays."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(20):
+                call()
+        times = []
+        for _ in range(samples):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 20e3)
+    return statistics.median(times)
+
+
+def grid(tiles, m, n):
+    """`tiles` tiles of m x n as a rectangle that is about square."""
+    side = max(1, round((tiles * n / m) ** 0.5))
+    rows = min(range(1, tiles + 1), key=lambda r: (abs(r - side) + 4 * side * (tiles % r != 0)))
+    return rows * m, tiles // rows * n
+
+
+def operands(m, n, k, dtype, transposed_b):
+    a = torch.randn(m, k, device="cuda").to(dtype)
+    b = torch.randn(n, k, device="cuda").to(dtype).T
+    return a, b if transposed_b else b.contiguous()
+
+
+def measure(row, dtype, transposed_b, samples):
+    """The row with its times in place. k of several lengths in one and two waves."""
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
+    if row["rung"] == 13 and dtype == torch.float32 and not transposed_b:
+        tile_m, tile_n = tile_n, tile_m  # it makes D transposed
+    room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
+
+    def time(tiles, k, splits):
+        m, n = grid(tiles, tile_m, tile_n)
+        a, b = operands(m, n, k, dtype, transposed_b)
+        plan = (row["rung"], row["tile"], splits, 0)
+        return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=True), samples)
+
+    points = [(waves, k, time(waves * room, k, 1)) for waves in (1, 2) for k in (256, 1024, 2048)]
+    equations = torch.tensor([[1.0, waves * k / 1024, waves] for waves, k, _ in points], dtype=torch.float64)
+    wanted = torch.tensor([[t] for *_, t in points], dtype=torch.float64)
+    start, total, rest = torch.linalg.lstsq(equations, wanted).solution.flatten().tolist()
+    row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
+    if row["rung"] == 13:  # what the second kernel costs, without the bytes of the pieces (gemm.cu's PIECES_RATE)
+        tiles = max(1, room // 4)
+        m, n = grid(tiles, tile_m, tile_n)
+        cut = time(tiles, 2048, 2) - 16 * m * n / 3e6
+        row["split"] = max(1.0, cut - row["start"] - row["sum"] - row["rest"])
+    return row
+
+
+def tuned(samples):
+    """The file's lines, with the times of this GPU."""
+    lines, kind = [], None
+    for line in FILE.read_text().splitlines():
+        if match := re.match(r"static const GemmTime (\w+)\[\]", line):
+            kind = match[1]
+        if match := ROW.match(line):
+            row = dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
+            dtype = torch.bfloat16 if kind == "HALVES_TIMES" else torch.float32
+            row = measure(row, dtype, kind != "TF32_TIMES", samples)
+            line = "    {" + ", ".join(
+                f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS
+            )
+            line += "},"
+            print(kind, line, flush=True)
+        if line.startswith("// `python benchmarks/tune_gemm.py` on"):
+            name = torch.cuda.get_device_name()
+            line = f"// `python benchmarks/tune_gemm.py` on an {name}; not to be edited by hand."
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer samples")
+    parser.add_argument("--print", action="store_true", help="do not write the file")
+    options = parser.parse_args()
+    text = tuned(3 if options.quick else 9)
+    if not options.print:
+        FILE.write_text(text)
+        print(f"wrote {FILE}")
+
+
+if __name__ == "__main__":
+    main()

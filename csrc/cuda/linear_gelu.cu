@@ -1,0 +1,215 @@
+// linear_gelu: what is elementwise of it; the product, with bias and gelu in its epilogue, is gemm's.
+//     output = gelu(preactivation)
+//     grad_preactivation = grad_output * gelu'(preactivation)
+//     grad_bias[j]       = sum over i of grad_preactivation[i][j]
+// Forward maps one thread to 16 bytes in a grid-stride loop; misaligned arrays go element by element. Backward gives a
+// block 32 pieces of 16 bytes of the columns and a part of the rows, every eighth of which is a warp's, so that the
+// sums for grad_bias stay in registers until the end and grad_preactivation need not be read again; where parts are
+// several, a second kernel adds them in order, so that results repeat bit by bit. Both are bound by memory: 2 and 3
+// streams.
+#include "cuda_ops/linear_gelu.h"
+
+#include "common.cuh"
+#include "gemm/activation.cuh"
+
+static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
+// Blocks that fill a large GPU several times over; a constant, so that sums are cut alike everywhere.
+static constexpr int64_t WANTED_BLOCKS = 1056;
+static constexpr int64_t SMALLEST_CHUNK = 32;
+
+// `vectors` is how many 16-byte pieces the arrays are read in: count / vector16<T>::size, or 0 when misaligned.
+template <typename T>
+__global__ void linear_gelu_activate_kernel(T *output, const T *preactivation, int64_t count, int64_t vectors,
+                                            int activation)
+{
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
+        const vector16<T> x = reinterpret_cast<const vector16<T> *>(preactivation)[v];
+        vector16<T> y;
+#pragma unroll
+        for (int e = 0; e < vector16<T>::size; e++)
+            y.element[e] = store_from_accumulate<T>(activate(load_as_accumulate(x.element[e]), activation));
+        reinterpret_cast<vector16<T> *>(output)[v] = y;
+    }
+    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count())
+        output[i] = store_from_accumulate<T>(activate(load_as_accumulate(preactivation[i]), activation));
+}
+
+__device__ __forceinline__ float gelu_slope(float x, bool tanh)
+{
+    if (tanh) {
+        const float share = 1 / (1 + expf(x * (-1.5957691216f - 0.0713548163f * x * x)));
+        return share + x * share * (1 - share) * (1.5957691216f + 0.2140644488f * x * x);
+    }
+    return 0.5f * erfcf(-0.70710678f * x) + x * 0.3989422804f * expf(-0.5f * x * x);
+}
+__device__ __forceinline__ double gelu_slope(double x, bool tanh)
+{
+    if (tanh) {
+        const double share = 1 / (1 + exp(x * (-1.59576912160573071 - 0.07135481627260025 * x * x)));
+        return share + x * share * (1 - share) * (1.59576912160573071 + 0.21406444881780075 * x * x);
+    }
+    return 0.5 * erfc(-0.70710678118654752440 * x) + x * 0.39894228040143267794 * exp(-0.5 * x * x);
+}
+
+// COUNT columns a thread: 16 bytes, or one. grad_bias may be null; with several chunks it is `partial` that is written.
+template <typename T, int COUNT>
+__global__ void __launch_bounds__(THREADS)
+    linear_gelu_backward_kernel(T *grad_preactivation, T *grad_bias, accumulate_type<T> *partial, const T *grad_output,
+                                const T *preactivation, int64_t rows, int64_t columns, int64_t chunk, int64_t chunks,
+                                bool tanh)
+{
+    typedef accumulate_type<T> A;
+    struct __align__(COUNT * sizeof(T)) piece
+    {
+        T element[COUNT];
+    };
+    __shared__ A shared[WARPS][WARP_SIZE][COUNT + 1];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int64_t groups = ceil_div(columns, WARP_SIZE * COUNT);
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t work = blockIdx.x; work < groups * chunks; work += gridDim.x) {
+        const int64_t part = work / groups, column = (work % groups * WARP_SIZE + lane) * COUNT;
+        const int64_t begin = part * chunk, end = begin + chunk < rows ? begin + chunk : rows;
+        A sum[COUNT] = {};
+        if (column < columns)
+#pragma unroll 2
+            for (int64_t row = begin + warp; row < end; row += WARPS) {
+                const int64_t at = row * columns + column;
+                const piece g = *reinterpret_cast<const piece *>(grad_output + at);
+                const piece x = *reinterpret_cast<const piece *>(preactivation + at);
+                piece y;
+#pragma unroll
+                for (int e = 0; e < COUNT; e++) {
+                    const A gradient =
+                        load_as_accumulate(g.element[e]) * gelu_slope(load_as_accumulate(x.element[e]), tanh);
+                    y.element[e] = store_from_accumulate<T>(gradient);
+                    sum[e] += gradient;
+                }
+                *reinterpret_cast<piece *>(grad_preactivation + at) = y;
+            }
+        if (!grad_bias)
+            continue;
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            shared[warp][lane][e] = sum[e];
+        __syncthreads();
+        for (int i = threadIdx.x; i < WARP_SIZE * COUNT; i += THREADS) {
+            const int64_t to = work % groups * WARP_SIZE * COUNT + i;
+            if (to >= columns)
+                break;
+            A total = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                total += shared[w][i / COUNT][i % COUNT];
+            if (chunks > 1)
+                partial[part * columns + to] = total;
+            else
+                grad_bias[to] = store_from_accumulate<T>(total);
+        }
+        __syncthreads(); // the sums are overwritten by the block's next part
+    }
+}
+
+template <typename T>
+__global__ void linear_gelu_add_partial_kernel(T *grad_bias, const accumulate_type<T> *partial, int64_t columns,
+                                               int64_t chunks)
+{
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t j = global_thread_index(); j < columns; j += global_thread_count()) {
+        accumulate_type<T> sum = 0;
+#pragma unroll 8
+        for (int64_t part = 0; part < chunks; part++)
+            sum += partial[part * columns + j];
+        grad_bias[j] = store_from_accumulate<T>(sum);
+    }
+}
+
+// The rows in `chunks` pieces of `chunk` (the last one shorter).
+struct Chunks {
+    int64_t chunks, chunk;
+};
+
+static Chunks cut_rows(int64_t rows, int64_t columns, int count)
+{
+    const int64_t groups = ceil_div(columns, WARP_SIZE * count);
+    int64_t chunks = groups > 0 ? ceil_div(WANTED_BLOCKS, groups) : 1;
+    chunks = chunks < rows / SMALLEST_CHUNK ? chunks : rows / SMALLEST_CHUNK;
+    if (chunks <= 1)
+        return {1, rows};
+    const int64_t chunk = ceil_div(ceil_div(rows, chunks), WARPS) * WARPS;
+    return {ceil_div(rows, chunk), chunk};
+}
+
+template <typename T, int COUNT>
+static cuda_ops_status backward(T *grad_preactivation, T *grad_bias, void *workspace, const T *grad_output,
+                                const T *preactivation, int64_t rows, int64_t columns, bool tanh, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const Chunks cut = cut_rows(rows, columns, COUNT);
+    const int64_t blocks = ceil_div(columns, WARP_SIZE * COUNT) * cut.chunks;
+    launch_dependent(linear_gelu_backward_kernel<T, COUNT>, clamp_grid(blocks), THREADS, 0, stream, grad_preactivation,
+                     grad_bias, (A *)workspace, grad_output, preactivation, rows, columns, cut.chunk, cut.chunks, tanh);
+    if (grad_bias && cut.chunks > 1)
+        launch_dependent(linear_gelu_add_partial_kernel<T>, clamp_grid(ceil_div(columns, WARP_SIZE)), WARP_SIZE, 0,
+                         stream, grad_bias, (const A *)workspace, columns, cut.chunks);
+    return launch_status();
+}
+
+extern "C" cuda_ops_status cuda_ops_linear_gelu_activate_cuda(void *output, const void *preactivation, int64_t count,
+                                                              cuda_ops_gelu gelu, cuda_ops_dtype dtype,
+                                                              cuda_ops_stream stream)
+{
+    if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (count == 0)
+        return CUDA_OPS_SUCCESS;
+    const int activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
+    CUDA_OPS_DISPATCH(dtype, T, {
+        const int64_t vectors = is_aligned_16(output) && is_aligned_16(preactivation) ? count / vector16<T>::size : 0;
+        launch_dependent(linear_gelu_activate_kernel<T>, clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS)),
+                         THREADS, 0, stream, (T *)output, (const T *)preactivation, count, vectors, activation);
+    });
+    return launch_status();
+}
+
+extern "C" int64_t cuda_ops_linear_gelu_backward_workspace_cuda(int64_t rows, int64_t out_features,
+                                                                cuda_ops_dtype dtype)
+{
+    // One column a thread makes no more chunks than several do.
+    const int64_t chunks = cut_rows(rows, out_features,
+                                    dtype == CUDA_OPS_FLOAT64   ? 2
+                                    : dtype == CUDA_OPS_FLOAT32 ? 4
+                                                                : 8)
+                               .chunks;
+    return chunks > 1 ? chunks * out_features * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
+}
+
+extern "C" cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preactivation, void *grad_bias,
+                                                              const void *grad_output, const void *preactivation,
+                                                              void *workspace, int64_t rows, int64_t out_features,
+                                                              cuda_ops_gelu gelu, cuda_ops_dtype dtype,
+                                                              cuda_ops_stream stream)
+{
+    if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (out_features == 0)
+        return CUDA_OPS_SUCCESS;
+    const bool aligned =
+        is_aligned_16(grad_preactivation) && is_aligned_16(grad_output) && is_aligned_16(preactivation);
+    cuda_ops_status status = CUDA_OPS_UNSUPPORTED_DTYPE;
+    CUDA_OPS_DISPATCH(dtype, T, {
+        constexpr int COUNT = vector16<T>::size;
+        if (aligned && out_features % COUNT == 0)
+            status =
+                backward<T, COUNT>((T *)grad_preactivation, (T *)grad_bias, workspace, (const T *)grad_output,
+                                   (const T *)preactivation, rows, out_features, gelu == CUDA_OPS_GELU_TANH, stream);
+        else
+            status = backward<T, 1>((T *)grad_preactivation, (T *)grad_bias, workspace, (const T *)grad_output,
+                                    (const T *)preactivation, rows, out_features, gelu == CUDA_OPS_GELU_TANH, stream);
+    });
+    return status;
+}

@@ -1,0 +1,53 @@
+/* linear_gelu: output = gelu(preactivation), preactivation = input * weight^T + bias, and the gradient of gelu, from
+ * which linear.h makes those of input, weight and bias:
+ *
+ *   CUDA_OPS_GELU_EXACT   gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))
+ *   CUDA_OPS_GELU_TANH    gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+ *
+ *   input                                        rows x in_features
+ *   weight                                       out_features x in_features
+ *   output, preactivation, and their gradients   rows x out_features
+ *   bias, grad_bias                              out_features; bias may be NULL
+ *
+ * All are row-major and dense. in_features = 0 makes the preactivation the bias (or zero), rows = 0 makes grad_bias
+ * zero. Results repeat bit by bit.
+ */
+#ifndef CUDA_OPS_LINEAR_GELU_H
+#define CUDA_OPS_LINEAR_GELU_H
+
+#include "cuda_ops/linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum cuda_ops_gelu { CUDA_OPS_GELU_EXACT = 0, CUDA_OPS_GELU_TANH = 1 } cuda_ops_gelu;
+
+/* preactivation: NULL where no gradient is to be computed. workspace: cuda_ops_linear_workspace_cpu() bytes, aligned to
+ * 64, for this call alone. */
+cuda_ops_status cuda_ops_linear_gelu_forward_cpu(void *output, void *preactivation, const void *input,
+                                                 const void *weight, const void *bias, void *workspace, int64_t rows,
+                                                 int64_t in_features, int64_t out_features, cuda_ops_linear_block block,
+                                                 cuda_ops_gelu gelu, cuda_ops_dtype dtype);
+/* Elements [begin, end) of grad_preactivation, which may be grad_output. */
+cuda_ops_status cuda_ops_linear_gelu_backward_cpu(void *grad_preactivation, const void *grad_output,
+                                                  const void *preactivation, int64_t begin, int64_t end,
+                                                  cuda_ops_gelu gelu, cuda_ops_dtype dtype);
+
+/* On CUDA the product is that of gemm.h, with bias and activation in its epilogue. Where the preactivation is kept for
+ * the gradient, that is what the product leaves, and this makes `count` elements of output of it. */
+cuda_ops_status cuda_ops_linear_gelu_activate_cuda(void *output, const void *preactivation, int64_t count,
+                                                   cuda_ops_gelu gelu, cuda_ops_dtype dtype, cuda_ops_stream stream);
+/* grad_preactivation, which may be grad_output, and in the same pass grad_bias (NULL: not computed), the sum of its
+ * rows. workspace: bytes from the first function (zero: may be NULL), aligned to 16. */
+int64_t cuda_ops_linear_gelu_backward_workspace_cuda(int64_t rows, int64_t out_features, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preactivation, void *grad_bias, const void *grad_output,
+                                                   const void *preactivation, void *workspace, int64_t rows,
+                                                   int64_t out_features, cuda_ops_gelu gelu, cuda_ops_dtype dtype,
+                                                   cuda_ops_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,140 @@
+// linear_gelu for PyTorch: gelu(input * weight^T + bias) over any leading shape, with or without the preactivation that
+// the gradient is computed from, and gelu's own gradient, with that of the bias; linear.cpp has the other two.
+#include "cuda_ops/linear_gelu.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "gemm.h"
+#include "linear.h"
+
+namespace cuda_ops
+{
+
+static cuda_ops_gelu check_approximate(const char *op, std::string_view approximate)
+{
+    TORCH_CHECK(approximate == "none" || approximate == "tanh", op,
+                ": expected approximate to be 'none' or 'tanh', got '", approximate, "'");
+    return approximate == "tanh" ? CUDA_OPS_GELU_TANH : CUDA_OPS_GELU_EXACT;
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+// Without the preactivation all is one kernel. With it the product leaves that, and a second kernel makes the output.
+static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &preactivation, const Tensor &x, const Tensor &w,
+                                    const void *bias, int64_t rows, cuda_ops_gelu gelu, cuda_ops_dtype dtype)
+{
+    cuda_ops_gemm_problem problem = dense_problem(rows, w.size(0), w.size(1), false, true, dtype);
+    if (!preactivation.defined()) {
+        problem.activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
+        return gemm_cuda("linear_gelu", output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    }
+    const cuda_ops_status status =
+        gemm_cuda("linear_gelu", preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    return status != CUDA_OPS_SUCCESS
+               ? status
+               : cuda_ops_linear_gelu_activate_cuda(output.data_ptr(), preactivation.const_data_ptr(), output.numel(),
+                                                    gelu, dtype, current_stream("linear_gelu"));
+}
+
+static cuda_ops_status backward_cuda(const Tensor &grad_preactivation, const Tensor &grad_bias, const Tensor &g,
+                                     const Tensor &z, bool with_bias, cuda_ops_gelu gelu, cuda_ops_dtype dtype)
+{
+    const int64_t rows = rows_of(z), columns = z.size(-1);
+    const int64_t bytes = with_bias ? cuda_ops_linear_gelu_backward_workspace_cuda(rows, columns, dtype) : 0;
+    const Tensor workspace = at::empty({bytes}, z.options().dtype(at::kByte));
+    return cuda_ops_linear_gelu_backward_cuda(grad_preactivation.data_ptr(), with_bias ? grad_bias.data_ptr() : nullptr,
+                                              g.const_data_ptr(), z.const_data_ptr(), workspace.data_ptr(), rows,
+                                              columns, gelu, dtype, current_stream("linear_gelu_backward"));
+}
+#endif
+
+// The preactivation is a tensor without elements unless it is asked for.
+static std::tuple<Tensor, Tensor> linear_gelu_forward(const Tensor &input, const Tensor &weight,
+                                                      const std::optional<Tensor> &bias, std::string_view approximate,
+                                                      bool with_preactivation)
+{
+    const char *const op = "linear_gelu";
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const cuda_ops_gelu gelu = check_approximate(op, approximate);
+    check_like(op, "weight", weight, "input", input);
+    check_dim(op, "weight", weight, 2, 2);
+    TORCH_CHECK(input.dim() >= 1, op, ": expected input to have at least 1 dimension, got a scalar");
+    TORCH_CHECK(input.size(-1) == weight.size(1), op,
+                ": expected the last dimension of input to be the in_features of weight, ", weight.size(1),
+                " (weight has shape ", weight.sizes(), "), got input of shape ", input.sizes());
+    if (bias) {
+        check_like(op, "bias", *bias, "input", input);
+        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, ": expected bias to have shape [",
+                    weight.size(0), "], the out_features of weight, got ", bias->sizes());
+    }
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
+    const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
+    const int64_t rows = rows_of(x), in_features = weight.size(1), out_features = weight.size(0);
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = out_features;
+    Tensor output = at::empty(sizes, x.options());
+    Tensor preactivation = with_preactivation ? at::empty(sizes, x.options()) : at::empty({0}, x.options());
+    if (output.numel() == 0)
+        return {output, preactivation};
+    if (x.is_cuda())
+        CUDA_OPS_LAUNCH(op, forward_cuda(output, with_preactivation ? preactivation : Tensor(), x, w, bias_data, rows,
+                                         gelu, dtype));
+    else
+        parallel_blocks(op, rows, out_features, in_features, [&](cuda_ops_linear_block block, void *workspace) {
+            return cuda_ops_linear_gelu_forward_cpu(
+                output.data_ptr(), with_preactivation ? preactivation.data_ptr() : nullptr, x.const_data_ptr(),
+                w.const_data_ptr(), bias_data, workspace, rows, in_features, out_features, block, gelu, dtype);
+        });
+    return {output, preactivation};
+}
+
+// grad_bias is a tensor without elements unless it is asked for.
+static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output, const Tensor &preactivation,
+                                                       std::string_view approximate, bool with_bias)
+{
+    const char *const op = "linear_gelu_backward";
+    const cuda_ops_dtype dtype = check_dtype(op, "preactivation", preactivation);
+    const cuda_ops_gelu gelu = check_approximate(op, approximate);
+    check_like(op, "grad_output", grad_output, "preactivation", preactivation);
+    check_same_shape(op, "grad_output", grad_output, "preactivation", preactivation);
+    TORCH_CHECK(preactivation.dim() >= 1, op, ": expected preactivation to have at least 1 dimension, got a scalar");
+    const c10::OptionalDeviceGuard guard(at::device_of(preactivation));
+    const Tensor g = grad_output.contiguous(), z = preactivation.contiguous();
+    const int64_t rows = rows_of(z), out_features = z.size(-1);
+    Tensor grad_preactivation = at::empty(z.sizes(), z.options());
+    Tensor grad_bias = at::empty({with_bias ? out_features : 0}, z.options());
+    if (z.is_cuda()) {
+        CUDA_OPS_LAUNCH(op, backward_cuda(grad_preactivation, grad_bias, g, z, with_bias, gelu, dtype));
+        return {grad_preactivation, grad_bias};
+    }
+    parallel_ranges(op, z.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+        return cuda_ops_linear_gelu_backward_cpu(grad_preactivation.data_ptr(), g.const_data_ptr(), z.const_data_ptr(),
+                                                 begin, end, gelu, dtype);
+    });
+    if (with_bias)
+        parallel_ranges(op, out_features, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(1, rows)),
+                        [&](int64_t begin, int64_t end) {
+                            return cuda_ops_linear_backward_bias_cpu(grad_bias.data_ptr(),
+                                                                     grad_preactivation.const_data_ptr(), rows,
+                                                                     out_features, begin, end, dtype);
+                        });
+    return {grad_preactivation, grad_bias};
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("linear_gelu_forward(Tensor input, Tensor weight, Tensor? bias, str approximate, "
+                "bool with_preactivation) -> (Tensor, Tensor)");
+    library.def("linear_gelu_backward(Tensor grad_output, Tensor preactivation, str approximate, bool with_bias) "
+                "-> (Tensor, Tensor)");
+    CUDA_OPS_IMPLEMENT(library, "linear_gelu_forward", cuda_ops::linear_gelu_forward);
+    CUDA_OPS_IMPLEMENT(library, "linear_gelu_backward", cuda_ops::linear_gelu_backward);
+}

@@ -1,0 +1,166 @@
+"""linear_gelu: gelu(input @ weight.T + bias), over any leading shape, in one kernel where no gradient is wanted."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._autocast import autocast_to_lower
+from .._autograd import Function
+from .._library import ops
+from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
+
+
+@torch.library.register_fake("cuda_ops::linear_gelu_forward")
+def _(input, weight, bias, approximate, with_preactivation):
+    expect(weight.dim() == 2, "linear_gelu", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
+    expect(input.dim() >= 1, "linear_gelu", "input to have at least 1 dimension, got a scalar")
+    message = (
+        "the last dimension of input to be the in_features of weight, {} (weight has shape {}), got input of shape {}"
+    )
+    fits = input.shape[-1] == weight.shape[1]
+    expect(fits, "linear_gelu", message, weight.shape[1], list(weight.shape), list(input.shape))
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
+        message = "bias to have shape [{}], the out_features of weight, got {}"
+        expect(fits, "linear_gelu", message, weight.shape[0], list(bias.shape))
+    output = input.new_empty((*input.shape[:-1], weight.shape[0]))
+    return output, torch.empty_like(output) if with_preactivation else input.new_empty((0,))
+
+
+@torch.library.register_fake("cuda_ops::linear_gelu_backward")
+def _(grad_output, preactivation, approximate, with_bias):
+    grad_preactivation = preactivation.new_empty(preactivation.shape)
+    return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,))
+
+
+class LinearGELUFunction(Function):
+    """(output, preactivation). The second is an output so that what backward saves of it is part of the graph, and can
+    be differentiated again; nobody else uses it, and its gradient is None but in a double backward."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, approximate):
+        output, preactivation = ops.linear_gelu_forward(input, weight, bias, approximate, any(ctx.needs_input_grad))
+        ctx.save_for_backward(
+            input if ctx.needs_input_grad[1] else None,
+            weight if ctx.needs_input_grad[0] else None,
+            preactivation,
+        )
+        ctx.approximate = approximate
+        ctx.set_materialize_grads(False)
+        return output, preactivation
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_preactivation):
+        input, weight, preactivation = ctx.saved_tensors
+        grad_input = grad_weight = grad_bias = None
+        if grad_output is not None:
+            # The sum for grad_bias comes with the pass over the gradient, but where that is not all of it.
+            with_bias = ctx.needs_input_grad[2] and grad_preactivation is None
+            through, grad_bias = GELUBackwardFunction.apply(grad_output, preactivation, ctx.approximate, with_bias)
+            grad_bias = grad_bias if with_bias else None
+            grad_preactivation = through if grad_preactivation is None else through + grad_preactivation
+        if grad_preactivation is None:
+            return None, None, None, None
+        if ctx.needs_input_grad[0]:
+            grad_input = LinearBackwardInputFunction.apply(grad_preactivation, weight)
+        if ctx.needs_input_grad[1]:
+            grad_weight = LinearBackwardWeightFunction.apply(grad_preactivation, input)
+        if ctx.needs_input_grad[2] and grad_bias is None:
+            grad_bias = LinearBackwardBiasFunction.apply(grad_preactivation)
+        return grad_input, grad_weight, grad_bias, None
+
+
+class GELUBackwardFunction(Function):
+    """grad_output * gelu'(preactivation), and that summed over the rows: itself differentiable, linear in grad_output;
+    the gradient of preactivation is composed of PyTorch's ops, which are differentiable further."""
+
+    @staticmethod
+    def forward(ctx, grad_output, preactivation, approximate, with_bias):
+        ctx.save_for_backward(grad_output, preactivation)
+        ctx.approximate = approximate
+        ctx.set_materialize_grads(False)
+        return ops.linear_gelu_backward(grad_output, preactivation, approximate, with_bias)
+
+    @staticmethod
+    def backward(ctx, grad_grad_preactivation, grad_grad_bias):
+        grad_output, preactivation = ctx.saved_tensors
+        total = grad_grad_preactivation
+        if grad_grad_bias is not None and grad_grad_bias.numel():
+            total = grad_grad_bias.expand_as(preactivation) if total is None else total + grad_grad_bias
+        if total is None:
+            return None, None, None, None
+        grad_grad_output = grad_preactivation = None
+        if ctx.needs_input_grad[0]:
+            grad_grad_output, _ = GELUBackwardFunction.apply(total, preactivation, ctx.approximate, False)
+        if ctx.needs_input_grad[1]:
+            grad_preactivation = total * grad_output * second_derivative(preactivation, ctx.approximate)
+        return grad_grad_output, grad_preactivation, None, None
+
+
+def second_derivative(x, approximate):
+    if approximate == "none":
+        return torch.exp(-0.5 * x * x) * (2 - x * x) / math.sqrt(2 * math.pi)
+    scale = math.sqrt(2 / math.pi)
+    tanh = torch.tanh(scale * (x + 0.044715 * x**3))
+    slope = scale * (1 + 3 * 0.044715 * x * x)
+    return (1 - tanh * tanh) * (slope + 3 * 0.044715 * scale * x * x - x * tanh * slope * slope)
+
+
+def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    r"""Affine map of the last dimension with GELU: like
+    ``torch.nn.functional.gelu(torch.nn.functional.linear(input, weight, bias), approximate=approximate)``.
+
+    With :math:`z = x W^T + b` it is :math:`z \, \Phi(z)`, :math:`\Phi` being the normal distribution's function; with
+    ``approximate="tanh"`` :math:`z / 2 \, (1 + \tanh(\sqrt{2 / \pi} \, (z + 0.044715 \, z^3)))`.
+
+    Args:
+        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        weight: (out_features, in_features); dtype and device of `input`.
+        bias: (out_features), like `weight`.
+        approximate: ``"none"`` or ``"tanh"``.
+
+    Returns:
+        A contiguous tensor (..., out_features).
+
+    Raises:
+        TypeError: `input`, `weight` or `bias` is no tensor.
+        RuntimeError: `input` is not floating point, shapes, dtypes or devices do not fit each other, or `approximate`
+            is neither of the two.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_RUNG``
+            names a kernel that cannot do one of the products.
+
+    Bias and GELU are applied to the sums, in float32 (float64 for float64), as the product is stored; where a gradient
+    is wanted, z is stored too, in the dtype of `input`, and GELU computed from it. The gradient of `bias` comes with
+    the pass that makes that of z. TF32, autocast and ``CUDA_OPS_GEMM_RUNG`` as in :func:`linear`. Differentiable any
+    number of times.
+
+    Example:
+        >>> input, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, -1.0]])
+        >>> cuda_ops.functional.linear_gelu(input, weight, torch.tensor([0.5, 1.0]))
+        tensor([[11.5000, -0.1587]])
+    """
+    check_tensors("linear_gelu", input=input, weight=weight)
+    check_tensors_or_none("linear_gelu", bias=bias)
+    input, weight, bias = autocast_to_lower("linear_gelu", input, weight, bias)
+    return LinearGELUFunction.apply(input, weight, bias, approximate)[0]
+
+
+class LinearGELU(torch.nn.Linear):
+    """:class:`torch.nn.Linear` and :class:`torch.nn.GELU` in one, through :func:`cuda_ops.functional.linear_gelu`.
+
+    Example:
+        >>> cuda_ops.nn.LinearGELU(3, 4, approximate="tanh")(torch.ones(2, 3)).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, in_features, out_features, bias=True, approximate="none", device=None, dtype=None):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.approximate = approximate
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear_gelu(input, self.weight, self.bias, self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, approximate={self.approximate!r}"
