@@ -1,0 +1,110 @@
+// What conv2d_depthwise.cu and conv2d_depthwise_weight.cu share.
+#ifndef CUDA_OPS_CONV2D_DEPTHWISE_CUH
+#define CUDA_OPS_CONV2D_DEPTHWISE_CUH
+
+#include <limits.h>
+
+#include "common.cuh"
+#include "conv2d_choice.h"
+
+// Strides in elements.
+struct DepthwiseStrides {
+    int64_t n, c, y, x;
+};
+
+// A convolution of each channel with kernels of its own: output channel o sees input channel o / multiplier.
+struct DepthwiseProblem {
+    const void *input, *weight, *bias, *output;
+    void *result;
+    struct DepthwiseStrides in, out, w; // w.n: output channel, w.y and w.x: rows and columns of the kernel
+    int64_t batch, channels, out_channels, multiplier;
+    int height, width, out_height, out_width;
+    int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
+    int dilation_height, dilation_width;
+    int flipped; // the kernel is read from its end
+
+    // Fast kernels: tiles of a plane, and planes that a block takes at once.
+    int tile_width, tile_height, tiles_x, tiles_y, planes, pitch;
+    // Weight gradient: into how many parts the pixels (or the images) are cut.
+    int64_t parts;
+};
+
+static inline DepthwiseStrides depthwise_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
+{
+    if (channels_last)
+        return {channels * height * width, 1, width * channels, channels};
+    return {channels * height * width, height * width, width, 1};
+}
+
+static inline DepthwiseProblem depthwise_problem(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    DepthwiseProblem p = {};
+    p.input = call.input;
+    p.weight = call.weight;
+    p.bias = call.bias;
+    p.output = call.output;
+    p.result = call.result;
+    p.in = depthwise_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);
+    p.out = depthwise_strides(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
+    // One channel a group: the formats of weight differ in nothing but the stride of that.
+    p.w = depthwise_strides(1, s.kernel_height, s.kernel_width, s.weight_channels_last);
+    p.batch = s.batch;
+    p.channels = s.in_channels;
+    p.out_channels = s.out_channels;
+    p.multiplier = s.out_channels / s.in_channels;
+    p.height = (int)s.in_height;
+    p.width = (int)s.in_width;
+    p.out_height = (int)s.out_height;
+    p.out_width = (int)s.out_width;
+    p.kernel_height = (int)s.kernel_height;
+    p.kernel_width = (int)s.kernel_width;
+    p.stride_height = (int)s.stride_height;
+    p.stride_width = (int)s.stride_width;
+    p.padding_top = (int)s.padding_top;
+    p.padding_left = (int)s.padding_left;
+    p.dilation_height = (int)s.dilation_height;
+    p.dilation_width = (int)s.dilation_width;
+    return p;
+}
+
+// Whether the kernel is 3x3, 5x5 or 7x7, dense and without strides: what has instances with all loops unrolled. Their
+// arithmetic is in float32.
+static inline bool depthwise_is_usual(const DepthwiseProblem &p, cuda_ops_dtype dtype)
+{
+    return dtype != CUDA_OPS_FLOAT64 && p.kernel_height == p.kernel_width &&
+           (p.kernel_width == 3 || p.kernel_width == 5 || p.kernel_width == 7) && p.stride_height == 1 &&
+           p.stride_width == 1 && p.dilation_height == 1 && p.dilation_width == 1;
+}
+
+static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
+
+template <typename T>
+struct __align__(RUN * sizeof(T)) DepthwiseRun {
+    T element[RUN];
+};
+
+template <typename T>
+__host__ __device__ static inline bool is_aligned_run(const void *pointer)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % sizeof(DepthwiseRun<T>) == 0;
+}
+
+// index / by and the remainder, in 32 bits where they do.
+__device__ __forceinline__ int64_t split(int64_t &index, int64_t by)
+{
+    int64_t quotient;
+    if (((index | by) >> 32) == 0)
+        quotient = (uint32_t)index / (uint32_t)by;
+    else
+        quotient = index / by;
+    const int64_t rest = index - quotient * by;
+    index = quotient;
+    return rest;
+}
+
+// The weight gradient's part of the path, in conv2d_depthwise_weight.cu.
+size_t conv2d_depthwise_weight_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_depthwise_weight(const ConvCall &call, ConvDevice device);
+
+#endif

@@ -1,0 +1,438 @@
+// conv2d of one to four input channels, forward: output[n][o][y][x] = bias[o] + sum over taps (c, r, s) of
+// weight[o][c][r][s] * input[n][c][y * stride - padding + r * dilation][...]. Its gradients are in
+// conv2d_few_channels_input.cu and conv2d_few_channels_weight.cu.
+//
+// An implicit GEMM, pixels x taps times taps x channels, whose left operand is never built: a block keeps the patch of
+// input under its tile of 256 pixels in shared memory, and the address of an operand is the sum of the pixel's place in
+// the patch, a register, and the tap's, from a table. So kernel size, stride and dilation cost nothing and need no
+// instances of their own. The weights lie in shared memory in the order of the instruction's fragments, and blocks stay
+// for many tiles, so that they are arranged once.
+//
+// Maps a warp to 64 pixels and 32 or 64 channels, as four by four or eight instructions of 16 x 8: a lane owns 2 x 4
+// neighbouring pixels, and channels in runs of 16 bytes (which row and column of an instruction stands for which pixel
+// and channel is free to choose), so that both NCHW and channels_last are written in whole sectors, straight from
+// registers. mma.sync for halves and, where allowed, TF32; else the same ownership with FMA in float32.
+//
+// Bound by the writing of the output (1 channel to 32), and by the rate of FMA for 3 channels and 7x7 in float32.
+#include "conv2d_few_channels.cuh"
+
+static constexpr int TILE_PIXELS = 256, WARP_PIXELS = TILE_PIXELS / FEW_WARPS;
+static constexpr int MMA_ROWS = WARP_PIXELS / 16; // instructions along a warp's pixels
+static constexpr int STEP = 8;                    // words that an instruction sums over
+
+// The channel, from the block's first, that column 2 * t + e of instruction j stands for: of SIZE bytes each.
+template <int SIZE>
+__device__ __forceinline__ int channel_of(int j, int t, int e)
+{
+    constexpr int RUN = 16 / SIZE, COLUMNS = RUN / 2; // channels in 16 bytes; instructions that make them up
+    return j / COLUMNS * (4 * RUN) + t * RUN + j % COLUMNS * 2 + e;
+}
+
+// The taps of a word: two neighbours in a row of the kernel for halves.
+struct Tap {
+    int c, r, s;
+};
+
+template <int MATH>
+__device__ __forceinline__ Tap tap_of(const FewProblem &p, int word)
+{
+    const int per_row = MATH == FEW_HALVES ? (p.kernel_width + 1) / 2 : p.kernel_width;
+    const int row = word / per_row, c = row / p.kernel_height;
+    return {c, row - c * p.kernel_height, (word - row * per_row) * (MATH == FEW_HALVES ? 2 : 1)};
+}
+
+template <typename T, int MATH>
+__device__ __forceinline__ uint32_t weight_word(const FewProblem &p, int word, int channel)
+{
+    if (word >= p.words || channel >= p.out_channels)
+        return 0;
+    const Tap tap = tap_of<MATH>(p, word);
+    const T *const weight = (const T *)p.weight + channel * p.w.n + tap.c * p.w.c + tap.r * p.w.y;
+    uint32_t bits = few_operand<MATH>(few_bits(weight[tap.s * p.w.x]));
+    if (MATH == FEW_HALVES && tap.s + 1 < p.kernel_width)
+        bits |= few_bits(weight[(tap.s + 1) * p.w.x]) << 16;
+    return bits;
+}
+
+template <int MATH>
+__device__ __forceinline__ int place_of_word(const FewProblem &p, int word)
+{
+    if (word >= p.words)
+        return p.zero;
+    const Tap tap = tap_of<MATH>(p, word);
+    const int place = tap.c * p.plane + tap.r * p.dilation_height * p.pitch + tap.s * p.dilation_width;
+    return MATH == FEW_HALVES && tap.s + 1 == p.kernel_width ? p.lone + place : place;
+}
+
+// COLUMNS: instructions along channels, 8 of them each. WIDTH: for FMA, the width of the kernel where its stride and
+// dilation are 1, so that a row of input is read once for all of the taps along it; 0 for any.
+template <typename T, int MATH, int COLUMNS, int WIDTH>
+__global__ void __launch_bounds__(FEW_THREADS, COLUMNS == 8 ? 2 : 3)
+    conv2d_few_forward_kernel(const __grid_constant__ FewProblem p)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    constexpr bool ENABLED = true;
+#else
+    constexpr bool ENABLED = MATH == FEW_FMA;
+#endif
+    if constexpr (ENABLED) {
+        extern __shared__ __align__(16) uint32_t shared[];
+        const int steps = (p.words + STEP - 1) / STEP;
+        uint32_t *const weights = shared;                          // [step][pair of instructions][lane][4]
+        int *const table = (int *)(weights + steps * 64 * COLUMNS); // the place of each word
+        uint32_t *const patches = (uint32_t *)(table + steps * STEP);
+
+        const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE, g = lane / 4,
+                  t = lane % 4;
+        const int first_channel = blockIdx.y * (8 * COLUMNS);
+        for (int i = thread; i < steps * 64 * COLUMNS; i += FEW_THREADS) {
+            if constexpr (MATH == FEW_FMA) { // [word][run of 4 channels][t][4]
+                const int word = i / (8 * COLUMNS), rest = i % (8 * COLUMNS);
+                weights[i] = weight_word<T, MATH>(p, word, first_channel + rest);
+            } else {
+                const int of = i % 4, l = i / 4 % WARP_SIZE, j = i / 128 % (COLUMNS / 2) * 2 + of / 2;
+                const int word = i / (64 * COLUMNS) * STEP + of % 2 * 4 + l % 4;
+                weights[i] = weight_word<T, MATH>(
+                    p, word, first_channel + channel_of<sizeof(T)>(j, l / 4 / 2, l / 4 % 2));
+            }
+        }
+        for (int i = thread; i < steps * STEP; i += FEW_THREADS)
+            table[i] = place_of_word<MATH>(p, i);
+        few_clear_zeros(patches, p);
+        few_clear_zeros(patches + p.patch, p);
+
+        // The lane's two groups of 4 pixels, and the place of each pixel in the patch.
+        int group_y[2], group_x[2], place[8];
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+            const int pixel = warp * WARP_PIXELS + q * 32 + g * 4;
+            group_y[q] = pixel / p.tile_width;
+            group_x[q] = pixel % p.tile_width;
+            const bool used = group_y[q] < p.tile_height;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                place[q * 4 + e] =
+                    used ? group_y[q] * p.stride_height * p.pitch + (group_x[q] + e) * p.stride_width : 0;
+            if (!used)
+                group_y[q] = INT_MAX / 2;
+        }
+
+        FewPatch<T, COLUMNS == 8 ? 13 : 6> copy;
+        const auto fetch = [&](int64_t tile, uint32_t *patch) {
+            const int64_t n = tile / (p.tiles_x * p.tiles_y);
+            const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y)), y = rest / p.tiles_x, x = rest % p.tiles_x;
+            copy.fetch(patch, p, n, y * p.tile_height * p.stride_height - p.padding_top,
+                       x * p.tile_width * p.stride_width - p.padding_left);
+        };
+        int64_t tile = blockIdx.x;
+        if (tile < p.tiles) {
+            fetch(tile, patches);
+            copy.store(patches, p);
+        }
+        for (int turn = 0; tile < p.tiles; tile += gridDim.x, turn ^= 1) {
+            few_wait_for_copies();
+            __syncthreads();
+            const uint32_t *const patch = patches + turn * p.patch;
+            uint32_t *const next_patch = patches + (turn ^ 1) * p.patch;
+            const bool more = tile + gridDim.x < p.tiles;
+            if (more)
+                fetch(tile + gridDim.x, next_patch);
+
+            // [i][j][2 * h + e]: pixel 2 * (i % 2) + h of group i / 2, channel channel_of(j, t, e)
+            float sum[MMA_ROWS][COLUMNS][4];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int channel = first_channel + channel_of<sizeof(T)>(j, t, e);
+                    const float start = p.bias != nullptr && channel < p.out_channels
+                                            ? load_as_accumulate(((const T *)p.bias)[channel])
+                                            : 0.0f;
+#pragma unroll
+                    for (int i = 0; i < MMA_ROWS; i++)
+                        sum[i][j][e] = sum[i][j][2 + e] = start;
+                }
+
+            if constexpr (MATH == FEW_FMA) {
+                const auto multiply = [&](int word, int pixel, float x) {
+                    // After unrolling, the four loads of a word are made once for all of the pixels.
+                    const float4 *const w = (const float4 *)(weights + word * (8 * COLUMNS)) + t;
+#pragma unroll
+                    for (int q = 0; q < COLUMNS / 2; q++) {
+                        const float4 v = w[4 * q];
+                        float *const left = sum[pixel / 2][2 * q] + pixel % 2 * 2,
+                                     *const right = sum[pixel / 2][2 * q + 1] + pixel % 2 * 2;
+                        left[0] += x * v.x;
+                        left[1] += x * v.y;
+                        right[0] += x * v.z;
+                        right[1] += x * v.w;
+                    }
+                };
+                if constexpr (WIDTH > 0) {
+                    const int rows = p.words / WIDTH;
+#pragma unroll 1
+                    for (int row = 0; row < rows; row++) {
+                        const uint32_t *const line = patch + table[row * WIDTH];
+                        float window[2][3 + WIDTH];
+#pragma unroll
+                        for (int i = 0; i < 3 + WIDTH; i++) {
+                            window[0][i] = __uint_as_float(line[place[0] + i]);
+                            window[1][i] = __uint_as_float(line[place[4] + i]);
+                        }
+#pragma unroll
+                        for (int s = 0; s < WIDTH; s++)
+#pragma unroll
+                            for (int pixel = 0; pixel < 8; pixel++)
+                                multiply(row * WIDTH + s, pixel, window[pixel / 4][pixel % 4 + s]);
+                    }
+                } else {
+#pragma unroll 2
+                    for (int word = 0; word < p.words; word++) {
+                        const uint32_t *const line = patch + table[word];
+#pragma unroll
+                        for (int pixel = 0; pixel < 8; pixel++)
+                            multiply(word, pixel, __uint_as_float(line[place[pixel]]));
+                    }
+                }
+            } else {
+#pragma unroll 1
+                for (int step = 0; step < steps; step++) {
+                    const uint32_t *const near = patch + table[step * STEP + t],
+                                         *const far = patch + table[step * STEP + t + 4];
+                    uint32_t a[MMA_ROWS][4];
+#pragma unroll
+                    for (int i = 0; i < MMA_ROWS; i++) {
+                        a[i][0] = few_operand<MATH>(near[place[2 * i]]);
+                        a[i][1] = few_operand<MATH>(near[place[2 * i + 1]]);
+                        a[i][2] = few_operand<MATH>(far[place[2 * i]]);
+                        a[i][3] = few_operand<MATH>(far[place[2 * i + 1]]);
+                    }
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j += 2) {
+                        const uint4 b = ((const uint4 *)weights)[(step * (COLUMNS / 2) + j / 2) * WARP_SIZE + lane];
+#pragma unroll
+                        for (int i = 0; i < MMA_ROWS; i++) {
+                            few_mma<T>(sum[i][j], a[i], b.x, b.y);
+                            few_mma<T>(sum[i][j + 1], a[i], b.z, b.w);
+                        }
+                    }
+                }
+            }
+
+            const int64_t n = tile / (p.tiles_x * p.tiles_y);
+            const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y));
+            const int y0 = rest / p.tiles_x * p.tile_height, x0 = rest % p.tiles_x * p.tile_width;
+            constexpr int RUN = 16 / sizeof(T), J = RUN / 2;
+#pragma unroll
+            for (int q = 0; q < 2; q++) {
+                const int y = y0 + group_y[q], x = x0 + group_x[q];
+                if (y >= p.out_height || x >= p.out_width)
+                    continue;
+                T *const result = (T *)p.result + n * p.out.n + y * p.out.y + x * p.out.x;
+                if (p.vector == (int)sizeof(T)) {
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+                        for (int e = 0; e < 8; e++) {
+                            const int channel = first_channel + channel_of<sizeof(T)>(j, t, e % 2);
+                            if (channel < p.out_channels && x + e / 2 < p.out_width)
+                                result[channel * p.out.c + e / 2 * p.out.x] =
+                                    store_from_accumulate<T>(sum[q * 2 + e / 4][j][e / 2 % 2 * 2 + e % 2]);
+                        }
+                } else if (p.out.c == 1) { // runs of channels
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        if (x + e >= p.out_width)
+                            break;
+#pragma unroll
+                        for (int j = 0; j < COLUMNS; j += J) {
+                            const int channel = first_channel + channel_of<sizeof(T)>(j, t, 0);
+                            if (channel >= p.out_channels)
+                                break;
+                            vector16<T> run;
+#pragma unroll
+                            for (int k = 0; k < RUN; k++)
+                                run.element[k] =
+                                    store_from_accumulate<T>(sum[q * 2 + e / 2][j + k / 2][e % 2 * 2 + k % 2]);
+                            *(vector16<T> *)(result + channel + e * p.out.x) = run;
+                        }
+                    }
+                } else { // runs of 4 pixels
+                    struct __align__(4 * sizeof(T)) Quad {
+                        T element[4];
+                    };
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int channel = first_channel + channel_of<sizeof(T)>(j, t, e);
+                            if (channel >= p.out_channels)
+                                continue;
+                            Quad run;
+#pragma unroll
+                            for (int k = 0; k < 4; k++)
+                                run.element[k] = store_from_accumulate<T>(sum[q * 2 + k / 2][j][k % 2 * 2 + e]);
+                            *(Quad *)(result + channel * p.out.c) = run;
+                        }
+                }
+            }
+            if (more)
+                copy.store(next_patch, p);
+        }
+    }
+}
+
+// Chooses the tile, and lays out the patch under it. False where that does not fit.
+static bool plan_forward(FewProblem &p, FewMath math, size_t element, int columns, size_t most_shared, size_t &shared)
+{
+    const bool halves = math == FEW_HALVES;
+    const int64_t words = (int64_t)p.channels * p.kernel_height *
+                          (halves ? (p.kernel_width + 1) / 2 : p.kernel_width);
+    if (words > 2048)
+        return false;
+    p.words = (int)words;
+    p.pair = p.dilation_width;
+    const bool lone = halves && p.kernel_width % 2 == 1;
+    const int64_t steps = ceil_div(words, STEP);
+    double least = 0;
+    for (int width = 4; width <= TILE_PIXELS; width += 4) {
+        const int height = TILE_PIXELS / width;
+        const int64_t rows = (int64_t)(height - 1) * p.stride_height + (int64_t)(p.kernel_height - 1) * p.dilation_height + 1;
+        const int64_t columns_in = (int64_t)(width - 1) * p.stride_width + (int64_t)(p.kernel_width - 1) * p.dilation_width + 1;
+        if (rows >= 1 << 16 || columns_in >= 1 << 16 || p.channels * rows * columns_in >= 1 << 15)
+            continue;
+        const int64_t plane = rows * columns_in, all = p.channels * plane;
+        const int64_t reach = (height - 1) * p.stride_height * columns_in + (width - 1) * p.stride_width + 1;
+        const int64_t patch = ceil_div(all * (lone ? 2 : 1) + reach, 4) * 4;
+        const size_t bytes = 4 * (size_t)(steps * 64 * columns + steps * STEP + 2 * patch);
+        if (bytes > most_shared)
+            continue;
+        const int64_t tiles_x = ceil_div(p.out_width, width), tiles_y = ceil_div(p.out_height, height);
+        if (tiles_x * tiles_y > INT_MAX)
+            continue;
+        // Reading an operand costs about a hundred times what bringing a word of the patch does.
+        const double cost = (double)tiles_x * (double)tiles_y * (100.0 * (double)(steps * STEP) + (double)all);
+        if (least > 0 && cost >= least)
+            continue;
+        least = cost;
+        p.tile_width = width;
+        p.tile_height = height;
+        p.tiles_x = (int)tiles_x;
+        p.tiles_y = (int)tiles_y;
+        p.rows = (int)rows;
+        p.columns = p.pitch = (int)columns_in;
+        p.plane = (int)plane;
+        p.lone = lone ? (int)all : 0;
+        p.zero = (int)(all * (lone ? 2 : 1));
+        p.zeros = (int)reach;
+        p.patch = (int)patch;
+        p.by_columns = few_divisor(p.columns);
+        p.by_rows = few_divisor(p.rows);
+        shared = bytes;
+    }
+    if (least == 0)
+        return false;
+    p.tiles = p.batch * p.tiles_x * p.tiles_y;
+    p.vector = (int)element;
+    if (is_aligned_16(p.result)) {
+        if (p.out.c == 1 ? p.out_channels % (16 / (int)element) == 0 : p.out_width % 4 == 0)
+            p.vector = 16;
+    }
+    return true;
+}
+
+static int forward_columns(const FewProblem &p)
+{
+    return p.out_channels > 32 ? 8 : 4;
+}
+
+template <typename T, int MATH, int COLUMNS, int WIDTH>
+static cuda_ops_status launch_forward(const FewProblem &p, size_t shared, ConvDevice device, cudaStream_t stream)
+{
+    const auto kernel = conv2d_few_forward_kernel<T, MATH, COLUMNS, WIDTH>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    int blocks = 1;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, FEW_THREADS, shared);
+    const int64_t channel_tiles = ceil_div(p.out_channels, 8 * COLUMNS);
+    const int64_t held = ceil_div((int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors, channel_tiles);
+    const dim3 grid((unsigned int)(p.tiles < held ? p.tiles : held), (unsigned int)channel_tiles);
+    kernel<<<grid, FEW_THREADS, shared, stream>>>(p);
+    return launch_status();
+}
+
+template <typename T, int MATH>
+static cuda_ops_status launch_forward(FewProblem p, ConvDevice device, cudaStream_t stream)
+{
+    size_t shared = 0;
+    const int columns = forward_columns(p);
+    if (!plan_forward(p, (FewMath)MATH, sizeof(T), columns, few_most_shared(device.capability), shared))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if constexpr (MATH == FEW_FMA) {
+        const bool plain = p.stride_width == 1 && p.dilation_width == 1;
+        if (plain && p.kernel_width == 7)
+            return columns == 8 ? launch_forward<T, MATH, 8, 7>(p, shared, device, stream)
+                                : launch_forward<T, MATH, 4, 7>(p, shared, device, stream);
+        if (plain && p.kernel_width == 3)
+            return columns == 8 ? launch_forward<T, MATH, 8, 3>(p, shared, device, stream)
+                                : launch_forward<T, MATH, 4, 3>(p, shared, device, stream);
+    }
+    return columns == 8 ? launch_forward<T, MATH, 8, 0>(p, shared, device, stream)
+                        : launch_forward<T, MATH, 4, 0>(p, shared, device, stream);
+}
+
+static bool forward_supports(const ConvCall &call, ConvDevice device)
+{
+    FewProblem p = few_problem(call);
+    size_t shared = 0;
+    return plan_forward(p, few_math(call), call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p),
+                        few_most_shared(device.capability), shared);
+}
+
+static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
+{
+    const FewProblem p = few_problem(call);
+    switch (call.dtype) {
+    case CUDA_OPS_FLOAT16:
+        return launch_forward<__half, FEW_HALVES>(p, device, call.stream);
+    case CUDA_OPS_BFLOAT16:
+        return launch_forward<__nv_bfloat16, FEW_HALVES>(p, device, call.stream);
+    default:
+        if (call.sizes.allow_tf32)
+            return launch_forward<float, FEW_TF32>(p, device, call.stream);
+        return launch_forward<float, FEW_FMA>(p, device, call.stream);
+    }
+}
+
+bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (s.groups != 1 || s.in_channels < 1 || s.in_channels > FEW_MOST_CHANNELS || call.dtype == CUDA_OPS_FLOAT64)
+        return false;
+    // Turing has no mma.sync for these operands.
+    if (device.capability < 80 && few_math(call) != FEW_FMA)
+        return false;
+    if (call.pass == CUDA_OPS_CONV2D_FORWARD)
+        return forward_supports(call, device);
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
+        return conv2d_few_channels_input_supports(call, device);
+    return conv2d_few_channels_weight_supports(call, device);
+}
+
+bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
+{
+    return call.sizes.out_channels >= 8; // the tiles are of 32 output channels at least
+}
+
+size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device)
+{
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_few_channels_weight_workspace(call, device) : 0;
+}
+
+cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device)
+{
+    if (call.pass == CUDA_OPS_CONV2D_FORWARD)
+        return forward(call, device);
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
+        return conv2d_few_channels_input(call, device);
+    return conv2d_few_channels_weight(call, device);
+}

@@ -1,0 +1,286 @@
+// What the kernels of conv2d_few_channels*.cu share: the problem as they see it, the patch of input under a tile of
+// output, and the instructions.
+#ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_CUH
+#define CUDA_OPS_CONV2D_FEW_CHANNELS_CUH
+
+#include <limits.h>
+
+#include "common.cuh"
+#include "conv2d_choice.h"
+
+// How products are made: by FMA in float32, or by mma.sync, whose operands are 32-bit words: a TF32 number or a pair of
+// halves. In a patch of halves the word at a place holds the element there and the one `pair` columns to its right, so
+// that a pair at any place, even or odd, is one load.
+enum FewMath { FEW_FMA, FEW_TF32, FEW_HALVES };
+
+static constexpr int FEW_THREADS = 128, FEW_WARPS = FEW_THREADS / WARP_SIZE;
+static constexpr int FEW_MOST_CHANNELS = 4;
+
+// Quotients of numbers below 2^16 by a number below 2^16.
+struct FewDivisor {
+    uint32_t value, inverse;
+};
+
+static inline FewDivisor few_divisor(int value)
+{
+    return {(uint32_t)value, (uint32_t)(value == 1 ? 0 : ((1ull << 32) + value - 1) / value)};
+}
+
+__device__ __forceinline__ int few_quotient(int index, FewDivisor by)
+{
+    return by.value == 1 ? index : (int)__umulhi((uint32_t)index, by.inverse);
+}
+
+// Strides in elements; the sizes fit in 32 bits, as `few_fits` has seen to.
+struct FewStrides {
+    int64_t n, c, y, x;
+};
+
+struct FewProblem {
+    const void *input, *weight, *bias, *output;
+    void *result;
+    struct FewStrides in, out, w; // w.n: output channel, w.y and w.x: rows and columns of the kernel
+    int64_t batch;
+    int channels, height, width;
+    int out_channels, out_height, out_width;
+    int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
+    int dilation_height, dilation_width;
+
+    // Tiles of output (of grad_input in its kernel), and the patch of source that belongs to one: `rows` x `columns`
+    // words in lines of `pitch` for each channel, then, where halves need it, the same with lone elements (the other
+    // half of the word is zero), then `zeros` words of zeros. What must not be multiplied (it could be infinite) is
+    // read from the latter two.
+    int tile_width, tile_height, tiles_x, tiles_y;
+    int64_t tiles;
+    int rows, columns, pitch, plane, lone, zero, zeros, patch; // lone, zero: offsets of these parts; patch: all words
+    struct FewDivisor by_columns, by_rows;
+    int pair;         // columns between the halves of a word
+    int words;        // of the summed axis, where it runs over taps; without the filling up to whole steps
+    int vector;       // bytes that an output access moves at once; sizeof(T): elements one by one
+    int warps_x;      // of a block's warps, those side by side
+    int parts, steps; // weight gradient: blocks that share the pixels
+};
+
+static inline FewStrides few_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
+{
+    if (channels_last)
+        return {channels * height * width, 1, width * channels, channels};
+    return {channels * height * width, height * width, width, 1};
+}
+
+__device__ __forceinline__ uint32_t few_address(const void *shared)
+{
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+// Copies BYTES from device to shared memory past the registers, zeros if not `inside`.
+template <int BYTES>
+__device__ __forceinline__ void few_copy(void *shared, const void *global, bool inside)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what cp.async copies");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(few_address(shared)), "l"(global),
+                     "r"(inside ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(few_address(shared)), "l"(global),
+                     "n"(BYTES), "r"(inside ? BYTES : 0)
+                     : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; i++)
+        ((uint32_t *)shared)[i] = inside ? ((const uint32_t *)global)[i] : 0;
+#endif
+}
+
+__device__ __forceinline__ void few_wait_for_copies()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+template <int MATH>
+__device__ __forceinline__ uint32_t few_operand(uint32_t word)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (MATH == FEW_TF32) {
+        uint32_t rounded;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(word)));
+        return rounded;
+    }
+#endif
+    return word;
+}
+
+// d += a b: 16 x 8 of results from 8 words of each row of a and column of b.
+template <typename T>
+__device__ __forceinline__ void few_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (sizeof(T) == 4)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                     "{%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else if constexpr (sizeof(T) == 2 && __is_same(T, __half))
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                     "{%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                     "{%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t few_bits(T value)
+{
+    if constexpr (sizeof(T) == 2)
+        return *(const unsigned short *)&value;
+    else
+        return *(const uint32_t *)&value;
+}
+
+// Writes zeros, which never change, once for all tiles.
+__device__ __forceinline__ void few_clear_zeros(uint32_t *patch, const FewProblem &p)
+{
+    for (int i = threadIdx.x; i < p.zeros; i += FEW_THREADS)
+        patch[p.zero + i] = 0;
+}
+
+// The patch whose corner is row y0, column x0 of image `n` of the input, in two steps around the arithmetic of another
+// tile: `fetch` starts the loads, `store` is called when they may be waited for. float32 goes by cp.async; halves,
+// which need pairing, wait in AHEAD registers, and what exceeds these is copied in `store`.
+template <typename T, int AHEAD>
+struct FewPatch {
+    uint32_t ahead[AHEAD];
+    const T *image;
+    int y0, x0;
+
+    __device__ __forceinline__ uint32_t element(const FewProblem &p, int c, int y, int x) const
+    {
+        const bool inside = (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width;
+        return inside ? few_bits(image[c * p.in.c + y * p.in.y + x * p.in.x]) : 0;
+    }
+
+    __device__ __forceinline__ void place(const FewProblem &p, int i, int &c, int &row, int &column) const
+    {
+        const int line = few_quotient(i, p.by_columns);
+        column = i - line * p.columns;
+        c = few_quotient(line, p.by_rows);
+        row = line - c * p.rows;
+    }
+
+    __device__ __forceinline__ uint32_t pair_at(const FewProblem &p, int i) const
+    {
+        int c, row, column;
+        place(p, i, c, row, column);
+        return element(p, c, y0 + row, x0 + column) | element(p, c, y0 + row, x0 + column + p.pair) << 16;
+    }
+
+    __device__ __forceinline__ void put_pair(uint32_t *patch, const FewProblem &p, int i, uint32_t word) const
+    {
+        int c, row, column;
+        place(p, i, c, row, column);
+        const int to = c * p.plane + row * p.pitch + column;
+        patch[to] = word;
+        if (p.lone > 0)
+            patch[p.lone + to] = word & 0xffffu;
+    }
+
+    __device__ __forceinline__ void fetch(uint32_t *patch, const FewProblem &p, int64_t n, int y, int x)
+    {
+        const int count = p.channels * p.rows * p.columns;
+        image = (const T *)p.input + n * p.in.n;
+        y0 = y;
+        x0 = x;
+        if constexpr (sizeof(T) == 4) {
+            for (int i = threadIdx.x; i < count; i += FEW_THREADS) {
+                int c, row, column;
+                place(p, i, c, row, column);
+                const bool inside = (unsigned int)(y0 + row) < (unsigned int)p.height &&
+                                    (unsigned int)(x0 + column) < (unsigned int)p.width;
+                const int64_t offset = inside ? c * p.in.c + (y0 + row) * p.in.y + (x0 + column) * p.in.x : 0;
+                few_copy<4>(patch + c * p.plane + row * p.pitch + column, image + offset, inside);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const int i = threadIdx.x + k * FEW_THREADS;
+                ahead[k] = i < count ? pair_at(p, i) : 0;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(uint32_t *patch, const FewProblem &p)
+    {
+        if constexpr (sizeof(T) == 2) {
+            const int count = p.channels * p.rows * p.columns;
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const int i = threadIdx.x + k * FEW_THREADS;
+                if (i < count)
+                    put_pair(patch, p, i, ahead[k]);
+            }
+            for (int i = threadIdx.x + AHEAD * FEW_THREADS; i < count; i += FEW_THREADS)
+                put_pair(patch, p, i, pair_at(p, i));
+        }
+    }
+};
+
+// Shared memory that a block may have; on Hopper two of them fit on a multiprocessor.
+static inline size_t few_most_shared(int capability)
+{
+    return capability >= 90 ? 112 * 1024 : capability >= 80 ? 96 * 1024 : 64 * 1024;
+}
+
+static inline FewMath few_math(const ConvCall &call)
+{
+    if (call.dtype == CUDA_OPS_FLOAT32)
+        return call.sizes.allow_tf32 ? FEW_TF32 : FEW_FMA;
+    return FEW_HALVES;
+}
+
+static inline FewProblem few_problem(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    FewProblem p = {};
+    p.input = call.input;
+    p.weight = call.weight;
+    p.bias = call.bias;
+    p.output = call.output;
+    p.result = call.result;
+    p.in = few_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);
+    p.out = few_strides(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
+    p.w = few_strides(s.in_channels, s.kernel_height, s.kernel_width, s.weight_channels_last);
+    p.batch = s.batch;
+    p.channels = (int)s.in_channels;
+    p.height = (int)s.in_height;
+    p.width = (int)s.in_width;
+    p.out_channels = (int)s.out_channels;
+    p.out_height = (int)s.out_height;
+    p.out_width = (int)s.out_width;
+    p.kernel_height = (int)s.kernel_height;
+    p.kernel_width = (int)s.kernel_width;
+    p.stride_height = (int)s.stride_height;
+    p.stride_width = (int)s.stride_width;
+    p.padding_top = (int)s.padding_top;
+    p.padding_left = (int)s.padding_left;
+    p.dilation_height = (int)s.dilation_height;
+    p.dilation_width = (int)s.dilation_width;
+    return p;
+}
+
+// The gradients' parts of the path, in conv2d_few_channels_input.cu and conv2d_few_channels_weight.cu.
+bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_weight_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_few_channels_weight_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_weight(const ConvCall &call, ConvDevice device);
+
+#endif
