@@ -1,8 +1,9 @@
 // conv2d with a group for each input channel (groups = in_channels; output channel o sees input channel
 // o / multiplier), forward and data gradient:
 //
-//   output[n][o][y][x]     = bias[o] + sum over r, s of weight[o][r][s] * input[n][o / multiplier][y * stride - ...][...]
-//   grad_input[n][c][y][x] = sum over o of c, r, s of weight[o][r][s] * grad_output[n][o][(y + padding - r ...) / stride]
+//   output[n][o][y][x]     = bias[o] + sum over r, s of weight[o][r][s] * input[n][o / multiplier][y * stride -
+//   ...][...] grad_input[n][c][y][x] = sum over o of c, r, s of weight[o][r][s] * grad_output[n][o][(y + padding - r
+//   ...) / stride]
 //
 // A handful of products for each element read and written, and nothing for a matrix multiplication to share: bound by
 // memory. So all is about reading each element once and in whole sectors, and about few instructions for each.
@@ -21,64 +22,38 @@ static constexpr int THREADS = 256;
 static constexpr int PLANE_ROWS = 4, PIXEL_ROWS = 2;
 static constexpr int PIXEL_CHANNELS = 8, PIXEL_COLUMNS = 4; // threads of a block along runs of channels, of columns
 
-// The kernel of output channel o.
+// The kernel of output channel o, which is dense in either format.
 template <typename T, int K>
 __device__ __forceinline__ float tap_weight(const DepthwiseProblem &p, int64_t o, int tap)
 {
-    const int at = p.flipped ? K * K - 1 - tap : tap;
-    return load_as_accumulate(((const T *)p.weight)[o * p.w.n + at / K * p.w.y + at % K * p.w.x]);
+    return load_as_accumulate(((const T *)p.weight)[o * (K * K) + (p.flipped ? K * K - 1 - tap : tap)]);
 }
 
 template <typename T, int K>
 __global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const __grid_constant__ DepthwiseProblem p)
 {
-    extern __shared__ __align__(16) float patch[]; // [plane][row][pitch]
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
-    const int rows = p.tile_height + K - 1, columns = p.tile_width + K - 1;
-    int64_t block = blockIdx.x;
-    const int x0 = (int)split(block, p.tiles_x) * p.tile_width, y0 = (int)split(block, p.tiles_y) * p.tile_height;
-    const int64_t first = block * p.planes, all = p.batch * p.out_channels;
-    const int planes = all - first < p.planes ? (int)(all - first) : p.planes;
-
-    // Several lines at a time, so that their loads are under way together.
-    constexpr int LINES = 8;
-    for (int line0 = warp; line0 < planes * rows; line0 += warps * LINES) {
-        const T *from[LINES];
-        bool inside[LINES];
-#pragma unroll
-        for (int i = 0; i < LINES; i++) {
-            const int line = line0 + i * warps, plane = line / rows, y = y0 + line - plane * rows - p.padding_top;
-            inside[i] = line < planes * rows && (unsigned int)y < (unsigned int)p.height;
-            int64_t n = first + plane;
-            const int64_t o = split(n, p.out_channels);
-            from[i] = (const T *)p.input;
-            if (inside[i])
-                from[i] += n * p.in.n + (p.multiplier == 1 ? o : o / p.multiplier) * p.in.c + y * p.in.y;
-        }
-        for (int column = lane; column < columns; column += WARP_SIZE) {
-            const int x = x0 + column - p.padding_left;
-            const bool inside_x = (unsigned int)x < (unsigned int)p.width;
-            T value[LINES];
-#pragma unroll
-            for (int i = 0; i < LINES; i++)
-                value[i] = inside[i] && inside_x ? from[i][x] : store_from_accumulate<T>(0.0f);
-#pragma unroll
-            for (int i = 0; i < LINES; i++)
-                if (line0 + i * warps < planes * rows)
-                    patch[(line0 + i * warps) * p.pitch + column] = load_as_accumulate(value[i]);
-        }
-    }
+    extern __shared__ __align__(16) float patch[];
+    int block = blockIdx.x / (p.tiles_x * p.tiles_y), tile = blockIdx.x - block * (p.tiles_x * p.tiles_y);
+    const int y0 = tile / p.tiles_x * p.tile_height, x0 = tile % p.tiles_x * p.tile_width;
+    // Planes of all images in a row; with a multiplier several of them see the same one of the input.
+    const int first = block * p.planes, all = (int)(p.batch * p.out_channels);
+    const int planes = min(p.planes, all - first), out_channels = (int)p.out_channels;
+    const int first_channel = first % out_channels;
+    const T *const source = (const T *)p.input;
+    if (p.multiplier == 1)
+        depthwise_patch<T, K>(patch, p, source + first * p.in.c, p.in.c, planes, y0, x0);
+    else
+        depthwise_patch<T, K>(patch, p, source + first / p.multiplier * p.in.c, 0, planes, y0, x0);
     __syncthreads();
 
-    const int across = p.tile_width / RUN, units = across * (p.tile_height / PLANE_ROWS);
+    const int rows = p.tile_height + K - 1, across = p.tile_width / RUN, units = across * (p.tile_height / PLANE_ROWS);
     const bool whole_runs = p.out_width % RUN == 0 && is_aligned_run<T>(p.result);
     for (int unit = threadIdx.x; unit < planes * units; unit += blockDim.x) {
-        const int plane = unit / units, rest = unit - plane * units, down = rest / across;
+        const int plane = quotient(unit, p.by_units), rest = unit - plane * units, down = quotient(rest, p.by_across);
         const int x = x0 + (rest - down * across) * RUN, y = y0 + down * PLANE_ROWS;
         if (x >= p.out_width || y >= p.out_height)
             continue;
-        int64_t n = first + plane;
-        const int64_t o = split(n, p.out_channels);
+        const int o = (first_channel + plane) % out_channels;
         float w[K * K];
 #pragma unroll
         for (int tap = 0; tap < K * K; tap++)
@@ -108,35 +83,37 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const 
                         for (int j = 0; j < RUN; j++)
                             sum[row - r][j] += w[r * K + s] * window[s + j];
         }
-        T *result = (T *)p.result + n * p.out.n + o * p.out.c + y * p.out.y + x;
+        T *result = (T *)p.result + (first + plane) * p.out.c + y * p.out_width + x;
 #pragma unroll
-        for (int i = 0; i < PLANE_ROWS; i++, result += p.out.y) {
+        for (int i = 0; i < PLANE_ROWS; i++, result += p.out_width) {
             if (y + i >= p.out_height)
                 break;
-            DepthwiseRun<T> run;
+            T run[RUN];
 #pragma unroll
             for (int j = 0; j < RUN; j++)
-                run.element[j] = store_from_accumulate<T>(sum[i][j]);
+                run[j] = store_from_accumulate<T>(sum[i][j]);
             if (whole_runs)
-                *(DepthwiseRun<T> *)result = run;
+                store_run(result, run);
             else
 #pragma unroll
                 for (int j = 0; j < RUN; j++)
                     if (x + j < p.out_width)
-                        result[j] = run.element[j];
+                        result[j] = run[j];
         }
     }
 }
 
 template <typename T, int K>
-__global__ void __launch_bounds__(THREADS) conv2d_depthwise_pixels_kernel(const __grid_constant__ DepthwiseProblem p)
+__global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
+    conv2d_depthwise_pixels_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     constexpr int CHANNELS = PIXEL_CHANNELS * RUN;
     __shared__ __align__(16) float weights[K * K][CHANNELS];
-    const int64_t channel_tiles = (p.channels + CHANNELS - 1) / CHANNELS;
-    int64_t block = blockIdx.x;
-    const int64_t first_channel = split(block, channel_tiles) * CHANNELS;
-    const int x0 = (int)split(block, p.tiles_x) * p.tile_width, y0 = (int)split(block, p.tiles_y) * p.tile_height;
+    const int channel_tiles = (int)((p.channels + CHANNELS - 1) / CHANNELS);
+    int block = blockIdx.x / channel_tiles;
+    const int64_t first_channel = (int64_t)(blockIdx.x - block * channel_tiles) * CHANNELS;
+    const int n = block / (p.tiles_x * p.tiles_y), tile = block - n * (p.tiles_x * p.tiles_y);
+    const int y0 = tile / p.tiles_x * p.tile_height, x0 = tile % p.tiles_x * p.tile_width;
     for (int i = threadIdx.x; i < K * K * CHANNELS; i += THREADS) {
         const int64_t o = first_channel + i % CHANNELS;
         weights[i / CHANNELS][i % CHANNELS] = o < p.channels ? tap_weight<T, K>(p, o, i / CHANNELS) : 0.0f;
@@ -158,22 +135,16 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_pixels_kernel(const 
             for (int j = 0; j < RUN; j++)
                 sum[i][j][k] = start;
     }
-    const T *const image = (const T *)p.input + block * p.in.n + channel;
+    const T *const image = (const T *)p.input + n * p.in.n + channel;
+    const int in_line = (int)p.in.y, out_line = (int)p.out.y, out_column = (int)p.out.x;
+    DepthwiseWindow<T, K, RUN> window;
+    window.aim(p, x - p.padding_left);
 #pragma unroll
     for (int row = 0; row < PIXEL_ROWS + K - 1; row++) {
         const int source_y = y + row - p.padding_top;
-        const bool inside_y = (unsigned int)source_y < (unsigned int)p.height;
-        const T *const line = image + source_y * p.in.y;
-        DepthwiseRun<T> window[RUN + K - 1];
-#pragma unroll
-        for (int i = 0; i < RUN + K - 1; i++) {
-            const int source_x = x + i - p.padding_left;
-#pragma unroll
-            for (int k = 0; k < RUN; k++)
-                window[i].element[k] = store_from_accumulate<T>(0.0f);
-            if (inside_y && (unsigned int)source_x < (unsigned int)p.width)
-                window[i] = *(const DepthwiseRun<T> *)(line + source_x * p.in.x);
-        }
+        if ((unsigned int)source_y >= (unsigned int)p.height)
+            continue;
+        window.load(image + source_y * in_line);
 #pragma unroll
         for (int r = 0; r < K; r++)
             if (row - r >= 0 && row - r < PIXEL_ROWS)
@@ -182,30 +153,31 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_pixels_kernel(const 
                     const float4 w = *(const float4 *)(&weights[r * K + s][run * RUN]);
 #pragma unroll
                     for (int j = 0; j < RUN; j++) {
-                        sum[row - r][j][0] += w.x * load_as_accumulate(window[s + j].element[0]);
-                        sum[row - r][j][1] += w.y * load_as_accumulate(window[s + j].element[1]);
-                        sum[row - r][j][2] += w.z * load_as_accumulate(window[s + j].element[2]);
-                        sum[row - r][j][3] += w.w * load_as_accumulate(window[s + j].element[3]);
+                        sum[row - r][j][0] += w.x * window.value[s + j][0];
+                        sum[row - r][j][1] += w.y * window.value[s + j][1];
+                        sum[row - r][j][2] += w.z * window.value[s + j][2];
+                        sum[row - r][j][3] += w.w * window.value[s + j][3];
                     }
                 }
     }
-    T *const result = (T *)p.result + block * p.out.n + y * p.out.y + x * p.out.x + channel;
+    T *const result = (T *)p.result + n * p.out.n + y * out_line + x * out_column + channel;
 #pragma unroll
     for (int i = 0; i < PIXEL_ROWS; i++)
 #pragma unroll
         for (int j = 0; j < RUN; j++)
             if (y + i < p.out_height && x + j < p.out_width) {
-                DepthwiseRun<T> value;
+                T value[RUN];
 #pragma unroll
                 for (int k = 0; k < RUN; k++)
-                    value.element[k] = store_from_accumulate<T>(sum[i][j][k]);
-                *(DepthwiseRun<T> *)(result + i * p.out.y + j * p.out.x) = value;
+                    value[k] = store_from_accumulate<T>(sum[i][j][k]);
+                store_run(result + i * out_line + j * out_column, value);
             }
 }
 
 // Threads in the order in which the result lies.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) conv2d_depthwise_any_forward_kernel(const __grid_constant__ DepthwiseProblem p)
+__global__ void __launch_bounds__(THREADS)
+    conv2d_depthwise_any_forward_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     typedef accumulate_type<T> A;
     const int64_t total = p.batch * p.out.n;
@@ -320,10 +292,13 @@ static cuda_ops_status launch_usual(DepthwiseProblem p, bool pixels, cudaStream_
     const int64_t units = across * (p.tile_height / PLANE_ROWS), planes = p.batch * p.out_channels;
     p.pitch = (int)ceil_div(p.tile_width + K - 1, 4) * 4;
     const int64_t plane_words = (int64_t)(p.tile_height + K - 1) * p.pitch;
-    int64_t together = tiles_x * tiles_y == 1 ? THREADS / units : 1;
+    int64_t together = tiles_x * tiles_y == 1 && p.multiplier == 1 ? THREADS / units : 1;
     while (together > 1 && together * plane_words * (int64_t)sizeof(float) > 32 * 1024)
         together--;
     p.planes = (int)together;
+    p.by_rows = make_divisor(p.tile_height + K - 1);
+    p.by_units = make_divisor(units);
+    p.by_across = make_divisor(across);
     const double blocks = (double)tiles_x * (double)tiles_y * (double)ceil_div(planes, together);
     if (blocks > INT_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -354,8 +329,8 @@ static cuda_ops_status forward_or_input(const ConvCall &call)
     if constexpr (sizeof(T) < 8) {
         const DepthwiseProblem q = forward ? p : turned_around(p);
         const bool planes = !call.sizes.input_channels_last && (forward || p.multiplier == 1);
-        const bool pixels = call.sizes.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && is_aligned_run<T>(q.input) &&
-                            is_aligned_run<T>(q.result);
+        const bool pixels = call.sizes.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 &&
+                            is_aligned_run<T>(q.input) && is_aligned_run<T>(q.result);
         const bool one_format = call.sizes.input_channels_last == call.sizes.output_channels_last;
         if (depthwise_is_usual(p, call.dtype) && one_format && (planes || pixels)) {
             if (p.kernel_width == 3)

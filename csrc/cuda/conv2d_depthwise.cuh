@@ -2,10 +2,9 @@
 #ifndef CUDA_OPS_CONV2D_DEPTHWISE_CUH
 #define CUDA_OPS_CONV2D_DEPTHWISE_CUH
 
-#include <limits.h>
+#include "conv2d_direct.cuh"
 
-#include "common.cuh"
-#include "conv2d_choice.h"
+static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
 
 // Strides in elements.
 struct DepthwiseStrides {
@@ -25,6 +24,7 @@ struct DepthwiseProblem {
 
     // Fast kernels: tiles of a plane, and planes that a block takes at once.
     int tile_width, tile_height, tiles_x, tiles_y, planes, pitch;
+    struct Divisor by_rows, by_units, by_across; // rows of a patch, threads' shares of a tile, and of a row of it
     // Weight gradient: into how many parts the pixels (or the images) are cut.
     int64_t parts;
 };
@@ -74,10 +74,10 @@ static inline bool depthwise_is_usual(const DepthwiseProblem &p, cuda_ops_dtype 
 {
     return dtype != CUDA_OPS_FLOAT64 && p.kernel_height == p.kernel_width &&
            (p.kernel_width == 3 || p.kernel_width == 5 || p.kernel_width == 7) && p.stride_height == 1 &&
-           p.stride_width == 1 && p.dilation_height == 1 && p.dilation_width == 1;
+           p.stride_width == 1 && p.dilation_height == 1 && p.dilation_width == 1 &&
+           // Offsets within an image, and planes, are counted in 32 bits.
+           p.in.n <= INT_MAX && p.out.n <= INT_MAX && p.batch * p.out_channels <= INT_MAX;
 }
-
-static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
 
 template <typename T>
 struct __align__(RUN * sizeof(T)) DepthwiseRun {
@@ -89,6 +89,83 @@ __host__ __device__ static inline bool is_aligned_run(const void *pointer)
 {
     return reinterpret_cast<uintptr_t>(pointer) % sizeof(DepthwiseRun<T>) == 0;
 }
+
+// Brings a tile's patch, with its margin of zeros, into shared memory as float32: [plane][row][pitch], of `planes`
+// planes of the input that lie `step` elements apart.
+template <typename T, int K>
+__device__ __forceinline__ void depthwise_patch(float *patch, const DepthwiseProblem &p, const T *source, int64_t step,
+                                                int planes, int y0, int x0)
+{
+    constexpr int LINES = 5; // at a time, so that their loads are under way together
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    const int rows = p.tile_height + K - 1, columns = p.tile_width + K - 1, lines = planes * rows;
+    for (int line0 = warp; line0 < lines; line0 += warps * LINES) {
+        const T *from[LINES];
+        bool inside[LINES];
+#pragma unroll
+        for (int i = 0; i < LINES; i++) {
+            const int line = line0 + i * warps, plane = quotient(line, p.by_rows);
+            const int y = y0 + line - plane * rows - p.padding_top;
+            inside[i] = line < lines && (unsigned int)y < (unsigned int)p.height;
+            from[i] = source;
+            if (inside[i])
+                from[i] += plane * step + y * p.width;
+        }
+        for (int column = lane; column < columns; column += WARP_SIZE) {
+            const int x = x0 + column - p.padding_left;
+            const bool inside_x = (unsigned int)x < (unsigned int)p.width;
+            T value[LINES];
+#pragma unroll
+            for (int i = 0; i < LINES; i++)
+                value[i] = inside[i] && inside_x ? from[i][x] : store_from_accumulate<T>(0.0f);
+#pragma unroll
+            for (int i = 0; i < LINES; i++)
+                if (line0 + i * warps < lines)
+                    patch[(line0 + i * warps) * p.pitch + column] = load_as_accumulate(value[i]);
+        }
+    }
+}
+
+// The windows of a channels_last row: a run of channels at each of the RUN + K - 1 columns that a thread's pixels see,
+// as float32. Which of them are inside is the same for all rows.
+template <typename T, int K, int CHANNELS>
+struct DepthwiseWindow {
+    int offset[RUN + K - 1];
+    unsigned int inside;
+    float value[RUN + K - 1][CHANNELS];
+
+    // x: the leftmost column
+    __device__ __forceinline__ void aim(const DepthwiseProblem &p, int x)
+    {
+        inside = 0;
+#pragma unroll
+        for (int i = 0; i < RUN + K - 1; i++) {
+            offset[i] = (x + i) * (int)p.in.x;
+            inside |= (unsigned int)((unsigned int)(x + i) < (unsigned int)p.width) << i;
+        }
+    }
+
+    __device__ __forceinline__ void load(const T *line)
+    {
+        struct __align__(CHANNELS * sizeof(T)) Run {
+            T element[CHANNELS];
+        };
+        Run run[RUN + K - 1];
+#pragma unroll
+        for (int i = 0; i < RUN + K - 1; i++) {
+#pragma unroll
+            for (int k = 0; k < CHANNELS; k++)
+                run[i].element[k] = store_from_accumulate<T>(0.0f);
+            if (inside >> i & 1)
+                run[i] = *(const Run *)(line + offset[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < RUN + K - 1; i++)
+#pragma unroll
+            for (int k = 0; k < CHANNELS; k++)
+                value[i][k] = load_as_accumulate(run[i].element[k]);
+    }
+};
 
 // index / by and the remainder, in 32 bits where they do.
 __device__ __forceinline__ int64_t split(int64_t &index, int64_t by)

@@ -1,5 +1,6 @@
 // conv2d with a group for each input channel, weight gradient: grad_weight[o][r][s] = sum over n, y, x of
-// grad_output[n][o][y][x] * input[n][o / multiplier][y * stride - padding + r * dilation][...]; see conv2d_depthwise.cu.
+// grad_output[n][o][y][x] * input[n][o / multiplier][y * stride - padding + r * dilation][...]; see
+// conv2d_depthwise.cu.
 //
 // Every thread sums all taps over its share of the pixels, blocks share images and rows, and a second kernel adds up
 // what they found, in order. `planes` (contiguous) works on patches in shared memory, a block for a channel and some
@@ -11,20 +12,20 @@ static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 static constexpr int PLANE_ROWS = 2;
 static constexpr int PIXEL_CHANNELS = 8; // threads of a block along runs of channels
 static constexpr int ANY_TAPS = 8;       // taps that a block of `any` sums
-static constexpr int64_t WANTED_BLOCKS = 2112;
+static constexpr int64_t WANTED_BLOCKS = 1056;
 
 template <typename T, int K>
 __global__ void __launch_bounds__(THREADS)
     conv2d_depthwise_planes_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p)
 {
-    extern __shared__ __align__(16) float patch[]; // [plane][row][pitch]
+    extern __shared__ __align__(16) float patch[];
     __shared__ float sums[WARPS][K * K];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int rows = p.tile_height + K - 1, columns = p.tile_width + K - 1;
-    const int across = p.tile_width / RUN, units = across * (p.tile_height / PLANE_ROWS);
+    const int rows = p.tile_height + K - 1, across = p.tile_width / RUN, units = across * (p.tile_height / PLANE_ROWS);
     const int64_t o = blockIdx.x % p.out_channels, part = blockIdx.x / p.out_channels;
     const int64_t tiles = (int64_t)p.tiles_x * p.tiles_y, groups = (p.batch + p.planes - 1) / p.planes;
     const bool whole_runs = p.out_width % RUN == 0 && is_aligned_run<T>(p.output);
+    const T *const source = (const T *)p.input + o / p.multiplier * p.in.c;
 
     float sum[K * K] = {};
     for (int64_t item = part; item < groups * tiles; item += p.parts) {
@@ -33,78 +34,52 @@ __global__ void __launch_bounds__(THREADS)
         const int64_t first = group * p.planes;
         const int planes = p.batch - first < p.planes ? (int)(p.batch - first) : p.planes;
         __syncthreads(); // the patch of the item before has been used
-        constexpr int LINES = 8; // at a time, so that their loads are under way together
-        for (int line0 = warp; line0 < planes * rows; line0 += WARPS * LINES) {
-            const T *from[LINES];
-            bool inside[LINES];
-#pragma unroll
-            for (int i = 0; i < LINES; i++) {
-                const int line = line0 + i * WARPS, plane = line / rows, y = y0 + line - plane * rows - p.padding_top;
-                inside[i] = line < planes * rows && (unsigned int)y < (unsigned int)p.height;
-                from[i] = (const T *)p.input;
-                if (inside[i])
-                    from[i] += (first + plane) * p.in.n + o / p.multiplier * p.in.c + y * p.in.y;
-            }
-            for (int column = lane; column < columns; column += WARP_SIZE) {
-                const int x = x0 + column - p.padding_left;
-                const bool inside_x = (unsigned int)x < (unsigned int)p.width;
-                T value[LINES];
-#pragma unroll
-                for (int i = 0; i < LINES; i++)
-                    value[i] = inside[i] && inside_x ? from[i][x] : store_from_accumulate<T>(0.0f);
-#pragma unroll
-                for (int i = 0; i < LINES; i++)
-                    if (line0 + i * WARPS < planes * rows)
-                        patch[(line0 + i * WARPS) * p.pitch + column] = load_as_accumulate(value[i]);
-            }
-        }
+        depthwise_patch<T, K>(patch, p, source + first * p.in.n, p.in.n, planes, y0, x0);
         __syncthreads();
 
         for (int unit = threadIdx.x; unit < planes * units; unit += THREADS) {
-            const int plane = unit / units, rest = unit - plane * units, down = rest / across;
+            const int plane = quotient(unit, p.by_units), rest = unit - plane * units,
+                      down = quotient(rest, p.by_across);
             const int x = x0 + (rest - down * across) * RUN, y = y0 + down * PLANE_ROWS;
-            if (x >= p.out_width)
+            if (x >= p.out_width || y >= p.out_height)
                 continue;
-            const T *const grad =
-                (const T *)p.output + (first + plane) * p.out.n + o * p.out.c + y * p.out.y + x;
+            // Pixels past the output are not multiplied, not even by zero: input may be infinite.
+            const int there_x = p.out_width - x, there_y = p.out_height - y;
+            const T *const grad = (const T *)p.output + (first + plane) * p.out.n + o * p.out.c + y * p.out_width + x;
             const float *const line = patch + (plane * rows + down * PLANE_ROWS) * p.pitch + (x - x0);
-            if (whole_runs && y + PLANE_ROWS <= p.out_height) {
-                float value[PLANE_ROWS][RUN];
+            float value[PLANE_ROWS][RUN];
 #pragma unroll
-                for (int i = 0; i < PLANE_ROWS; i++) {
-                    const DepthwiseRun<T> run = *(const DepthwiseRun<T> *)(grad + i * p.out.y);
+            for (int i = 0; i < PLANE_ROWS; i++) {
+                DepthwiseRun<T> run = {};
+                if (i < there_y) {
+                    if (whole_runs)
+                        run = *(const DepthwiseRun<T> *)(grad + i * p.out_width);
+                    else
 #pragma unroll
-                    for (int j = 0; j < RUN; j++)
-                        value[i][j] = load_as_accumulate(run.element[j]);
+                        for (int j = 0; j < RUN; j++)
+                            if (j < there_x)
+                                run.element[j] = grad[i * p.out_width + j];
                 }
 #pragma unroll
-                for (int row = 0; row < PLANE_ROWS + K - 1; row++) {
-                    constexpr int WINDOW = (K + 3 + 3) / 4 * 4;
-                    float window[WINDOW];
+                for (int j = 0; j < RUN; j++)
+                    value[i][j] = load_as_accumulate(run.element[j]);
+            }
 #pragma unroll
-                    for (int i = 0; i < WINDOW; i += 4)
-                        *(float4 *)(window + i) = *(const float4 *)(line + row * p.pitch + i);
+            for (int row = 0; row < PLANE_ROWS + K - 1; row++) {
+                constexpr int WINDOW = (K + 3 + 3) / 4 * 4;
+                float window[WINDOW];
 #pragma unroll
-                    for (int r = 0; r < K; r++)
-                        if (row - r >= 0 && row - r < PLANE_ROWS)
+                for (int i = 0; i < WINDOW; i += 4)
+                    *(float4 *)(window + i) = *(const float4 *)(line + row * p.pitch + i);
 #pragma unroll
-                            for (int s = 0; s < K; s++)
+                for (int r = 0; r < K; r++)
+                    if (row - r >= 0 && row - r < PLANE_ROWS && row - r < there_y)
 #pragma unroll
-                                for (int j = 0; j < RUN; j++)
+                        for (int j = 0; j < RUN; j++)
+                            if (j < there_x)
+#pragma unroll
+                                for (int s = 0; s < K; s++)
                                     sum[r * K + s] += value[row - r][j] * window[s + j];
-                }
-            } else {
-                // Pixel by pixel: what is past the output is not multiplied, not even by zero.
-                const int there_x = min(RUN, p.out_width - x), there_y = min(PLANE_ROWS, p.out_height - y);
-                for (int i = 0; i < there_y; i++)
-                    for (int j = 0; j < there_x; j++) {
-                        const float value = load_as_accumulate(grad[i * p.out.y + j]);
-#pragma unroll
-                        for (int r = 0; r < K; r++)
-#pragma unroll
-                            for (int s = 0; s < K; s++)
-                                sum[r * K + s] += value * line[(i + r) * p.pitch + j + s];
-                    }
             }
         }
     }
@@ -136,7 +111,8 @@ __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int run = threadIdx.x % PIXEL_CHANNELS, place = threadIdx.x / PIXEL_CHANNELS;
     const int64_t channel_tiles = (p.channels + PIXEL_CHANNELS * CHANNELS - 1) / (PIXEL_CHANNELS * CHANNELS);
-    const int64_t first_channel = blockIdx.x % channel_tiles * (PIXEL_CHANNELS * CHANNELS), part = blockIdx.x / channel_tiles;
+    const int64_t first_channel = blockIdx.x % channel_tiles * (PIXEL_CHANNELS * CHANNELS),
+                  part = blockIdx.x / channel_tiles;
     const int64_t channel = first_channel + run * CHANNELS;
     const bool there = channel < p.channels;
 
@@ -145,32 +121,31 @@ __global__ void __launch_bounds__(THREADS)
     // input come one after the other.
     const int64_t runs = (p.out_width + RUN - 1) / RUN, items = p.batch * p.out_height * runs;
     const int64_t each = (items + p.parts - 1) / p.parts, end = min(items, (part + 1) * each);
+    const int in_line = (int)p.in.y, out_column = (int)p.out.x;
+    DepthwiseWindow<T, K, CHANNELS> window;
     for (int64_t item = part * each + place; there && item < end; item += THREADS / PIXEL_CHANNELS) {
         int64_t n = item;
         const int x = (int)split(n, runs) * RUN, y = (int)split(n, p.out_height);
-        const T *const grad = (const T *)p.output + n * p.out.n + y * p.out.y + x * p.out.x + channel;
-        const int pixels = min(RUN, p.out_width - x);
-        Run value[RUN];
+        const T *const grad = (const T *)p.output + n * p.out.n + y * (int)p.out.y + x * out_column + channel;
+        const T *const image = (const T *)p.input + n * p.in.n + channel;
+        const int pixels = p.out_width - x;
+        float value[RUN][CHANNELS];
 #pragma unroll
-        for (int j = 0; j < RUN; j++)
+        for (int j = 0; j < RUN; j++) {
+            Run from = {};
             if (j < pixels)
-                value[j] = *(const Run *)(grad + j * p.out.x);
+                from = *(const Run *)(grad + j * out_column);
+#pragma unroll
+            for (int k = 0; k < CHANNELS; k++)
+                value[j][k] = load_as_accumulate(from.element[k]);
+        }
+        window.aim(p, x - p.padding_left);
 #pragma unroll
         for (int r = 0; r < K; r++) {
             const int source_y = y + r - p.padding_top;
             if ((unsigned int)source_y >= (unsigned int)p.height)
                 continue;
-            const T *const line = (const T *)p.input + n * p.in.n + source_y * p.in.y + channel;
-            Run window[RUN + K - 1];
-#pragma unroll
-            for (int i = 0; i < RUN + K - 1; i++) {
-                const int source_x = x + i - p.padding_left;
-#pragma unroll
-                for (int k = 0; k < CHANNELS; k++)
-                    window[i].element[k] = store_from_accumulate<T>(0.0f);
-                if ((unsigned int)source_x < (unsigned int)p.width)
-                    window[i] = *(const Run *)(line + source_x * p.in.x);
-            }
+            window.load(image + source_y * in_line);
 #pragma unroll
             for (int j = 0; j < RUN; j++)
                 if (j < pixels)
@@ -178,8 +153,7 @@ __global__ void __launch_bounds__(THREADS)
                     for (int s = 0; s < K; s++)
 #pragma unroll
                         for (int k = 0; k < CHANNELS; k++)
-                            sum[r][s][k] += load_as_accumulate(value[j].element[k]) *
-                                            load_as_accumulate(window[s + j].element[k]);
+                            sum[r][s][k] += value[j][k] * window.value[s + j][k];
         }
     }
 
@@ -233,15 +207,14 @@ __global__ void __launch_bounds__(THREADS)
             for (int64_t pixel = part * each + place; pixel < end; pixel += THREADS / channels) {
                 int64_t n = pixel;
                 const int64_t x = split(n, p.out_width), y = split(n, p.out_height);
-                const A value = load_as_accumulate(
-                    ((const T *)p.output)[n * p.out.n + o * p.out.c + y * p.out.y + x * p.out.x]);
+                const A value =
+                    load_as_accumulate(((const T *)p.output)[n * p.out.n + o * p.out.c + y * p.out.y + x * p.out.x]);
                 for (int i = 0; i < ANY_TAPS; i++) {
                     const int tap = first_tap + i, r = tap / p.kernel_width, s = tap % p.kernel_width;
                     const int64_t source_y = y * p.stride_height - p.padding_top + (int64_t)r * p.dilation_height;
                     const int64_t source_x = x * p.stride_width - p.padding_left + (int64_t)s * p.dilation_width;
                     if (tap < kernel && source_y >= 0 && source_y < p.height && source_x >= 0 && source_x < p.width)
-                        sum[i] +=
-                            value * load_as_accumulate(image[n * p.in.n + source_y * p.in.y + source_x * p.in.x]);
+                        sum[i] += value * load_as_accumulate(image[n * p.in.n + source_y * p.in.y + source_x * p.in.x]);
                 }
             }
         }
@@ -261,8 +234,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) conv2d_depthwise_weight_sum_kernel(const accumulate_type<T> *partial,
-                                                                              const __grid_constant__ DepthwiseProblem p)
+__global__ void __launch_bounds__(THREADS)
+    conv2d_depthwise_weight_sum_kernel(const accumulate_type<T> *partial, const __grid_constant__ DepthwiseProblem p)
 {
     typedef accumulate_type<T> A;
     __shared__ A sums[WARPS][WARP_SIZE];
@@ -296,8 +269,7 @@ static constexpr int pixel_run = K <= 5 ? 4 : 2;
 static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool aligned)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const bool usual =
-        depthwise_is_usual(p, call.dtype) && s.input_channels_last == s.output_channels_last;
+    const bool usual = depthwise_is_usual(p, call.dtype) && s.input_channels_last == s.output_channels_last;
     int64_t blocks, items;
     WeightKernel kernel = ANY;
     if (usual && s.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && aligned) {
@@ -321,6 +293,9 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         while (together > 1 && together * bytes > 32 * 1024)
             together--;
         p.planes = (int)(together < p.batch ? together : p.batch);
+        p.by_rows = make_divisor(p.tile_height + K - 1);
+        p.by_units = make_divisor(units);
+        p.by_across = make_divisor(across);
         blocks = p.out_channels;
         items = tiles_x * tiles_y * ceil_div(p.batch, p.planes);
     } else {
@@ -328,7 +303,9 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         blocks = taps * (p.out.c == 1 ? ceil_div(p.out_channels, WARP_SIZE) : p.out_channels);
         items = ceil_div(p.batch * p.out_height * p.out_width, 4 * THREADS);
     }
-    const int64_t wanted = ceil_div(WANTED_BLOCKS, blocks);
+    // Of `pixels` fewer, whose last sums are many.
+    const int64_t wanted =
+        ceil_div(kernel == PIXELS ? WANTED_BLOCKS / (p.kernel_width == 3 ? 2 : 4) : WANTED_BLOCKS, blocks);
     p.parts = items < wanted ? (items > 0 ? items : 1) : wanted;
     return kernel;
 }
@@ -339,8 +316,7 @@ static void launch_usual(const DepthwiseProblem &p, WeightKernel kernel, float *
     if (kernel == PIXELS) {
         constexpr int CHANNELS = pixel_run<K>;
         const int64_t blocks = ceil_div(p.channels, PIXEL_CHANNELS * CHANNELS) * p.parts;
-        conv2d_depthwise_pixels_weight_kernel<T, K, CHANNELS>
-            <<<(unsigned int)blocks, THREADS, 0, stream>>>(partial, p);
+        conv2d_depthwise_pixels_weight_kernel<T, K, CHANNELS><<<(unsigned int)blocks, THREADS, 0, stream>>>(partial, p);
         return;
     }
     const size_t shared = ((size_t)p.planes * (p.tile_height + K - 1) * p.pitch + 4) * sizeof(float);

@@ -3,10 +3,7 @@
 #ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_CUH
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_CUH
 
-#include <limits.h>
-
-#include "common.cuh"
-#include "conv2d_choice.h"
+#include "conv2d_direct.cuh"
 
 // How products are made: by FMA in float32, or by mma.sync, whose operands are 32-bit words: a TF32 number or a pair of
 // halves. In a patch of halves the word at a place holds the element there and the one `pair` columns to its right, so
@@ -15,21 +12,6 @@ enum FewMath { FEW_FMA, FEW_TF32, FEW_HALVES };
 
 static constexpr int FEW_THREADS = 128, FEW_WARPS = FEW_THREADS / WARP_SIZE;
 static constexpr int FEW_MOST_CHANNELS = 4;
-
-// Quotients of numbers below 2^16 by a number below 2^16.
-struct FewDivisor {
-    uint32_t value, inverse;
-};
-
-static inline FewDivisor few_divisor(int value)
-{
-    return {(uint32_t)value, (uint32_t)(value == 1 ? 0 : ((1ull << 32) + value - 1) / value)};
-}
-
-__device__ __forceinline__ int few_quotient(int index, FewDivisor by)
-{
-    return by.value == 1 ? index : (int)__umulhi((uint32_t)index, by.inverse);
-}
 
 // Strides in elements; the sizes fit in 32 bits, as `few_fits` has seen to.
 struct FewStrides {
@@ -47,13 +29,13 @@ struct FewProblem {
     int dilation_height, dilation_width;
 
     // Tiles of output (of grad_input in its kernel), and the patch of source that belongs to one: `rows` x `columns`
-    // words in lines of `pitch` for each channel, then, where halves need it, the same with lone elements (the other
+    // words for each channel, then, where halves need it, the same with lone elements (the other
     // half of the word is zero), then `zeros` words of zeros. What must not be multiplied (it could be infinite) is
     // read from the latter two.
     int tile_width, tile_height, tiles_x, tiles_y;
     int64_t tiles;
-    int rows, columns, pitch, plane, lone, zero, zeros, patch; // lone, zero: offsets of these parts; patch: all words
-    struct FewDivisor by_columns, by_rows;
+    int rows, columns, plane, lone, zero, zeros, patch; // lone, zero: offsets of these parts; patch: all words
+    struct Divisor by_columns, by_rows;
     int pair;         // columns between the halves of a word
     int words;        // of the summed axis, where it runs over taps; without the filling up to whole steps
     int vector;       // bytes that an output access moves at once; sizeof(T): elements one by one
@@ -120,37 +102,37 @@ __device__ __forceinline__ void few_mma(float (&d)[4], const uint32_t (&a)[4], u
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     if constexpr (sizeof(T) == 4)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-                     "{%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+            "{%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else if constexpr (sizeof(T) == 2 && __is_same(T, __half))
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-                     "{%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+            "{%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-                     "{%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+            "{%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
-}
-
-template <typename T>
-__device__ __forceinline__ uint32_t few_bits(T value)
-{
-    if constexpr (sizeof(T) == 2)
-        return *(const unsigned short *)&value;
-    else
-        return *(const uint32_t *)&value;
 }
 
 // Writes zeros, which never change, once for all tiles.
 __device__ __forceinline__ void few_clear_zeros(uint32_t *patch, const FewProblem &p)
 {
-    for (int i = threadIdx.x; i < p.zeros; i += FEW_THREADS)
+    for (int i = threadIdx.x; i < p.zeros; i += blockDim.x)
         patch[p.zero + i] = 0;
+}
+
+// Where the words of a patch lie, packed, so that no tile has to divide for it: written once by each block.
+__device__ __forceinline__ void few_write_places(uint32_t *places, const FewProblem &p)
+{
+    for (int i = threadIdx.x; i < p.channels * p.plane; i += blockDim.x) {
+        const int line = quotient(i, p.by_columns), c = quotient(line, p.by_rows);
+        places[i] = (uint32_t)c << 30 | (uint32_t)(line - c * p.rows) << 15 | (uint32_t)(i - line * p.columns);
+    }
 }
 
 // The patch whose corner is row y0, column x0 of image `n` of the input, in two steps around the arithmetic of another
@@ -162,76 +144,80 @@ struct FewPatch {
     const T *image;
     int y0, x0;
 
-    __device__ __forceinline__ uint32_t element(const FewProblem &p, int c, int y, int x) const
+    // Offsets within an image fit in 32 bits.
+    __device__ __forceinline__ bool locate(const FewProblem &p, uint32_t place, int &offset, int &x) const
     {
-        const bool inside = (unsigned int)y < (unsigned int)p.height && (unsigned int)x < (unsigned int)p.width;
-        return inside ? few_bits(image[c * p.in.c + y * p.in.y + x * p.in.x]) : 0;
+        const int y = y0 + (int)(place >> 15 & 0x7fff);
+        x = x0 + (int)(place & 0x7fff);
+        offset = (int)(place >> 30) * (int)p.in.c + y * (int)p.in.y + x * (int)p.in.x;
+        return (unsigned int)y < (unsigned int)p.height;
     }
 
-    __device__ __forceinline__ void place(const FewProblem &p, int i, int &c, int &row, int &column) const
+    __device__ __forceinline__ uint32_t pair_at(const FewProblem &p, uint32_t place) const
     {
-        const int line = few_quotient(i, p.by_columns);
-        column = i - line * p.columns;
-        c = few_quotient(line, p.by_rows);
-        row = line - c * p.rows;
-    }
-
-    __device__ __forceinline__ uint32_t pair_at(const FewProblem &p, int i) const
-    {
-        int c, row, column;
-        place(p, i, c, row, column);
-        return element(p, c, y0 + row, x0 + column) | element(p, c, y0 + row, x0 + column + p.pair) << 16;
+        int offset, x;
+        const bool inside = locate(p, place, offset, x);
+        uint32_t word = 0;
+        if (inside && (unsigned int)x < (unsigned int)p.width)
+            word = bits_of(image[offset]);
+        if (inside && (unsigned int)(x + p.pair) < (unsigned int)p.width)
+            word |= bits_of(image[offset + p.pair * (int)p.in.x]) << 16;
+        return word;
     }
 
     __device__ __forceinline__ void put_pair(uint32_t *patch, const FewProblem &p, int i, uint32_t word) const
     {
-        int c, row, column;
-        place(p, i, c, row, column);
-        const int to = c * p.plane + row * p.pitch + column;
-        patch[to] = word;
+        patch[i] = word;
         if (p.lone > 0)
-            patch[p.lone + to] = word & 0xffffu;
+            patch[p.lone + i] = word & 0xffffu;
     }
 
-    __device__ __forceinline__ void fetch(uint32_t *patch, const FewProblem &p, int64_t n, int y, int x)
+    __device__ __forceinline__ void fetch(uint32_t *patch, const uint32_t *places, const FewProblem &p, int64_t n,
+                                          int y, int x)
     {
-        const int count = p.channels * p.rows * p.columns;
+        const int count = p.channels * p.plane;
         image = (const T *)p.input + n * p.in.n;
         y0 = y;
         x0 = x;
         if constexpr (sizeof(T) == 4) {
-            for (int i = threadIdx.x; i < count; i += FEW_THREADS) {
-                int c, row, column;
-                place(p, i, c, row, column);
-                const bool inside = (unsigned int)(y0 + row) < (unsigned int)p.height &&
-                                    (unsigned int)(x0 + column) < (unsigned int)p.width;
-                const int64_t offset = inside ? c * p.in.c + (y0 + row) * p.in.y + (x0 + column) * p.in.x : 0;
-                few_copy<4>(patch + c * p.plane + row * p.pitch + column, image + offset, inside);
+#pragma unroll 4
+            for (int i = threadIdx.x; i < count; i += blockDim.x) {
+                int offset, column;
+                const bool inside =
+                    locate(p, places[i], offset, column) && (unsigned int)column < (unsigned int)p.width;
+                few_copy<4>(patch + i, image + (inside ? offset : 0), inside);
             }
         } else {
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
-                const int i = threadIdx.x + k * FEW_THREADS;
-                ahead[k] = i < count ? pair_at(p, i) : 0;
+                const int i = threadIdx.x + k * blockDim.x;
+                ahead[k] = i < count ? pair_at(p, places[i]) : 0;
             }
         }
     }
 
-    __device__ __forceinline__ void store(uint32_t *patch, const FewProblem &p)
+    __device__ __forceinline__ void store(uint32_t *patch, const uint32_t *places, const FewProblem &p)
     {
         if constexpr (sizeof(T) == 2) {
-            const int count = p.channels * p.rows * p.columns;
+            const int count = p.channels * p.plane;
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
-                const int i = threadIdx.x + k * FEW_THREADS;
+                const int i = threadIdx.x + k * blockDim.x;
                 if (i < count)
                     put_pair(patch, p, i, ahead[k]);
             }
-            for (int i = threadIdx.x + AHEAD * FEW_THREADS; i < count; i += FEW_THREADS)
-                put_pair(patch, p, i, pair_at(p, i));
+            for (int i = threadIdx.x + AHEAD * blockDim.x; i < count; i += blockDim.x)
+                put_pair(patch, p, i, pair_at(p, places[i]));
         }
     }
 };
+
+// d += a b. Volatile, so that the products stay in the order in which they are written: the register file has two
+// banks, and an order in which one factor serves several products in a row has fewer conflicts than the compiler's.
+__device__ __forceinline__ void few_fma(float &d, float a, float b)
+{
+    asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(d) : "f"(a), "f"(b));
+}
 
 // Shared memory that a block may have; on Hopper two of them fit on a multiprocessor.
 static inline size_t few_most_shared(int capability)

@@ -13,7 +13,7 @@
 
 // mma.sync. Words of a patch lie as [row][column][8]; halves of these 32 bytes change places in every other four
 // columns, so that the rows of a fragment fall into different banks.
-static constexpr int WARP_COLUMNS = 32, WARP_ROWS = 8, WORDS = 8;
+static constexpr int WARP_ROWS = 8, WORDS = 8;
 
 template <typename T, int MATH, int HEIGHT>
 __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const __grid_constant__ FewProblem p)
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
         const T *const from = (const T *)p.weight + c * p.w.c + r * p.w.y + s * p.w.x;
         uint32_t bits = 0;
         if (c < p.channels && o < p.out_channels) {
-            bits = few_operand<MATH>(few_bits(from[o * p.w.n]));
+            bits = few_operand<MATH>(bits_of(from[o * p.w.n]));
             if (PER_WORD == 2 && o + 1 < p.out_channels)
-                bits |= few_bits(from[(o + 1) * p.w.n]) << 16;
+                bits |= bits_of(from[(o + 1) * p.w.n]) << 16;
         }
         weights[i] = bits;
     }
 
-    const int warp_x = warp % p.warps_x * WARP_COLUMNS, warp_y = warp / p.warps_x * WARP_ROWS;
+    const int warp_x = warp % p.warps_x * WARP_SIZE, warp_y = warp / p.warps_x * WARP_ROWS;
     for (int64_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const int64_t n = tile / (p.tiles_x * p.tiles_y);
         const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y));
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
                 const int pieces = p.rows * p.columns * 2;
 #pragma unroll 4
                 for (int i = thread; i < pieces; i += FEW_THREADS) {
-                    const int part = i % 2, at = i / 2, row = few_quotient(at, p.by_columns), column = at - row * p.columns;
+                    const int part = i % 2, at = i / 2, row = quotient(at, p.by_columns), column = at - row * p.columns;
                     const int y = top + row, x = aligned_left + column, o = first + part * RUN;
                     const bool inside =
                         (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
                 const int units = p.rows * ((quads + 3) / 4);
 #pragma unroll 2
                 for (int unit = warp; unit < units; unit += FEW_WARPS) {
-                    const int row = few_quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
+                    const int row = quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
                     if (quad >= quads)
                         continue;
                     const int y = top + row, x = aligned_left + 4 * quad;
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
 #pragma unroll
                         for (int e = 0; e < 4; e++) {
                             const bool inside = inside_y && (unsigned int)(x + e) < (unsigned int)p.out_width;
-                            v[e] = inside && o < p.out_channels ? few_bits(from[e]) : 0;
+                            v[e] = inside && o < p.out_channels ? bits_of(from[e]) : 0;
                             if (PER_WORD == 2 && inside && o + 1 < p.out_channels)
-                                v[e] |= few_bits(from[p.out.c + e]) << 16;
+                                v[e] |= bits_of(from[p.out.c + e]) << 16;
                         }
                     }
                     // v rotated by quad_lane
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
             for (int s = 0; s < p.kernel_width; s++) {
                 // ldmatrix: lanes 0-15 address the first halves of 16 columns, lanes 16-31 the second ones.
                 const int column = left - aligned_left + warp_x + lane % 16 + s * p.dilation_width;
-                const uint32_t from = few_address(patch + (warp_y * p.columns + column) * WORDS +
-                                                  (lane / 16 ^ (column / 4 % 2)) * 4);
+                const uint32_t from =
+                    few_address(patch + (warp_y * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
                 const uint32_t row_bytes = p.columns * WORDS * 4;
                 const auto load = [&](uint32_t(&a)[4], uint32_t address) {
                     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
             __syncthreads(); // the patch has been multiplied
             for (int i = thread; i < there * kernel; i += FEW_THREADS) {
                 const int o = i / kernel, tap = i % kernel;
-                const int s = p.kernel_width - 1 - tap / p.kernel_height, r = p.kernel_height - 1 - tap % p.kernel_height;
+                const int s = p.kernel_width - 1 - tap / p.kernel_height,
+                          r = p.kernel_height - 1 - tap % p.kernel_height;
                 const float *const from = (const float *)p.weight + (first + o) * p.w.n + r * p.w.y + s * p.w.x;
                 float v[4] = {};
 #pragma unroll
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
             if (p.out.c == 1) {
 #pragma unroll 4
                 for (int i = thread; i < plane; i += FEW_THREADS) {
-                    const int row = few_quotient(i, p.by_columns), column = i - row * p.columns;
+                    const int row = quotient(i, p.by_columns), column = i - row * p.columns;
                     const int y = top + row, x = aligned_left + column;
                     const bool inside =
                         (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                 const int quads = p.columns / 4;
                 for (int o = 0; o < there; o++)
                     for (int i = thread; i < p.rows * quads; i += FEW_THREADS) {
-                        const int row = few_quotient(i, p.by_rows), column = (i - row * quads) * 4;
+                        const int row = quotient(i, p.by_rows), column = (i - row * quads) * 4;
                         const int y = top + row, x = aligned_left + column;
                         const bool inside =
                             (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
             } else {
                 for (int o = 0; o < there; o++)
                     for (int i = thread; i < plane; i += FEW_THREADS) {
-                        const int row = few_quotient(i, p.by_columns), y = top + row,
+                        const int row = quotient(i, p.by_columns), y = top + row,
                                   x = aligned_left + i - row * p.columns;
                         const bool inside =
                             (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
@@ -360,8 +361,9 @@ static bool plan_input(FewProblem &p, const ConvCall &call, FewMath math, size_t
         const int64_t rows = height + reach_y, columns = ceil_div(width + reach_x + 3, 4) * 4;
         if (rows >= 1 << 16 || columns >= 1 << 16 || rows * columns >= 1 << 15)
             continue;
-        const size_t bytes = math == FEW_FMA ? 4 * (size_t)(FMA_CHANNELS * (rows * columns + 4 * taps))
-                                             : 4 * (size_t)(rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32);
+        const size_t bytes = math == FEW_FMA
+                                 ? 4 * (size_t)(FMA_CHANNELS * (rows * columns + 4 * taps))
+                                 : 4 * (size_t)(rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32);
         if (bytes > most_shared)
             continue;
         const int64_t tiles_x = ceil_div(p.width, width), tiles_y = ceil_div(p.height, height);
@@ -378,9 +380,9 @@ static bool plan_input(FewProblem &p, const ConvCall &call, FewMath math, size_t
         p.tiles_y = (int)tiles_y;
         p.rows = (int)rows;
         p.columns = (int)columns;
-        p.by_columns = few_divisor(p.columns);
+        p.by_columns = make_divisor(p.columns);
         // The divisor of the copies that run along quads of columns: units of 4 quads (mma.sync), quads (FMA).
-        p.by_rows = few_divisor((int)(math == FEW_FMA ? columns / 4 : ceil_div(columns / 4, 4)));
+        p.by_rows = make_divisor((int)(math == FEW_FMA ? columns / 4 : ceil_div(columns / 4, 4)));
         shared = bytes;
     }
     if (least == 0)

@@ -2,29 +2,30 @@
 // grad_output[o][pixel] * input[pixel's place + tap's place]; see conv2d_few_channels.cu.
 //
 // A product of (channels, pixels) and (pixels, taps), whose right operand is read from a patch of input as in forward.
-// Blocks take tiles of 128 pixels in turn, with grad_output's tile and the patch of the next one on their way to shared
-// memory, and keep all of the sums of 64 channels and 160 taps (32 and 64 for small kernels) in registers. Each writes
-// its sums once, and a second kernel adds them up in order.
+// Blocks take tiles of 128 pixels (halves: 256) in turn, with grad_output's tile and the patch of the next one on their
+// way to shared memory, and keep all of the sums of 64 channels and 160 taps (32 and 64 for small kernels) in
+// registers. Each writes its sums once, and a second kernel adds them up in order.
 //
 // mma.sync for halves and TF32, where lanes own what the instruction gives them, and warps split taps and pixels. With
 // FMA a lane owns 8 channels and some rows of the kernel: a row of input is read once for all of the taps along it.
 // Bound by the reading of grad_output, and by the rate of FMA for 3 channels and 7x7 in float32.
 #include "conv2d_few_channels.cuh"
 
-static constexpr int TILE_PIXELS = 128;
+static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 
 // Sizes of a variant. MMA: OUT * 16 channels by TAPS * 8 taps for each warp. FMA: OUT * 16 channels by, for each lane,
 // TAPS rows of WIDTH taps.
 template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
 struct FewWeightTile {
+    static constexpr int PIXELS = 512 / sizeof(T); // of a block's tile
     static constexpr int CHANNELS = 16 * OUT, WARP_TAPS = MATH == FEW_FMA ? 4 * TAPS * WIDTH : 8 * TAPS;
     static constexpr int WORD_PIXELS = 4 / sizeof(T); // pixels in a word
     // grad_output's tile, in words: a line for each channel, or for each pixel where it is channels_last. The padding
     // sends the lanes of a fragment to different banks.
-    static constexpr int CHANNEL_LINE = TILE_PIXELS / WORD_PIXELS + 4;
+    static constexpr int CHANNEL_LINE = PIXELS / WORD_PIXELS + 4;
     static constexpr int PIXEL_LINE = CHANNELS / WORD_PIXELS + (sizeof(T) == 2 ? 4 : 8);
     static constexpr int GRAD_WORDS =
-        CHANNELS * CHANNEL_LINE > TILE_PIXELS * PIXEL_LINE ? CHANNELS * CHANNEL_LINE : TILE_PIXELS * PIXEL_LINE;
+        CHANNELS * CHANNEL_LINE > PIXELS *PIXEL_LINE ? CHANNELS *CHANNEL_LINE : PIXELS *PIXEL_LINE;
 };
 
 // grad_output's tile in pieces of BYTES, along pixels or along channels.
@@ -36,17 +37,17 @@ __device__ __forceinline__ void copy_grad(uint32_t *grad, const int *pixel_of, c
     const bool last = p.out.c == 1;
     const T *const image = (const T *)p.output + n * p.out.n;
     // Along the line the pieces of a thread all lie at the same place, as both sizes are powers of two.
-    constexpr int PER_CHANNEL = TILE_PIXELS / SIZE, PER_PIXEL = Tile::CHANNELS / SIZE;
-    const int pieces = TILE_PIXELS * Tile::CHANNELS / SIZE;
+    constexpr int PER_CHANNEL = Tile::PIXELS / SIZE, PER_PIXEL = Tile::CHANNELS / SIZE;
+    constexpr int PIECES = Tile::PIXELS * Tile::CHANNELS / SIZE;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < pieces; i += FEW_THREADS) {
+    for (int i = threadIdx.x; i < PIECES; i += THREADS) {
         const int slot = last ? i / PER_PIXEL : i % PER_CHANNEL * SIZE;
         const int channel = last ? i % PER_PIXEL * SIZE : i / PER_CHANNEL;
         const int pixel = pixel_of[slot];
         const bool inside = pixel >= 0 && first_channel + channel < p.out_channels;
         const T *const from = inside ? image + (first_channel + channel) * p.out.c + pixel * p.out.x : image;
-        T *const to = (T *)(grad + (last ? slot * Tile::PIXEL_LINE : channel * Tile::CHANNEL_LINE)) +
-                      (last ? channel : slot);
+        T *const to =
+            (T *)(grad + (last ? slot * Tile::PIXEL_LINE : channel * Tile::CHANNEL_LINE)) + (last ? channel : slot);
         if constexpr (BYTES >= 4)
             few_copy<BYTES>(to, from, inside);
         else
@@ -55,7 +56,7 @@ __device__ __forceinline__ void copy_grad(uint32_t *grad, const int *pixel_of, c
 }
 
 template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
-__global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
+__global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
     conv2d_few_weight_kernel(float *partial, const __grid_constant__ FewProblem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -67,14 +68,15 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
         typedef FewWeightTile<T, MATH, OUT, TAPS, WIDTH> Tile;
         extern __shared__ __align__(16) uint32_t shared[];
         // Of three tiles: one that slow warps still multiply, the one that is being copied, and the one after it.
-        __shared__ int pixels[3][TILE_PIXELS]; // of the plane of output; -1: none
-        __shared__ int slots[3][TILE_PIXELS];  // what a summed word or group of pixels adds to a tap's place
-        uint32_t *const grads = shared, *const patches = shared + 2 * Tile::GRAD_WORDS;
+        __shared__ int pixels[3][Tile::PIXELS]; // of the plane of output; -1: none
+        __shared__ int slots[3][Tile::PIXELS];  // what a summed word or group of pixels adds to a tap's place
+        uint32_t *const grads = shared, *const patches = shared + 2 * Tile::GRAD_WORDS,
+                        *const patch_places = patches + 2 * p.patch;
 
         const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE, g = lane / 4,
                   t = lane % 4;
         // warps_x of the warps stand side by side along taps; the others share the pixels.
-        const int warp_taps = warp % p.warps_x, warp_pixels = warp / p.warps_x, sharing = FEW_WARPS / p.warps_x;
+        const int warp_taps = warp % p.warps_x, warp_pixels = warp / p.warps_x, sharing = WARPS / p.warps_x;
         const int kernel = p.kernel_height * p.kernel_width, taps = p.channels * kernel;
         const int tap_tiles = (taps + Tile::WARP_TAPS * p.warps_x - 1) / (Tile::WARP_TAPS * p.warps_x);
         const int first_channel = blockIdx.y / tap_tiles * Tile::CHANNELS;
@@ -82,8 +84,9 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
         const auto place_of_tap = [&](int tap) {
             if (tap >= taps)
                 return 0; // summed, but not written
-            const int c = tap / kernel, rest = tap - c * kernel, r = rest / p.kernel_width, s = rest - r * p.kernel_width;
-            return c * p.plane + r * p.dilation_height * p.pitch + s * p.dilation_width;
+            const int c = tap / kernel, rest = tap - c * kernel, r = rest / p.kernel_width,
+                      s = rest - r * p.kernel_width;
+            return c * p.plane + r * p.dilation_height * p.columns + s * p.dilation_width;
         };
         // MMA: the lane's column of each instruction. FMA: the first tap of each of its rows.
         int places[TAPS];
@@ -92,15 +95,18 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
             places[j] = place_of_tap(first_tap + (MATH == FEW_FMA ? (t * TAPS + j) * WIDTH : j * 8 + g));
         few_clear_zeros(patches, p);
         few_clear_zeros(patches + p.patch, p);
+        few_write_places(patch_places, p);
 
         const auto locate = [&](int64_t tile, int third) {
             const int rest = (int)(tile % (p.tiles_x * p.tiles_y));
             const int y0 = rest / p.tiles_x * p.tile_height, x0 = rest % p.tiles_x * p.tile_width;
-            static_assert(TILE_PIXELS == FEW_THREADS, "a thread for each pixel");
+            static_assert(Tile::PIXELS <= THREADS, "a thread for each pixel");
+            if (thread >= Tile::PIXELS)
+                return;
             const int y = thread / p.tile_width, x = thread % p.tile_width;
             const bool row = y < p.tile_height && y0 + y < p.out_height;
             pixels[third][thread] = row && x0 + x < p.out_width ? (y0 + y) * p.out_width + x0 + x : -1;
-            const int place = y * p.stride_height * p.pitch + x * p.stride_width;
+            const int place = y * p.stride_height * p.columns + x * p.stride_width;
             if constexpr (MATH == FEW_FMA) {
                 // Of each group of four pixels its place, and how many of them there are.
                 if (thread % 4 == 0) {
@@ -109,11 +115,12 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
                 }
             } else if (thread % Tile::WORD_PIXELS == 0) {
                 const int there = row ? p.out_width - x0 - x : 0;
-                slots[third][thread / Tile::WORD_PIXELS] =
-                    there >= Tile::WORD_PIXELS ? place : there > 0 ? p.lone + place : p.zero;
+                slots[third][thread / Tile::WORD_PIXELS] = there >= Tile::WORD_PIXELS ? place
+                                                           : there > 0                ? p.lone + place
+                                                                                      : p.zero;
             }
         };
-        FewPatch<T, OUT == 4 ? 9 : 4> copy;
+        FewPatch<T, OUT == 4 ? 7 : 3> copy;
         const auto fetch = [&](int64_t tile, int turn, int third) {
             const int64_t n = tile / (p.tiles_x * p.tiles_y);
             const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y));
@@ -131,7 +138,7 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
             default:
                 copy_grad<Tile, T, sizeof(T)>(grad, pixels[third], p, n, first_channel);
             }
-            copy.fetch(patches + turn * p.patch, p, n,
+            copy.fetch(patches + turn * p.patch, patch_places, p, n,
                        rest / p.tiles_x * p.tile_height * p.stride_height - p.padding_top,
                        rest % p.tiles_x * p.tile_width * p.stride_width - p.padding_left);
         };
@@ -145,7 +152,7 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
             locate(tile, 0);
             __syncthreads();
             fetch(tile, 0, 0);
-            copy.store(patches, p);
+            copy.store(patches, patch_places, p);
         }
         for (int turn = 0, third = 0; tile < p.tiles; tile += gridDim.x, turn ^= 1) {
             const bool more = tile + gridDim.x < p.tiles;
@@ -162,7 +169,7 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
 
             if constexpr (MATH == FEW_FMA) {
                 const float *const values = (const float *)grad;
-                for (int group = warp_pixels; group < TILE_PIXELS / 4; group += sharing) {
+                for (int group = warp_pixels; group < Tile::PIXELS / 4; group += sharing) {
                     const int place = slot[4 * group], there = slot[4 * group + 1];
                     if (there == 4) {
                         float window[TAPS][3 + WIDTH];
@@ -188,15 +195,14 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
                                                 from[3 * Tile::PIXEL_LINE]);
                             } else
                                 v = *(const float4 *)(values + (o * 8 + g) * Tile::CHANNEL_LINE + 4 * group);
+                            const float values_of[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-                            for (int j = 0; j < TAPS; j++)
+                            for (int pixel = 0; pixel < 4; pixel++)
 #pragma unroll
-                                for (int s = 0; s < WIDTH; s++) {
-                                    float &to = fma_sum[o][j * WIDTH + s];
-                                    to += v.x * window[j][s];
-                                    to += v.y * window[j][s + 1];
-                                    to += v.z * window[j][s + 2];
-                                    to += v.w * window[j][s + 3];
+                                for (int i = 0; i < LANE_TAPS; i++) {
+                                    const int tap = pixel % 2 ? LANE_TAPS - 1 - i : i; // there and back
+                                    few_fma(fma_sum[o][tap], values_of[pixel],
+                                            window[tap / WIDTH][tap % WIDTH + pixel]);
                                 }
                         }
                     } else {
@@ -213,8 +219,8 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
 #pragma unroll
                             for (int o = 0; o < 2 * OUT; o++) {
                                 const int channel = o * 8 + g, at = 4 * group + pixel;
-                                const float v = values[last ? at * Tile::PIXEL_LINE + channel
-                                                            : channel * Tile::CHANNEL_LINE + at];
+                                const float v =
+                                    values[last ? at * Tile::PIXEL_LINE + channel : channel * Tile::CHANNEL_LINE + at];
 #pragma unroll
                                 for (int j = 0; j < TAPS; j++)
 #pragma unroll
@@ -225,10 +231,11 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
                     }
                 }
             } else {
-                constexpr int STEPS = TILE_PIXELS / Tile::WORD_PIXELS / 8;
+                constexpr int STEPS = Tile::PIXELS / Tile::WORD_PIXELS / 8;
 #pragma unroll 1
                 for (int step = warp_pixels; step < STEPS; step += sharing) {
-                    const uint32_t *const near = patch + slot[step * 8 + t], *const far = patch + slot[step * 8 + 4 + t];
+                    const uint32_t *const near = patch + slot[step * 8 + t], *const far =
+                                                                                 patch + slot[step * 8 + 4 + t];
                     uint32_t a[OUT][4];
                     if (sizeof(T) == 2 && last) {
                         const uint32_t *const from =
@@ -240,8 +247,7 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
                                          : "r"(few_address(from + i * 8))
                                          : "memory");
                     } else {
-                        const int channel_step = last ? 1 : Tile::CHANNEL_LINE,
-                                  word_step = last ? Tile::PIXEL_LINE : 1;
+                        const int channel_step = last ? 1 : Tile::CHANNEL_LINE, word_step = last ? Tile::PIXEL_LINE : 1;
                         const uint32_t *const from = grad + g * channel_step + (step * 8 + t) * word_step;
 #pragma unroll
                         for (int i = 0; i < OUT; i++) {
@@ -253,8 +259,7 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
                     }
 #pragma unroll
                     for (int j = 0; j < TAPS; j++) {
-                        const uint32_t b0 = few_operand<MATH>(near[places[j]]),
-                                       b1 = few_operand<MATH>(far[places[j]]);
+                        const uint32_t b0 = few_operand<MATH>(near[places[j]]), b1 = few_operand<MATH>(far[places[j]]);
 #pragma unroll
                         for (int i = 0; i < OUT; i++)
                             few_mma<T>(sum[i][j], a[i], b0, b1);
@@ -262,7 +267,7 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
                 }
             }
             if (more)
-                copy.store(patches + (turn ^ 1) * p.patch, p);
+                copy.store(patches + (turn ^ 1) * p.patch, patch_places, p);
             third = next_third;
         }
 
@@ -294,7 +299,6 @@ __global__ void __launch_bounds__(FEW_THREADS, OUT == 4 ? 2 : 4)
 template <typename T>
 __global__ void conv2d_few_weight_sum_kernel(const float *partial, const __grid_constant__ FewProblem p)
 {
-    constexpr int WARPS = 8;
     __shared__ float sums[WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int kernel = p.kernel_height * p.kernel_width, taps = p.channels * kernel;
@@ -339,9 +343,15 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
         return false;
     p.pair = p.stride_width;
     const bool lone = halves && p.out_width % 2 == 1;
+    // Less the tables. The large variant has a multiprocessor for itself, for its registers.
+    const size_t most_shared = (device.capability < 80    ? 56
+                                : device.capability > 89  ? Tile::CHANNELS == 64 ? 200 : 104
+                                : device.capability == 80 ? Tile::CHANNELS == 64 ? 152 : 72
+                                                          : 88) *
+                               1024;
     double least = 0;
-    for (int width = 8; width <= TILE_PIXELS; width += 8) {
-        const int height = TILE_PIXELS / width;
+    for (int width = 8; width <= Tile::PIXELS; width += 8) {
+        const int height = Tile::PIXELS / width;
         const int64_t reach_y = (int64_t)(p.kernel_height - 1) * p.dilation_height,
                       reach_x = (int64_t)(p.kernel_width - 1) * p.dilation_width;
         const int64_t rows = (int64_t)(height - 1) * p.stride_height + reach_y + 1;
@@ -351,8 +361,8 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
         const int64_t plane = rows * columns, all = p.channels * plane;
         const int64_t zeros = (p.channels - 1) * plane + reach_y * columns + reach_x + 1;
         const int64_t patch = ceil_div(all * (lone ? 2 : 1) + zeros, 4) * 4;
-        const size_t bytes = 4 * (size_t)(2 * Tile::GRAD_WORDS + 2 * patch);
-        if (bytes > few_most_shared(device.capability) - 4096)
+        const size_t bytes = 4 * (size_t)(2 * Tile::GRAD_WORDS + 2 * patch + all);
+        if (bytes > most_shared)
             continue;
         const int64_t tiles_x = ceil_div(p.out_width, width), tiles_y = ceil_div(p.out_height, height);
         if (tiles_x * tiles_y > INT_MAX)
@@ -366,22 +376,27 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
         p.tiles_x = (int)tiles_x;
         p.tiles_y = (int)tiles_y;
         p.rows = (int)rows;
-        p.columns = p.pitch = (int)columns;
+        p.columns = (int)columns;
         p.plane = (int)plane;
         p.lone = lone ? (int)all : 0;
         p.zero = (int)(all * (lone ? 2 : 1));
         p.zeros = (int)zeros;
         p.patch = (int)patch;
-        p.by_columns = few_divisor(p.columns);
-        p.by_rows = few_divisor(p.rows);
+        p.by_columns = make_divisor(p.columns);
+        p.by_rows = make_divisor(p.rows);
         plan.shared = bytes;
     }
     if (least == 0)
         return false;
     p.tiles = p.batch * p.tiles_x * p.tiles_y;
+    // As many warps along taps as waste the fewest of them.
+    const auto padded = [&](int warps) {
+        return ceil_div(taps, (int64_t)Tile::WARP_TAPS * warps) * Tile::WARP_TAPS * warps;
+    };
     p.warps_x = 1;
-    while (p.warps_x < FEW_WARPS && Tile::WARP_TAPS * p.warps_x < taps)
-        p.warps_x *= 2;
+    for (int warps = 2; warps <= WARPS && Tile::WARP_TAPS * (warps / 2) < taps; warps *= 2)
+        if (padded(warps) <= padded(p.warps_x))
+            p.warps_x = warps;
     // A piece of 16 bytes lies within a line, and a tile starts at one, if these are multiples of its elements.
     const int64_t line = p.out.c == 1 ? p.out_channels : p.out_width;
     p.vector = element;
@@ -390,9 +405,9 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
             p.vector = bytes;
     const int64_t across =
         ceil_div(p.out_channels, Tile::CHANNELS) * ceil_div(taps, (int64_t)Tile::WARP_TAPS * p.warps_x);
-    const int64_t held = ceil_div((int64_t)device.multiprocessors * (Tile::CHANNELS == 64 ? 2 : 4), across);
+    const int64_t held = ceil_div((int64_t)device.multiprocessors * (Tile::CHANNELS == 64 ? 1 : 2), across);
     const int64_t blocks = p.tiles < held ? p.tiles : held;
-    p.parts = (int)blocks * (FEW_WARPS / p.warps_x);
+    p.parts = (int)blocks * (WARPS / p.warps_x);
     plan.grid = dim3((unsigned int)blocks, (unsigned int)across);
     plan.problem = p;
     return across <= 65535;
@@ -406,7 +421,7 @@ static auto with_tile(const ConvCall &call, Visitor visit)
     if constexpr (MATH == FEW_FMA) {
         const bool plain = s.stride_width == 1 && s.dilation_width == 1;
         if (plain && s.kernel_width == 7)
-            return visit.template operator()<T, MATH, 4, 3, 7>();
+            return visit.template operator()<T, MATH, 4, 2, 7>();
         if (plain && s.kernel_width == 3)
             return visit.template operator()<T, MATH, 2, 1, 3>();
         return visit.template operator()<T, MATH, 2, 8, 1>();
@@ -451,14 +466,14 @@ struct Launcher {
     {
         const auto kernel = conv2d_few_weight_kernel<T, MATH, OUT, TAPS, WIDTH>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared);
-        kernel<<<plan.grid, FEW_THREADS, plan.shared, call.stream>>>((float *)call.workspace, plan.problem);
+        kernel<<<plan.grid, THREADS, plan.shared, call.stream>>>((float *)call.workspace, plan.problem);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
         const FewProblem &p = plan.problem;
         const int64_t count = (int64_t)p.out_channels * p.channels * p.kernel_height * p.kernel_width;
-        conv2d_few_weight_sum_kernel<T><<<clamp_grid(ceil_div(count, WARP_SIZE)), 8 * WARP_SIZE, 0, call.stream>>>(
-            (const float *)call.workspace, p);
+        conv2d_few_weight_sum_kernel<T>
+            <<<clamp_grid(ceil_div(count, WARP_SIZE)), THREADS, 0, call.stream>>>((const float *)call.workspace, p);
         return launch_status();
     }
 };
