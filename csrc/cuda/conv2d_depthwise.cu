@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const 
 }
 
 template <typename T, int K>
-__global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
     conv2d_depthwise_pixels_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     constexpr int CHANNELS = PIXEL_CHANNELS * RUN;
@@ -137,14 +137,21 @@ __global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
     }
     const T *const image = (const T *)p.input + n * p.in.n + channel;
     const int in_line = (int)p.in.y, out_line = (int)p.out.y, out_column = (int)p.out.x;
-    DepthwiseWindow<T, K, RUN> window;
+    typedef DepthwiseWindow<T, K, RUN> Window;
+    Window window;
     window.aim(p, x - p.padding_left);
+    const auto fetch = [&](uint32_t(&raw)[Window::COLUMNS][Window::WORDS], int row) {
+        const int source_y = y + row - p.padding_top;
+        window.fetch(raw, image + source_y * in_line, (unsigned int)source_y < (unsigned int)p.height);
+    };
+    uint32_t raw[2][Window::COLUMNS][Window::WORDS];
+    fetch(raw[0], 0);
 #pragma unroll
     for (int row = 0; row < PIXEL_ROWS + K - 1; row++) {
-        const int source_y = y + row - p.padding_top;
-        if ((unsigned int)source_y >= (unsigned int)p.height)
-            continue;
-        window.load(image + source_y * in_line);
+        if (row + 1 < PIXEL_ROWS + K - 1)
+            fetch(raw[(row + 1) % 2], row + 1);
+        float value[Window::COLUMNS][RUN];
+        Window::convert(value, raw[row % 2]);
 #pragma unroll
         for (int r = 0; r < K; r++)
             if (row - r >= 0 && row - r < PIXEL_ROWS)
@@ -153,10 +160,10 @@ __global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
                     const float4 w = *(const float4 *)(&weights[r * K + s][run * RUN]);
 #pragma unroll
                     for (int j = 0; j < RUN; j++) {
-                        sum[row - r][j][0] += w.x * window.value[s + j][0];
-                        sum[row - r][j][1] += w.y * window.value[s + j][1];
-                        sum[row - r][j][2] += w.z * window.value[s + j][2];
-                        sum[row - r][j][3] += w.w * window.value[s + j][3];
+                        sum[row - r][j][0] += w.x * value[s + j][0];
+                        sum[row - r][j][1] += w.y * value[s + j][1];
+                        sum[row - r][j][2] += w.z * value[s + j][2];
+                        sum[row - r][j][3] += w.w * value[s + j][3];
                     }
                 }
     }
@@ -166,11 +173,11 @@ __global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
 #pragma unroll
         for (int j = 0; j < RUN; j++)
             if (y + i < p.out_height && x + j < p.out_width) {
-                T value[RUN];
+                T channels[RUN];
 #pragma unroll
                 for (int k = 0; k < RUN; k++)
-                    value[k] = store_from_accumulate<T>(sum[i][j][k]);
-                store_run(result + i * out_line + j * out_column, value);
+                    channels[k] = store_from_accumulate<T>(sum[i][j][k]);
+                store_run(result + i * out_line + j * out_column, channels);
             }
 }
 

@@ -126,44 +126,64 @@ __device__ __forceinline__ void depthwise_patch(float *patch, const DepthwisePro
     }
 }
 
-// The windows of a channels_last row: a run of channels at each of the RUN + K - 1 columns that a thread's pixels see,
-// as float32. Which of them are inside is the same for all rows.
+// Two halves of a word as float32.
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t word)
+{
+    if constexpr (__is_same(T, __half))
+        return __half22float2(*(const __half2 *)&word);
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)); // bfloat16
+}
+
+// What a thread's pixels see of a channels_last row: a run of CHANNELS at each of RUN + K - 1 columns. Which of these
+// are inside is the same for all rows. Rows are fetched one ahead of the one that is multiplied.
 template <typename T, int K, int CHANNELS>
 struct DepthwiseWindow {
-    int offset[RUN + K - 1];
+    static constexpr int COLUMNS = RUN + K - 1, WORDS = CHANNELS * sizeof(T) / 4;
+    int offset[COLUMNS];
     unsigned int inside;
-    float value[RUN + K - 1][CHANNELS];
 
     // x: the leftmost column
     __device__ __forceinline__ void aim(const DepthwiseProblem &p, int x)
     {
         inside = 0;
 #pragma unroll
-        for (int i = 0; i < RUN + K - 1; i++) {
+        for (int i = 0; i < COLUMNS; i++) {
             offset[i] = (x + i) * (int)p.in.x;
             inside |= (unsigned int)((unsigned int)(x + i) < (unsigned int)p.width) << i;
         }
     }
 
-    __device__ __forceinline__ void load(const T *line)
+    __device__ __forceinline__ void fetch(uint32_t (&raw)[COLUMNS][WORDS], const T *line, bool inside_row) const
     {
-        struct __align__(CHANNELS * sizeof(T)) Run {
-            T element[CHANNELS];
-        };
-        Run run[RUN + K - 1];
 #pragma unroll
-        for (int i = 0; i < RUN + K - 1; i++) {
-#pragma unroll
-            for (int k = 0; k < CHANNELS; k++)
-                run[i].element[k] = store_from_accumulate<T>(0.0f);
-            if (inside >> i & 1)
-                run[i] = *(const Run *)(line + offset[i]);
+        for (int i = 0; i < COLUMNS; i++) {
+            const bool there = inside_row && (inside >> i & 1);
+            if constexpr (WORDS == 4) {
+                const uint4 v = there ? *(const uint4 *)(line + offset[i]) : make_uint4(0, 0, 0, 0);
+                raw[i][0] = v.x, raw[i][1] = v.y, raw[i][2] = v.z, raw[i][3] = v.w;
+            } else if constexpr (WORDS == 2) {
+                const uint2 v = there ? *(const uint2 *)(line + offset[i]) : make_uint2(0, 0);
+                raw[i][0] = v.x, raw[i][1] = v.y;
+            } else
+                raw[i][0] = there ? *(const uint32_t *)(line + offset[i]) : 0;
         }
+    }
+
+    static __device__ __forceinline__ void convert(float (&value)[COLUMNS][CHANNELS],
+                                                   const uint32_t (&raw)[COLUMNS][WORDS])
+    {
 #pragma unroll
-        for (int i = 0; i < RUN + K - 1; i++)
+        for (int i = 0; i < COLUMNS; i++)
 #pragma unroll
-            for (int k = 0; k < CHANNELS; k++)
-                value[i][k] = load_as_accumulate(run[i].element[k]);
+            for (int k = 0; k < WORDS; k++)
+                if constexpr (sizeof(T) == 4)
+                    value[i][k] = __uint_as_float(raw[i][k]);
+                else {
+                    const float2 two = unpack<T>(raw[i][k]);
+                    value[i][2 * k] = two.x;
+                    value[i][2 * k + 1] = two.y;
+                }
     }
 };
 

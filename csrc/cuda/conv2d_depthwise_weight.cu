@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(THREADS)
 
 // CHANNELS neighbours for a thread: fewer of them where there are many taps.
 template <typename T, int K, int CHANNELS>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
     conv2d_depthwise_pixels_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p)
 {
     struct __align__(CHANNELS * sizeof(T)) Run {
@@ -122,30 +122,39 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t runs = (p.out_width + RUN - 1) / RUN, items = p.batch * p.out_height * runs;
     const int64_t each = (items + p.parts - 1) / p.parts, end = min(items, (part + 1) * each);
     const int in_line = (int)p.in.y, out_column = (int)p.out.x;
-    DepthwiseWindow<T, K, CHANNELS> window;
+    typedef DepthwiseWindow<T, K, CHANNELS> Window;
+    Window window;
     for (int64_t item = part * each + place; there && item < end; item += THREADS / PIXEL_CHANNELS) {
         int64_t n = item;
         const int x = (int)split(n, runs) * RUN, y = (int)split(n, p.out_height);
         const T *const grad = (const T *)p.output + n * p.out.n + y * (int)p.out.y + x * out_column + channel;
         const T *const image = (const T *)p.input + n * p.in.n + channel;
         const int pixels = p.out_width - x;
+        window.aim(p, x - p.padding_left);
+        const auto fetch = [&](uint32_t(&raw)[Window::COLUMNS][Window::WORDS], int r) {
+            const int source_y = y + r - p.padding_top;
+            window.fetch(raw, image + source_y * in_line, (unsigned int)source_y < (unsigned int)p.height);
+        };
+        uint32_t raw[2][Window::COLUMNS][Window::WORDS];
+        fetch(raw[0], 0);
+        Run from[RUN] = {};
+#pragma unroll
+        for (int j = 0; j < RUN; j++)
+            if (j < pixels)
+                from[j] = *(const Run *)(grad + j * out_column);
         float value[RUN][CHANNELS];
 #pragma unroll
-        for (int j = 0; j < RUN; j++) {
-            Run from = {};
-            if (j < pixels)
-                from = *(const Run *)(grad + j * out_column);
-#pragma unroll
-            for (int k = 0; k < CHANNELS; k++)
-                value[j][k] = load_as_accumulate(from.element[k]);
-        }
-        window.aim(p, x - p.padding_left);
-#pragma unroll
         for (int r = 0; r < K; r++) {
-            const int source_y = y + r - p.padding_top;
-            if ((unsigned int)source_y >= (unsigned int)p.height)
-                continue;
-            window.load(image + source_y * in_line);
+            if (r + 1 < K)
+                fetch(raw[(r + 1) % 2], r + 1);
+            if (r == 0)
+#pragma unroll
+                for (int j = 0; j < RUN; j++)
+#pragma unroll
+                    for (int k = 0; k < CHANNELS; k++)
+                        value[j][k] = load_as_accumulate(from[j].element[k]);
+            float seen[Window::COLUMNS][CHANNELS];
+            Window::convert(seen, raw[r % 2]);
 #pragma unroll
             for (int j = 0; j < RUN; j++)
                 if (j < pixels)
@@ -153,7 +162,7 @@ __global__ void __launch_bounds__(THREADS)
                     for (int s = 0; s < K; s++)
 #pragma unroll
                         for (int k = 0; k < CHANNELS; k++)
-                            sum[r][s][k] += value[j][k] * window.value[s + j][k];
+                            sum[r][s][k] += value[j][k] * seen[s + j][k];
         }
     }
 

@@ -139,10 +139,9 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
 
         FewPatch<T, COLUMNS == 8 ? 7 : 3> copy;
         const auto fetch = [&](int64_t tile, uint32_t *patch) {
-            const int64_t n = tile / (p.tiles_x * p.tiles_y);
-            const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y)), y = rest / p.tiles_x, x = rest % p.tiles_x;
-            copy.fetch(patch, places, p, n, y * p.tile_height * p.stride_height - p.padding_top,
-                       x * p.tile_width * p.stride_width - p.padding_left);
+            const FewTile at = few_tile(p, tile);
+            copy.fetch(patch, places, p, at.n, at.y * p.tile_height * p.stride_height - p.padding_top,
+                       at.x * p.tile_width * p.stride_width - p.padding_left);
         };
         int64_t tile = blockIdx.x;
         if (tile < p.tiles) {
@@ -225,9 +224,8 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                 }
             }
 
-            const int64_t n = tile / (p.tiles_x * p.tiles_y);
-            const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y));
-            const int y0 = rest / p.tiles_x * p.tile_height, x0 = rest % p.tiles_x * p.tile_width;
+            const FewTile at = few_tile(p, tile);
+            const int y0 = at.y * p.tile_height, x0 = at.x * p.tile_width;
             const auto output_of = [&](int pixel, int j, int e) {
                 return store_from_accumulate<T>(sum[pixel / 2][j][pixel % 2 * 2 + e] +
                                                 bias[channel_of<sizeof(T)>(j, t, e)]);
@@ -237,7 +235,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                 const int y = y0 + group_y[q], x = x0 + group_x[q];
                 if (y >= p.out_height || x >= p.out_width)
                     continue;
-                T *const result = (T *)p.result + n * p.out.n + y * p.out.y + x * p.out.x;
+                T *const result = (T *)p.result + at.n * p.out.n + y * p.out.y + x * p.out.x;
                 if (p.vector == (int)sizeof(T)) {
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++)
@@ -349,9 +347,18 @@ static bool plan_forward(FewProblem &p, FewMath math, size_t element, int column
     return true;
 }
 
-static int forward_columns(const FewProblem &p)
+// The width of the kernel for FMA's instances that are made for one; see the kernel.
+static int forward_width(const FewProblem &p, FewMath math)
 {
-    return p.out_channels > 32 ? 8 : 4;
+    const bool usual = p.stride_width == 1 && p.dilation_width == 1 && (p.kernel_width == 3 || p.kernel_width == 7);
+    return math == FEW_FMA && usual ? p.kernel_width : 0;
+}
+
+// Instructions along channels. To have few instances, those for 3 columns have 4 of them and those for 7 have 8.
+static int forward_columns(const FewProblem &p, FewMath math)
+{
+    const int width = forward_width(p, math);
+    return width == 3 || (width == 0 && p.out_channels <= 32) ? 4 : 8;
 }
 
 template <typename T, int MATH, int COLUMNS, int WIDTH>
@@ -373,17 +380,14 @@ template <typename T, int MATH>
 static cuda_ops_status launch_forward(FewProblem p, ConvDevice device, cudaStream_t stream)
 {
     size_t shared = 0;
-    const int columns = forward_columns(p);
+    const int columns = forward_columns(p, (FewMath)MATH);
     if (!plan_forward(p, (FewMath)MATH, sizeof(T), columns, few_most_shared(device.capability), shared))
         return CUDA_OPS_INVALID_ARGUMENT;
     if constexpr (MATH == FEW_FMA) {
-        const bool plain = p.stride_width == 1 && p.dilation_width == 1;
-        if (plain && p.kernel_width == 7)
-            return columns == 8 ? launch_forward<T, MATH, 8, 7>(p, shared, device, stream)
-                                : launch_forward<T, MATH, 4, 7>(p, shared, device, stream);
-        if (plain && p.kernel_width == 3)
-            return columns == 8 ? launch_forward<T, MATH, 8, 3>(p, shared, device, stream)
-                                : launch_forward<T, MATH, 4, 3>(p, shared, device, stream);
+        if (forward_width(p, FEW_FMA) == 7)
+            return launch_forward<T, MATH, 8, 7>(p, shared, device, stream);
+        if (forward_width(p, FEW_FMA) == 3)
+            return launch_forward<T, MATH, 4, 3>(p, shared, device, stream);
     }
     return columns == 8 ? launch_forward<T, MATH, 8, 0>(p, shared, device, stream)
                         : launch_forward<T, MATH, 4, 0>(p, shared, device, stream);
@@ -393,7 +397,8 @@ static bool forward_supports(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
     size_t shared = 0;
-    return plan_forward(p, few_math(call), call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p),
+    const FewMath math = few_math(call);
+    return plan_forward(p, math, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p, math),
                         few_most_shared(device.capability), shared);
 }
 

@@ -119,6 +119,20 @@ __device__ __forceinline__ void few_mma(float (&d)[4], const uint32_t (&a)[4], u
 #endif
 }
 
+// Which image a tile is of, and its row and column among the tiles there.
+struct FewTile {
+    int64_t n;
+    int y, x;
+};
+
+__device__ __forceinline__ FewTile few_tile(const FewProblem &p, int64_t tile)
+{
+    const uint32_t each = (uint32_t)p.tiles_x * (uint32_t)p.tiles_y;
+    const int64_t n = tile >> 32 == 0 ? (uint32_t)tile / each : tile / each;
+    const uint32_t rest = (uint32_t)(tile - n * each), y = rest / (uint32_t)p.tiles_x;
+    return {n, (int)y, (int)(rest - y * (uint32_t)p.tiles_x)};
+}
+
 // Writes zeros, which never change, once for all tiles.
 __device__ __forceinline__ void few_clear_zeros(uint32_t *patch, const FewProblem &p)
 {
@@ -137,7 +151,7 @@ __device__ __forceinline__ void few_write_places(uint32_t *places, const FewProb
 
 // The patch whose corner is row y0, column x0 of image `n` of the input, in two steps around the arithmetic of another
 // tile: `fetch` starts the loads, `store` is called when they may be waited for. float32 goes by cp.async; halves,
-// which need pairing, wait in AHEAD registers, and what exceeds these is copied in `store`.
+// which go to two words each, wait in AHEAD registers, and what exceeds these is copied in `store`.
 template <typename T, int AHEAD>
 struct FewPatch {
     uint32_t ahead[AHEAD];
@@ -153,23 +167,24 @@ struct FewPatch {
         return (unsigned int)y < (unsigned int)p.height;
     }
 
-    __device__ __forceinline__ uint32_t pair_at(const FewProblem &p, uint32_t place) const
+    __device__ __forceinline__ uint32_t element_at(const FewProblem &p, uint32_t place) const
     {
         int offset, x;
-        const bool inside = locate(p, place, offset, x);
-        uint32_t word = 0;
-        if (inside && (unsigned int)x < (unsigned int)p.width)
-            word = bits_of(image[offset]);
-        if (inside && (unsigned int)(x + p.pair) < (unsigned int)p.width)
-            word |= bits_of(image[offset + p.pair * (int)p.in.x]) << 16;
-        return word;
+        const bool inside = locate(p, place, offset, x) && (unsigned int)x < (unsigned int)p.width;
+        return inside ? bits_of(image[offset]) : 0;
     }
 
-    __device__ __forceinline__ void put_pair(uint32_t *patch, const FewProblem &p, int i, uint32_t word) const
+    // An element is the left half of the word at its place and the right one of another. (In the last columns, where
+    // there is no other, no word is ever read as a pair.)
+    __device__ __forceinline__ void put(uint32_t *patch, const FewProblem &p, int i, uint32_t place,
+                                        uint32_t bits) const
     {
-        patch[i] = word;
+        unsigned short *const halves = (unsigned short *)patch;
+        halves[2 * i] = (unsigned short)bits;
+        if ((int)(place & 0x7fff) >= p.pair)
+            halves[2 * (i - p.pair) + 1] = (unsigned short)bits;
         if (p.lone > 0)
-            patch[p.lone + i] = word & 0xffffu;
+            patch[p.lone + i] = bits;
     }
 
     __device__ __forceinline__ void fetch(uint32_t *patch, const uint32_t *places, const FewProblem &p, int64_t n,
@@ -191,7 +206,7 @@ struct FewPatch {
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
                 const int i = threadIdx.x + k * blockDim.x;
-                ahead[k] = i < count ? pair_at(p, places[i]) : 0;
+                ahead[k] = i < count ? element_at(p, places[i]) : 0;
             }
         }
     }
@@ -204,10 +219,10 @@ struct FewPatch {
             for (int k = 0; k < AHEAD; k++) {
                 const int i = threadIdx.x + k * blockDim.x;
                 if (i < count)
-                    put_pair(patch, p, i, ahead[k]);
+                    put(patch, p, i, places[i], ahead[k]);
             }
             for (int i = threadIdx.x + AHEAD * blockDim.x; i < count; i += blockDim.x)
-                put_pair(patch, p, i, pair_at(p, places[i]));
+                put(patch, p, i, places[i], element_at(p, places[i]));
         }
     }
 };

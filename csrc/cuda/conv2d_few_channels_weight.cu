@@ -2,7 +2,7 @@
 // grad_output[o][pixel] * input[pixel's place + tap's place]; see conv2d_few_channels.cu.
 //
 // A product of (channels, pixels) and (pixels, taps), whose right operand is read from a patch of input as in forward.
-// Blocks take tiles of 128 pixels (halves: 256) in turn, with grad_output's tile and the patch of the next one on their
+// Blocks take tiles of 256 pixels in turn, with grad_output's tile and the patch of the next one on their
 // way to shared memory, and keep all of the sums of 64 channels and 160 taps (32 and 64 for small kernels) in
 // registers. Each writes its sums once, and a second kernel adds them up in order.
 //
@@ -17,7 +17,7 @@ static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 // TAPS rows of WIDTH taps.
 template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
 struct FewWeightTile {
-    static constexpr int PIXELS = 512 / sizeof(T); // of a block's tile
+    static constexpr int PIXELS = 256; // of a block's tile
     static constexpr int CHANNELS = 16 * OUT, WARP_TAPS = MATH == FEW_FMA ? 4 * TAPS * WIDTH : 8 * TAPS;
     static constexpr int WORD_PIXELS = 4 / sizeof(T); // pixels in a word
     // grad_output's tile, in words: a line for each channel, or for each pixel where it is channels_last. The padding
@@ -97,13 +97,13 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
         few_clear_zeros(patches + p.patch, p);
         few_write_places(patch_places, p);
 
+        const int used = p.tile_width * p.tile_height; // of the tile's pixels
+        const int own_y = thread / p.tile_width, own_x = thread % p.tile_width;
         const auto locate = [&](int64_t tile, int third) {
-            const int rest = (int)(tile % (p.tiles_x * p.tiles_y));
-            const int y0 = rest / p.tiles_x * p.tile_height, x0 = rest % p.tiles_x * p.tile_width;
-            static_assert(Tile::PIXELS <= THREADS, "a thread for each pixel");
-            if (thread >= Tile::PIXELS)
-                return;
-            const int y = thread / p.tile_width, x = thread % p.tile_width;
+            const FewTile at = few_tile(p, tile);
+            const int y0 = at.y * p.tile_height, x0 = at.x * p.tile_width;
+            static_assert(Tile::PIXELS == THREADS, "a thread for each pixel");
+            const int y = own_y, x = own_x;
             const bool row = y < p.tile_height && y0 + y < p.out_height;
             pixels[third][thread] = row && x0 + x < p.out_width ? (y0 + y) * p.out_width + x0 + x : -1;
             const int place = y * p.stride_height * p.columns + x * p.stride_width;
@@ -122,25 +122,24 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
         };
         FewPatch<T, OUT == 4 ? 7 : 3> copy;
         const auto fetch = [&](int64_t tile, int turn, int third) {
-            const int64_t n = tile / (p.tiles_x * p.tiles_y);
-            const int rest = (int)(tile - n * (p.tiles_x * p.tiles_y));
+            const FewTile at = few_tile(p, tile);
             uint32_t *const grad = grads + turn * Tile::GRAD_WORDS;
             switch (p.vector) {
             case 16:
-                copy_grad<Tile, T, 16>(grad, pixels[third], p, n, first_channel);
+                copy_grad<Tile, T, 16>(grad, pixels[third], p, at.n, first_channel);
                 break;
             case 8:
-                copy_grad<Tile, T, 8>(grad, pixels[third], p, n, first_channel);
+                copy_grad<Tile, T, 8>(grad, pixels[third], p, at.n, first_channel);
                 break;
             case 4:
-                copy_grad<Tile, T, 4>(grad, pixels[third], p, n, first_channel);
+                copy_grad<Tile, T, 4>(grad, pixels[third], p, at.n, first_channel);
                 break;
             default:
-                copy_grad<Tile, T, sizeof(T)>(grad, pixels[third], p, n, first_channel);
+                copy_grad<Tile, T, sizeof(T)>(grad, pixels[third], p, at.n, first_channel);
             }
-            copy.fetch(patches + turn * p.patch, patch_places, p, n,
-                       rest / p.tiles_x * p.tile_height * p.stride_height - p.padding_top,
-                       rest % p.tiles_x * p.tile_width * p.stride_width - p.padding_left);
+            copy.fetch(patches + turn * p.patch, patch_places, p, at.n,
+                       at.y * p.tile_height * p.stride_height - p.padding_top,
+                       at.x * p.tile_width * p.stride_width - p.padding_left);
         };
 
         constexpr int LANE_TAPS = MATH == FEW_FMA ? TAPS * WIDTH : 1;
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
 
             if constexpr (MATH == FEW_FMA) {
                 const float *const values = (const float *)grad;
-                for (int group = warp_pixels; group < Tile::PIXELS / 4; group += sharing) {
+                for (int group = warp_pixels; group < used / 4; group += sharing) {
                     const int place = slot[4 * group], there = slot[4 * group + 1];
                     if (there == 4) {
                         float window[TAPS][3 + WIDTH];
@@ -231,9 +230,9 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                     }
                 }
             } else {
-                constexpr int STEPS = Tile::PIXELS / Tile::WORD_PIXELS / 8;
+                const int steps = (used / Tile::WORD_PIXELS + 7) / 8;
 #pragma unroll 1
-                for (int step = warp_pixels; step < STEPS; step += sharing) {
+                for (int step = warp_pixels; step < steps; step += sharing) {
                     const uint32_t *const near = patch + slot[step * 8 + t], *const far =
                                                                                  patch + slot[step * 8 + 4 + t];
                     uint32_t a[OUT][4];
@@ -344,48 +343,51 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
     p.pair = p.stride_width;
     const bool lone = halves && p.out_width % 2 == 1;
     // Less the tables. The large variant has a multiprocessor for itself, for its registers.
+    // Less the tables. A block may have a multiprocessor for itself.
     const size_t most_shared = (device.capability < 80    ? 56
-                                : device.capability > 89  ? Tile::CHANNELS == 64 ? 200 : 104
-                                : device.capability == 80 ? Tile::CHANNELS == 64 ? 152 : 72
+                                : device.capability > 89  ? 214
+                                : device.capability == 80 ? 152
                                                           : 88) *
                                1024;
     double least = 0;
-    for (int width = 8; width <= Tile::PIXELS; width += 8) {
-        const int height = Tile::PIXELS / width;
-        const int64_t reach_y = (int64_t)(p.kernel_height - 1) * p.dilation_height,
-                      reach_x = (int64_t)(p.kernel_width - 1) * p.dilation_width;
-        const int64_t rows = (int64_t)(height - 1) * p.stride_height + reach_y + 1;
-        const int64_t columns = (int64_t)(width - 1) * p.stride_width + reach_x + 1;
-        if (rows >= 1 << 16 || columns >= 1 << 16 || p.channels * rows * columns >= 1 << 15)
-            continue;
-        const int64_t plane = rows * columns, all = p.channels * plane;
-        const int64_t zeros = (p.channels - 1) * plane + reach_y * columns + reach_x + 1;
-        const int64_t patch = ceil_div(all * (lone ? 2 : 1) + zeros, 4) * 4;
-        const size_t bytes = 4 * (size_t)(2 * Tile::GRAD_WORDS + 2 * patch + all);
-        if (bytes > most_shared)
-            continue;
-        const int64_t tiles_x = ceil_div(p.out_width, width), tiles_y = ceil_div(p.out_height, height);
-        if (tiles_x * tiles_y > INT_MAX)
-            continue;
-        const double cost = (double)tiles_x * (double)tiles_y * (4000.0 + (double)all);
-        if (least > 0 && cost >= least)
-            continue;
-        least = cost;
-        p.tile_width = width;
-        p.tile_height = height;
-        p.tiles_x = (int)tiles_x;
-        p.tiles_y = (int)tiles_y;
-        p.rows = (int)rows;
-        p.columns = (int)columns;
-        p.plane = (int)plane;
-        p.lone = lone ? (int)all : 0;
-        p.zero = (int)(all * (lone ? 2 : 1));
-        p.zeros = (int)zeros;
-        p.patch = (int)patch;
-        p.by_columns = make_divisor(p.columns);
-        p.by_rows = make_divisor(p.rows);
-        plan.shared = bytes;
-    }
+    // Tiles of the whole size, or, where their patches are too large (strides), of a part of it.
+    for (int pixels = Tile::PIXELS; pixels >= Tile::PIXELS / 4 && least == 0; pixels /= 2)
+        for (int width = 8; width <= pixels; width += 8) {
+            const int height = pixels / width;
+            const int64_t reach_y = (int64_t)(p.kernel_height - 1) * p.dilation_height,
+                          reach_x = (int64_t)(p.kernel_width - 1) * p.dilation_width;
+            const int64_t rows = (int64_t)(height - 1) * p.stride_height + reach_y + 1;
+            const int64_t columns = (int64_t)(width - 1) * p.stride_width + reach_x + 1;
+            if (rows >= 1 << 16 || columns >= 1 << 16 || p.channels * rows * columns >= 1 << 15)
+                continue;
+            const int64_t plane = rows * columns, all = p.channels * plane;
+            const int64_t zeros = (p.channels - 1) * plane + reach_y * columns + reach_x + 1;
+            const int64_t patch = ceil_div(all * (lone ? 2 : 1) + zeros, 4) * 4;
+            const size_t bytes = 4 * (size_t)(2 * Tile::GRAD_WORDS + 2 * patch + all);
+            if (bytes > most_shared)
+                continue;
+            const int64_t tiles_x = ceil_div(p.out_width, width), tiles_y = ceil_div(p.out_height, height);
+            if (tiles_x * tiles_y > INT_MAX)
+                continue;
+            const double cost = (double)tiles_x * (double)tiles_y * (4000.0 + (double)all);
+            if (least > 0 && cost >= least)
+                continue;
+            least = cost;
+            p.tile_width = width;
+            p.tile_height = height;
+            p.tiles_x = (int)tiles_x;
+            p.tiles_y = (int)tiles_y;
+            p.rows = (int)rows;
+            p.columns = (int)columns;
+            p.plane = (int)plane;
+            p.lone = lone ? (int)all : 0;
+            p.zero = (int)(all * (lone ? 2 : 1));
+            p.zeros = (int)zeros;
+            p.patch = (int)patch;
+            p.by_columns = make_divisor(p.columns);
+            p.by_rows = make_divisor(p.rows);
+            plan.shared = bytes;
+        }
     if (least == 0)
         return false;
     p.tiles = p.batch * p.tiles_x * p.tiles_y;
@@ -421,7 +423,7 @@ static auto with_tile(const ConvCall &call, Visitor visit)
     if constexpr (MATH == FEW_FMA) {
         const bool plain = s.stride_width == 1 && s.dilation_width == 1;
         if (plain && s.kernel_width == 7)
-            return visit.template operator()<T, MATH, 4, 2, 7>();
+            return visit.template operator()<T, MATH, 4, 3, 7>();
         if (plain && s.kernel_width == 3)
             return visit.template operator()<T, MATH, 2, 1, 3>();
         return visit.template operator()<T, MATH, 2, 8, 1>();
