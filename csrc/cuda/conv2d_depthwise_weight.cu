@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(THREADS)
 
 // CHANNELS neighbours for a thread: fewer of them where there are many taps.
 template <typename T, int K, int CHANNELS>
-__global__ void __launch_bounds__(THREADS, K == 3 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
     conv2d_depthwise_pixels_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p)
 {
     struct __align__(CHANNELS * sizeof(T)) Run {
@@ -270,9 +270,11 @@ __global__ void __launch_bounds__(THREADS)
 
 enum WeightKernel { PLANES, PIXELS, ANY };
 
-// Channels of a run of `pixels`.
-template <int K>
-static constexpr int pixel_run = K <= 5 ? 4 : 2;
+// Channels of a run of `pixels`: as many as leave registers for two blocks.
+static constexpr int pixel_run(int element, int kernel)
+{
+    return element == 2 && kernel == 3 ? 4 : 2;
+}
 
 // Which kernel, and its parts; the launcher and the query for the workspace must agree.
 static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool aligned)
@@ -283,7 +285,8 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
     WeightKernel kernel = ANY;
     if (usual && s.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && aligned) {
         kernel = PIXELS;
-        blocks = ceil_div(p.channels, PIXEL_CHANNELS * (p.kernel_width <= 5 ? pixel_run<5> : pixel_run<7>));
+        blocks =
+            ceil_div(p.channels, PIXEL_CHANNELS * pixel_run(call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, p.kernel_width));
         items = ceil_div(p.batch * p.out_height * ceil_div(p.out_width, RUN), 4 * THREADS / PIXEL_CHANNELS);
     } else if (usual && !s.input_channels_last) {
         kernel = PLANES;
@@ -313,8 +316,7 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         items = ceil_div(p.batch * p.out_height * p.out_width, 4 * THREADS);
     }
     // Of `pixels` fewer, whose last sums are many.
-    const int64_t wanted =
-        ceil_div(kernel == PIXELS ? WANTED_BLOCKS / (p.kernel_width == 3 ? 2 : 4) : WANTED_BLOCKS, blocks);
+    const int64_t wanted = ceil_div(kernel == PIXELS ? WANTED_BLOCKS / 2 : WANTED_BLOCKS, blocks);
     p.parts = items < wanted ? (items > 0 ? items : 1) : wanted;
     return kernel;
 }
@@ -323,7 +325,7 @@ template <typename T, int K>
 static void launch_usual(const DepthwiseProblem &p, WeightKernel kernel, float *partial, cudaStream_t stream)
 {
     if (kernel == PIXELS) {
-        constexpr int CHANNELS = pixel_run<K>;
+        constexpr int CHANNELS = pixel_run(sizeof(T), K);
         const int64_t blocks = ceil_div(p.channels, PIXEL_CHANNELS * CHANNELS) * p.parts;
         conv2d_depthwise_pixels_weight_kernel<T, K, CHANNELS><<<(unsigned int)blocks, THREADS, 0, stream>>>(partial, p);
         return;
