@@ -1,22 +1,26 @@
-"""conv2d with bias and padding that keeps the size: those of the MNIST CNN, and of usual networks."""
+"""conv2d with bias and padding that keeps the size: those of the MNIST CNN, of usual networks, and depthwise."""
 
 import torch
 from harness import Bench, Case, Implementation
 
 
-def case(batch, inputs, outputs, size, kernel):
-    x, y, w = batch * inputs * size**2, batch * outputs * size**2, outputs * inputs * kernel**2
+def case(batch, inputs, outputs, size, kernel, groups=1):
+    depth = inputs // groups * kernel**2
+    x, y, w = batch * inputs * size**2, batch * outputs * size**2, outputs * depth
+    cut = f", {groups} groups" if groups > 1 else ""
     return Case(
-        f"{batch}x{inputs}x{size}x{size} to {outputs}, {kernel}x{kernel}",
+        f"{batch}x{inputs}x{size}x{size} to {outputs}, {kernel}x{kernel}{cut}",
         lambda make: (
             make(batch, inputs, size, size),
-            make(outputs, inputs, kernel, kernel),
+            make(outputs, inputs // groups, kernel, kernel),
             make(outputs),
             1,
             kernel // 2,
+            1,
+            groups,
         ),
         elements=(x + w + y, 2 * x + 2 * w + y),
-        flops=(2 * y * inputs * kernel**2, 4 * y * inputs * kernel**2),
+        flops=(2 * y * depth, 4 * y * depth),
     )
 
 
@@ -27,6 +31,7 @@ def channels_last(input, weight, *others):
 
 SIZES = [(64, 1, 32, 28, 3), (64, 32, 64, 14, 3), (1024, 1, 32, 28, 3), (1024, 32, 64, 14, 3), (64, 64, 64, 56, 3)]
 SIZES += [(64, 256, 256, 14, 3), (64, 512, 512, 7, 3), (64, 256, 256, 14, 1), (64, 3, 64, 224, 7)]
+SIZES += [(64, 128, 128, 56, 3, 128), (64, 256, 256, 14, 5, 256)]
 BENCH = Bench(
     op="conv2d",
     native=[

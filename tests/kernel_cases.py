@@ -77,20 +77,22 @@ def run_rungs():
                     rung(*operands)
 
 
-def run_conv_path(path, dtype, kernel):
+def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_format=torch.channels_last):
     """The products of one convolution that the path can make, at a size that no tile divides."""
     from cuda_ops._library import ops
 
-    image = torch.randn(2, 40, 9, 7, device="cuda").to(dtype).to(memory_format=torch.channels_last)
-    weight = torch.randn(72, 40, kernel, kernel, device="cuda").to(dtype)
-    bias = torch.randn(72, device="cuda").to(dtype)
-    grad = torch.randn(2, 72, 9, 7, device="cuda").to(dtype).to(memory_format=torch.channels_last)
-    parameters = (1, 1), (kernel // 2,) * 4, (1, 1), 1
+    inputs, outputs = channels
+    last = memory_format == torch.channels_last
+    image = torch.randn(2, inputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
+    weight = torch.randn(outputs, inputs // groups, kernel, kernel, device="cuda").to(dtype)
+    bias = torch.randn(outputs, device="cuda").to(dtype)
+    grad = torch.randn(2, outputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
+    parameters = (1, 1), (kernel // 2,) * 4, (1, 1), groups
     os.environ["CUDA_OPS_CONV_PATH"] = path
     for name, op, arguments in [
         ("forward", ops.conv2d_forward, (image, weight, bias)),
-        ("backward_input", ops.conv2d_backward_input, (grad, weight, image.shape, True)),
-        ("backward_weight", ops.conv2d_backward_weight, (grad, image, weight.shape, True)),
+        ("backward_input", ops.conv2d_backward_input, (grad, weight, image.shape, last)),
+        ("backward_weight", ops.conv2d_backward_weight, (grad, image, weight.shape, last)),
     ]:
         if ops.conv2d_path(image, weight, name, *parameters) == path:
             op(*arguments, *parameters)
@@ -101,7 +103,17 @@ def run_conv_paths():
     """Each path of conv2d by force."""
     torch.backends.cudnn.allow_tf32 = True
     for path, dtype, kernel in itertools.product(["plain", "gemm", "tensor", "window"], DTYPES, [1, 3]):
-        run_conv_path(path, dtype, kernel)
+        run_conv_path(path, dtype, (40, 72), kernel)
+    # Sizes whose runs of pixels are whole pieces of 16 bytes, and others.
+    for dtype, size, memory_format in itertools.product(
+        DTYPES, [(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]
+    ):
+        for channels, kernel in [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1)]:
+            for allowed in (False, True):
+                torch.backends.cudnn.allow_tf32 = allowed
+                run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
+        for channels, kernel in [((36, 36), 3), ((8, 8), 5), ((8, 8), 7), ((3, 6), 3), ((3, 3), 1)]:
+            run_conv_path("depthwise", dtype, channels, kernel, size, channels[0], memory_format)
 
 
 def run_plans():

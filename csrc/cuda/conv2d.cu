@@ -832,6 +832,10 @@ static cuda_ops_status plain(const ConvCall &call, ConvDevice)
 // The table of paths, and the choice: the first row that can make the product and is fast at its size. The last takes
 // everything.
 static const ConvPath PATHS[] = {
+    {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", conv2d_few_channels_supports, conv2d_few_channels_is_fast,
+     conv2d_few_channels_workspace, conv2d_few_channels},
+    {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", conv2d_depthwise_supports, conv2d_depthwise_is_fast,
+     conv2d_depthwise_workspace, conv2d_depthwise},
     {CUDA_OPS_CONV2D_GEMM, "gemm", conv2d_gemm_supports, conv2d_gemm_is_fast, conv2d_gemm_workspace, conv2d_gemm},
     {CUDA_OPS_CONV2D_WINDOW, "window", conv2d_window_supports, conv2d_window_is_fast, conv2d_window_workspace,
      conv2d_window},

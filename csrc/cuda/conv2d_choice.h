@@ -57,4 +57,16 @@ bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_gemm(const ConvCall &call, ConvDevice device);
 
+// One to four input channels (conv2d_few_channels.cu).
+bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device);
+
+// A group for each input channel (conv2d_depthwise.cu).
+bool conv2d_depthwise_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device);
+
 #endif

@@ -30,6 +30,9 @@ def samples(make):
     # Groups, depthwise and with more output channels than input channels.
     yield convolution(make, (2, 6, 8, 7), (9, 2, 3, 3), groups=3, padding=1)
     yield convolution(make, (2, 35, 6, 6), (70, 1, 3, 3), groups=35, padding=1, stride=2)
+    # Few input channels and a large kernel; a group a channel, in whole runs of channels and of columns.
+    yield convolution(make, (2, 3, 21, 18), (36, 3, 7, 7), padding=3)
+    yield convolution(make, (2, 36, 9, 12), (36, 1, 5, 5), groups=36, padding=2)
     # Padding as a word: 'same' with an odd sum, where the end gets one more.
     yield convolution(make, (2, 3, 6, 7), (2, 3, 4, 2), padding="same", dilation=(1, 3))
     yield convolution(make, (2, 3, 6, 7), (2, 3, 3, 2), padding="valid", stride=(1, 2))
