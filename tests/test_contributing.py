@@ -18,6 +18,7 @@ BACKBONE = [
     "README.md",
     "LICENSE",
     "build_backend/backend.py",
+    "build_backend/compiling.py",
     "build_backend/toolkit.py",
     "csrc/include/cuda_ops/core.h",
     "csrc/include/cuda_ops/cpu_isa.h",

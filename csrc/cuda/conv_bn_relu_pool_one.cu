@@ -407,8 +407,7 @@ template <int N, typename U, typename T>
 __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t first, unsigned int runs,
                                           const one_sizes &s, const band_grid &b)
 {
-    struct __align__(N * sizeof(T)) run
-    {
+    struct __align__(N * sizeof(T)) run {
         T pixel[N];
     };
     constexpr unsigned int AT_ONCE = 4;
@@ -647,7 +646,7 @@ template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high)
 {
     const T pair[2] = {store_from_accumulate<T>(low), store_from_accumulate<T>(high)};
-    return (uint32_t) * (const uint16_t *)&pair[0] | (uint32_t) * (const uint16_t *)&pair[1] << 16;
+    return (uint32_t)*(const uint16_t *)&pair[0] | (uint32_t)*(const uint16_t *)&pair[1] << 16;
 }
 
 // Where the 4 x 4 pixels of each window of a block begin in `tiles`. Ends without a barrier.

@@ -61,8 +61,7 @@ __global__ void __launch_bounds__(THREADS)
                                 bool tanh)
 {
     typedef accumulate_type<T> A;
-    struct __align__(COUNT * sizeof(T)) piece
-    {
+    struct __align__(COUNT * sizeof(T)) piece {
         T element[COUNT];
     };
     __shared__ A shared[WARPS][WARP_SIZE][COUNT + 1];

@@ -48,8 +48,7 @@ struct SkinnyWork {
 #if defined(CUDA_OPS_HOPPER_CODE)
 
 template <typename T>
-struct __align__(2 * sizeof(T)) NeighbourPair
-{
+struct __align__(2 * sizeof(T)) NeighbourPair {
     T element[2];
 };
 

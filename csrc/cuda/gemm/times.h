@@ -1,8 +1,8 @@
 // How long the tiles of rungs 11 and 13 to 15 take, which the choice in gemm.cu goes by. Measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
-// m x n: the tile; cluster: its blocks that make neighbouring tiles, m and n; blocks: that an SM holds; splits: the most
-// pieces that k may be cut in, and `split` what a cut costs beside the bytes of the pieces.
+// m x n: the tile; cluster: its blocks that make neighbouring tiles, m and n; blocks: that an SM holds; splits: the
+// most pieces that k may be cut in, and `split` what a cut costs beside the bytes of the pieces.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H
 
