@@ -110,7 +110,14 @@ def race():
     doubt = " A quick run, of few samples." if facts.get("quick") else ""
     if not any("compiled" in row["variant"] for row in report["rows"]):
         doubt += " torch.compile, which may be faster than the PyTorch shown, had no part in this run."
-    left_out = [f"Left out: {line}." for line in report["left_out"]]
+    for precision in dict.fromkeys(row["precision"] for row in report["rows"]):
+        if precision in facts:  # kept from an earlier run (mnist_step.keep_other_precisions)
+            doubt += f" {precision} is {facts[precision]}."
+    reasons = {}
+    for line in report["left_out"]:
+        what, _, reason = line.partition(": ")
+        reasons.setdefault(reason, []).append(what)
+    left_out = [f"Left out, {reason}: {'; '.join(whats)}." for reason, whats in reasons.items()]
     return [
         f"![microseconds a step against the batch size](benchmarks/results/{GPU}/mnist_step.png)",
         "",
