@@ -405,8 +405,8 @@ def keep_other_precisions(race: Race, folder: Path):
     for name, seconds in earlier.preparation.items():
         race.preparation[name] = max(seconds, race.preparation.get(name, 0))
     for precision in kept:
-        run = f"commit {earlier.facts.get('commit')}, {earlier.facts.get('date')}"
-        race.facts[precision] = earlier.facts.get(precision, f"of another run: {run}")
+        run = f"another run than the rest: commit {earlier.facts.get('commit')}, {earlier.facts.get('date')}"
+        race.facts[f"of {precision}"] = earlier.facts.get(f"of {precision}", run)
 
 
 def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None) -> Race:

@@ -111,8 +111,8 @@ def race():
     if not any("compiled" in row["variant"] for row in report["rows"]):
         doubt += " torch.compile, which may be faster than the PyTorch shown, had no part in this run."
     for precision in dict.fromkeys(row["precision"] for row in report["rows"]):
-        if precision in facts:  # kept from an earlier run (mnist_step.keep_other_precisions)
-            doubt += f" {precision} is {facts[precision]}."
+        if f"of {precision}" in facts:  # mnist_step.keep_other_precisions
+            doubt += f" The rows of {precision} are of {facts[f'of {precision}']}."
     reasons = {}
     for line in report["left_out"]:
         what, _, reason = line.partition(": ")

@@ -180,7 +180,7 @@ def test_race_keeps_other_precisions(tmp_path):
         mnist_report.write(newer, tmp_path)
     text = (tmp_path / "mnist_step.md").read_text()
     assert "7.0" in text and "3.0" in text and "2.0" not in text
-    assert "- fp32: of another run: commit abc, yesterday" in text and "- commit: def" in text
+    assert "- of fp32: another run than the rest: commit abc, yesterday" in text and "- commit: def" in text
     assert len(newer.left_out) == 2 and set(newer.floors) == {"fp32", "bf16"}
 
 
