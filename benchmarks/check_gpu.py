@@ -117,7 +117,7 @@ def sanitize(name, cases, logs):
 def check_sanitizer(logs, arguments):
     if shutil.which("compute-sanitizer") is None:
         return {"ok": False, "tail": ["compute-sanitizer is not on PATH; it is a part of the CUDA toolkit"]}
-    cases = [*sorted(path.stem for path in (ROOT / "tests" / "specs").glob("[a-z]*.py")), "sgd", "gemm"]
+    cases = [*sorted(path.stem for path in (ROOT / "tests" / "specs").glob("[a-z]*.py")), "sgd", "gemm", "mnist_step"]
     # PyTorch starts slowly under the sanitizer: a process for several ops, and as many processes as --jobs.
     groups = min(len(cases), max(1, arguments.jobs // len(SANITIZERS)))
     pairs = [(name, cases[group::groups]) for group in range(groups) for name in SANITIZERS]

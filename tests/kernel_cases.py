@@ -131,6 +131,22 @@ def run_plans():
                 continue
 
 
+def run_mnist_step():
+    """With one picture a cluster, some clusters with two, and some with none; two steps, so that all phases repeat."""
+    import cuda_ops
+    from cuda_ops.models import MnistCNN
+    from cuda_ops.training import MnistStep
+
+    for batch in (70, 5):
+        if MnistStep.why_not("cuda", batch) is not None:
+            continue
+        model = MnistCNN("fused").cuda()
+        images = torch.randint(256, (100, 28, 28), dtype=torch.uint8, device="cuda")
+        labels = torch.randint(10, (100,), device="cuda")
+        step = MnistStep(model, cuda_ops.optim.SGD(model.parameters(), lr=0.01), images, labels, label_smoothing=0.1)
+        step(torch.randint(100, (2, batch), device="cuda"))
+
+
 def main():
     chosen = sys.argv[1:]
     for spec in load_specs():
@@ -147,6 +163,9 @@ def main():
         run_rungs()
         run_plans()
         print("gemm", flush=True)
+    if not chosen or "mnist_step" in chosen:
+        run_mnist_step()
+        print("mnist_step", flush=True)
     torch.cuda.synchronize()
 
 
