@@ -74,6 +74,7 @@ def example_calls(make):
             (make(3, 4), make(5, 4), labels),
             lambda input, weight, target: F.cross_entropy(F.linear(input, weight), target),
         ),
+        "linear_gelu": ((make(3, 4), make(2, 4), make(2)), lambda *arguments: F.gelu(F.linear(*arguments))),
         "linear_relu": ((make(3, 4), make(2, 4), make(2)), lambda *arguments: F.linear(*arguments).relu()),
         "log_softmax": ((make(3, 4), 1), F.log_softmax),
         "matmul": ((make(3, 4), make(4, 2)), torch.matmul),

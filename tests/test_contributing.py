@@ -28,6 +28,7 @@ BACKBONE = [
     "csrc/cpu/undef_real.h",
     "csrc/cuda/common.cuh",
     "csrc/torch/checks.h",
+    "csrc/torch/prelude.h",
     "csrc/torch/library.cpp",
     "csrc/python/module.cpp",
     "cuda_ops/__init__.py",
