@@ -84,6 +84,13 @@ class Bad:
     match: str
 
 
+def bad(name, call, match, error=RuntimeError) -> Bad:
+    """A call that is given torch.ones on the device, and what it raises."""
+    return Bad(
+        name, lambda device: call(lambda *shape, **kwargs: torch.ones(shape, device=device, **kwargs)), error, match
+    )
+
+
 @dataclass
 class OpSpec:
     name: str

@@ -1,5 +1,6 @@
 import torch
-from opspec import Bad, OpSpec, Sample
+from linear_cases import bad_parameters, empty_samples
+from opspec import OpSpec, Sample, bad
 
 import cuda_ops
 
@@ -57,25 +58,12 @@ def small_samples(make):
     yield Sample((make(3), make(2, 3), make(2), "tanh"), name="one row, tanh")
 
 
-def empty_samples(make):
-    for leading, in_features, out_features in [((0,), 3, 2), ((2, 0), 3, 2), ((3,), 0, 2), ((3,), 4, 0), ((0,), 0, 0)]:
-        tensors = make(*leading, in_features), make(out_features, in_features), make(out_features)
-        yield Sample(tensors, name=f"{leading} {in_features} -> {out_features}")
-    yield Sample((make(3, 0), make(2, 0)), name="no bias, no in_features")
-
-
 def op_samples(make):
     forward, backward = torch.ops.cuda_ops.linear_gelu_forward, torch.ops.cuda_ops.linear_gelu_backward
     yield forward, (make(3, 5), make(4, 5), make(4), "none", True)
     yield forward, (make(2, 3, 5).transpose(0, 1), make(5, 4).t(), None, "tanh", False)
     yield backward, (make(3, 4), make(3, 4), "tanh", True)
     yield backward, (make(2, 4, 3).transpose(1, 2), make(2, 3, 4), "none", False)
-
-
-def bad(name, call, match, error=RuntimeError):
-    return Bad(
-        name, lambda device: call(lambda *shape, **kwargs: torch.ones(shape, device=device, **kwargs)), error, match
-    )
 
 
 linear_gelu = cuda_ops.functional.linear_gelu
@@ -92,42 +80,7 @@ SPEC = OpSpec(
     # preactivation (PyTorch rounds there too), costs them x^2 as much. That is in the problem, whatever the kernel.
     relative_norm={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2},
     bad=[
-        bad(
-            "integers",
-            lambda ones: linear_gelu(ones(2, 3, dtype=torch.int64), ones(2, 3, dtype=torch.int64)),
-            "linear_gelu: expected input to be floating point, got int64",
-        ),
-        bad(
-            "features that do not fit",
-            lambda ones: linear_gelu(ones(2, 4), ones(3, 5)),
-            r"linear_gelu: expected the last dimension of input to be the in_features of weight, 5 "
-            r"\(weight has shape \[3, 5\]\), got input of shape \[2, 4\]",
-        ),
-        bad(
-            "a scalar input",
-            lambda ones: linear_gelu(ones(), ones(3, 5)),
-            "linear_gelu: expected input to have at least 1 dimension, got a scalar",
-        ),
-        bad(
-            "a weight of three dimensions",
-            lambda ones: linear_gelu(ones(2, 5), ones(2, 3, 5)),
-            r"linear_gelu: expected weight to have 2 dimensions, got shape \[2, 3, 5\]",
-        ),
-        bad(
-            "a weight of another dtype",
-            lambda ones: linear_gelu(ones(2, 5), ones(3, 5, dtype=torch.float64)),
-            "linear_gelu: expected weight to have the dtype of input, float32, got float64",
-        ),
-        bad(
-            "a bias of another dtype",
-            lambda ones: linear_gelu(ones(2, 5), ones(3, 5), ones(3, dtype=torch.float64)),
-            "linear_gelu: expected bias to have the dtype of input, float32, got float64",
-        ),
-        bad(
-            "a bias of another size",
-            lambda ones: linear_gelu(ones(2, 5), ones(3, 5), ones(4)),
-            r"linear_gelu: expected bias to have shape \[3\], the out_features of weight, got \[4\]",
-        ),
+        *bad_parameters("linear_gelu", linear_gelu, bias_is_like="input"),
         bad(
             "another approximation",
             lambda ones: linear_gelu(ones(2, 5), ones(3, 5), approximate="sigmoid"),

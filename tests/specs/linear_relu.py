@@ -1,5 +1,6 @@
 import torch
-from opspec import Bad, OpSpec, Sample
+from linear_cases import bad_parameters, empty_samples
+from opspec import OpSpec, Sample, bad
 
 import cuda_ops
 
@@ -50,13 +51,6 @@ def small_samples(make):
     yield Sample((make(3), make(2, 3), make(2)), name="one row")
 
 
-def empty_samples(make):
-    for leading, in_features, out_features in [((0,), 3, 2), ((2, 0), 3, 2), ((3,), 0, 2), ((3,), 4, 0), ((0,), 0, 0)]:
-        tensors = make(*leading, in_features), make(out_features, in_features), make(out_features)
-        yield Sample(tensors, name=f"{leading} {in_features} -> {out_features}")
-    yield Sample((make(3, 0), make(2, 0)), name="no bias, no in_features")
-
-
 def op_samples(make):
     forward, backward = torch.ops.cuda_ops.linear_relu_forward, torch.ops.cuda_ops.linear_relu_backward
     yield forward, (make(3, 5), make(4, 5), make(4))
@@ -64,12 +58,6 @@ def op_samples(make):
     yield backward, (make(3, 4), make(3, 4), make(3, 5), make(4, 5), True, True, True)
     yield backward, (make(2, 4, 3).transpose(1, 2), make(2, 3, 4), make(2, 3, 5), make(4, 5), True, False, True)
     yield backward, (make(3, 4), make(3, 4), make(3, 5), make(5, 4).t(), False, True, False)
-
-
-def bad(name, call, match, error=RuntimeError):
-    return Bad(
-        name, lambda device: call(lambda *shape, **kwargs: torch.ones(shape, device=device, **kwargs)), error, match
-    )
 
 
 linear_relu = cuda_ops.functional.linear_relu
@@ -83,42 +71,7 @@ SPEC = OpSpec(
     op_samples=op_samples,
     gradgrad=True,
     bad=[
-        bad(
-            "integers",
-            lambda ones: linear_relu(ones(2, 3, dtype=torch.int64), ones(2, 3, dtype=torch.int64)),
-            "linear_relu: expected input to be floating point, got int64",
-        ),
-        bad(
-            "features that do not fit",
-            lambda ones: linear_relu(ones(2, 4), ones(3, 5)),
-            r"linear_relu: expected the last dimension of input to be the in_features of weight, 5 "
-            r"\(weight has shape \[3, 5\]\), got input of shape \[2, 4\]",
-        ),
-        bad(
-            "a scalar input",
-            lambda ones: linear_relu(ones(), ones(3, 5)),
-            "linear_relu: expected input to have at least 1 dimension, got a scalar",
-        ),
-        bad(
-            "a weight of three dimensions",
-            lambda ones: linear_relu(ones(2, 5), ones(2, 3, 5)),
-            r"linear_relu: expected weight to have 2 dimensions, got shape \[2, 3, 5\]",
-        ),
-        bad(
-            "a weight of another dtype",
-            lambda ones: linear_relu(ones(2, 5), ones(3, 5, dtype=torch.float64)),
-            "linear_relu: expected weight to have the dtype of input, float32, got float64",
-        ),
-        bad(
-            "a bias of another dtype",
-            lambda ones: linear_relu(ones(2, 5), ones(3, 5), ones(3, dtype=torch.float64)),
-            "linear_relu: expected bias to have the dtype of weight, float32, got float64",
-        ),
-        bad(
-            "a bias of another size",
-            lambda ones: linear_relu(ones(2, 5), ones(3, 5), ones(4)),
-            r"linear_relu: expected bias to have shape \[3\], the out_features of weight, got \[4\]",
-        ),
+        *bad_parameters("linear_relu", linear_relu, bias_is_like="weight"),
         bad(
             "no tensor",
             lambda ones: linear_relu(ones(2, 5), [1.0]),
