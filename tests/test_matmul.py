@@ -48,10 +48,11 @@ def random_shapes(count):
 
 def assert_products_close(actual, expected, magnitude, terms, what):
     """Elementwise: sums of `terms` products whose magnitudes sum to `magnitude` may cancel, and then a relative bound
-    would be one on luck. 2 eps for results that are rounded, and, of broadcast batches, summed and rounded again."""
+    would be one on luck. 2 eps for results that are rounded, and, of broadcast batches, summed and rounded again; as
+    much of the smallest normal number, below which the distance from one number to the next no longer shrinks."""
     dtype = actual.dtype
-    accumulate = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    bound = (2 * torch.finfo(dtype).eps + 4 * math.sqrt(terms) * accumulate) * magnitude
+    limits, accumulate = torch.finfo(dtype), torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    bound = (2 * limits.eps + 4 * math.sqrt(terms) * accumulate) * magnitude + 2 * limits.eps * limits.smallest_normal
     assert actual.shape == expected.shape, what
     wrong = ~((actual.cpu().double() - expected).abs() <= bound)  # and so NaN is wrong
     assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} elements"
