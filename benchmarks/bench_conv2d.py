@@ -1,7 +1,10 @@
-"""conv2d with bias and padding that keeps the size: those of the MNIST CNN, of usual networks, and depthwise."""
+"""conv2d with bias and padding that keeps the size: those of the MNIST CNN, of usual networks, and depthwise; both
+sides in both layouts."""
 
 import torch
 from harness import Bench, Case, Implementation
+
+import cuda_ops
 
 
 def case(batch, inputs, outputs, size, kernel, groups=1):
@@ -34,6 +37,10 @@ SIZES += [(64, 256, 256, 14, 3), (64, 512, 512, 7, 3), (64, 256, 256, 14, 1), (6
 SIZES += [(64, 128, 128, 56, 3, 128), (64, 256, 256, 14, 5, 256)]
 BENCH = Bench(
     op="conv2d",
+    ours=[
+        Implementation("ours", cuda_ops.functional.conv2d),
+        Implementation("ours channels_last", cuda_ops.functional.conv2d, channels_last),
+    ],
     native=[
         Implementation("eager", torch.nn.functional.conv2d),
         Implementation("channels_last", torch.nn.functional.conv2d, channels_last),

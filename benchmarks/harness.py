@@ -10,7 +10,8 @@
   of Python and of launching. On the CPU there is only `wall`.
 - PyTorch is shown in its strongest simple variant: where a case knows several (layouts, fused), all are timed and
   written down, and the ratio is against the fastest.
-- TF32 is off on both sides, or (--tf32) allowed on both.
+- TF32 is off on both sides; allowed on both in rows of the dtype "tf32", which is float32 with TF32. cuDNN may try its
+  algorithms and keep the fastest (cudnn.benchmark).
 - % of ceiling: the least time in which the bytes and floating-point operations that the op cannot do without could be
   moved and done, by a copy and a torch.mm timed in the same run, as a fraction of the time taken.
 
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,8 +47,10 @@ HERE = Path(__file__).resolve().parent
 COLUMNS = ["op", "case", "dtype", "direction", "clock", "implementation", "median_us", "p10_us", "p90_us", "samples"]
 COLUMNS += ["cache", "gb_per_s", "tflop_per_s", "percent_of_ceiling"]
 MAX_SETS = 64
-BESIDE = ("rung ", "peer ")
-# Largest relative norm between the two results, by dtype; with TF32, or with sums in another order, more.
+OURS, BESIDE = "ours", ("rung ", "peer ")
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES["tf32"] = torch.float32
+# Largest relative norm between the two results, by dtype; with sums in another order.
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
@@ -100,8 +103,9 @@ class Bench:
     cases: list[Case]
     """The first one is what --quick runs."""
     native: list[Implementation]
-    ours: Implementation | None = None
-    """Default: cuda_ops.functional.<op>."""
+    ours: Implementation | list[Implementation] | None = None
+    """Default: cuda_ops.functional.<op>. Several, as PyTorch's are, where a layout is the caller's to choose: their
+    names begin with "ours"."""
     backward: bool = True
     random: bool = False
     """Whether the op draws random numbers or works in place, so that results are not compared."""
@@ -117,7 +121,7 @@ class Bench:
             if not hasattr(cuda_ops.functional, self.op):
                 raise BenchError(f"cuda_ops.functional has no {self.op} in this build")
             ours = Implementation("ours", getattr(cuda_ops.functional, self.op))
-        return [ours, *self.native]
+        return [*(ours if isinstance(ours, list) else [ours]), *self.native]
 
 
 def elementwise_cases(
@@ -305,8 +309,8 @@ def require_agreement_of_gradients(what, implementations, arguments, dtype):
 @dataclass
 class Settings:
     device: torch.device
-    dtypes: list[torch.dtype]
-    tf32: bool = False
+    dtypes: list[str]
+    """Names among DTYPES."""
     quick: bool = False
     """Only the first case of each bench, and small ceilings."""
     rounds: int = 31
@@ -316,6 +320,8 @@ class Settings:
     """Bytes for the sets of inputs of one side; None: memory_budget."""
     case_seconds: float = 30
     """About how long the samples of one case may take; there are fewer of them (but 3) where they would take longer."""
+    op_seconds: float | None = None
+    """About how long those of all cases of an op may take together."""
 
 
 QUICK = {"quick": True, "rounds": 5, "least_seconds": 0.0005, "budget": 256 << 20}
@@ -330,8 +336,22 @@ class Ceiling:
         return 100 * max(bytes_moved / self.bytes_per_second, flops / self.flops_per_second) / seconds
 
 
+@contextlib.contextmanager
+def tf32(allowed: bool):
+    """PyTorch's switches for TF32, set for a while; and cuDNN's search among its algorithms, switched on."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    try:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = allowed, allowed, True
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
 @functools.lru_cache
-def measure_ceiling(device, dtype, quick) -> Ceiling:
+def measure_ceiling(device, name, quick) -> Ceiling:
+    """Of the dtype of that name, with PyTorch's switches for TF32 as they are."""
+    dtype = DTYPES[name]
     make = Make(device, dtype)
     big = device.type == "cuda" and not quick
     source = make((1 << 30 if big else 1 << 26) // dtype.itemsize, requires_grad=False)
@@ -346,9 +366,9 @@ def measure_ceiling(device, dtype, quick) -> Ceiling:
     return Ceiling(2 * source.nbytes / best["copy"], 2 * size**3 / best["mm"])
 
 
-def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Settings) -> list[dict]:
+def time_case(bench: Bench, case: Case, dtype_name: str, direction: str, settings: Settings) -> list[dict]:
     """Rows of the CSV for one case: an implementation and a clock each."""
-    device, implementations = settings.device, bench.implementations()
+    dtype, device, implementations = DTYPES[dtype_name], settings.device, bench.implementations()
     if bench.beside:
         implementations += bench.beside(device, dtype, case)
     index = ["forward", "backward"].index(direction)
@@ -364,7 +384,7 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
             calls[implementation.name].append(
                 make_call(implementation, implementation.prepare(*copy_arguments(arguments)))
             )
-    what = f"{bench.op} {case.name} {str(dtype)[6:]} {direction}"
+    what = f"{bench.op} {case.name} {dtype_name} {direction}"
     if not bench.random:
         if direction == "forward":
             require_agreement(what, {name: some[0]() for name, some in calls.items()}, dtype)
@@ -378,7 +398,7 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
                 samplers["kernel", name] = graph_sampler(some, device, stream, settings.least_seconds)
             except RuntimeError as error:
                 print(f"{what}: {name} cannot be captured into a CUDA graph: {str(error).splitlines()[0]}")
-    ceiling = measure_ceiling(device, dtype, settings.quick)
+    ceiling = measure_ceiling(device, dtype_name, settings.quick)
     flops = case.flops[index]
     start = time.perf_counter()
     first = interleaved(samplers, 1)
@@ -387,7 +407,7 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
     for (clock, name), seconds in interleaved(samplers, rounds).items():
         seconds = first[clock, name] + seconds
         summary = summarize(seconds)
-        values = [bench.op, case.name, str(dtype)[6:], direction, clock, name]
+        values = [bench.op, case.name, dtype_name, direction, clock, name]
         values += [f"{1e6 * s:.3f}" for s in (summary.median, summary.p10, summary.p90)] + [summary.samples, cache]
         values += [f"{bytes_moved / summary.median / 1e9:.1f}", f"{flops / summary.median / 1e12:.3f}"]
         values += [f"{ceiling.percent(summary.median, bytes_moved, flops):.1f}"]
@@ -398,10 +418,16 @@ def time_case(bench: Bench, case: Case, dtype, direction: str, settings: Setting
 def run_bench(bench: Bench, settings: Settings) -> list[dict]:
     rows = []
     cases = [case for case in bench.cases if settings.device.type in case.devices]
-    for case in cases[:1] if settings.quick else cases:
+    cases = cases[:1] if settings.quick else cases
+    directions = ["forward", "backward"] if bench.backward else ["forward"]
+    if settings.op_seconds is not None:
+        share = settings.op_seconds / (len(cases) * len(settings.dtypes) * len(directions))
+        settings = replace(settings, case_seconds=min(settings.case_seconds, share))
+    for case in cases:
         for dtype in settings.dtypes:
-            for direction in ["forward", "backward"] if bench.backward else ["forward"]:
-                rows += time_case(bench, case, dtype, direction, settings)
+            for direction in directions:
+                with tf32(dtype == "tf32"):
+                    rows += time_case(bench, case, dtype, direction, settings)
                 gc.collect()  # graphs hold memory until their cycles are found
                 if settings.device.type == "cuda":
                     torch.cuda.empty_cache()
@@ -441,7 +467,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "cuda_ops": cuda_ops.__version__,
         "commit": (command_output("git", "rev-parse", "--short", "HEAD") or "unknown") + changed,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "tf32": "allowed on both sides" if settings.tf32 else "off on both sides",
+        "tf32": "allowed on both sides in rows of dtype tf32, off in the others",
     }
     if settings.device.type == "cuda":
         query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu"
@@ -473,17 +499,21 @@ def read_csv(path: Path) -> list[dict]:
 
 
 def comparison(rows: list[dict]) -> list[list[str]]:
-    """Ours beside the fastest of PyTorch's variants, a line for each measurement; the last column is the ratio."""
+    """The fastest of ours beside the fastest of PyTorch's variants, a line for each measurement; the last column is the
+    ratio."""
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[c] for c in COLUMNS[:5]), {})[row["implementation"]] = row
     lines = []
     for key, by_name in groups.items():
-        by_name = {name: row for name, row in by_name.items() if not name.startswith(BESIDE)}
-        ours = by_name.pop("ours", None)
-        if ours is None or not by_name:
+        mine, theirs = {}, {}
+        for name, row in by_name.items():
+            if not name.startswith(BESIDE):
+                (mine if name.startswith(OURS) else theirs)[name] = row
+        if not mine or not theirs:
             continue
-        name, best = min(by_name.items(), key=lambda item: float(item[1]["median_us"]))
+        ours = min(mine.values(), key=lambda row: float(row["median_us"]))
+        name, best = min(theirs.items(), key=lambda item: float(item[1]["median_us"]))
         ratio = float(best["median_us"]) / float(ours["median_us"])
         rate = ours["gb_per_s"] if float(ours["tflop_per_s"]) == 0 else f"{ours['tflop_per_s']} TF"
         lines.append(
@@ -529,7 +559,6 @@ def load_bench(op: str) -> Bench:
 
 def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
     """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     benches = [load_bench(op) for op in (all_ops() if ops in ([], ["all"]) else ops)]
     facts = environment(settings)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 GPU = "nvidia-h200"
+PRODUCTS = ["gemm", "matmul", "linear", "linear_gelu", "conv2d"]
 
 
 def load(name):
@@ -113,11 +114,9 @@ def race():
     for precision in dict.fromkeys(row["precision"] for row in report["rows"]):
         if f"of {precision}" in facts:  # mnist_step.keep_other_precisions
             doubt += f" The rows of {precision} are of {facts[f'of {precision}']}."
-    reasons = {}
-    for line in report["left_out"]:
-        what, _, reason = line.partition(": ")
-        reasons.setdefault(reason, []).append(what)
-    left_out = [f"Left out, {reason}: {'; '.join(whats)}." for reason, whats in reasons.items()]
+    if report["left_out"]:
+        kinds = {line.split(",")[0] for line in report["left_out"]}
+        doubt += f" {len(report['left_out'])} times of {', '.join(sorted(kinds))} are missing (see `mnist_step.md`)."
     return [
         f"![microseconds a step against the batch size](benchmarks/results/{GPU}/mnist_step.png)",
         "",
@@ -126,7 +125,6 @@ def race():
         f"and torch.mm of this run would need for the least bytes and operations.{doubt}",
         "",
         *table([*header, "PyTorch / ours", "floor, µs"], lines),
-        *(["", *left_out] if left_out else []),
     ]
 
 
@@ -190,23 +188,59 @@ def check():
     return lines
 
 
+def ratios(op):
+    """{(case, direction): {dtype: (fastest of ours, of PyTorch's variants)}}, in microseconds of GPU time."""
+    cases = {}
+    for row in rows(op):
+        if row["clock"] == "kernel" and not row["implementation"].startswith(("rung ", "peer ")):
+            times = cases.setdefault((row["case"], row["direction"]), {}).setdefault(row["dtype"], {})
+            times[row["implementation"]] = float(row["median_us"])
+    return {
+        key: {
+            dtype: tuple(
+                min(time for name, time in times.items() if name.startswith("ours") == mine) for mine in (True, False)
+            )
+            for dtype, times in by_dtype.items()
+        }
+        for key, by_dtype in cases.items()
+    }
+
+
+def products():
+    """What tensor cores multiply, in all precisions."""
+    names, lines = ["bfloat16", "float16", "tf32", "float32", "float64"], []
+    for op in PRODUCTS:
+        if not (RESULTS / GPU / f"{op}.csv").is_file():
+            continue
+        for (case, direction), by_dtype in ratios(op).items():
+            cells = [f"{theirs / ours:.2f}" for ours, theirs in map(by_dtype.get, names, [(1, 0)] * len(names))]
+            lines.append([f"{op}, {case}", direction, *("–" if cell == "0.00" else cell for cell in cells)])
+    if not lines:
+        return nothing_yet("python -m cuda_ops bench matmul conv2d")
+    return [
+        "Products: PyTorch's time (cuBLAS; of cuDNN the fastest of NCHW and channels_last, with cudnn.benchmark) over "
+        "ours, one NVIDIA H200, GPU time of one call by replays of a CUDA graph over inputs that are cold in the L2 "
+        f"(`python -m cuda_ops bench {' '.join(PRODUCTS)} --dtype bfloat16 --dtype tf32 …`). Above 1 ours is faster.",
+        "",
+        f"<details><summary>{len(lines)} shapes</summary>",
+        "",
+        *table(["op, case", "direction", *names], lines),
+        "",
+        "</details>",
+    ]
+
+
 def ops():
     lines = []
     for path in sorted((RESULTS / GPU).glob("*.csv")):
-        if not (ROOT / "benchmarks" / f"bench_{path.stem}.py").is_file():
+        if not (ROOT / "benchmarks" / f"bench_{path.stem}.py").is_file() or path.stem in PRODUCTS:
             continue  # a race, of columns of its own
-        cases = {}
-        for row in rows(path.stem):
-            beside = row["implementation"].startswith(("rung ", "peer "))
-            if row["dtype"] == "float32" and row["clock"] == "kernel" and not beside:
-                times = cases.setdefault((row["case"], row["direction"]), {})
-                times[row["implementation"]] = float(row["median_us"])
-        for (case, direction), times in cases.items():
-            ours = times.pop("ours", None)
-            if ours and times:
-                best = min(times.values())
-                cells = [f"{ours:.1f}", f"{best:.1f}", f"{best / ours:.2f}"]
-                lines.append([f"{path.stem}, {case}", direction, *cells])
+        for (case, direction), by_dtype in ratios(path.stem).items():
+            if "float32" in by_dtype:
+                ours, theirs = by_dtype["float32"]
+                lines.append(
+                    [f"{path.stem}, {case}", direction, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}"]
+                )
     if not lines:
         return nothing_yet("python -m cuda_ops bench")
     return [
@@ -222,7 +256,7 @@ def ops():
     ]
 
 
-PARTS = {"mnist": mnist, "race": race, "goal": goal, "check": check, "ops": ops}
+PARTS = {"mnist": mnist, "race": race, "goal": goal, "check": check, "products": products, "ops": ops}
 
 
 def render(text):

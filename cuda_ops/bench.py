@@ -14,7 +14,7 @@ import torch
 from . import _library
 
 RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99"}
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = ["float32", "float64", "float16", "bfloat16", "tf32"]
 
 
 def benchmarks_folder() -> Path | None:
@@ -27,11 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all (default), or mnist or mnist-99")
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
-        "--dtype", choices=DTYPES, action="append", help="may be repeated; default: float32, on CUDA bfloat16 as well"
+        "--dtype",
+        choices=DTYPES,
+        action="append",
+        help="may be repeated; tf32: float32 with TF32 allowed on both sides; default: float32, on CUDA bfloat16 too",
     )
     parser.add_argument("--quick", action="store_true", help="the first case of each op and few samples")
-    parser.add_argument("--tf32", action="store_true", help="allow TF32 on both sides")
-    parser.add_argument("--seconds", type=float, default=300, help="mnist: about how long it may take; default: 300")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="about how long an op's samples may take (there are fewer then, but 3), or the race mnist; default: 31 "
+        "samples each, in at most 30 seconds a case; mnist: 300",
+    )
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
     )
@@ -62,15 +69,14 @@ def _device(name) -> torch.device:
 def _race(args, device, out: Path) -> int:
     if len(args.ops) > 1:
         raise ValueError(f"{args.ops[0]} is a run of its own: name nothing beside it")
-    if args.dtype or args.tf32:
-        raise ValueError(f"{args.ops[0]} has --precision in the place of --dtype and --tf32")
-    if args.seconds <= 0:
-        raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
+    if args.dtype:
+        raise ValueError(f"{args.ops[0]} has --precision in the place of --dtype")
     for batch in args.batch or ():
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
     race = importlib.import_module(RACES[args.ops[0]])
-    race.run(device, out, args.seconds, args.quick, args.compile, args.batch, args.precision)
+    seconds = 300 if args.seconds is None else args.seconds
+    race.run(device, out, seconds, args.quick, args.compile, args.batch, args.precision)
     return 0
 
 
@@ -89,6 +95,8 @@ def main(args) -> int:
             sys.path.insert(0, str(folder))
         import harness
 
+        if args.seconds is not None and not args.seconds > 0:
+            raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
         if set(args.ops) & set(RACES):
             return _race(args, device, args.out or folder / "results")
@@ -96,10 +104,11 @@ def main(args) -> int:
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
-        dtypes = [DTYPES[name] for name in args.dtype or default]
-        if device.type == "cpu" and any(dtype.itemsize == 2 for dtype in dtypes):
+        dtypes = args.dtype or default
+        if device.type == "cpu" and not {"float32", "float64"}.issuperset(dtypes):
             raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
-        settings = harness.Settings(device, dtypes, tf32=args.tf32, **(harness.QUICK if args.quick else {}))
+        quick = harness.QUICK if args.quick else {}
+        settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
         harness.run(args.ops, settings, args.out or folder / "results")
     except (ValueError, OSError) as error:
         print(f"cuda_ops bench: {error}", file=sys.stderr)

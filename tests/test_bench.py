@@ -36,7 +36,7 @@ def run(*arguments, package_in=ROOT):
 def test_quick_square_on_the_cpu(tmp_path):
     status, output, errors = run("square", "--quick", "--device", "cpu", "--out", tmp_path)
     assert status == 0, errors
-    assert "tf32: off on both sides" in output
+    assert "tf32: allowed on both sides in rows of dtype tf32, off in the others" in output
     assert "PyTorch / ours" in output
     (path,) = tmp_path.glob("cpu-*/square.csv")
     assert f"# torch: {torch.__version__}\n" in path.read_text()
@@ -67,9 +67,9 @@ def test_quick_square_on_the_gpu(tmp_path):
 def test_every_bench_runs(op):
     """The first case of each, once, with its comparison of values and gradients."""
     found = harness.load_bench(op)
-    settings = harness.Settings(torch.device("cpu"), [torch.float32], quick=True, rounds=1, least_seconds=0, budget=1)
+    settings = harness.Settings(torch.device("cpu"), ["float32"], quick=True, rounds=1, least_seconds=0, budget=1)
     rows = harness.run_bench(found, settings)
-    names = {"ours", *(i.name for i in found.native)}
+    names = {i.name for i in found.implementations()}
     if found.beside:
         names |= {i.name for i in found.beside(settings.device, torch.float32, found.cases[0])}
     assert {r["implementation"] for r in rows} == names
@@ -134,7 +134,7 @@ def test_wrong_results_are_refused():
     wrong = harness.Bench(
         "square", harness.elementwise_cases([(5, 7)], (2, 3)), [harness.Implementation("cubed", lambda x: x**3)]
     )
-    settings = harness.Settings(torch.device("cpu"), [torch.float64], **harness.QUICK)
+    settings = harness.Settings(torch.device("cpu"), ["float64"], **harness.QUICK)
     with pytest.raises(harness.BenchError, match="square 5x7 float64 forward: ours and cubed differ"):
         harness.run_bench(wrong, settings)
 
@@ -238,7 +238,7 @@ def test_csv_is_written_whole(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mnist", "--tf32"], "mnist has --precision in the place of --dtype and --tf32"),
+        (["mnist", "--dtype", "tf32"], "mnist has --precision in the place of --dtype"),
         (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
         (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),
         (["mnist", "--batch", "64", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
