@@ -53,9 +53,12 @@ __device__ __forceinline__ void coefficients2(const Thread &t, float rate)
 __device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y)[32], uint32_t largest,
                                                 const __nv_bfloat16 *stage)
 {
-    // Garbage columns go to scratch memory, which is quicker than a branch.
+    // Garbage columns go to memory that nobody reads, to places of their own, which is quicker than a branch.
     char *const left = shared + AT_GRADIENT + ((2 * t.warp + 1) * MAP_ROW + t.row + 1) * PITCH + 4 * t.quad;
-    char *const right = t.row + 8 < SIDE1 ? left + 8 * PITCH : shared + AT_SLICE;
+    char *const garbage = shared + AT_SLICE + (2 * t.warp + t.row % 2) * PITCH + 4 * t.quad;
+    char *const right = t.row + 8 < SIDE1 ? left + 8 * PITCH : garbage;
+    static_assert(SIDE1 + 2 == 16 && 2 * CONV_WARPS <= MAP_ROW && (MAP_ROW + 2 * CONV_WARPS) * PITCH <= SLICE_BYTES,
+                  "");
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const float2 by_dz = *(const float2 *)(t.small.by_dz + 8 * n + 2 * t.quad);

@@ -280,8 +280,10 @@ __device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32],
     const uint32_t other_lower = __shfl_xor_sync(FULL_WARP, lower, 4);
     // Of two equal ones the upper is first, and in a row the left, whose column is even.
     const uint32_t wins_ties = odd ? ~lower & other_lower : ~lower | other_lower;
-    // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory.
-    __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + AT_SCRATCH);
+    // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory, where each pair has
+    // places of its own (the offsets below are multiples of 49, and there are fewer pairs with garbage).
+    static_assert(CONV_WARPS * 4 < SIDE2 * SIDE2, "");
+    __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + AT_SCRATCH) + 4 * t.warp + t.quad;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const bool wins = (mine[i] > other[i]) | ((mine[i] == other[i]) & (wins_ties >> i & 1));
@@ -289,6 +291,7 @@ __device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32],
         const float best = (mine[i] < other[i]) | (other[i] != other[i]) ? other[i] : mine[i]; // NaN stays
         (i / 2 % 2 ? right : stage)[(i / 4 * 8 + i % 2) * SIDE2 * SIDE2] = __float2bfloat16_rn(best <= 0 ? 0 : best);
     }
+    __syncwarp(); // one lane of a pair may be at the next picture before the other
     if (!inside)
         largest &= 0x3333;
     return (largest & ~lower) | (largest & lower) << 16;
