@@ -39,6 +39,24 @@ def integer(op: str, name: str, value):
         raise TypeError(f"{op}: expected {name} to be an int, got {value!r}") from None
 
 
+def flag(op: str, name: str, value) -> bool:
+    """A bool, or NumPy's: a string or a number in its place is a mistake that Python would take for True or False."""
+    if value is True or value is False:
+        return value
+    if getattr(value, "dtype", None) == "bool":
+        return bool(value)
+    raise TypeError(f"{op}: expected {name} to be a bool, got {value!r}")
+
+
+def number(op: str, name: str, value):
+    """What floats can be compared with: a float, an int, a number of NumPy, a tensor of one."""
+    try:
+        value < 0.0  # noqa: B015
+    except TypeError:
+        raise TypeError(f"{op}: expected {name} to be a number, got {value!r}") from None
+    return value
+
+
 def pair(op: str, name: str, value) -> tuple:
     """An int, or one or two of them in a sequence, as (height, width)."""
     # The common cases first, in a function that small calls do feel.

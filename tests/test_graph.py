@@ -229,7 +229,7 @@ def test_what_cannot_be():
     several = GraphedStep(step.model, lambda x: step.model(x).flatten(), step.optimizer)
     with pytest.raises(ValueError, match=r"expected the loss to be one number, got shape \[20\]"):
         several(torch.ones(2, 1, 28, 28))
-    for batch in ([torch.ones(4, 2)], [torch.ones(2, 2), torch.ones(1, 2)], []):
+    for batch in ([torch.ones(4, 2)], [torch.ones(2, 2), torch.ones(1, 2)], [torch.tensor(1.0)], []):
         with pytest.raises(ValueError, match="GraphedStep: expected 1 to 3 batches stacked along the first dimension"):
             step(*batch)
     with pytest.raises(TypeError, match=r"GraphedStep: expected steps_per_graph to be an int, got 1\.5"):
@@ -239,6 +239,20 @@ def test_what_cannot_be():
     stranger = cuda_ops.optim.SGD([torch.ones(2, device="meta", requires_grad=True)], lr=0.1)
     with pytest.raises(ValueError, match="expected the optimizer to hold a parameter on the model's device, cpu, got"):
         GraphedStep(step.model, step.loss, stranger)
+
+
+def test_learning_rates_fit_the_steps(device):
+    """More of them than steps would be left over in silence."""
+    images, labels = (torch.stack(tensors) for tensors in zip(*batches_of(2, device), strict=True))
+    for steps, batch in ((1, (images[0], labels[0])), (3, (images, labels))):
+        model, step = make("custom", device, steps_per_graph=steps)
+        before = copy.deepcopy(model.state_dict())
+        for lr in (torch.full((3,), 0.1), torch.full((2, 3), 0.1), torch.full((1, 1), 0.1)):
+            with pytest.raises(ValueError, match=r"GraphedStep: expected learning rates of \[.*, got shape \["):
+                step(*batch, lr=lr)
+        assert_same(model.state_dict(), before)
+    with pytest.raises(TypeError, match=r"GraphedStep: expected autocast to be a torch\.dtype or None, got 'bf16'"):
+        make("custom", device, autocast="bf16")
 
 
 @pytest.mark.parametrize("steps_per_graph", [1, 3])

@@ -56,6 +56,16 @@ def test_halves_on_the_cpu_are_refused(spec):
                 spec.function(*sample.args, **sample.kwargs)
 
 
+def test_a_meta_tensor_beside_others_is_refused(spec):
+    """Its result would be memory that nobody has written."""
+    for sample in spec.small_samples(Make("cpu", torch.float32)):
+        tensors = sample.tensors()
+        for left in tensors if len(tensors) > 1 else ():
+            mixed = sample.map(lambda t, left=left: t.to("meta") if t is left else t)
+            with pytest.raises(RuntimeError, match=rf"^{spec.name}\w*: expected \w+ to be on the device of \w+, "):
+                spec.function(*mixed.args, **mixed.kwargs)
+
+
 @pytest.mark.cuda
 def test_mixed_devices_are_refused(spec):
     for sample in spec.small_samples(Make("cuda", torch.float32)):

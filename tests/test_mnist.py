@@ -118,6 +118,20 @@ def test_learning_rate_rises_and_falls():
 # The data
 
 
+def test_what_is_no_part_of_the_data_is_refused():
+    with pytest.raises(ValueError, match="mnist: expected limit to be 0 or more, got -1"):
+        mnist(limit=-1)
+    with pytest.raises(TypeError, match="mnist: expected limit to be an int, got '5'"):
+        mnist(limit="5")
+    images, labels = mnist(limit=4)
+    with pytest.raises(ValueError, match="Batches: expected a label for each of 4 images, got 3"):
+        Batches(images, labels[:3])
+    with pytest.raises(TypeError, match="Batches: expected images to be uint8, got float32"):
+        Batches(images / 255, labels)
+    with pytest.raises(TypeError, match="Batches: expected dtype to be floating point, got uint8"):
+        Batches(images, labels, dtype=torch.uint8)
+
+
 def test_batches_are_normalised_alike_wherever_the_data_lies(device):
     images, labels = mnist(limit=1000)
     assert images.shape == (1000, 1, 28, 28)

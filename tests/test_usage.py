@@ -214,12 +214,6 @@ def test_meta_tensors_are_refused_where_others_are(name):
         BAD_SHAPES[name](lambda *size: torch.ones(*size, device="meta"))
 
 
-def test_linear_cross_entropy_refuses_a_meta_tensor_beside_others():
-    """Its result would be memory that nobody has written."""
-    with pytest.raises(RuntimeError, match="linear_cross_entropy: expected weight to be on the device of input, meta"):
-        F.linear_cross_entropy(torch.ones(2, 3, device="meta"), torch.ones(4, 3), torch.tensor([0, 1]))
-
-
 def test_cpu_autocast_leaves_float64_alone(images):
     x = images.double()
     with torch.autocast("cpu", torch.bfloat16):
@@ -281,6 +275,13 @@ WRONG_TYPES = {
     "conv_bn_relu_pool: expected eps to be a number, got 'x'": {"eps": "x"},
     "conv_bn_relu_pool: expected momentum to be a number, got 'x'": {"momentum": "x"},
     "conv_bn_relu_pool: expected channels_last to be a bool or None, got 'yes'": {"channels_last": "yes"},
+    "batch_norm: expected eps to be a number, got 'x'": {"eps": "x"},
+    "batch_norm: expected training to be a bool, got 'False'": {"training": "False"},
+    "dropout: expected p to be a number, got '0.5'": {"p": "0.5"},
+    "dropout: expected training to be a bool, got 1": {"training": 1},
+    "max_pool2d: expected ceil_mode to be a bool, got None": {"ceil_mode": None},
+    "avg_pool2d: expected ceil_mode to be a bool, got 'x'": {"ceil_mode": "x"},
+    "avg_pool2d: expected count_include_pad to be a bool, got 0": {"count_include_pad": 0},
     "gather_normalize: expected mean to be a number, got '0.5'": {"mean": "0.5"},
     "gather_normalize: expected dtype to be a torch.dtype, got 'float32'": {"dtype": "float32"},
 }
@@ -288,16 +289,26 @@ WRONG_TYPES = {
 
 @pytest.mark.parametrize("message", WRONG_TYPES)
 def test_other_arguments_of_the_wrong_type(message):
+    images, indices = torch.ones(2, 1, 4, 4), torch.zeros(1, dtype=torch.int64)
+    arguments = {
+        "avg_pool2d": (images, 2),
+        "batch_norm": (images, None, None),
+        "conv_bn_relu_pool": (images, torch.ones(2, 1, 3, 3), None, None, None),
+        "dropout": (images,),
+        "gather_normalize": (indices.byte(), indices),
+        "max_pool2d": (images, 2),
+    }
+    name, wrong = message.split(":")[0], WRONG_TYPES[message]
+    defaults = {"mean": 0.0, "std": 1.0} if name == "gather_normalize" else {}
     with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
-        if message.startswith("gather"):
-            indices = torch.zeros(1, dtype=torch.int64)
-            F.gather_normalize(
-                **{"images": indices.byte(), "indices": indices, "mean": 0.0, "std": 1.0, **WRONG_TYPES[message]}
-            )
-        else:
-            F.conv_bn_relu_pool(
-                torch.ones(2, 1, 4, 4), torch.ones(2, 1, 3, 3), None, None, None, **WRONG_TYPES[message]
-            )
+        getattr(F, name)(*arguments[name], **{**defaults, **wrong})
+
+
+def test_bools_of_numpy_are_bools():
+    images = torch.arange(9.0).view(1, 3, 3)
+    for pool in (F.max_pool2d, F.avg_pool2d):
+        assert torch.equal(pool(images, 2, ceil_mode=np.bool_(True)), pool(images, 2, ceil_mode=True))
+    assert F.dropout(images, training=np.bool_(False)) is images
 
 
 def test_functional_call_and_hooks(images):

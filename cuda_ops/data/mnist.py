@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from .._arguments import integer
 from .._errors import UserError
 
 # Of the pixels of the training set, in [0, 1].
@@ -73,13 +74,14 @@ def mnist(root=None, train: bool = True, limit: int | None = None) -> tuple[Tens
         root: the folder that holds MNIST/raw/*.gz; default: `data` of the repository. The files are extracted beside
             the archives on first use (55 MB).
         train: the 60,000 training pictures, else the 10,000 test pictures.
-        limit: only the first `limit` of them.
+        limit: only the first `limit` of them; 0 or more.
 
     Returns:
         (images, labels): uint8 of shape (N, 1, 28, 28), and int64 of shape (N,), on the CPU.
 
     Raises:
         UserError: a file is missing, or is not the one that torchvision knows by its MD5, or cannot be extracted.
+        ValueError: `limit` is negative.
 
     Example:
         >>> images, labels = cuda_ops.data.mnist()
@@ -88,6 +90,8 @@ def mnist(root=None, train: bool = True, limit: int | None = None) -> tuple[Tens
     """
     from torchvision.datasets import MNIST
 
+    if limit is not None and integer("mnist", "limit", limit) < 0:
+        raise ValueError(f"mnist: expected limit to be 0 or more, got {limit}")
     root = default_root() if root is None else Path(root)
     raw = root / "MNIST" / "raw"
     _check_archives(raw, MNIST.resources)
@@ -118,12 +122,22 @@ class Batches:
         keep_on_device: keep the whole set on the device and gather there; else gather in host memory and copy every
             batch (through pinned memory on CUDA, 784 bytes a picture).
 
+    Raises:
+        ValueError: there is not one label for each picture.
+        TypeError: images are not uint8, which is what the normalisation is for, or `dtype` is not floating point.
+
     Example:
         >>> batches = Batches(*mnist(), device="cuda")
         >>> images, labels = batches(torch.arange(64))
     """
 
     def __init__(self, images: Tensor, labels: Tensor, device="cpu", dtype=torch.float32, keep_on_device: bool = False):
+        if images.dtype != torch.uint8:
+            raise TypeError(f"Batches: expected images to be uint8, got {str(images.dtype)[6:]}")
+        if not dtype.is_floating_point:
+            raise TypeError(f"Batches: expected dtype to be floating point, got {str(dtype)[6:]}")
+        if len(images) != len(labels):
+            raise ValueError(f"Batches: expected a label for each of {len(images)} images, got {len(labels)}")
         self.device, self.dtype = torch.device(device), dtype
         self.home = self.device if keep_on_device else torch.device("cpu")
         self.images, self.labels = images.to(self.home), labels.to(self.home)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import _library
 from .._arguments import expect
+from .._fakes import register_fake
 from . import simulator
 
 # --- rung 1: Python loops --------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def _rung_op(code):
 
 if _library.problem is None:
 
-    @torch.library.register_fake("cuda_ops::gemm_rung")
+    @register_fake("cuda_ops::gemm_rung")
     def _(a, b, rung, *, allow_tf32=False):
         expect(a.dim() == 2, "gemm_rung", "a to have 2 dimensions, got shape {}", tuple(a.shape))
         expect(b.dim() == 2, "gemm_rung", "b to have 2 dimensions, got shape {}", tuple(b.shape))
@@ -223,7 +224,7 @@ if _library.problem is None:
         expect(a.shape[1] == b.shape[0], "gemm_rung", message, a.shape[1], list(b.shape))
         return a.new_empty((a.shape[0], b.shape[1]))
 
-    @torch.library.register_fake("cuda_ops::gemm_planned")
+    @register_fake("cuda_ops::gemm_planned")
     def _(a, b, plan, *, allow_tf32=False):
         return a.new_empty((a.shape[0], b.shape[1]))
 

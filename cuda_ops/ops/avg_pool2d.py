@@ -3,20 +3,21 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, integer, pair
+from .._arguments import check_tensors, flag, integer, pair
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 from ._pool2d import empty_pooled, pair_or_kernel
 
 NO_DILATION = (1, 1)
 
 
-@torch.library.register_fake("cuda_ops::avg_pool2d_forward")
+@register_fake("cuda_ops::avg_pool2d_forward")
 def _(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     return empty_pooled("avg_pool2d", input, kernel_size, stride, padding, NO_DILATION, ceil_mode)
 
 
-@torch.library.register_fake("cuda_ops::avg_pool2d_backward")
+@register_fake("cuda_ops::avg_pool2d_backward")
 def _(
     grad_output,
     input_size,
@@ -99,7 +100,7 @@ def avg_pool2d(
         The means, with input's memory format.
 
     Raises:
-        TypeError: a pair is not of ints, `divisor_override` is no int, or `input` is no tensor.
+        TypeError: a pair is not of ints, a flag is no bool, `divisor_override` is no int, or `input` is no tensor.
         RuntimeError: a pair is not one int or two, or out of range; `divisor_override` is 0; `input` is not
             floating point, not of 3 or 4 dimensions, empty but for N, or too small for one window.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -118,8 +119,8 @@ def avg_pool2d(
         kernel_size,
         pair_or_kernel("avg_pool2d", "stride", stride, kernel_size),
         pair("avg_pool2d", "padding", padding),
-        ceil_mode,
-        count_include_pad,
+        flag("avg_pool2d", "ceil_mode", ceil_mode),
+        flag("avg_pool2d", "count_include_pad", count_include_pad),
         None if divisor_override is None else integer("avg_pool2d", "divisor_override", divisor_override),
     )
 

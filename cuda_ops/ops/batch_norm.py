@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._arguments import check_tensors, check_tensors_or_none, expect, flag, number
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
@@ -22,20 +23,20 @@ def _check_channels(input, **tensors):
             expect(fits, "batch_norm", message, input.shape[1], list(tensor.shape))
 
 
-@torch.library.register_fake("cuda_ops::batch_norm_forward_training")
+@register_fake("cuda_ops::batch_norm_forward_training")
 def _(input, weight, bias, eps):
     _check_channels(input, weight=weight, bias=bias)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
 
-@torch.library.register_fake("cuda_ops::batch_norm_forward_inference")
+@register_fake("cuda_ops::batch_norm_forward_inference")
 def _(input, weight, bias, running_mean, running_var, eps):
     _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
     return _empty_like(input)
 
 
-@torch.library.register_fake("cuda_ops::batch_norm_backward")
+@register_fake("cuda_ops::batch_norm_backward")
 def _(
     grad_output,
     input,
@@ -56,7 +57,7 @@ def _(
     )
 
 
-@torch.library.register_fake("cuda_ops::batch_norm_update")
+@register_fake("cuda_ops::batch_norm_update")
 def _(running_mean, running_var, mean, variance, momentum, count):
     return None
 
@@ -281,7 +282,7 @@ def batch_norm(
         A tensor of the shape and dtype of `input`, channels_last if `input` is, else contiguous.
 
     Raises:
-        TypeError: a tensor is none, or `momentum` no number.
+        TypeError: a tensor is none, `momentum` or `eps` no number, or `training` no bool.
         ValueError: training with one value per channel, or with only one of the running statistics; `eps` is not
             above 0.
         RuntimeError: not training, and a running statistic is None; `input` is not floating point or has less than
@@ -300,7 +301,8 @@ def batch_norm(
     check_tensors_or_none("batch_norm", running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     if not isinstance(momentum, (int, float, torch.SymFloat)):
         raise TypeError(f"batch_norm: expected momentum to be a number, got {momentum!r}")
-    if eps <= 0.0:
+    training = flag("batch_norm", "training", training)
+    if number("batch_norm", "eps", eps) <= 0.0:
         raise ValueError(f"batch_norm: expected eps to be positive, got {eps}")
     for name, statistic in (("running_mean", running_mean), ("running_var", running_var)):
         if statistic is None and not training:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
@@ -69,7 +70,7 @@ def _check_sizes(input, weight, stride, padding, dilation, groups, op="conv2d"):
         expect(kernel <= padded, op, "the kernel to be no greater than the padded input, {}, got {}", padded, kernel)
 
 
-@torch.library.register_fake("cuda_ops::conv2d_forward")
+@register_fake("cuda_ops::conv2d_forward")
 def _(input, weight, bias, stride, padding, dilation, groups):
     _check_sizes(input.shape, weight.shape, stride, padding, dilation, groups)
     if bias is not None:
@@ -83,17 +84,17 @@ def _(input, weight, bias, stride, padding, dilation, groups):
     return empty_image((input.shape[0], channels, height, width), input, channels_last)
 
 
-@torch.library.register_fake("cuda_ops::conv2d_backward_input")
+@register_fake("cuda_ops::conv2d_backward_input")
 def _(grad_output, weight, input_size, channels_last, stride, padding, dilation, groups):
     return empty_image(input_size, grad_output, channels_last)
 
 
-@torch.library.register_fake("cuda_ops::conv2d_backward_weight")
+@register_fake("cuda_ops::conv2d_backward_weight")
 def _(grad_output, input, weight_size, channels_last, stride, padding, dilation, groups):
     return empty_image(weight_size, grad_output, channels_last)
 
 
-@torch.library.register_fake("cuda_ops::conv2d_backward_bias")
+@register_fake("cuda_ops::conv2d_backward_bias")
 def _(grad_output):
     return grad_output.new_empty(grad_output.shape[1])
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
+from .._fakes import register_fake
 from .._library import library, ops
 from .._modules import buffer, parameter
 from ._pool2d import _pooled_size, pair_or_kernel
@@ -70,7 +71,7 @@ def _output_sizes(input, weight, geometry):
     return (input.shape[0], weight.shape[0], *conv), (input.shape[0], weight.shape[0], *pooled)
 
 
-@torch.library.register_fake("cuda_ops::conv_bn_relu_pool_forward")
+@register_fake("cuda_ops::conv_bn_relu_pool_forward")
 def _(
     input,
     weight,
@@ -102,13 +103,13 @@ def _(
     )
 
 
-@torch.library.register_fake("cuda_ops::conv_bn_relu_pool_inference")
+@register_fake("cuda_ops::conv_bn_relu_pool_inference")
 def _(input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry):
     geometry = Geometry.of(geometry)
     return empty_image(_output_sizes(input, weight, geometry)[1], input, geometry.channels_last)
 
 
-@torch.library.register_fake("cuda_ops::conv_bn_relu_pool_backward")
+@register_fake("cuda_ops::conv_bn_relu_pool_backward")
 def _(
     grad_output,
     input,

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 from .._loss import (
     accumulate_dtype,
@@ -24,7 +25,7 @@ from .._loss import (
 from .log_softmax import LogSoftmaxFunction
 
 
-@torch.library.register_fake("cuda_ops::cross_entropy_forward")
+@register_fake("cuda_ops::cross_entropy_forward")
 def _(input, target, weight, reduction, ignore_index, label_smoothing):
     if not target.is_floating_point():
         check_target_shape("cross_entropy", input, target)
@@ -33,7 +34,7 @@ def _(input, target, weight, reduction, ignore_index, label_smoothing):
     return loss, statistics, total_weight
 
 
-@torch.library.register_fake("cuda_ops::cross_entropy_backward")
+@register_fake("cuda_ops::cross_entropy_backward")
 def _(grad_output, input, target, weight, statistics, total_weight, reduction, ignore_index, label_smoothing):
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 

@@ -3,17 +3,18 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors
+from .._arguments import check_tensors, flag, number
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::dropout_forward")
+@register_fake("cuda_ops::dropout_forward")
 def _(input, p, call=None):
     return torch.empty_like(input), torch.empty(2, dtype=torch.int64, device=input.device)
 
 
-@torch.library.register_fake("cuda_ops::dropout_backward")
+@register_fake("cuda_ops::dropout_backward")
 def _(grad_output, state, p, stride):
     return torch.empty_strided(grad_output.shape, stride, dtype=grad_output.dtype, device=grad_output.device)
 
@@ -74,7 +75,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         if p is 0.
 
     Raises:
-        TypeError: `input` is no tensor.
+        TypeError: `input` is no tensor, `p` no number or `training` no bool.
         ValueError: p is not between 0 and 1.
         RuntimeError: `input` is not floating point, or `inplace` is asked for a leaf that requires grad.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -86,9 +87,9 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         tensor([1., 1., 1.])
     """
     check_tensors("dropout", input=input)
-    if not 0.0 <= p <= 1.0:
+    if not 0.0 <= number("dropout", "p", p) <= 1.0:
         raise ValueError(f"dropout: expected p to be between 0 and 1, got {p}")
-    if not training or p == 0.0:
+    if not flag("dropout", "training", training) or p == 0.0:
         return input
     output, _ = DropoutFunction.apply(input, p)
     # copy_ is what tells autograd that input has changed.

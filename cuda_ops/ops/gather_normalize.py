@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::gather_normalize_forward")
+@register_fake("cuda_ops::gather_normalize_forward")
 def _(images, indices, mean, std, labels, dtype):
     op = "gather_normalize"
     expect(images.dim() >= 1, op, "images to have a dimension of pictures, got shape []")

@@ -6,10 +6,11 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_to_lower
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::linear_forward")
+@register_fake("cuda_ops::linear_forward")
 def _(input, weight, bias):
     expect(weight.dim() == 2, "linear", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
     expect(input.dim() >= 1, "linear", "input to have at least 1 dimension, got a scalar")
@@ -25,17 +26,17 @@ def _(input, weight, bias):
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
-@torch.library.register_fake("cuda_ops::linear_backward_input")
+@register_fake("cuda_ops::linear_backward_input")
 def _(grad_output, weight):
     return grad_output.new_empty((*grad_output.shape[:-1], weight.shape[1]))
 
 
-@torch.library.register_fake("cuda_ops::linear_backward_weight")
+@register_fake("cuda_ops::linear_backward_weight")
 def _(grad_output, input):
     return grad_output.new_empty((grad_output.shape[-1], input.shape[-1]))
 
 
-@torch.library.register_fake("cuda_ops::linear_backward_bias")
+@register_fake("cuda_ops::linear_backward_bias")
 def _(grad_output):
     return grad_output.new_empty((grad_output.shape[-1],))
 

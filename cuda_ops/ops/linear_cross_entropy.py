@@ -10,13 +10,14 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer
 from .._autocast import autocast_input
+from .._fakes import register_fake
 from .._library import library, ops
 from .._loss import accumulate_dtype, reduction_number
 from .cross_entropy import CrossEntropyFunction
 from .linear import LinearFunction
 
 
-@torch.library.register_fake("cuda_ops::linear_cross_entropy_forward")
+@register_fake("cuda_ops::linear_cross_entropy_forward")
 def _(
     input,
     weight,
@@ -42,15 +43,6 @@ def _(
         fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
         message = "bias to have shape [{}], the classes of weight, got {}"
         expect(fits, op, message, weight.shape[0], list(bias.shape))
-    for name, other in (("weight", weight), ("target", target)):
-        expect(
-            other.device == input.device,
-            op,
-            "{} to be on the device of input, {}, got {}",
-            name,
-            input.device,
-            other.device,
-        )
     leading = input.shape[:-1]
     message = "target to have shape {} for an input of shape {}, got {}"
     shapes = list(leading), list(input.shape), list(target.shape)
@@ -67,7 +59,7 @@ def _(
     )
 
 
-@torch.library.register_fake("cuda_ops::linear_cross_entropy_scale")
+@register_fake("cuda_ops::linear_cross_entropy_scale")
 def _(grad_output, total_weight, grad_input, grad_weight, grad_bias, reduction):
     return (
         torch.empty_like(grad_input, memory_format=torch.contiguous_format),

@@ -8,11 +8,12 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_to_lower
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
 
 
-@torch.library.register_fake("cuda_ops::linear_gelu_forward")
+@register_fake("cuda_ops::linear_gelu_forward")
 def _(input, weight, bias, approximate, with_preactivation):
     expect(weight.dim() == 2, "linear_gelu", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
     expect(input.dim() >= 1, "linear_gelu", "input to have at least 1 dimension, got a scalar")
@@ -29,7 +30,7 @@ def _(input, weight, bias, approximate, with_preactivation):
     return output, torch.empty_like(output) if with_preactivation else input.new_empty((0,))
 
 
-@torch.library.register_fake("cuda_ops::linear_gelu_backward")
+@register_fake("cuda_ops::linear_gelu_backward")
 def _(grad_output, preactivation, approximate, with_bias):
     grad_preactivation = preactivation.new_empty(preactivation.shape)
     return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,))

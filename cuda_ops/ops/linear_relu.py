@@ -8,12 +8,13 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_input
+from .._fakes import register_fake
 from .._library import library, ops
 from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
 from .relu import ReLUBackwardFunction
 
 
-@torch.library.register_fake("cuda_ops::linear_relu_forward")
+@register_fake("cuda_ops::linear_relu_forward")
 def _(input, weight, bias):
     expect(weight.dim() == 2, "linear_relu", "weight to have 2 dimensions, got shape {}", tuple(weight.shape))
     expect(input.dim() >= 1, "linear_relu", "input to have at least 1 dimension, got a scalar")
@@ -29,7 +30,7 @@ def _(input, weight, bias):
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
-@torch.library.register_fake("cuda_ops::linear_relu_backward")
+@register_fake("cuda_ops::linear_relu_backward")
 def _(grad_output, output, input, weight, with_input, with_weight, with_bias):
     return (
         input.new_empty(input.shape if with_input else (0,)),

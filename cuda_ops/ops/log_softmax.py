@@ -7,10 +7,11 @@ from torch.nn.functional import _get_softmax_dim
 from .._arguments import check_tensors, expect, integer
 from .._autocast import autocast_to_float32
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::log_softmax_forward")
+@register_fake("cuda_ops::log_softmax_forward")
 def _(input, dim):
     bound = max(input.dim(), 1)
     message = "dim to be in [{}, {}] for an input of shape {}, got {}"
@@ -19,7 +20,7 @@ def _(input, dim):
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("cuda_ops::log_softmax_backward")
+@register_fake("cuda_ops::log_softmax_backward")
 def _(grad_output, output, dim):
     return torch.empty_like(output, memory_format=torch.contiguous_format)
 

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from .._arguments import check_tensors, expect
 from .._autocast import autocast_to_lower
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::matmul_forward")
+@register_fake("cuda_ops::matmul_forward")
 def _(input, other):
     expect(input.dim() in (2, 3), "matmul", "input to have 2 to 3 dimensions, got shape {}", tuple(input.shape))
     fits = other.dim() == input.dim()

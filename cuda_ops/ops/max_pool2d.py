@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .._arguments import check_tensors, pair
+from .._arguments import check_tensors, flag, pair
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 from ._pool2d import empty_pooled, pair_or_kernel
 
 
-@torch.library.register_fake("cuda_ops::max_pool2d_forward")
+@register_fake("cuda_ops::max_pool2d_forward")
 def _(input, kernel_size, stride, padding, dilation, ceil_mode):
     window = (kernel_size, stride, padding, dilation, ceil_mode)
     return (
@@ -19,7 +20,7 @@ def _(input, kernel_size, stride, padding, dilation, ceil_mode):
     )
 
 
-@torch.library.register_fake("cuda_ops::max_pool2d_backward")
+@register_fake("cuda_ops::max_pool2d_backward")
 def _(grad_output, indices, input_size, kernel_size, stride, padding, dilation, ceil_mode):
     shape = (*indices.shape[:-2], *input_size)
     return torch.empty(
@@ -102,7 +103,7 @@ def max_pool2d(
         together can make one, gives minus infinity and the place -1 (PyTorch: a place that is not the window's).
 
     Raises:
-        TypeError: a pair is not of ints; `input` is no tensor.
+        TypeError: a pair is not of ints; `ceil_mode` is no bool; `input` is no tensor.
         RuntimeError: a pair is not one int or two, or out of range; `input` is not floating point, not of 3 or
             4 dimensions, empty but for N, or too small for one window.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -122,7 +123,7 @@ def max_pool2d(
         pair_or_kernel("max_pool2d", "stride", stride, kernel_size),
         pair("max_pool2d", "padding", padding),
         pair("max_pool2d", "dilation", dilation),
-        ceil_mode,
+        flag("max_pool2d", "ceil_mode", ceil_mode),
     )
     return (output, indices) if return_indices else output
 

@@ -6,17 +6,18 @@ from torch import Tensor
 from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 from .._loss import check_target_shape, empty_loss, reduction_number, refuse_weight_gradient
 
 
-@torch.library.register_fake("cuda_ops::nll_loss_forward")
+@register_fake("cuda_ops::nll_loss_forward")
 def _(input, target, weight, reduction, ignore_index):
     check_target_shape("nll_loss", input, target)
     return empty_loss(input, reduction)
 
 
-@torch.library.register_fake("cuda_ops::nll_loss_backward")
+@register_fake("cuda_ops::nll_loss_backward")
 def _(grad_output, input, target, weight, total_weight, reduction, ignore_index):
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 

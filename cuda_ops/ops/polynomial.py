@@ -7,15 +7,16 @@ from torch import Tensor
 
 from .._arguments import check_tensors
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::polynomial_forward")
+@register_fake("cuda_ops::polynomial_forward")
 def _(input, coefficients):
     return torch.empty_like(input)
 
 
-@torch.library.register_fake("cuda_ops::polynomial_backward")
+@register_fake("cuda_ops::polynomial_backward")
 def _(grad_output, input, coefficients):
     return torch.empty_like(input)
 

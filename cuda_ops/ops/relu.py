@@ -5,20 +5,21 @@ from torch import Tensor
 
 from .._arguments import check_tensors
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::relu_forward")
+@register_fake("cuda_ops::relu_forward")
 def _(input):
     return torch.empty_like(input)
 
 
-@torch.library.register_fake("cuda_ops::relu_inplace")
+@register_fake("cuda_ops::relu_inplace")
 def _(input):
     return None
 
 
-@torch.library.register_fake("cuda_ops::relu_backward")
+@register_fake("cuda_ops::relu_backward")
 def _(grad_output, output):
     return torch.empty_like(output)
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::sgd_")
+@register_fake("cuda_ops::sgd_")
 def _(
     params,
     grads,

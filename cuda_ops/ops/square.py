@@ -5,15 +5,16 @@ from torch import Tensor
 
 from .._arguments import check_tensors
 from .._autograd import Function
+from .._fakes import register_fake
 from .._library import ops
 
 
-@torch.library.register_fake("cuda_ops::square_forward")
+@register_fake("cuda_ops::square_forward")
 def _(input):
     return torch.empty_like(input)
 
 
-@torch.library.register_fake("cuda_ops::square_backward")
+@register_fake("cuda_ops::square_backward")
 def _(grad_output, input):
     return torch.empty_like(input)
 

@@ -86,6 +86,8 @@ class GraphedStep:
     ):
         if integer("GraphedStep", "steps_per_graph", steps_per_graph) < 1:
             raise ValueError(f"GraphedStep: expected steps_per_graph to be at least 1, got {steps_per_graph}")
+        if autocast is not None and not isinstance(autocast, torch.dtype):
+            raise TypeError(f"GraphedStep: expected autocast to be a torch.dtype or None, got {autocast!r}")
         self.model, self.loss, self.optimizer, self.source = model, loss, optimizer, source
         self.steps_per_graph = steps_per_graph
         first = next(model.parameters(), None)
@@ -126,6 +128,8 @@ class GraphedStep:
             raise TypeError(f"GraphedStep: expected a batch of Tensors, got {kinds}")
         if self.steps_per_graph > 1:
             self._check_stacked(batch)
+        if isinstance(lr, Tensor) and lr.dim() > 0:
+            self._check_rates(lr, batch)
         if not self.graph:
             return self._plain(batch, lr)
         table = self.steps_per_graph > 1 and isinstance(lr, Tensor) and lr.dim() > 0
@@ -298,11 +302,24 @@ class GraphedStep:
         )
 
     def _check_stacked(self, batch):
-        count = len(batch[0]) if batch else 0
-        if not 1 <= count <= self.steps_per_graph or any(len(tensor) != count for tensor in batch):
+        counts = [len(tensor) if tensor.dim() else 0 for tensor in batch]
+        if not counts or not 1 <= counts[0] <= self.steps_per_graph or len(set(counts)) > 1:
             raise ValueError(
                 f"GraphedStep: expected 1 to {self.steps_per_graph} batches stacked along the first dimension, "
-                f"got {', '.join(str(len(tensor)) for tensor in batch) or 'none'}"
+                f"got {', '.join(map(str, counts)) or 'none'}"
+            )
+
+    def _check_rates(self, lr, batch):
+        """Of a tensor of learning rates, before any of them is taken."""
+        groups = len(self.optimizer.param_groups)
+        fits, wanted = tuple(lr.shape) == (groups,), "[groups] with one step"
+        if self.steps_per_graph > 1:
+            steps = len(batch[0])
+            fits = tuple(lr.shape) in ((steps,), (steps, groups))
+            wanted = f"[steps] or [steps, groups] with {steps} steps"
+        if not fits:
+            raise ValueError(
+                f"GraphedStep: expected learning rates of {wanted} and {groups} groups, got shape {list(lr.shape)}"
             )
 
     # The learning rates: one tensor for each parameter group, which every graph reads.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors
+from .._fakes import register_fake
 from .._library import ops, problem
 from ..data.mnist import MEAN, STD
 from ..models.mnist_cnn import MnistCNN
@@ -11,7 +12,7 @@ from ..optim import SGD
 
 if problem is None:
 
-    @torch.library.register_fake("cuda_ops::mnist_step_")
+    @register_fake("cuda_ops::mnist_step_")
     def _(parameters, losses, workspace, images, labels, indices, rates, options):
         return None
 

@@ -1,0 +1,41 @@
+"""torch.library.register_fake, with the check that every fake kernel needs."""
+
+import inspect
+
+import torch
+from torch import Tensor
+
+
+def register_fake(name: str):
+    """As torch.library.register_fake; the fake is called once all tensors are known to be on one device.
+
+    Others than fake tensors meet fakes too: one tensor on `meta`, of a layer that was left there say, sends the whole
+    call here, and what a fake makes "like input" would be memory of the CPU that nobody has written to.
+    """
+    op = name.removeprefix("cuda_ops::").removesuffix("_").removesuffix("_forward")
+
+    def register(fake):
+        arguments = list(inspect.signature(fake).parameters)
+
+        def checked(*args, **kwargs):
+            check_devices(op, {**dict(zip(arguments, args, strict=False)), **kwargs})
+            return fake(*args, **kwargs)
+
+        return torch.library.register_fake(name)(checked)
+
+    return register
+
+
+def check_devices(op: str, arguments: dict):
+    """Refuses tensors, alone or in lists, on different devices."""
+    first = None
+    for argument, value in arguments.items():
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(tensor, Tensor):
+                continue
+            if first is None:
+                first = argument, tensor.device
+            elif tensor.device != first[1]:
+                raise RuntimeError(
+                    f"{op}: expected {argument} to be on the device of {first[0]}, {first[1]}, got {tensor.device}"
+                )
