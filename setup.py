@@ -149,17 +149,18 @@ def extensions():
         def build_extension(self, extension):
             compile_round = self.compiler.compile
 
-            # First what has code for sm_90a, with flags of its own; objects and records of dependencies lie apart.
+            # Rounds by what they are compiled for; objects and records of dependencies lie apart.
             def compile_rounds(sources, output_dir, extra_postargs, macros, **rest):
                 prelude = compiling.start_prelude(torch, self.compiler, output_dir, macros, extra_postargs["cxx"])
-                rest["macros"], objects = macros, []
-                flags = {**extra_postargs, "nvcc": compiling.for_sm90a(extra_postargs["nvcc"])}
-                if flags != extra_postargs:
-                    sm90a = [source for source in sources if compiling.uses_sm90a(ROOT / source)]
-                    sources = [source for source in sources if source not in sm90a]
-                    objects = compile_round(sm90a, output_dir=f"{output_dir}/sm_90a", extra_postargs=flags, **rest)
-                flags = {**extra_postargs, "cxx": [*extra_postargs["cxx"], *compiling.finish_prelude(*prelude)]}
-                objects += compile_round(sources, output_dir=output_dir, extra_postargs=flags, **rest)
+                objects, flags = [], dict(extra_postargs)
+                for folder, some, flags["nvcc"] in compiling.rounds(sources, extra_postargs["nvcc"]):
+                    if folder == "":  # the last, which has the glue
+                        flags["cxx"] = [*flags["cxx"], *compiling.finish_prelude(*prelude)]
+                    if some:
+                        place = str(Path(output_dir, folder))
+                        objects += compile_round(
+                            some, output_dir=place, extra_postargs=dict(flags), macros=macros, **rest
+                        )
                 self.c_library.result()  # is linked next
                 return objects
 

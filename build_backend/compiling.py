@@ -12,20 +12,37 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 
 # wgmma and setmaxnreg exist in sm_90a alone, whose machine code runs on 9.0 and nothing else. A file that names
-# CUDA_OPS_SM90A, or includes what does, holds kernels for such devices alone, and is compiled for no others. The other
-# files stay with compute_90, of which nvcc makes PTX and machine code at once.
-def uses_sm90a(source, seen=None):
-    """Whether a CUDA file is one of those."""
-    seen = set() if seen is None else seen
+# CUDA_OPS_SM90A, or includes what does, holds kernels for such devices alone, and is compiled for no others.
+SM90A = "CUDA_OPS_SM90A|__CUDA_ARCH_FEAT_SM90_ALL"
+# What has a meaning of its own from 9.0 on: dependent launches, and what a file chooses by architecture.
+HOPPER = r"\b(wait_for_predecessor|release_successor)\(\);|__CUDA_ARCH__ (>=|<) 900"
+# Those that nearly every file includes only define it.
+DEFINITIONS = ("common.cuh", "half.cuh")
+# A file with this line has nothing that Turing could run.
+AMPERE = r"^#define CUDA_OPS_LEAST_CAPABILITY 80\b"
+
+
+def with_includes(source, seen=None):
+    """A CUDA file and the headers of ours that it includes, directly or not: {path: text}."""
+    seen = {} if seen is None else seen
     if source in seen or source.suffix not in (".cu", ".cuh", ".h"):
-        return False
-    seen.add(source)
-    text = source.read_text()
-    if re.search("CUDA_OPS_SM90A|__CUDA_ARCH_FEAT_SM90_ALL", text):
-        return True
+        return seen
+    seen[source] = source.read_text()
     folders = (source.parent, CSRC / "include", CSRC / "cuda")
-    included = [folder / name for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE) for folder in folders]
-    return any(uses_sm90a(path.resolve(), seen) for path in included if path.exists())
+    names = re.findall(r'^#include "(.+)"', seen[source], re.MULTILINE)
+    for path in (folder / name for name in names for folder in folders):
+        if path.exists():
+            with_includes(path.resolve(), seen)
+    return seen
+
+
+def matches(pattern, texts):
+    return any(re.search(pattern, text, re.MULTILINE) for path, text in texts.items() if path.name not in DEFINITIONS)
+
+
+def uses_sm90a(source):
+    """Whether a CUDA file is one of those."""
+    return matches(SM90A, with_includes(source))
 
 
 def for_sm90a(flags):
@@ -35,6 +52,52 @@ def for_sm90a(flags):
         return flags
     others = [flag for flag in flags if not flag.startswith("-gencode")]
     return [*others, hopper.replace("90", "90a"), "-DCUDA_OPS_SM90A=1"]
+
+
+# The front end is most of what a file costs, and it works once for each `arch=compute_NN`. Of one that tells no
+# architecture from 8.0 on from another, it makes the same for all: machine code for each of them, and the PTX for those
+# to come, are then made from the one for the first.
+def from_one_front_end(flags):
+    """nvcc's flags for these files: what is asked for from 8.0 on comes from the least of it."""
+    pairs = [re.fullmatch(r"-gencode=arch=compute_(\d+),code=(sm|compute)_(\d+)", flag) for flag in flags]
+    least = min((int(pair[1]) for pair in pairs if pair and int(pair[1]) >= 80), default=None)
+
+    def changed(flag, pair):
+        if pair is None or int(pair[1]) < 80:
+            return flag
+        code = least if pair[2] == "compute" else pair[3]
+        return f"-gencode=arch=compute_{least},code={pair[2]}_{code}"
+
+    return list(dict.fromkeys(changed(flag, pair) for flag, pair in zip(flags, pairs, strict=True)))
+
+
+def without_turing(flags):
+    """nvcc's flags less those for devices before 8.0; the flags as they are where there are no others."""
+    kept = [flag for flag in flags if not re.match(r"-gencode=arch=compute_[1-7]\d,", flag)]
+    return kept if any(flag.startswith("-gencode") for flag in kept) else flags
+
+
+def rounds(sources, flags):
+    """What is compiled together: [(folder for the objects, sources, nvcc's flags)], the longest first. Sources that
+    are not CUDA's come last, in a folder without a name."""
+    found = {"sm_90a": ([], for_sm90a(flags)), "compute_80": ([], from_one_front_end(flags))}
+    found["ampere"] = ([], without_turing(flags))
+    found["ampere_compute_80"] = ([], from_one_front_end(without_turing(flags)))
+    found[""] = ([], flags)
+    size = {}
+    for source in sources:
+        texts = with_includes(Path(source).resolve())
+        size[source] = sum(map(len, texts.values()))
+        if not texts:
+            folder = ""
+        elif matches(SM90A, texts):
+            folder = "sm_90a"
+        else:
+            folder = "ampere" if matches(AMPERE, texts) else ""
+            if not matches(HOPPER, texts):
+                folder = "ampere_compute_80" if folder else "compute_80"
+        found[folder if found[folder][1] != flags else ""][0].append(source)
+    return [(folder, sorted(some, key=lambda source: -size[source]), own) for folder, (some, own) in found.items()]
 
 
 # Parsing PyTorch's headers is most of what a glue file costs, so it is done once. The result is named after all that it

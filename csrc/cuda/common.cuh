@@ -2,12 +2,11 @@
 #ifndef CUDA_OPS_COMMON_CUH
 #define CUDA_OPS_COMMON_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
 #include "cuda_ops/core.h"
+#include "half.cuh"
 
 // Halves are stored, never computed with: each kernel loads an element, computes in accumulate_type, and stores it.
 template <typename T>
@@ -21,42 +20,42 @@ struct accumulate<double> {
 template <typename T>
 using accumulate_type = typename accumulate<T>::type;
 
-__host__ __device__ __forceinline__ float load_as_accumulate(float value)
+__device__ __forceinline__ float load_as_accumulate(float value)
 {
     return value;
 }
-__host__ __device__ __forceinline__ double load_as_accumulate(double value)
+__device__ __forceinline__ double load_as_accumulate(double value)
 {
     return value;
 }
-__host__ __device__ __forceinline__ float load_as_accumulate(__half value)
+__device__ __forceinline__ float load_as_accumulate(__half value)
 {
     return __half2float(value);
 }
-__host__ __device__ __forceinline__ float load_as_accumulate(__nv_bfloat16 value)
+__device__ __forceinline__ float load_as_accumulate(__nv_bfloat16 value)
 {
     return __bfloat162float(value);
 }
 
 template <typename T>
-__host__ __device__ __forceinline__ T store_from_accumulate(accumulate_type<T> value);
+__device__ __forceinline__ T store_from_accumulate(accumulate_type<T> value);
 template <>
-__host__ __device__ __forceinline__ float store_from_accumulate<float>(float value)
+__device__ __forceinline__ float store_from_accumulate<float>(float value)
 {
     return value;
 }
 template <>
-__host__ __device__ __forceinline__ double store_from_accumulate<double>(double value)
+__device__ __forceinline__ double store_from_accumulate<double>(double value)
 {
     return value;
 }
 template <>
-__host__ __device__ __forceinline__ __half store_from_accumulate<__half>(float value)
+__device__ __forceinline__ __half store_from_accumulate<__half>(float value)
 {
     return __float2half_rn(value);
 }
 template <>
-__host__ __device__ __forceinline__ __nv_bfloat16 store_from_accumulate<__nv_bfloat16>(float value)
+__device__ __forceinline__ __nv_bfloat16 store_from_accumulate<__nv_bfloat16>(float value)
 {
     return __float2bfloat16_rn(value);
 }
