@@ -424,8 +424,8 @@ bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
         return false;
     if (s.in_channels * s.in_height * s.in_width > INT_MAX) // offsets within an image of input are of 32 bits
         return false;
-    // Turing has no mma.sync for these operands.
-    if (device.capability < 80 && few_math(call) != FEW_FMA)
+    // Turing has no mma.sync for most of it; what is left of the path there is not worth its compiling.
+    if (device.capability < 80)
         return false;
     if (call.pass == CUDA_OPS_CONV2D_FORWARD)
         return forward_supports(call, device);

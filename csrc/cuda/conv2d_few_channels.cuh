@@ -3,6 +3,8 @@
 #ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_CUH
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_CUH
 
+#define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing takes the plain path
+
 #include "conv2d_direct.cuh"
 
 // How products are made: by FMA in float32, or by mma.sync, whose operands are 32-bit words: a TF32 number or a pair of
@@ -237,7 +239,7 @@ __device__ __forceinline__ void few_fma(float &d, float a, float b)
 // Shared memory that a block may have; on Hopper two of them fit on a multiprocessor.
 static inline size_t few_most_shared(int capability)
 {
-    return capability >= 90 ? 112 * 1024 : capability >= 80 ? 96 * 1024 : 64 * 1024;
+    return capability >= 90 ? 112 * 1024 : 96 * 1024;
 }
 
 static inline FewMath few_math(const ConvCall &call)

@@ -342,13 +342,8 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
         return false;
     p.pair = p.stride_width;
     const bool lone = halves && p.out_width % 2 == 1;
-    // Less the tables. The large variant has a multiprocessor for itself, for its registers.
     // Less the tables. A block may have a multiprocessor for itself.
-    const size_t most_shared = (device.capability < 80    ? 56
-                                : device.capability > 89  ? 214
-                                : device.capability == 80 ? 152
-                                                          : 88) *
-                               1024;
+    const size_t most_shared = (device.capability > 89 ? 214 : device.capability == 80 ? 152 : 88) * 1024;
     double least = 0;
     // Tiles of the whole size, or, where their patches are too large (strides), of a part of it.
     for (int pixels = Tile::PIXELS; pixels >= Tile::PIXELS / 4 && least == 0; pixels /= 2)

@@ -49,7 +49,7 @@ extern "C" int cuda_ops_conv_bn_relu_pool_tiled_supported(cuda_ops_dtype dtype, 
     if (dtype != CUDA_OPS_FLOAT32 || !fits(in_channels) || !fits(out_channels) || height < 2 || width < 2 ||
         height > INT32_MAX || width > INT32_MAX || height * width > INT32_MAX)
         return 0;
-    return tiled_shared_limit() >= tiled_convolve_shared_bytes(1) + 4096;
+    return tiled_shared_limit() >= tiled_convolve_shared_bytes(1) + 4096; // more than Turing has
 }
 
 // Where the parts of a workspace begin, each at a multiple of 256 bytes.

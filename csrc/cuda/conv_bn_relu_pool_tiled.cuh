@@ -5,6 +5,8 @@
 
 #include "cuda_ops/conv_bn_relu_pool.h"
 
+#define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing has too little shared memory
+
 #include "common.cuh"
 
 // A tile in shared memory is a raster of pixels, each with DEPTH channels (128 bytes) side by side, whose eight chunks

@@ -600,7 +600,8 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// The product on tensor cores where there are some for T and the operands are aligned, else on the CUDA cores.
+// The product on tensor cores where there are some for T and the operands are aligned, else on the CUDA cores; float64
+// by one kernel, aligned or not.
 template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
           typename TP>
 static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
@@ -612,8 +613,9 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
         if (fits_tensor_cores<B_BY_DEPTH>(p))
             return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
                 p, 1, stream);
-    } else if (p.aligned) {
-        return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
+    } else if constexpr (sizeof(T) == 4) {
+        if (p.aligned)
+            return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
     }
     return launch_plain<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
 }

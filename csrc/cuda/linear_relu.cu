@@ -32,18 +32,19 @@ static cuda_ops_status forward_aligned(const skinny_product<T, P, T, P> &p, skin
     return launch_skinny<typename Tiles::MEDIUM, true, true, false, true>(p, choice.splits, stream);
 }
 
-// PLAIN takes what is not aligned, halves that tensor cores do not take (which are multiplied as float then), and what
-// finds too little shared memory.
+// PLAIN takes float64, what is not aligned, halves that tensor cores do not take (which are multiplied as float then),
+// and what finds too little shared memory.
 template <typename T, typename P>
 static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, bool tf32,
                                cudaStream_t stream)
 {
-    if (!p.aligned || (sizeof(T) == 2 && !fits_tensor_cores<true>(p)))
-        return launch_plain<typename tiles<accumulate_type<T>>::PLAIN, true, true, false>(p, choice.splits, stream);
     if constexpr (std::is_same<T, float>::value)
-        if (tf32)
+        if (tf32 && p.aligned)
             return forward_aligned<tf32_tiles>(p, choice, stream);
-    return forward_aligned<tiles<T>>(p, choice, stream);
+    if constexpr (!std::is_same<T, double>::value)
+        if (p.aligned && (sizeof(T) == 4 || fits_tensor_cores<true>(p)))
+            return forward_aligned<tiles<T>>(p, choice, stream);
+    return launch_plain<typename tiles<accumulate_type<T>>::PLAIN, true, true, false>(p, choice.splits, stream);
 }
 
 template <typename T, typename P>

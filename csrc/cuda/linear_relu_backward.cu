@@ -66,21 +66,25 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, bool tf32,
                                 cudaStream_t stream)
 {
-    const int shared_bytes = shared_bytes_of_a_block();
-    if (!for_input.aligned || !for_weight.aligned ||
-        (sizeof(T) == 2 && !(fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight))) ||
-        tiles<T>::MEDIUM::shared_bytes(true) > shared_bytes)
-        return launch_plain_backward<typename tiles<accumulate_type<T>>::PLAIN>(for_input, for_weight, choice.splits,
-                                                                                stream);
-    if constexpr (std::is_same<T, float>::value)
-        if (tf32) {
-            if (choice.tile == TILE_LARGE && tf32_tiles::LARGE::shared_bytes(true) <= shared_bytes)
-                return launch_backward<tf32_tiles::LARGE, true>(for_input, for_weight, choice.splits, stream);
-            return launch_backward<tf32_tiles::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
+    if constexpr (!std::is_same<T, double>::value) {
+        const int shared_bytes = shared_bytes_of_a_block();
+        const bool fits =
+            for_input.aligned && for_weight.aligned &&
+            (sizeof(T) == 4 || (fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight)));
+        if (fits && tiles<T>::MEDIUM::shared_bytes(true) <= shared_bytes) {
+            if constexpr (std::is_same<T, float>::value)
+                if (tf32) {
+                    if (choice.tile == TILE_LARGE && tf32_tiles::LARGE::shared_bytes(true) <= shared_bytes)
+                        return launch_backward<tf32_tiles::LARGE, true>(for_input, for_weight, choice.splits, stream);
+                    return launch_backward<tf32_tiles::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
+                }
+            if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
+                return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
+            return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
         }
-    if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
-        return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
-    return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
+    }
+    return launch_plain_backward<typename tiles<accumulate_type<T>>::PLAIN>(for_input, for_weight, choice.splits,
+                                                                            stream);
 }
 
 template <typename T, typename P>

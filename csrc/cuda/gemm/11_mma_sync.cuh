@@ -3,6 +3,9 @@
 #ifndef CUDA_OPS_GEMM_MMA_SYNC_CUH
 #define CUDA_OPS_GEMM_MMA_SYNC_CUH
 
+#define CUDA_OPS_LEAST_CAPABILITY                                                                                      \
+    80 // for build_backend/compiling.py: Turing has no mma.sync of these kinds, nor cp.async
+
 #include "common.cuh"
 #include "gemm/activation.cuh"
 #include "gemm/rungs.h"

@@ -4,12 +4,12 @@
 // memory, swizzled so that wgmma reads them without bank conflicts. The other two multiply 64 rows each, 64 x 256 x 16
 // in one instruction, both operands from shared memory, the accumulators in registers that the first warpgroup gave up
 // (setmaxnreg). Two mbarriers a stage say "full" and "empty": no thread waits for another but through them. Results
-// leave by way of shared memory and the copy engine. All four transposes of 16-bit operands; TF32 where both operands
-// are K-major. Fixes of rung 11: no registers, no instructions and no barriers of the whole block for moving data, and
-// operands are read from shared memory once a warpgroup instead of once a warp. Leaves on the table: a block's start
-// and its results' way out are hidden by no other work; neighbouring blocks fetch the same slices from the L2 cache;
-// tiles come in plain order; there is one size of tile, and it leaves SMs idle where D is small. Rung 13 mends the
-// four.
+// leave by way of shared memory and the copy engine. Takes A stored m x k, 16-bit operands with B either way and TF32
+// with B stored n x k; rung 13 takes the rest. Fixes of rung 11: no registers, no instructions and no barriers of the
+// whole block for moving data, and operands are read from shared memory once a warpgroup instead of once a warp. Leaves
+// on the table: a block's start and its results' way out are hidden by no other work; neighbouring blocks fetch the
+// same slices from the L2 cache; tiles come in plain order; there is one size of tile, and it leaves SMs idle where D
+// is small. Rung 13 mends the four.
 #include "gemm/hopper_tile.cuh"
 
 #if defined(CUDA_OPS_SM90A)
@@ -141,10 +141,8 @@ static cuda_ops_status launch_wide(const GemmCall &call)
 }
 
 template <typename T>
-static cuda_ops_status launch_transposed(const GemmCall &call)
+static cuda_ops_status launch_either_b(const GemmCall &call)
 {
-    if (call.problem.transpose_a)
-        return call.problem.transpose_b ? launch_wide<T, true, false>(call) : launch_wide<T, true, true>(call);
     return call.problem.transpose_b ? launch_wide<T, false, false>(call) : launch_wide<T, false, true>(call);
 }
 #endif
@@ -152,8 +150,8 @@ static cuda_ops_status launch_transposed(const GemmCall &call)
 bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    return gemm_cluster_persistent_supports(call, device) && p.batch <= MAX_GRID &&
-           (p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b));
+    return gemm_cluster_persistent_supports(call, device) && p.batch <= MAX_GRID && !p.transpose_a &&
+           (p.dtype != CUDA_OPS_FLOAT32 || p.transpose_b);
 }
 
 cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice)
@@ -161,9 +159,9 @@ cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice)
 #if defined(CUDA_OPS_SM90A)
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return launch_transposed<__nv_bfloat16>(call);
+        return launch_either_b<__nv_bfloat16>(call);
     case CUDA_OPS_FLOAT16:
-        return launch_transposed<__half>(call);
+        return launch_either_b<__half>(call);
     case CUDA_OPS_FLOAT32:
         return launch_wide<float, false, false>(call);
     default:

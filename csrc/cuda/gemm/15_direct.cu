@@ -10,6 +10,8 @@
 
 #include <type_traits>
 
+#define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing has no mma.sync of these kinds
+
 #include "common.cuh"
 #include "gemm/activation.cuh"
 #include "gemm/rungs.h"
