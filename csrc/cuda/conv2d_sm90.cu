@@ -205,7 +205,7 @@ static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, i
     double least = 0;
     for (int tile = 0; tile < COUNT; tile++) {
         const ConvTile &t = tiles[tile];
-        if (k < t.blocks * 64)
+        if (t.blocks > 1 && k < t.blocks * 64)
             continue; // nothing for each of them
         const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
         const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
@@ -216,7 +216,7 @@ static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, i
             double time = (double)waves * (t.sum * (double)ceil_div(k, pieces * t.blocks) / 1024 + t.rest);
             if (pieces > 1)
                 time += PIECES_START + (double)(8 * pieces * m * n) / PIECES_RATE;
-            if ((tile == 0 && pieces == 1) || time < least) {
+            if (best.pieces == 0 || time < least) {
                 least = time;
                 best = {tile, (int)pieces, t.group, time};
             }
