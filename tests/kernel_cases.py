@@ -77,7 +77,7 @@ def run_rungs():
                     rung(*operands)
 
 
-def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_format=torch.channels_last):
+def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_format=torch.channels_last, stride=1):
     """The products of one convolution that the path can make, at a size that no tile divides."""
     from cuda_ops._library import ops
 
@@ -86,8 +86,10 @@ def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_f
     image = torch.randn(2, inputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
     weight = torch.randn(outputs, inputs // groups, kernel, kernel, device="cuda").to(dtype)
     bias = torch.randn(outputs, device="cuda").to(dtype)
+    padding = kernel // 2
+    size = [(extent + 2 * padding - kernel) // stride + 1 for extent in size]
     grad = torch.randn(2, outputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
-    parameters = (1, 1), (kernel // 2,) * 4, (1, 1), groups
+    parameters = (stride,) * 2, (padding,) * 4, (1, 1), groups
     os.environ["CUDA_OPS_CONV_PATH"] = path
     for name, op, arguments in [
         ("forward", ops.conv2d_forward, (image, weight, bias)),
@@ -102,8 +104,10 @@ def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_f
 def run_conv_paths():
     """Each path of conv2d by force."""
     torch.backends.cudnn.allow_tf32 = True
-    for path, dtype, kernel in itertools.product(["plain", "gemm", "tensor", "window"], DTYPES, [1, 3]):
+    for path, dtype, kernel in itertools.product(["plain", "gemm", "tensor", "window", "mma"], DTYPES, [1, 3]):
         run_conv_path(path, dtype, (40, 72), kernel)
+    for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
+        run_conv_path("mma", dtype, (24, 168), kernel, groups=groups, stride=2)
     # Sizes whose runs of pixels are whole pieces of 16 bytes, and others.
     for dtype, size, memory_format in itertools.product(
         DTYPES, [(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]

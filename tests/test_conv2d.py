@@ -76,6 +76,7 @@ CASES_OF_PATHS = {
         "backward_input": {0, 1, 2, 3, 5, 6, 7, 10, 11},
         "backward_weight": {0, 1, 2, 3, 4, 5, 6, 7, 10, 11},
     },
+    "mma": {name: {*range(8), 10, 11} for name in PASSES},
     "gemm": {name: {6, 11} for name in PASSES},
     "window": {
         "forward": {0, 1, 2, 5, 6, 7, 10, 11},
@@ -104,6 +105,11 @@ def allow_tf32():
 def needs_hopper():
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
+
+
+def needs_ampere():
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs a GPU of compute capability 8.0")
 
 
 def amid_nan(tensor):
@@ -326,18 +332,18 @@ def test_cuda_autocast(dtype):
         assert_close(ours, theirs.double(), 3 * TOLERANCE[dtype])
 
 
-def products_of_passes(case, dtype, weight_format=torch.channels_last, bias=True):
+def products_of_passes(case, dtype, weight_format=torch.channels_last, bias=True, groups=1):
     """For each pass: its name, how conv2d_path is asked about it, the call, and the result in float64."""
     batch, inputs, outputs, size, kernel, stride, padding, dilation = case
     make = Make("cuda", dtype)
     x = amid_nan(make(batch, inputs, *size).to(memory_format=torch.channels_last))
-    w = amid_nan(make(outputs, inputs, *kernel).to(memory_format=weight_format))
+    w = amid_nan(make(outputs, inputs // groups, *kernel).to(memory_format=weight_format))
     b = amid_nan(make(outputs)) if bias else None
     leaves = [t.double().cpu().contiguous().requires_grad_() for t in (x, w)]
-    expected = native(*leaves, b.double().cpu() if bias else None, stride, padding, dilation)
+    expected = native(*leaves, b.double().cpu() if bias else None, stride, padding, dilation, groups)
     g = amid_nan(Make("cuda", dtype, seed=1)(*expected.shape).to(memory_format=torch.channels_last))
     expected_grads = torch.autograd.grad(expected, leaves, g.double().cpu())
-    parameters = stride, (padding[0], padding[0], padding[1], padding[1]), dilation, 1
+    parameters = stride, (padding[0], padding[0], padding[1], padding[1]), dilation, groups
     calls = [
         lambda: ops.conv2d_forward(x, w, b, *parameters),
         lambda: ops.conv2d_backward_input(g, w, x.shape, True, *parameters),
@@ -354,6 +360,8 @@ def test_forced_paths(path, dtype, force, allow_tf32):
     """Each path takes what it says it takes, is right there, the same twice, and refuses the rest by name."""
     if path in ("tensor", "window"):
         needs_hopper()
+    if path == "mma":
+        needs_ampere()
     allow_tf32(True)
     force(path)
     tf32 = dtype == torch.float32 and path != "plain"
@@ -372,8 +380,41 @@ def test_forced_paths(path, dtype, force, allow_tf32):
                         call()
     for name in PASSES:
         # Twelve channels are whole pieces of 16 bytes in float32 alone.
-        more = {8} if tf32 and path in ("tensor", "window") and CASES_OF_PATHS[path][name] else set()
+        more = {8} if tf32 and path in ("tensor", "window", "mma") and CASES_OF_PATHS[path][name] else set()
         assert taken[name] == CASES_OF_PATHS[path][name] | more, name
+
+
+# What the mma path alone does on tensor cores, and its groups.
+MMA_CASES = [
+    ((2, 64, 128, (15, 16), (3, 3), (2, 2), (1, 1), (1, 1)), 1),  # residues of 4, 2, 2 and 1 taps
+    ((2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)), 1),  # and of none
+    ((1, 32, 32, (20, 20), (3, 3), (3, 2), (2, 1), (2, 3)), 1),  # dilation with strides
+    ((2, 16, 16, (6, 5), (2, 2), (5, 7), (0, 1), (1, 1)), 1),  # strides beyond the kernel and the input
+    ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3),
+    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8),  # groups of one piece of 16 bytes
+    ((2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)), 1),  # output channels that are no whole pieces: forward
+    ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1),  # and input channels: backward_input
+    ((1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)), 1),  # beyond what the copy engine's maps can say
+]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case, groups", MMA_CASES)
+def test_mma_path(case, groups, dtype, force, allow_tf32):
+    needs_ampere()
+    allow_tf32(True)
+    force("mma")
+    whole = {name: all(case[i] // groups % 8 == 0 for i in channels) for name, channels in
+             zip(PASSES, ((1,), (2,), (1, 2)), strict=True)}
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, dtype, weight_format, groups=groups):
+            assert asked() == ("mma" if whole[name] else ""), name
+            if whole[name]:
+                result = call()
+                tolerance = 1e-3 if dtype == torch.float32 else TOLERANCE[dtype]
+                assert_close(result, expected, tolerance, f"{name} {case} of {groups} groups")
+                assert torch.equal(result, call())
 
 
 @pytest.mark.cuda
@@ -404,10 +445,12 @@ def test_choice_of_path(allow_tf32):
     """By dtype, format, groups, size and channels; what no other path can do is the plain one's."""
     needs_hopper()
 
-    def path(dtype, inputs, outputs, size, kernel, name="forward", image_format=torch.channels_last, groups=1):
+    def path(
+        dtype, inputs, outputs, size, kernel, name="forward", image_format=torch.channels_last, groups=1, stride=1
+    ):
         image = torch.empty(2, inputs, size, size, device="cuda", dtype=dtype).to(memory_format=image_format)
         weight = torch.empty(outputs, inputs // groups, kernel, kernel, device="cuda", dtype=dtype)
-        return ops.conv2d_path(image, weight, name, (1, 1), (kernel // 2,) * 4, (1, 1), groups)
+        return ops.conv2d_path(image, weight, name, (stride,) * 2, (kernel // 2,) * 4, (1, 1), groups)
 
     allow_tf32(True)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -418,8 +461,9 @@ def test_choice_of_path(allow_tf32):
             assert path(dtype, 256, 256, 14, 3, name) == "tensor"
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
             assert path(dtype, 256, 256, 14, 1, name) == ("tensor" if tf32_weight else "gemm")
-            assert path(dtype, 255, 64, 14, 3, name) == "plain"
-            assert path(dtype, 256, 64, 14, 3, name, groups=2) == "plain"
+            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "plain")
+            assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
+            assert path(dtype, 256, 64, 14, 3, name, stride=2) == ("mma" if name == "backward_input" else "tensor")
             assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "plain"
     allow_tf32(False)
     assert path(torch.float32, 256, 256, 14, 3) == "plain"

@@ -23,6 +23,7 @@
 
 #include "common.cuh"
 #include "conv2d_choice.h"
+#include "conv2d_residue.h"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -56,12 +57,6 @@ enum axis_name { OUT, PIXEL, TAP };
 
 struct image_strides {
     int64_t n, c, y, x;
-};
-
-// What select_residue needs, for rows and for columns.
-struct residue_line {
-    int64_t stride, padding, dilation, kernel, extent; // extent of grad_input
-    int64_t source, weight, output;                    // strides in elements
 };
 
 struct problem {
@@ -106,34 +101,6 @@ __device__ __forceinline__ place place_of(const view &v, const digits &d)
     p.y = v.y_start + (int)d.y * v.y_step;
     p.x = v.x_start + (int)d.x * v.x_step;
     return p;
-}
-
-// The taps r = first + j * step, j < count, that reach the rows `residue + u * stride` of grad_input, from the rows
-// start + u - j * back of grad_output.
-struct residue_taps {
-    int64_t first, step, count, start, back;
-};
-
-__host__ __device__ static inline residue_taps taps_of_residue(const residue_line &line, int64_t residue)
-{
-    residue_taps taps = {0, 1, 0, 0, 0};
-    for (int64_t r = 0; r < line.kernel; r++) {
-        if ((residue + line.padding - r * line.dilation) % line.stride != 0)
-            continue;
-        if (taps.count == 1) {
-            taps.step = r - taps.first;
-            break;
-        }
-        taps.first = r;
-        taps.count = 1;
-    }
-    if (taps.count == 0)
-        return taps;
-    if (taps.step * line.dilation % line.stride == 0) // there may be more than one
-        taps.count = (line.kernel - 1 - taps.first) / taps.step + 1;
-    taps.start = (residue + line.padding - taps.first * line.dilation) / line.stride;
-    taps.back = taps.step * line.dilation / line.stride;
-    return taps;
 }
 
 // Narrows a backward_input problem to one residue.
@@ -840,6 +807,7 @@ static const ConvPath PATHS[] = {
     {CUDA_OPS_CONV2D_WINDOW, "window", conv2d_window_supports, conv2d_window_is_fast, conv2d_window_workspace,
      conv2d_window},
     {CUDA_OPS_CONV2D_TENSOR, "tensor", conv2d_tensor_supports, nullptr, conv2d_tensor_workspace, conv2d_tensor},
+    {CUDA_OPS_CONV2D_MMA, "mma", conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
     {CUDA_OPS_CONV2D_PLAIN, "plain", plain_supports, nullptr, plain_workspace, plain},
 };
 
@@ -902,7 +870,7 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_PLAIN)
         return 0;
     const int better = cuda_ops_conv2d_path_cuda(pass, &last, dtype, path);
-    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW)
+    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW && better != CUDA_OPS_CONV2D_MMA)
         return 0;
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);

@@ -51,6 +51,11 @@ bool conv2d_window_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_window_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device);
 
+// Tensor cores by mma.sync, all channels_last (conv2d_mma.cu).
+bool conv2d_mma_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
+
 // 1x1 convolutions as one matrix multiplication (conv2d_gemm.cu).
 bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device);
 bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device);

@@ -56,11 +56,32 @@ cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &rela
 // The weight of any order as [o][tap][c], or transposed as [c][tap][o].
 static inline Relayout conv2d_weight_relayout(const cuda_ops_conv2d_sizes &s, bool transposed)
 {
-    const int64_t c = s.in_channels, o = s.out_channels, taps = s.kernel_height * s.kernel_width;
+    const int64_t c = s.in_channels / s.groups, o = s.out_channels, taps = s.kernel_height * s.kernel_width;
     const bool last = conv2d_weight_is_channels_last(s);
     const int64_t o_size = taps * c, tap_size = last ? c : 1, c_size = last ? 1 : taps;
     return transposed ? Relayout{c, taps, o, c_size, tap_size, o_size, o}
                       : Relayout{o, taps, c, o_size, tap_size, c_size, c};
+}
+
+// weight = sum over pieces, in order, of partial[piece][o][tap][width], of which the channels of a group count; in the
+// order that the sizes say.
+cuda_ops_status conv2d_sum_pieces(void *weight, const float *partial, const cuda_ops_conv2d_sizes &sizes, int64_t width,
+                                  int64_t pieces, cuda_ops_dtype dtype, cudaStream_t stream);
+
+// Division by a constant of the launch, of numbers below 2^31: (n * multiplier / 2^32 + n) / 2^shift.
+struct Divider {
+    uint32_t multiplier, shift;
+    __device__ __forceinline__ uint32_t of(uint32_t n) const
+    {
+        return (__umulhi(n, multiplier) + n) >> shift;
+    }
+};
+static inline Divider divider_by(uint32_t divisor)
+{
+    uint32_t shift = 0;
+    while ((uint64_t)1 << shift < divisor)
+        shift++;
+    return {(uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor)) / divisor + 1), shift};
 }
 
 static inline size_t conv2d_round_to_256(int64_t bytes)

@@ -402,6 +402,18 @@ cuda_ops_status conv2d_relayout(void *to, const void *from, const Relayout &r, c
     return launch_status();
 }
 
+cuda_ops_status conv2d_sum_pieces(void *weight, const float *partial, const cuda_ops_conv2d_sizes &s, int64_t width,
+                                  int64_t pieces, cuda_ops_dtype dtype, cudaStream_t stream)
+{
+    const int64_t taps = s.kernel_height * s.kernel_width, channels = s.in_channels / s.groups;
+    const dim3 grid(clamp_grid(ceil_div(s.out_channels * taps * channels / 4, WARP_SIZE)));
+    CUDA_OPS_DISPATCH(dtype, T,
+                      launch_dependent(conv2d_sum_pieces_kernel<T>, grid, THREADS, 0, stream, (T *)weight, partial,
+                                       s.out_channels, taps, channels, width, pieces,
+                                       (int)conv2d_weight_is_channels_last(s)));
+    return launch_status();
+}
+
 static cuda_ops_status turn(void *to, const void *picture, const Turn &t, cudaStream_t stream)
 {
     const int64_t places = t.images * t.grid_height * t.grid_width;
@@ -459,13 +471,9 @@ cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
     status = run_product(p, device, steps.plan, is_weight, steps.turns > 1);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    const int64_t taps = s.kernel_height * s.kernel_width, depth = call.dtype == CUDA_OPS_FLOAT32 ? 32 : 64;
-    const int64_t places = conv2d_places(p.grid), chunk = ceil_div(ceil_div(places, steps.plan.pieces), depth) * depth;
-    const dim3 grid(clamp_grid(ceil_div(s.out_channels * taps * s.in_channels / 4, WARP_SIZE)));
-    CUDA_OPS_DISPATCH(call.dtype, T,
-                      launch_dependent(conv2d_sum_pieces_kernel<T>, grid, THREADS, 0, call.stream, (T *)call.result,
-                                       (const float *)pieces, s.out_channels, taps, s.in_channels, steps.width / taps,
-                                       ceil_div(places, chunk), (int)conv2d_weight_is_channels_last(s)));
-    return launch_status();
+    const int64_t taps = call.sizes.kernel_height * call.sizes.kernel_width, places = conv2d_places(p.grid);
+    const int64_t depth = call.dtype == CUDA_OPS_FLOAT32 ? 32 : 64;
+    const int64_t chunk = ceil_div(ceil_div(places, steps.plan.pieces), depth) * depth;
+    return conv2d_sum_pieces(call.result, pieces, call.sizes, steps.width / taps, ceil_div(places, chunk), call.dtype,
+                             call.stream);
 }

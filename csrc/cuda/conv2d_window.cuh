@@ -2,7 +2,7 @@
 #ifndef CUDA_OPS_CONV2D_WINDOW_CUH
 #define CUDA_OPS_CONV2D_WINDOW_CUH
 
-#include "conv2d_choice.h"
+#include "conv2d_layout.h"
 #include "gemm/hopper_tile.cuh"
 
 // PLACES: of a tile, wgmma's n. ROW_BYTES: channels of a place that one copy brings, and their swizzle. BY_CHANNEL: the
@@ -20,24 +20,6 @@ struct Window {
     static constexpr int MOST_SLOTS = 6;
     static_assert(!BY_CHANNEL || sizeof(T) == 2, "TF32 is K-major");
 };
-
-// Division by a constant of the launch, of numbers below 2^31: (n * multiplier / 2^32 + n) / 2^shift.
-struct Divider {
-    uint32_t multiplier, shift;
-#if defined(__CUDA_ARCH__)
-    __device__ __forceinline__ uint32_t of(uint32_t n) const
-    {
-        return (__umulhi(n, multiplier) + n) >> shift;
-    }
-#endif
-};
-static inline Divider divider_by(uint32_t divisor)
-{
-    uint32_t shift = 0;
-    while ((uint64_t)1 << shift < divisor)
-        shift++;
-    return {(uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor)) / divisor + 1), shift};
-}
 
 struct WindowWork {
     void *result;

@@ -95,7 +95,8 @@ typedef enum cuda_ops_conv2d_path {
     CUDA_OPS_CONV2D_GEMM = 3,   /* 1x1 kernels as a product of matrices: channels_last, one group */
     CUDA_OPS_CONV2D_WINDOW = 4, /* as TENSOR, for few channels, of which a window serves all taps; stride 1 */
     CUDA_OPS_CONV2D_FEW_CHANNELS = 5, /* one to four input channels, one group; all dtypes but float64 */
-    CUDA_OPS_CONV2D_DEPTHWISE = 6     /* a group for each input channel */
+    CUDA_OPS_CONV2D_DEPTHWISE = 6,    /* a group for each input channel */
+    CUDA_OPS_CONV2D_MMA = 7 /* implicit GEMM on the tensor cores of capability 8.0 on: halves and TF32, channels_last */
 } cuda_ops_conv2d_path;
 
 /* A path's name, such as "tensor"; NULL for a number without one. */

@@ -1,0 +1,42 @@
+// backward_input with a stride: the rows of grad_input with the same remainder modulo the stride meet the same taps of
+// the kernel, and so do columns; each such residue is a product of its own.
+#ifndef CUDA_OPS_CONV2D_RESIDUE_H
+#define CUDA_OPS_CONV2D_RESIDUE_H
+
+#include <stdint.h>
+
+// Rows, or columns.
+struct residue_line {
+    int64_t stride, padding, dilation, kernel, extent; // extent of grad_input
+    int64_t source, weight, output;                    // strides in elements
+};
+
+// The taps r = first + j * step, j < count, that reach the rows `residue + u * stride` of grad_input, from the rows
+// start + u - j * back of grad_output.
+struct residue_taps {
+    int64_t first, step, count, start, back;
+};
+
+__host__ __device__ static inline residue_taps taps_of_residue(const residue_line &line, int64_t residue)
+{
+    residue_taps taps = {0, 1, 0, 0, 0};
+    for (int64_t r = 0; r < line.kernel; r++) {
+        if ((residue + line.padding - r * line.dilation) % line.stride != 0)
+            continue;
+        if (taps.count == 1) {
+            taps.step = r - taps.first;
+            break;
+        }
+        taps.first = r;
+        taps.count = 1;
+    }
+    if (taps.count == 0)
+        return taps;
+    if (taps.step * line.dilation % line.stride == 0) // there may be more than one
+        taps.count = (line.kernel - 1 - taps.first) / taps.step + 1;
+    taps.start = (residue + line.padding - taps.first * line.dilation) / line.stride;
+    taps.back = taps.step * line.dilation / line.stride;
+    return taps;
+}
+
+#endif
