@@ -70,16 +70,21 @@ def measure(row, dtype, transposed_b, samples):
         plan = (row["rung"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=True), samples)
 
-    points = [(waves, k, time(waves * room, k, 1)) for waves in (1, 2) for k in (256, 1024, 2048)]
-    equations = torch.tensor([[1.0, waves * k / 1024, waves] for waves, k, _ in points], dtype=torch.float64)
+    # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
+    waves = (1,) if row["rung"] == 14 and row["blocks"] == 1 else (1, 2)
+    points = [(wave, k, time(wave * room, k, 1)) for wave in waves for k in (256, 1024, 2048)]
+    equations = torch.tensor([[1.0, wave * k / 1024, wave] for wave, k, _ in points], dtype=torch.float64)
     wanted = torch.tensor([[t] for *_, t in points], dtype=torch.float64)
-    start, total, rest = torch.linalg.lstsq(equations, wanted).solution.flatten().tolist()
+    # Of one wave start and rest cannot be told apart: the least solution makes them equal.
+    start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
     row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
     if row["rung"] == 13:  # what the second kernel costs, without the bytes of the pieces (gemm.cu's PIECES_RATE)
         tiles = max(1, room // 4)
         m, n = grid(tiles, tile_m, tile_n)
         cut = time(tiles, 2048, 2) - 16 * m * n / 3e6
         row["split"] = max(1.0, cut - row["start"] - row["sum"] - row["rest"])
+    if row["rung"] == 14:  # what a second piece costs that another block of the cluster makes
+        row["split"] = max(0.1, time(room // 2, 2048, 2) - row["start"] - row["sum"] - row["rest"])
     return row
 
 

@@ -114,10 +114,11 @@ def test_storage_orders(name, dtype):
         pytest.skip("not for this dtype, or not on this device")
 
 
-# All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds;
-# those of rung 14, with A and B changed or not.
-PLANS = [(13, tile, splits, 0) for tile in range(4) for splits in (1, 3)]
-PLANS += [(14, tile, 1, swapped) for tile in range(2) for swapped in (0, 1)]
+# All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds,
+# and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
+# the blocks of a cluster.
+PLANS = [(13, tile, splits, 0) for tile in range(5) for splits in (1, 3)] + [(13, 4, 1, 1), (13, 4, 3, 1)]
+PLANS += [(14, tile, splits, swapped) for tile in range(5) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 
 
 @pytest.mark.cuda

@@ -50,6 +50,7 @@ static const int PREFERENCE[] = {13, 11, 10, 4};
 // no less than the bytes take. It tells the times of whole products to some 5 % where D has many tiles.
 static constexpr double BYTES_RATE = 4.2e6; // a microsecond
 static constexpr double PIECES_RATE = 3e6;  // of pieces of k that are written and read again
+static constexpr double SHOWN = 0.1;
 static constexpr int64_t SMALLEST_PIECE = 256;
 
 static int64_t dtype_size(cuda_ops_dtype dtype)
@@ -65,12 +66,15 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
     const int64_t waves = ceil_div(clusters, room > 0 ? room : 1);
     double time = (double)waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
-    if (splits > 1)
-        time += t.split + (double)(8 * splits * p.batch * m * n) / PIECES_RATE;
+    if (splits > 1) // rung 14's pieces go from block to block, rung 13's by way of memory
+        time += t.rung == 14 ? t.split * (double)(splits - 1)
+                             : t.split + (double)(8 * splits * p.batch * m * n) / PIECES_RATE;
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
-    return t.start + (time > bytes / BYTES_RATE ? time : bytes / BYTES_RATE);
+    // A little of the lesser of the two, which is not hidden altogether, and tells tiles apart where bytes decide.
+    const double copying = bytes / BYTES_RATE;
+    return t.start + (time > copying ? time + SHOWN * copying : copying + SHOWN * time);
 }
 
 // Cuts of k that leave every piece enough to do, and all of them room on the GPU at once.
@@ -82,28 +86,44 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
     return p.k / splits >= SMALLEST_PIECE && blocks <= device.multiprocessors * t.blocks;
 }
 
+// Whether the tile takes the problem as it is, or with A and B changed so that D is made transposed. Rung 14's long
+// side is its m.
+static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
+{
+    switch (t.rung) {
+    case 13:
+        return gemm_cluster_persistent_takes(p, t.tile, swapped);
+    case 14:
+        return swapped == (p.m < p.n) && gemm_skinny_takes(p, t.tile, swapped);
+    default:
+        return !swapped;
+    }
+}
+
 template <int COUNT>
 static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, GemmDevice device, int only)
 {
     const cuda_ops_gemm_problem &p = call.problem;
+    // Of TF32 rung 13 makes D transposed by itself where A is stored m x k and B k x n.
+    const bool turns = p.dtype == CUDA_OPS_FLOAT32 && !p.transpose_a && !p.transpose_b;
     GemmPlan best = {};
     double least = 0;
     for (const GemmTime &t : times) {
         if ((only && t.rung != only) || !rung_numbered(t.rung)->supports(call, device))
             continue;
-        // Rung 14's long side is its m, and rung 13 makes D of TF32 transposed where A is stored m x k and B k x n.
-        const bool swapped =
-            t.rung == 14 ? p.m < p.n : t.rung == 13 && p.dtype == CUDA_OPS_FLOAT32 && !p.transpose_a && !p.transpose_b;
-        const int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
-        if (t.rung == 14 && !gemm_skinny_takes(p, t.tile, swapped))
-            continue;
-        for (int splits = 1; splits <= t.splits; splits++) {
-            if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
-                break;
-            const double time = estimate(t, p, m, n, splits, device);
-            if (best.rung == 0 || time < least) {
-                least = time;
-                best = {t.rung, t.tile, splits, swapped && t.rung == 14, t.rung == 13 ? band_of(p, t) : 8};
+        for (int swapped = 0; swapped < 2; swapped++) {
+            if (!takes(t, p, swapped))
+                continue;
+            const bool turned = swapped || (turns && t.rung == 13);
+            const int64_t m = turned ? p.n : p.m, n = turned ? p.m : p.n;
+            for (int splits = 1; splits <= t.splits; splits = t.rung == 14 ? 2 * splits : splits + 1) {
+                if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
+                    break;
+                const double time = estimate(t, p, m, n, splits, device);
+                if (best.rung == 0 || time < least) {
+                    least = time;
+                    best = {t.rung, t.tile, splits, swapped, t.rung == 13 ? band_of(p, t) : 8};
+                }
             }
         }
     }
@@ -186,7 +206,7 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
     case 13:
         return gemm_cluster_persistent_planned(call, device, plan);
     case 14:
-        return gemm_skinny_planned(call, plan);
+        return gemm_skinny_planned(call, device, plan);
     default:
         return rung_numbered(plan.rung)->launch(call, device);
     }
@@ -252,7 +272,9 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
 {
     const GemmRung *const rung = rung_numbered(plan.rung);
     return is_valid(call) && rung && rung->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
-           plan.splits <= (plan.rung == 13 ? 32 : 1);
+           plan.splits <= (plan.rung == 13   ? 32
+                           : plan.rung == 14 ? 8
+                                             : 1);
 }
 
 static GemmPlan internal(const cuda_ops_gemm_plan &plan)
@@ -269,7 +291,8 @@ extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, con
     if (!chosen)
         return CUDA_OPS_INVALID_ARGUMENT;
     const GemmPlan found = plan_for(call, device, chosen->number);
-    *plan = {chosen->number, found.tile, chosen->number == 13 ? found.splits : 1, found.swapped}; // 11 cuts by itself
+    *plan = {chosen->number, found.tile, chosen->number >= 13 && chosen->number <= 14 ? found.splits : 1,
+             found.swapped}; // 11 cuts by itself
     return CUDA_OPS_SUCCESS;
 }
 

@@ -36,8 +36,20 @@ int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &p
            (p.dtype == CUDA_OPS_FLOAT32 ? gemm_cluster_persistent_tf32_bytes(p) : 0);
 }
 
-cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+static constexpr int EITHER_WAY = 4; // the tile of halves that makes D or D transposed
+
+bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
+    if (p.dtype == CUDA_OPS_FLOAT32)
+        return !swapped;
+    return tile == EITHER_WAY ? (swapped ? !p.transpose_a : p.transpose_b) : !swapped;
+}
+
+cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
+{
+    if (!gemm_cluster_persistent_takes(original.problem, plan.tile, plan.swapped))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const GemmCall call = plan.swapped ? exchanged(original) : original;
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
         return call.problem.transpose_a ? gemm_cluster_persistent_bfloat16_transposed(call, device, plan)

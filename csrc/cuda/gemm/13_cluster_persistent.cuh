@@ -98,6 +98,16 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
             }
         }
     }
+    // The other blocks of the cluster tell this one's barriers when they are done with a stage; it must not end before
+    // the last of them has. What the others send is waited for by whoever multiplies it.
+    if constexpr (C::CLUSTER > 1)
+        for (int i = 0; i < C::STAGES; i++) {
+            barrier_wait(empty + 8 * stage, phase ^ 1);
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
 }
 
 // Tells every block that loads into this block's stage that this warpgroup is done with it. One thread speaks for all:
@@ -119,32 +129,50 @@ __device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thr
     }
 }
 
-// A's fragments of one stage in a thread: for each 32 bytes of k, the four registers of each of the two blocks of 64
-// rows.
-typedef uint32_t Left[4][2][4];
-
-// From an MN-major TF32 stage: K rows of 128 bytes (32 neighbours along m), a warp's 32 rows of A one such column. A
-// thread takes 16 bytes, four rows of A, for each of its places in k, and which four is chosen so that the eight
-// threads that read at one time meet all banks. wgmma calls them rows g and g + 8 of the first block, then of the
-// second.
+// A's fragments of one stage in a thread: for each 32 bytes of k, the four registers of each of its blocks of 64 rows.
 template <typename C>
-__device__ __forceinline__ void load_left(Left &left, uint32_t a, int group, int thread)
+struct Left {
+    uint32_t part[4][C::BLOCKS][4];
+};
+
+// From an MN-major TF32 stage: columns of K rows of 128 bytes (32 neighbours along m). With two blocks of 64 rows a
+// warp's 32 rows of A are one such column, and a thread takes 16 bytes, four rows of A, for each of its places in k;
+// with one block two warps share a column, and a thread takes 8. Which rows is chosen so that the threads that read at
+// one time meet all banks. wgmma calls them rows g and g + 8 of the first block, then of the second.
+template <typename C>
+__device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, int thread)
 {
     const int warp = thread / 32, quad = thread % 32 / 4, place = thread % 4;
-    const uint32_t column = a + ((C::PINGPONG ? 0 : 4 * group) + warp) * C::COLUMN_BYTES;
-    const int piece = quad / 2 + quad % 2 * 4;
+    if constexpr (C::BLOCKS == 2) {
+        const uint32_t column = a + ((C::PINGPONG ? 0 : 4 * group) + warp) * C::COLUMN_BYTES;
+        const int piece = quad / 2 + quad % 2 * 4;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int in = place + 4 * half; // of 8 along k
-            const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(left[i][0][2 * half]), "=r"(left[i][0][2 * half + 1]), "=r"(left[i][1][2 * half]),
-                           "=r"(left[i][1][2 * half + 1])
-                         : "r"(from)
-                         : "memory");
-        }
+            for (int half = 0; half < 2; half++) {
+                const int in = place + 4 * half; // of 8 along k
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
+                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(left.part[i][0][2 * half]), "=r"(left.part[i][0][2 * half + 1]),
+                               "=r"(left.part[i][1][2 * half]), "=r"(left.part[i][1][2 * half + 1])
+                             : "r"(from)
+                             : "memory");
+            }
+    } else {
+        const uint32_t column = a + ((C::PINGPONG ? 0 : 2 * group) + warp / 2) * C::COLUMN_BYTES + quad % 2 * 8;
+        const int piece = warp % 2 * 2 + quad / 4 + quad / 2 % 2 * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int in = place + 4 * half;
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
+                asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                             : "=r"(left.part[i][0][2 * half]), "=r"(left.part[i][0][2 * half + 1])
+                             : "r"(from)
+                             : "memory");
+            }
+    }
 }
 
 template <typename C>
@@ -183,7 +211,7 @@ __device__ __forceinline__ void consume(const GemmWork &work, const CUtensorMap 
         mine++;
         if constexpr (C::IN_REGISTERS) {
             // A through registers: the next stage's fragments are read while this one's products are made.
-            Left left = {}, next = {};
+            Left<C> left = {}, next = {};
             barrier_wait(full + 8 * stage, phase);
             if (C::PINGPONG && place.steps == 1 && thread == 0)
                 barrier_arrive(order + 8 * (group ^ 1));
@@ -194,8 +222,8 @@ __device__ __forceinline__ void consume(const GemmWork &work, const CUtensorMap 
 #pragma unroll
                 for (int i = 0; i < 4; i++)
 #pragma unroll
-                    for (int block = 0; block < 2; block++)
-                        wgmma_tf32<C::N>(sum[block], left[i][block], advance(b, i * B_STEP), step > 0 || i > 0);
+                    for (int block = 0; block < C::BLOCKS; block++)
+                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * B_STEP), step > 0 || i > 0);
                 wgmma_commit();
                 const int now = stage;
                 if (++stage == C::STAGES) {
@@ -213,10 +241,10 @@ __device__ __forceinline__ void consume(const GemmWork &work, const CUtensorMap 
 #pragma unroll
                 for (int i = 0; i < 4; i++)
 #pragma unroll
-                    for (int block = 0; block < 2; block++)
+                    for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
                         for (int e = 0; e < 4; e++)
-                            left[i][block][e] = next[i][block][e];
+                            left.part[i][block][e] = next.part[i][block][e];
             }
         } else {
             int before = stage;
@@ -282,7 +310,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         fence_barrier_init();
     }
     if constexpr (C::CLUSTER > 1)
-        cluster_sync();
+        cluster_sync_relaxed();
     else
         __syncthreads();
     wait_for_predecessor();
@@ -292,14 +320,10 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         give_registers<40>();
         if (threadIdx.x == 0)
             produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
-        __syncwarp(); // cluster_sync wants whole warps
     } else {
         take_registers<232>();
         consume<C>(work, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
     }
-    // A block's shared memory is written to and its barriers are told by the others until they are done.
-    if constexpr (C::CLUSTER > 1)
-        cluster_sync();
 #endif
 }
 
@@ -336,6 +360,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         work.alpha = 1;
         work.activation = CUDA_OPS_GEMM_NONE;
         work.output_is_float = 1;
+    } else if (C::IN_LINES) {
+        work.copies_out = is_aligned_16(call.d) && p.ldd % 8 == 0 && (p.batch == 1 || p.stride_d % 8 == 0);
     } else if (can_copy_out(call)) {
         work.copies_out = 1;
         mapped = mapped &&
@@ -385,6 +411,10 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major>>(call, device, plan);
     case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major>>(call, device, plan);
     case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
+    case 4:
+        if constexpr (!b_mn_major)
+            return launch<Tile<T, 128, 80, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
+        break;
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

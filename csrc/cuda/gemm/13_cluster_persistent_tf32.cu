@@ -75,8 +75,9 @@ static cuda_ops_status launch_registers(const GemmCall &call, GemmDevice device,
     // clang-format off
     switch (plan.tile) {
     //                                          M    N   cluster ping-pong stages
-    case 0: return launch<Tile<float, 256, 128, 1, 2, false, 4, true, false>>(call, device, plan);
+    case 0: return launch<Tile<float, 128, 256, 2, 1, false, 4, true, false>>(call, device, plan);
     case 1: return launch<Tile<float, 128, 128, 2, 1, true, 6, true, false>>(call, device, plan);
+    case 2: return launch<Tile<float, 128, 64, 2, 1, false, 8, true, false>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
@@ -119,13 +120,7 @@ cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &original, GemmDevic
     if (!p.transpose_a && p.transpose_b)
         return launch_shared(call, device, how);
     if (!p.transpose_a) {
-        const cuda_ops_gemm_problem q = p;
-        const void *const a = call.a;
-        call.a = call.b, call.b = a;
-        p.m = q.n, p.n = q.m;
-        p.lda = q.ldb, p.ldb = q.lda;
-        p.stride_a = q.stride_b, p.stride_b = q.stride_a;
-        p.transpose_a = p.transpose_b = 1;
+        call = exchanged(call);
         how.swapped = 1;
     }
     return launch_registers(call, device, how);

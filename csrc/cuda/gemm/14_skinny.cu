@@ -1,13 +1,15 @@
-// Rung 14: D = activation(alpha * op(A) op(B) + bias) for skinny and small products: little D, all of k in one block.
-// A block makes a tile of 32 or 64 x 16. One thread keeps the copy engine's ring full, as much as shared memory
-// holds (so that a long operand streams at the speed of memory), one warpgroup multiplies by wgmma and writes its
-// accumulators straight to D. Where m is short, A and B change places, so that the long side is the one of which wgmma
-// takes 64, and n may be as few as 16.
-// Fixes of rung 13: with small tiles few SMs are idle, and a grid of plain blocks, without clusters and without a
-// second way for the results, starts and ends sooner than a persistent one. Leaves on the table: neighbours fetch the
-// same slices, so that it is no match where D is large. Bound by memory where m is short, else by a launch and the way
-// of the first bytes. Not kept: k cut among the blocks of a cluster, see benchmarks/notes/gemm.md, which has what is
-// measured.
+// Rung 14: D = activation(alpha * op(A) op(B) + bias) for skinny and small products: little D.
+// A block makes a tile of 32 or 64 x 16 to 64. One thread keeps the copy engine's ring full, as much as shared memory
+// holds (so that a long operand streams at the speed of memory), and one warpgroup multiplies by wgmma. Where m is
+// short, A and B change places, so that the long side is the one of which wgmma takes 64, and n may be as few as 16.
+// Where tiles are few and k is long, k is cut among the blocks of a cluster: each sends its sums, register by register,
+// to the first one's shared memory, whose barrier counts the bytes, so that nobody waits but who adds them.
+// Fixes of rung 13: with small tiles few SMs are idle, and plain blocks, two of which share an SM, start (under the
+// kernel before, see launch_dependent) and end sooner than a persistent grid's. Results leave by way of shared memory
+// and one short loop: unrolled, the way out of 64 x 64 sums took 4 microseconds, most of it waiting for instructions.
+// Leaves on the table: neighbours fetch the same slices, so that it is no match where D is large. Bound by memory where
+// m is short (3.3 TB/s with 16 rows, start included), else by a launch and the way of the first bytes.
+// benchmarks/notes/gemm.md has what is measured.
 #include "common.cuh"
 #include "gemm/hopper.cuh"
 #include "gemm/rungs.h"
@@ -22,18 +24,18 @@ bool gemm_skinny_supports(const GemmCall &call, GemmDevice device)
 bool gemm_skinny_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
     const bool a_mn_major = swapped ? !p.transpose_b : p.transpose_a;
-    return tile == 0 || !a_mn_major;
+    return tile <= 2 || !a_mn_major;
 }
 
-cuda_ops_status gemm_skinny_planned(const GemmCall &call, const GemmPlan &plan)
+cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return gemm_skinny_bfloat16(call, plan);
+        return gemm_skinny_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
-        return gemm_skinny_float16(call, plan);
+        return gemm_skinny_float16(call, device, plan);
     case CUDA_OPS_FLOAT32:
-        return gemm_skinny_tf32(call, plan);
+        return gemm_skinny_tf32(call, device, plan);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -41,5 +43,5 @@ cuda_ops_status gemm_skinny_planned(const GemmCall &call, const GemmPlan &plan)
 
 cuda_ops_status gemm_skinny(const GemmCall &call, GemmDevice device)
 {
-    return gemm_skinny_planned(call, gemm_skinny_plan(call.problem, device));
+    return gemm_skinny_planned(call, device, gemm_skinny_plan(call.problem, device));
 }

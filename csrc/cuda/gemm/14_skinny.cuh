@@ -22,14 +22,26 @@ struct SkinnyTile {
     static constexpr int A_COLUMNS = (M + ROW - 1) / ROW, B_COLUMNS = (N + ROW - 1) / ROW; // of MN-major tiles
     static constexpr int A_BYTES = M * SWIZZLE_ROW, B_BYTES = B_MN_MAJOR ? B_COLUMNS * COLUMN_BYTES : N * SWIZZLE_ROW;
     static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-    // Of an SM's 228 KB each block has 1 KB for the system, and loses up to one to alignment.
     static constexpr int PAST = (64 - M) * SWIZZLE_ROW; // what is read past the last stage's A
-    static constexpr int ROOM = (228 << 10) / BLOCKS - (2 << 10) - 512 - PAST;
-    static constexpr int STAGES = ROOM / STAGE_BYTES < 16 ? ROOM / STAGE_BYTES : 16;
-    static constexpr int SHARED_BYTES = SWIZZLE_ATOM + STAGES * STAGE_BYTES + 2 * STAGES * 8 + PAST;
+    static constexpr int SUM_BYTES = M * N * 4;         // the sums that a block of a cluster sends
+    static constexpr int MOST_STAGES = 16;
+    static constexpr int LINE_BYTES = (M + 8) * (N + 8) * 4; // the tile as float32, in either order
     static_assert(M == 64 || (M == 32 && !A_MN_MAJOR), "a warpgroup's rows, or half of them");
     static_assert(sizeof(T) == 2 || (!A_MN_MAJOR && !B_MN_MAJOR), "TF32 is K-major");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
+
+    // Of an SM's 228 KB each block has 1 KB for the system, and loses up to one to alignment. A block alone on its SM
+    // keeps more bytes under way. Clusters of `splits` leave the first block room for what the others send.
+    static int stages(int splits, bool alone)
+    {
+        const int room = (228 << 10) / (alone ? 1 : BLOCKS) - (2 << 10) - 512 - PAST;
+        const int fit = (room - (splits - 1) * SUM_BYTES) / STAGE_BYTES;
+        return fit < MOST_STAGES ? fit : MOST_STAGES;
+    }
+    static size_t shared_bytes(int splits, int stages)
+    {
+        return SWIZZLE_ATOM + stages * (STAGE_BYTES + 16) + 16 + (splits - 1) * SUM_BYTES + PAST;
+    }
 };
 
 struct SkinnyWork {
@@ -38,83 +50,143 @@ struct SkinnyWork {
     int64_t ldd, stride_d;
     int m, n, k; // of the product as the kernel sees it
     int tiles_m, tiles_n;
+    int stages, splits;     // of k, among the blocks of a cluster
     int a_shared, b_shared; // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
     int swapped; // what the kernel makes is D transposed
-    int pairs;   // two neighbours of a line of D may be written at once
+    int whole;   // 16 bytes of a line of D may be written at once
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
-template <typename T>
-struct __align__(2 * sizeof(T)) NeighbourPair {
-    T element[2];
-};
+// A warpgroup's sums from shared memory, where they lie as lines of D, `pitch` apart, to D, 16 bytes a thread at a
+// time. One loop, not unrolled, for all that may be asked for: a kernel of few microseconds waits for its instructions
+// as for its operands.
+template <typename T, typename Output>
+__device__ __forceinline__ void store_lines(const SkinnyWork &work, float *tile, int lines, int columns, int pitch,
+                                            int64_t matrix, int first_line, int first_column)
+{
+    constexpr int MANY = 16 / sizeof(Output);
+    const int all_lines = work.swapped ? work.n : work.m, all_columns = work.swapped ? work.m : work.n;
+    const int pieces = columns / MANY;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < lines * pieces; i += WARPGROUP) {
+        const int in_line = i / pieces, in_column = i % pieces * MANY;
+        const int line = first_line + in_line, column = first_column + in_column;
+        if (line >= all_lines || column >= all_columns)
+            continue;
+        float *const from = tile + in_line * pitch + in_column;
+        vector16<Output> out;
+        if (work.activation != CUDA_OPS_GEMM_NONE)
+#pragma unroll 1
+            for (int e = 0; e < MANY; e++) { // this thread's own elements
+                float x = from[e] * work.alpha;
+                if (work.bias && column + e < all_columns)
+                    x += work.bias_is_float ? ((const float *)work.bias)[column + e]
+                                            : load_as_accumulate(((const T *)work.bias)[column + e]);
+                from[e] = activate(x, work.activation);
+            }
+        float x[MANY];
+#pragma unroll
+        for (int e = 0; e < MANY; e += 4)
+            *(float4 *)(x + e) = *(const float4 *)(from + e);
+        if (work.activation == CUDA_OPS_GEMM_NONE) {
+#pragma unroll
+            for (int e = 0; e < MANY; e++)
+                x[e] *= work.alpha;
+            if (work.bias)
+#pragma unroll
+                for (int e = 0; e < MANY; e++) {
+                    const int at = min(column + e, all_columns - 1);
+                    x[e] += work.bias_is_float ? ((const float *)work.bias)[at]
+                                               : load_as_accumulate(((const T *)work.bias)[at]);
+                }
+        }
+#pragma unroll
+        for (int e = 0; e < MANY; e++)
+            out.element[e] = store_from_accumulate<Output>(x[e]);
+        Output *const to = (Output *)work.d + matrix * work.stride_d + line * work.ldd + column;
+        if (work.whole && column + MANY <= all_columns)
+            *(vector16<Output> *)to = out;
+        else
+#pragma unroll
+            for (int e = 0; e < MANY; e++)
+                if (column + e < all_columns)
+                    to[e] = out.element[e];
+    }
+}
 
-// The accumulators straight to D: tiles are small, and this is the shortest way.
+// The accumulators to D by way of shared memory, whose stages are done with.
 template <typename C>
-__device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (&sum)[C::N / 2], int batch, int first_m,
-                                           int first_n)
+__device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (&sum)[C::N / 2], char *shared,
+                                           int64_t matrix, int first_m, int first_n)
 {
     typedef typename C::T T;
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = first_n + threadIdx.x % 4 * 2;
-    if (row >= C::M)
-        return;
-    const int64_t first = batch * work.stride_d;
+    float *const tile = (float *)shared;
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    // Pitches by which a warp's stores meet all banks.
+    const int pitch = work.swapped ? C::M + 4 : C::N + 8;
+    named_barrier(1, WARPGROUP); // all have multiplied the last stage
+    if (row < C::M)
 #pragma unroll
-    for (int i = 0; i < C::N / 8; i++)
+        for (int i = 0; i < C::N / 8; i++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int m = first_m + row + 8 * half, n = column + 8 * i;
-            float x[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                x[e] = sum[4 * i + 2 * half + e] * work.alpha;
-                const int d_column = work.swapped ? m : n + e;
-                if (work.bias && m < work.m && n + e < work.n)
-                    x[e] += work.bias_is_float ? ((const float *)work.bias)[d_column]
-                                               : load_as_accumulate(((const T *)work.bias)[d_column]);
+            for (int half = 0; half < 2; half++) {
+                const int r = row + 8 * half, c = column + 8 * i;
+                const float x = sum[4 * i + 2 * half], y = sum[4 * i + 2 * half + 1];
+                if (work.swapped) {
+                    tile[c * pitch + r] = x;
+                    tile[(c + 1) * pitch + r] = y;
+                } else {
+                    *(float2 *)(tile + r * pitch + c) = make_float2(x, y);
+                }
             }
-            if (work.activation != CUDA_OPS_GEMM_NONE)
+    named_barrier(1, WARPGROUP);
+    const int lines = work.swapped ? C::N : C::M, columns = work.swapped ? C::M : C::N;
+    const int first_line = work.swapped ? first_n : first_m, first_column = work.swapped ? first_m : first_n;
+    if (work.output_is_float)
+        store_lines<T, float>(work, tile, lines, columns, pitch, matrix, first_line, first_column);
+    else
+        store_lines<T, T>(work, tile, lines, columns, pitch, matrix, first_line, first_column);
+}
+
+// The sums of a cluster's blocks, each of a piece of k, in the first block: the others send theirs, register by
+// register, into its shared memory, and it adds them in the blocks' order. True in the first block.
+template <typename C>
+__device__ __forceinline__ bool add_cluster(const SkinnyWork &work, float (&sum)[C::N / 2], uint32_t sums,
+                                            uint32_t arrived, uint32_t rank)
+{
+    if (work.splits == 1)
+        return true;
+    const bool mine = threadIdx.x / 32 * 16 < C::M;
+    cluster_wait(); // the first block's barrier is there
+    if (rank > 0) {
+        if (mine) {
+            const uint32_t barrier = address_in(arrived, 0);
+            const uint32_t to = address_in(sums + (rank - 1) * C::SUM_BYTES, 0) + threadIdx.x * 16;
+#pragma unroll
+            for (int i = 0; i < C::N / 8; i++)
+                send(to + i * C::M * 32, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3], barrier);
+        }
+        return false;
+    }
+    barrier_wait_cluster(arrived, 0);
+    if (mine)
 #pragma unroll 1
-                for (int e = 0; e < 2; e++) { // not unrolled, since gelu is long; the two change places
-                    const float y = activate(x[0], work.activation);
-                    x[0] = x[1], x[1] = y;
-                }
-            if (m >= work.m || n >= work.n)
-                continue;
-            if (work.swapped) {
+        for (int other = 1; other < work.splits; other++) {
+            const uint32_t from = sums + (other - 1) * C::SUM_BYTES + threadIdx.x * 16;
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const int64_t to = first + (int64_t)(n + e) * work.ldd + m;
-                    if (n + e >= work.n)
-                        break;
-                    if (work.output_is_float)
-                        ((float *)work.d)[to] = x[e];
-                    else
-                        ((T *)work.d)[to] = store_from_accumulate<T>(x[e]);
-                }
-                continue;
-            }
-            const int64_t to = first + (int64_t)m * work.ldd + n;
-            if (work.output_is_float) {
-                float *const d = (float *)work.d + to;
-                if (work.pairs && n + 1 < work.n)
-                    *(float2 *)d = make_float2(x[0], x[1]);
-                else
-                    for (int e = 0; e < 2 && n + e < work.n; e++)
-                        d[e] = e == 0 ? x[0] : x[1];
-            } else {
-                const NeighbourPair<T> pair = {{store_from_accumulate<T>(x[0]), store_from_accumulate<T>(x[1])}};
-                T *const d = (T *)work.d + to;
-                if (work.pairs && n + 1 < work.n)
-                    *(NeighbourPair<T> *)d = pair;
-                else
-                    for (int e = 0; e < 2 && n + e < work.n; e++)
-                        d[e] = e == 0 ? pair.element[0] : pair.element[1];
+            for (int i = 0; i < C::N / 8; i++) {
+                float a, b, c, d;
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+                             : "r"(from + i * C::M * 32)
+                             : "memory");
+                sum[4 * i] += a, sum[4 * i + 1] += b, sum[4 * i + 2] += c, sum[4 * i + 3] += d;
             }
         }
+    return true;
 }
 #endif
 
@@ -127,46 +199,62 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     typedef typename C::T T;
     extern __shared__ char shared[];
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
-    const uint32_t full = stages + C::STAGES * C::STAGE_BYTES, empty = full + 8 * C::STAGES;
-    const int first_m = blockIdx.x % work.tiles_m * C::M, outer = blockIdx.x / work.tiles_m;
+    const uint32_t sums = stages + work.stages * C::STAGE_BYTES + C::PAST;
+    const uint32_t full = sums + (work.splits - 1) * C::SUM_BYTES, empty = full + 8 * work.stages;
+    const uint32_t arrived_sums = empty + 8 * work.stages;
+    const int tile = blockIdx.x / work.splits;
+    const uint32_t rank = blockIdx.x % work.splits; // in the cluster
+    const int first_m = tile % work.tiles_m * C::M, outer = tile / work.tiles_m;
     const int first_n = outer % work.tiles_n * C::N, batch = outer / work.tiles_n;
-    const int steps = (work.k + C::K - 1) / C::K;
+    const int all_steps = (work.k + C::K - 1) / C::K;
+    const int first_step = (int)((int64_t)all_steps * rank / work.splits);
+    const int steps = (int)((int64_t)all_steps * (rank + 1) / work.splits) - first_step;
     if (threadIdx.x == 0) {
         prefetch_map(&map_a);
         prefetch_map(&map_b);
-        for (int stage = 0; stage < C::STAGES; stage++) {
+        for (int stage = 0; stage < work.stages; stage++) {
             barrier_init(full + 8 * stage, 1);
             barrier_init(empty + 8 * stage, 1);
         }
+        barrier_init(arrived_sums, 1);
         fence_barrier_init();
+        if (work.splits > 1 && rank == 0)
+            barrier_expect(arrived_sums, (work.splits - 1) * C::SUM_BYTES);
     }
     __syncthreads();
+    if (work.splits > 1)
+        cluster_arrive_relaxed();
     wait_for_predecessor();
     release_successor();
 
     int stage = 0, phase = 0;
     if (threadIdx.x >= WARPGROUP) {
-        if (threadIdx.x != WARPGROUP)
-            return;
-        const int batch_a = work.a_shared ? 0 : batch, batch_b = work.b_shared ? 0 : batch;
-        for (int step = 0; step < steps; step++) {
-            barrier_wait(empty + 8 * stage, phase ^ 1);
-            const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
-            const int k = step * C::K;
-            barrier_expect(arrived, C::STAGE_BYTES);
-            if constexpr (C::A_MN_MAJOR)
-                copy_in(a, &map_a, arrived, first_m, k, batch_a);
-            else
-                copy_in(a, &map_a, arrived, k, first_m, batch_a);
-            if constexpr (C::B_MN_MAJOR)
-                copy_in(b, &map_b, arrived, first_n, k, batch_b);
-            else
-                copy_in(b, &map_b, arrived, k, first_n, batch_b);
-            if (++stage == C::STAGES) {
-                stage = 0;
-                phase ^= 1;
+        if (threadIdx.x == WARPGROUP) {
+            const int batch_a = work.a_shared ? 0 : batch, batch_b = work.b_shared ? 0 : batch;
+            for (int step = 0; step < steps; step++) {
+                barrier_wait(empty + 8 * stage, phase ^ 1);
+                const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
+                const int k = (first_step + step) * C::K;
+                barrier_expect(arrived, C::STAGE_BYTES);
+                if constexpr (C::A_MN_MAJOR)
+                    copy_in(a, &map_a, arrived, first_m, k, batch_a);
+                else
+                    copy_in(a, &map_a, arrived, k, first_m, batch_a);
+                if constexpr (C::B_MN_MAJOR) {
+#pragma unroll
+                    for (int column = 0; column < C::B_COLUMNS; column++)
+                        copy_in(b + column * C::COLUMN_BYTES, &map_b, arrived, first_n + column * C::ROW, k, batch_b);
+                } else {
+                    copy_in(b, &map_b, arrived, k, first_n, batch_b);
+                }
+                if (++stage == work.stages) {
+                    stage = 0;
+                    phase ^= 1;
+                }
             }
         }
+        if (work.splits > 1)
+            cluster_wait(); // what has been arrived at
     } else {
         const uint64_t a_tile = describe(stages, C::COLUMN_BYTES, SWIZZLE_ATOM);
         const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
@@ -188,82 +276,108 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             if (step > 0 && threadIdx.x == 0)
                 barrier_arrive(empty + 8 * before);
             before = stage;
-            if (++stage == C::STAGES) {
+            if (++stage == work.stages) {
                 stage = 0;
                 phase ^= 1;
             }
         }
         wgmma_wait<0>();
-        store_sums<C>(work, sum, batch, first_m, first_n);
+        if (add_cluster<C>(work, sum, sums, arrived_sums, rank))
+            store_sums<C>(work, sum, shared + (stages - shared_address(shared)), batch, first_m, first_n);
     }
 #endif
 }
 
 #if defined(CUDA_OPS_SM90A)
 template <typename C>
-static cuda_ops_status launch(const GemmCall &call, bool swapped)
+static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
+    const GemmCall call = plan.swapped ? exchanged(original) : original; // as the kernel sees it
     const cuda_ops_gemm_problem &p = call.problem;
-    // As the kernel sees it.
-    const void *const a = swapped ? call.b : call.a, *const b = swapped ? call.a : call.b;
-    const int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
-    const int64_t lda = swapped ? p.ldb : p.lda, ldb = swapped ? p.lda : p.ldb;
-    const int64_t stride_a = swapped ? p.stride_b : p.stride_a, stride_b = swapped ? p.stride_a : p.stride_b;
     CUtensorMap map_a, map_b;
     const bool tf32 = sizeof(typename C::T) == 4;
     const bool mapped =
-        (C::A_MN_MAJOR ? make_map(&map_a, a, p.dtype, tf32, m, p.k, p.batch, lda, stride_a, C::ROW, C::K)
-                       : make_map(&map_a, a, p.dtype, tf32, p.k, m, p.batch, lda, stride_a, C::ROW, C::M)) &&
-        (C::B_MN_MAJOR ? make_map(&map_b, b, p.dtype, tf32, n, p.k, p.batch, ldb, stride_b, C::ROW, C::K)
-                       : make_map(&map_b, b, p.dtype, tf32, p.k, n, p.batch, ldb, stride_b, C::ROW, C::N));
+        (C::A_MN_MAJOR ? make_map(&map_a, call.a, p.dtype, tf32, p.m, p.k, p.batch, p.lda, p.stride_a, C::ROW, C::K)
+                       : make_map(&map_a, call.a, p.dtype, tf32, p.k, p.m, p.batch, p.lda, p.stride_a, C::ROW, C::M)) &&
+        (C::B_MN_MAJOR ? make_map(&map_b, call.b, p.dtype, tf32, p.n, p.k, p.batch, p.ldb, p.stride_b, C::ROW, C::K)
+                       : make_map(&map_b, call.b, p.dtype, tf32, p.k, p.n, p.batch, p.ldb, p.stride_b, C::ROW, C::N));
     SkinnyWork work = {};
     work.d = call.d;
     work.bias = call.bias;
     work.ldd = p.ldd;
     work.stride_d = p.stride_d;
-    work.m = (int)m, work.n = (int)n, work.k = (int)p.k;
-    work.tiles_m = (int)ceil_div(m, C::M);
-    work.tiles_n = (int)ceil_div(n, C::N);
-    work.a_shared = stride_a == 0, work.b_shared = stride_b == 0;
+    work.m = (int)p.m, work.n = (int)p.n, work.k = (int)p.k;
+    work.tiles_m = (int)ceil_div(p.m, C::M);
+    work.tiles_n = (int)ceil_div(p.n, C::N);
+    work.a_shared = p.stride_a == 0, work.b_shared = p.stride_b == 0;
     work.alpha = (float)p.alpha;
     work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
     work.activation = p.activation;
     work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
-    work.swapped = swapped;
-    work.pairs = (uintptr_t)call.d % 8 == 0 && p.ldd % 2 == 0 && p.stride_d % 2 == 0;
-    const int64_t blocks = (int64_t)work.tiles_m * work.tiles_n * p.batch;
-    if (!mapped || blocks > INT32_MAX)
+    work.swapped = plan.swapped;
+    const int64_t output_size = work.output_is_float ? 4 : sizeof(typename C::T);
+    work.whole =
+        is_aligned_16(call.d) && p.ldd * output_size % 16 == 0 && (p.batch == 1 || p.stride_d * output_size % 16 == 0);
+    work.splits = 1; // none of the pieces is empty
+    while (2 * work.splits <= plan.splits && 2 * work.splits <= ceil_div(p.k, C::K))
+        work.splits *= 2;
+    const int64_t blocks = (int64_t)work.tiles_m * work.tiles_n * p.batch * work.splits;
+    // Only where it fills more stages: the next kernel cannot start beside a block that takes the whole SM.
+    work.stages = C::stages(work.splits, false);
+    if (blocks <= device.multiprocessors && ceil_div(p.k, C::K * work.splits) >= 2 * work.stages)
+        work.stages = C::stages(work.splits, true);
+    if (!mapped || blocks > INT32_MAX || work.stages * C::STAGE_BYTES < C::LINE_BYTES)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_skinny_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    launch_dependent(kernel, dim3((unsigned int)blocks), C::THREADS, C::SHARED_BYTES, call.stream, map_a, map_b, work);
+    const size_t shared_bytes = C::shared_bytes(work.splits, work.stages);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = work.splits;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned int)blocks);
+    config.blockDim = dim3(C::THREADS);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = call.stream;
+    config.attrs = attributes;
+    config.numAttrs = work.splits > 1 ? 2 : 1;
+    cudaLaunchKernelEx(&config, kernel, map_a, map_b, work);
     return launch_status();
 }
 
 // The tiles, as gemm/times.h numbers them. Of an A that is stored k x m there are no 32 rows in swizzled columns of 64.
 template <typename T, bool a_mn_major, bool b_mn_major>
-static cuda_ops_status launch_tile(const GemmCall &call, const GemmPlan &plan)
+static cuda_ops_status launch_tile(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+    // clang-format off
     switch (plan.tile) {
-    case 0:
-        return launch<SkinnyTile<T, 64, 16, a_mn_major, b_mn_major>>(call, plan.swapped);
-    case 1:
-        if constexpr (!a_mn_major)
-            return launch<SkinnyTile<T, 32, 16, a_mn_major, b_mn_major>>(call, plan.swapped);
-        break;
+    case 0: return launch<SkinnyTile<T, 64, 16, a_mn_major, b_mn_major>>(call, device, plan);
+    case 1: return launch<SkinnyTile<T, 64, 32, a_mn_major, b_mn_major>>(call, device, plan);
+    case 2: return launch<SkinnyTile<T, 64, 64, a_mn_major, b_mn_major>>(call, device, plan);
     }
+    if constexpr (!a_mn_major)
+        switch (plan.tile) {
+        case 3: return launch<SkinnyTile<T, 32, 32, a_mn_major, b_mn_major>>(call, device, plan);
+        case 4: return launch<SkinnyTile<T, 32, 64, a_mn_major, b_mn_major>>(call, device, plan);
+        }
+    // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
 template <typename T>
-static cuda_ops_status launch_halves(const GemmCall &call, const GemmPlan &plan)
+static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const bool a_mn_major = plan.swapped ? !p.transpose_b : p.transpose_a;
     const bool b_mn_major = plan.swapped ? p.transpose_a : !p.transpose_b;
     if (a_mn_major)
-        return b_mn_major ? launch_tile<T, true, true>(call, plan) : launch_tile<T, true, false>(call, plan);
-    return b_mn_major ? launch_tile<T, false, true>(call, plan) : launch_tile<T, false, false>(call, plan);
+        return b_mn_major ? launch_tile<T, true, true>(call, device, plan)
+                          : launch_tile<T, true, false>(call, device, plan);
+    return b_mn_major ? launch_tile<T, false, true>(call, device, plan)
+                      : launch_tile<T, false, false>(call, device, plan);
 }
 #endif
 

@@ -69,6 +69,31 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
                  : "memory");
 }
 
+// The same for what other blocks of the cluster have sent.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+// The address in block `rank` of the cluster of what lies at `address` in this one.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank)
+{
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// 16 bytes to another block's shared memory, whose barrier counts them.
+__device__ __forceinline__ void send(uint32_t to, float a, float b, float c, float d, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+                 : "memory");
+}
+
 // ---- bulk tensor copies; coordinates are (inner, outer, batch) in elements ----
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
@@ -144,6 +169,21 @@ __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same where nothing but barriers is to be seen by the other blocks, which fence_barrier_init() sees to: what
+// .release adds is a fence of the whole GPU.
+__device__ __forceinline__ void cluster_sync_relaxed()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Its two halves, with work between them.
+__device__ __forceinline__ void cluster_arrive_relaxed()
+{
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
 // Barrier number 1 to 15 among `threads` threads.
 __device__ __forceinline__ void named_barrier(int number, int threads)
 {
@@ -168,6 +208,14 @@ __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                  "r"(d)
+                 : "memory");
+}
+
+// The same of each matrix transposed: lane l gives the address of column l.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
                  : "memory");
 }
 
@@ -205,15 +253,19 @@ __device__ __forceinline__ void wgmma_wait()
 #define WGMMA_TEN(t)                                                                                                   \
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define WGMMA_TEXT_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_TEXT_16 WGMMA_TEXT_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_TEXT_10 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
 #define WGMMA_TEXT_30 WGMMA_TEXT_10 WGMMA_TEN(1) WGMMA_TEN(2)
+#define WGMMA_TEXT_40 WGMMA_TEXT_30 "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_TEXT_60 WGMMA_TEXT_30 WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5)
 #define WGMMA_TEXT_90 WGMMA_TEXT_60 WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8)
 #define WGMMA_TEXT_120 WGMMA_TEXT_90 WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
 #define WGMMA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_16(i) WGMMA_FOUR(i), WGMMA_FOUR(i + 4), WGMMA_FOUR(i + 8), WGMMA_FOUR(i + 12)
 #define WGMMA_OPERANDS_8 WGMMA_FOUR(0), WGMMA_FOUR(4)
+#define WGMMA_OPERANDS_16 WGMMA_16(0)
 #define WGMMA_OPERANDS_32 WGMMA_16(0), WGMMA_16(16)
+#define WGMMA_OPERANDS_40 WGMMA_OPERANDS_32, WGMMA_FOUR(32), WGMMA_FOUR(36)
 #define WGMMA_OPERANDS_64 WGMMA_OPERANDS_32, WGMMA_16(32), WGMMA_16(48)
 #define WGMMA_OPERANDS_80 WGMMA_OPERANDS_64, WGMMA_16(64)
 #define WGMMA_OPERANDS_96 WGMMA_OPERANDS_80, WGMMA_16(80)
@@ -227,9 +279,11 @@ __device__ __forceinline__ void wgmma_wait()
                  "wgmma.mma_async.sync.aligned.m64n" #N KIND " {" TEXT "}, %" #A ", %" #B ", p, 1, 1" TAIL ";\n}"      \
                  : OPERANDS                                                                                            \
                  : "l"(a), "l"(b), "r"(accumulate), "n"(a_mn_major), "n"(b_mn_major))
-#define WGMMA_SHARED_ALL(KIND, TAIL_8, TAIL_32, TAIL_64, TAIL_80, TAIL_96, TAIL_128)                                   \
+#define WGMMA_SHARED_ALL(KIND, TAIL_8, TAIL_16, TAIL_32, TAIL_40, TAIL_64, TAIL_80, TAIL_96, TAIL_128)                 \
     WGMMA_SHARED(16, KIND, WGMMA_TEXT_8, WGMMA_OPERANDS_8, 8, 9, 10, TAIL_8);                                          \
+    WGMMA_SHARED(32, KIND, WGMMA_TEXT_16, WGMMA_OPERANDS_16, 16, 17, 18, TAIL_16);                                     \
     WGMMA_SHARED(64, KIND, WGMMA_TEXT_30 "%30, %31", WGMMA_OPERANDS_32, 32, 33, 34, TAIL_32);                          \
+    WGMMA_SHARED(80, KIND, WGMMA_TEXT_40, WGMMA_OPERANDS_40, 40, 41, 42, TAIL_40);                                     \
     WGMMA_SHARED(128, KIND, WGMMA_TEXT_60 "%60, %61, %62, %63", WGMMA_OPERANDS_64, 64, 65, 66, TAIL_64);               \
     WGMMA_SHARED(160, KIND, WGMMA_TEXT_60 WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79",             \
                  WGMMA_OPERANDS_80, 80, 81, 82, TAIL_80);                                                              \
@@ -242,37 +296,37 @@ __device__ __forceinline__ void wgmma_wait()
 template <typename T, int n, int a_mn_major, int b_mn_major>
 __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate)
 {
-    static_assert(n == 16 || n == 64 || n == 128 || n == 160 || n == 192 || n == 256, "columns with a text");
+    static_assert(n == 16 || n == 32 || n == 64 || n == 80 || n == 128 || n == 160 || n == 192 || n == 256,
+                  "columns with a text");
     if constexpr (sizeof(T) == 4) {
         static_assert(!a_mn_major && !b_mn_major, "TF32 is K-major");
-        WGMMA_SHARED_ALL("k8.f32.tf32.tf32", "", "", "", "", "", "");
+        WGMMA_SHARED_ALL("k8.f32.tf32.tf32", "", "", "", "", "", "", "", "");
     } else if constexpr (is_bfloat16<T>) {
-        WGMMA_SHARED_ALL("k16.f32.bf16.bf16", ", %11, %12", ", %35, %36", ", %67, %68", ", %83, %84", ", %99, %100",
-                         ", %131, %132");
+        WGMMA_SHARED_ALL("k16.f32.bf16.bf16", ", %11, %12", ", %19, %20", ", %35, %36", ", %43, %44", ", %67, %68",
+                         ", %83, %84", ", %99, %100", ", %131, %132");
     } else {
-        WGMMA_SHARED_ALL("k16.f32.f16.f16", ", %11, %12", ", %35, %36", ", %67, %68", ", %83, %84", ", %99, %100",
-                         ", %131, %132");
+        WGMMA_SHARED_ALL("k16.f32.f16.f16", ", %11, %12", ", %19, %20", ", %35, %36", ", %43, %44", ", %67, %68",
+                         ", %83, %84", ", %99, %100", ", %131, %132");
     }
 }
 
 // The same for TF32 with a in registers: a thread's four are rows g and g + 8 (g its quad in the warp) at k = t (t its
 // place in the quad), then both at k = t + 4. Nor are they to be touched before wgmma_wait.
+#define WGMMA_LEFT(N, TEXT, OPERANDS, A0, A1, A2, A3, B, C)                                                            \
+    if constexpr (n == N)                                                                                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #C ", 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 {" TEXT "}, {%" #A0 ", %" #A1 ", %" #A2      \
+                 ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                                   \
+                 : OPERANDS                                                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
 template <int n>
 __device__ __forceinline__ void wgmma_tf32(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate)
 {
-    static_assert(n == 64 || n == 128, "columns that there is text for");
-    if constexpr (n == 64)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" WGMMA_TEXT_30
-                     "%30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
-                     : WGMMA_OPERANDS_32
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" WGMMA_TEXT_60
-                     "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}"
-                     : WGMMA_OPERANDS_64
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    static_assert(n == 64 || n == 128 || n == 256, "columns that there is text for");
+    WGMMA_LEFT(64, WGMMA_TEXT_30 "%30, %31", WGMMA_OPERANDS_32, 32, 33, 34, 35, 36, 37);
+    WGMMA_LEFT(128, WGMMA_TEXT_60 "%60, %61, %62, %63", WGMMA_OPERANDS_64, 64, 65, 66, 67, 68, 69);
+    WGMMA_LEFT(256, WGMMA_TEXT_120 "%120, %121, %122, %123, %124, %125, %126, %127", WGMMA_OPERANDS_128, 128, 129, 130,
+               131, 132, 133);
 }
 
 #endif // CUDA_OPS_HOPPER_CODE

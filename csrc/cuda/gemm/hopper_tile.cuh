@@ -31,12 +31,15 @@ struct Tile {
     // Results of 16 bits leave through shared memory, CHUNK columns at a time, in two buffers a warpgroup.
     static constexpr int CHUNK = N % 64 == 0 ? 64 : 32;
     static constexpr int CHUNK_ROW = CHUNK * 2;
-    static constexpr int BUFFER_BYTES = GROUP_M * CHUNK_ROW;
-    static constexpr int BUFFERS = sizeof(T) == 2 ? 2 : 0;
+    // Where N is cut in no such chunks: all of a warpgroup's results at once, as lines of D (see store_lines).
+    static constexpr bool IN_LINES = sizeof(T) == 2 && N % 32 != 0;
+    static constexpr int LINES_BYTES = (GROUP_M + 8) * (N + 8) * 2;
+    static constexpr int BUFFER_BYTES = IN_LINES ? LINES_BYTES : GROUP_M * CHUNK_ROW;
+    static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : 0;
     static constexpr int SHARED_BYTES =
         STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
     static_assert(sizeof(T) == 2 || !B_MN_MAJOR, "B of TF32 is K-major");
-    static_assert(!IN_REGISTERS || GROUP_M == 128, "four rows a thread");
+    static_assert(!IN_REGISTERS || BLOCKS <= 2, "two or four rows a thread");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
     static_assert(M % (8 * CLUSTER_N) == 0 && N % (8 * CLUSTER_M) == 0, "each block of a cluster loads its part");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
@@ -54,7 +57,7 @@ struct GemmWork {
     int a_shared, b_shared;     // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
-    int copies_out; // the copy engine writes D
+    int copies_out; // the copy engine writes D; by lines: 16 bytes may be written at once
     int swapped;    // A and B have changed places: what the kernel makes is D transposed
 };
 
@@ -104,13 +107,15 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
 
 // The row of a warpgroup's part that a thread's accumulators belong to, in the given block of 64 and its half. wgmma
 // gives a warp 16 rows of each block, a thread two of them. Where A came through registers, its rows were dealt out so
-// that a thread's four are neighbours (see load_left).
+// that a thread's, two or four, are neighbours (see load_left).
 template <typename C>
 __device__ __forceinline__ int row_of(int thread, int block, int half)
 {
     const int warp = thread / 32, quad = thread % 32 / 4;
-    if (C::IN_REGISTERS)
+    if (C::IN_REGISTERS && C::BLOCKS == 2)
         return 32 * warp + 4 * (quad / 2 + quad % 2 * 4) + 2 * block + half;
+    if (C::IN_REGISTERS)
+        return 32 * (warp / 2) + 4 * (warp % 2 * 2 + quad / 4 + quad / 2 % 2 * 4) + quad % 2 * 2 + half;
     return 64 * block + 16 * warp + quad + 8 * half;
 }
 
@@ -244,14 +249,18 @@ __device__ __forceinline__ void store_floats(const float (&sum)[C::BLOCKS][C::N 
         }
 }
 
-// The same of D transposed, where A came through registers: a thread's four rows are 16 bytes of a row of D, and the
-// eight threads beside each other in a column of the warp's part write 128.
+// The same of D transposed, where A came through registers: a thread's two or four rows are 8 or 16 bytes of a row of
+// D, and the eight threads beside each other in a column of the warp's part write whole sectors.
 template <typename C>
 __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
                                                      int64_t matrix, int first_row, int column, int thread)
 {
+    constexpr int ROWS = 2 * C::BLOCKS;
+    struct __align__(4 * ROWS) Rows {
+        float row[ROWS];
+    };
     float *const d = (float *)work.d + matrix * work.stride_d;
-    const bool fours = work.ldd % 4 == 0 && work.stride_d % 4 == 0 && (uintptr_t)work.d % 16 == 0;
+    const bool together = work.ldd % ROWS == 0 && work.stride_d % ROWS == 0 && (uintptr_t)work.d % sizeof(Rows) == 0;
     const int row = first_row + row_of<C>(thread, 0, 0);
 #pragma unroll
     for (int i = 0; i < C::N / 8; i++)
@@ -260,16 +269,18 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
             const int c = column + 8 * i + e;
             if (c >= work.n)
                 continue;
-            const float values[4] = {sum[0][4 * i + e], sum[0][4 * i + 2 + e], sum[1][4 * i + e],
-                                     sum[1][4 * i + 2 + e]};
+            Rows values;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                values.row[r] = sum[r / 2][4 * i + r % 2 * 2 + e];
             float *const to = d + c * work.ldd + row;
-            if (fours && row + 3 < work.m) {
-                *(float4 *)to = make_float4(values[0], values[1], values[2], values[3]);
+            if (together && row + ROWS <= work.m) {
+                *(Rows *)to = values;
             } else {
 #pragma unroll
-                for (int r = 0; r < 4; r++)
+                for (int r = 0; r < ROWS; r++)
                     if (row + r < work.m)
-                        to[r] = values[r];
+                        to[r] = values.row[r];
             }
         }
 }
@@ -330,6 +341,65 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
     }
 }
 
+// Results of 16 bits as lines of D, or of D transposed where A and B have changed places: into shared memory by
+// stmatrix, and from there by all threads, 16 bytes each.
+template <typename C>
+__device__ __forceinline__ void store_lines(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work, char *buffer,
+                                            int64_t matrix, int first_row, int first_column, int group, int thread)
+{
+    typedef typename C::T T;
+    static_assert(C::BLOCKS == 1 && C::N % 16 == 0, "a warpgroup's 64 rows");
+    const int lane = thread % 32, warp = thread / 32;
+    // Pitches of an odd number of 16 bytes, by which the eight rows of a matrix meet all banks.
+    const int lines = work.swapped ? C::N : 64, columns = work.swapped ? 64 : C::N, pitch = columns + 8;
+    const uint32_t to = shared_address(buffer);
+    named_barrier(1 + group, WARPGROUP); // the last tile's have been read
+#pragma unroll
+    for (int i = 0; i < C::N / 16; i++) {
+        const float *const s = sum[0] + 8 * i;
+        const uint32_t a = pack<T>(s[0], s[1]), b = pack<T>(s[2], s[3]), c = pack<T>(s[4], s[5]),
+                       d = pack<T>(s[6], s[7]);
+        if (work.swapped)
+            store_matrices_transposed(
+                to + ((16 * i + lane / 16 * 8 + lane % 8) * pitch + 16 * warp + lane / 8 % 2 * 8) * 2, a, b, c, d);
+        else
+            store_matrices(to + ((16 * warp + lane % 16) * pitch + 16 * i + lane / 16 * 8) * 2, a, b, c, d);
+    }
+    named_barrier(1 + group, WARPGROUP);
+    const int line = work.swapped ? first_column : first_row, column = work.swapped ? first_row : first_column;
+    const int all_lines = work.swapped ? work.n : work.m, all_columns = work.swapped ? work.m : work.n;
+    T *const d = (T *)work.d + matrix * work.stride_d;
+#pragma unroll 1
+    for (int i = thread; i < lines * columns / 8; i += WARPGROUP) {
+        const int l = i / (columns / 8), c = i % (columns / 8) * 8;
+        const vector16<T> piece = *(const vector16<T> *)(buffer + (l * pitch + c) * 2);
+        T *const at = d + (line + l) * work.ldd + column + c;
+        if (line + l >= all_lines)
+            break;
+        if (work.copies_out && column + c + 8 <= all_columns)
+            *(vector16<T> *)at = piece;
+        else
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (column + c + e < all_columns)
+                    at[e] = piece.element[e];
+    }
+}
+
+// float32 results of such tiles, which are pieces of a sum or asked for: straight to D transposed.
+template <typename C>
+__device__ __forceinline__ void store_floats_turned(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                                    int64_t matrix, int first_row, int column, int thread)
+{
+    float *const d = (float *)work.d + matrix * work.stride_d;
+#pragma unroll
+    for (int i = 0; i < C::N / 2; i++) {
+        const int r = first_row + row_of<C>(thread, 0, i / 2 % 2), c = column + 8 * (i / 4) + i % 2;
+        if (r < work.m && c < work.n)
+            d[c * work.ldd + r] = sum[0][i];
+    }
+}
+
 // A tile's results, from the accumulators to D.
 template <typename C>
 __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
@@ -338,7 +408,14 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
 {
     const int column = first_column + 2 * (thread % 4);
     finish<C>(sum, work, first_row, column, thread);
-    if constexpr (C::BUFFERS > 0) {
+    if constexpr (C::IN_LINES) {
+        if (!work.output_is_float)
+            store_lines<C>(sum, work, buffers, matrix, first_row, first_column, group, thread);
+        else if (work.swapped)
+            store_floats_turned<C>(sum, work, matrix, first_row, column, thread);
+        else
+            store_floats<C>(sum, work, matrix, first_row, column, thread);
+    } else if constexpr (C::BUFFERS > 0) {
         if (work.output_is_float)
             store_floats<C>(sum, work, matrix, first_row, column, thread);
         else

@@ -34,13 +34,29 @@ struct GemmRung {
     cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
 };
 
+// The product that makes D transposed: D^T = op(B)^T op(A)^T. The pitches of D stay D's.
+static inline GemmCall exchanged(const GemmCall &call)
+{
+    GemmCall other = call;
+    const cuda_ops_gemm_problem &p = call.problem;
+    cuda_ops_gemm_problem &q = other.problem;
+    other.a = call.b, other.b = call.a;
+    q.m = p.n, q.n = p.m;
+    q.lda = p.ldb, q.ldb = p.lda;
+    q.stride_a = p.stride_b, q.stride_b = p.stride_a;
+    q.transpose_a = !p.transpose_b, q.transpose_b = !p.transpose_a;
+    return other;
+}
+
 // How a problem is done: the rung, its tile's number, the pieces that k is split in (rung 13), whether A and B change
-// places so that D is made transposed (rung 14; rung 13 sees to it by itself), and the cluster tiles that are walked as
-// one band (rung 13). gemm.cu picks one by shape.
+// places so that D is made transposed (rung 14, and rung 13's tile of 80 columns; for TF32 rung 13 sees to it by
+// itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
 struct GemmPlan {
     int rung, tile, splits, swapped, group;
 };
 GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+// Whether it has the tile for the problem's dtype and storage order.
+bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 // Its parts by dtype and storage of A.
@@ -57,10 +73,10 @@ int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem)
 GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 // Whether it has the tile for the problem's storage order.
 bool gemm_skinny_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
-cuda_ops_status gemm_skinny_planned(const GemmCall &call, const GemmPlan &plan);
-cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, const GemmPlan &plan);
-cuda_ops_status gemm_skinny_float16(const GemmCall &call, const GemmPlan &plan);
-cuda_ops_status gemm_skinny_tf32(const GemmCall &call, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
 // For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
 // accumulation type; gemm_add_pieces makes D of them.

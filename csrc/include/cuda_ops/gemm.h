@@ -74,7 +74,8 @@ cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const 
                                    const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream);
 
 /* How a rung does a problem, for those that have several ways: the number of its tile, the pieces that k is cut in, and
- * whether A and B change places (rung 14). For tests and for tuning: what a rung does by itself is better. */
+ * whether A and B change places (rung 14, and one tile of rung 13). For tests and for tuning: what a rung does by
+ * itself is better. */
 typedef struct cuda_ops_gemm_plan {
     int rung, tile, splits, swapped;
 } cuda_ops_gemm_plan;
