@@ -47,7 +47,7 @@ static inline int64_t first_of_chunk(const struct block *b, int64_t chunk)
 }
 
 /* target (columns x rows) = source (rows x columns), turned over its diagonal, in blocks that stay in the cache. */
-static void turn(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)
+static void turn_any(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)
 {
     enum { BLOCK = 16 };
     for (int64_t i0 = 0; i0 < rows; i0 += BLOCK)
@@ -61,13 +61,31 @@ static void turn(float *restrict target, const float *restrict source, int64_t r
 #define VECTOR_BYTES 16
 #define TILE_ROWS 4
 #define TARGET(name) name##_any
+#define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
+#define CHOOSE(flags, a, b) ((vector_any)(((flags) & (mask_any)(a)) | (~(flags) & (mask_any)(b))))
+typedef int32_t flags_any __attribute__((vector_size(16)));
 #define BROADCAST(x) ((vector_any){(x), (x), (x), (x)})
 #define MULTIPLY_ADD(a, b, sum) ((a) * (b) + (sum))
 #define STORE_BYTES(to, value) (*(bytes_any *)(to) = __builtin_convertvector(value, bytes_any))
 #include "conv_block_kernel.h"
 
 #if CUDA_OPS_WITH_TARGETS
-#include <immintrin.h>
+#include "transpose.h"
+
+/* By 4 rows x a vector; the last rows and columns together with some before them, once more. Not for less. */
+#define DEFINE_TURN(isa, length)                                                                                       \
+    static void turn_##isa(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)        \
+    {                                                                                                                  \
+        if (rows < 4 || columns < (length)) {                                                                          \
+            turn_any(target, source, rows, columns);                                                                   \
+            return;                                                                                                    \
+        }                                                                                                              \
+        for (int64_t i0 = 0; i0 < rows; i0 += 4)                                                                       \
+            for (int64_t j0 = 0; j0 < columns; j0 += (length)) {                                                       \
+                const int64_t i = min_i64(i0, rows - 4), j = min_i64(j0, columns - (length));                          \
+                transpose_rows_f32_##isa(target + j * rows + i, rows, source + i * columns + j, columns);              \
+            }                                                                                                          \
+    }
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
@@ -80,9 +98,13 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
     _mm_storel_epi64((__m128i *)(void *)to,
                      _mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
+DEFINE_TURN(avx2, 8)
 #define VECTOR_BYTES 32
 #define TILE_ROWS 6 /* 16 registers: 12 sums, 2 of b, 1 of a */
 #define TARGET(name) name##_avx2
+#define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
+#define CHOOSE(flags, a, b) ((vector_avx2)_mm256_blendv_ps((__m256)(b), (__m256)(a), (__m256)(flags)))
+typedef int32_t flags_avx2 __attribute__((vector_size(32)));
 #define BROADCAST(x) ((vector_avx2)_mm256_set1_ps(x))
 #define MULTIPLY_ADD(a, b, sum) ((vector_avx2)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(sum)))
 #define STORE_BYTES(to, value) store_bytes_avx2(to, (__m256i)(value))
@@ -91,9 +113,16 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma")
+DEFINE_TURN(avx512, 16)
 #define VECTOR_BYTES 64
 #define TILE_ROWS 12 /* 32 registers: 24 sums, 2 of b */
 #define TARGET(name) name##_avx512
+/* By name: GCC makes three operations of a selection. */
+#define LARGER_OR_NAN(a, b)                                                                                            \
+    (_mm512_cmp_ps_mask((__m512)(a), (__m512)(b), _CMP_GT_OQ) |                                                        \
+     _mm512_cmp_ps_mask((__m512)(a), (__m512)(a), _CMP_UNORD_Q))
+#define CHOOSE(flags, a, b) ((vector_avx512)_mm512_mask_blend_ps(flags, (__m512)(b), (__m512)(a)))
+typedef __mmask16 flags_avx512;
 #define BROADCAST(x) ((vector_avx512)_mm512_set1_ps(x))
 #define MULTIPLY_ADD(a, b, sum) ((vector_avx512)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(sum)))
 #define STORE_BYTES(to, value) _mm_storeu_si128((__m128i *)(void *)(to), _mm512_cvtepi32_epi8((__m512i)(value)))
@@ -248,48 +277,83 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
     return CUDA_OPS_SUCCESS;
 }
 
+/* Of a[0 ... count) and b: sums[2 + e] += sum of a[i] * b[i + e], for e = -2 ... 2. */
+CUDA_OPS_SIMD static void shifted_products(double *sums, const double *a, const double *b, int64_t count)
+{
+    double p0 = 0, p1 = 0, p2 = 0, p3 = 0, p4 = 0;
+#pragma omp simd reduction(+ : p0, p1, p2, p3, p4)
+    for (int64_t i = 0; i < count; i++) {
+        p0 += a[i] * b[i - 2];
+        p1 += a[i] * b[i - 1];
+        p2 += a[i] * b[i];
+        p3 += a[i] * b[i + 1];
+        p4 += a[i] * b[i + 2];
+    }
+    sums[0] += p0;
+    sums[1] += p1;
+    sums[2] += p2;
+    sums[3] += p3;
+    sums[4] += p4;
+}
+
+/* As the above over `rows` rows of the picture that begin at a and b, in their frames of zeros; sums[5] and sums[6] +=
+ * what its first and its last column have of sums[2]. */
+enum { SHIFTS = 5, ROW_SUMS = SHIFTS + 2 };
+static void row_products(double sums[ROW_SUMS], const double *a, const double *b, int64_t rows, int64_t pitch)
+{
+    shifted_products(sums, a, b, rows * pitch);
+    for (int64_t row = 0; row < rows; row++, a += pitch, b += pitch) {
+        sums[5] += a[1] * b[1];
+        sums[6] += a[pitch - 2] * b[pitch - 2];
+    }
+}
+
+/* products[s][z] += sum of tap s times tap z, taps of two rows, of all positions along the width: what lies in the
+ * frame is zero, so that it is all the products that far apart, but that tap 0 never meets the last column and tap 2
+ * never the first. */
+static void add_tap_products(double *products, const double sums[ROW_SUMS])
+{
+    const double same[3] = {sums[2] - sums[6], sums[2], sums[2] - sums[5]};
+    for (int s = 0; s < 3; s++)
+        for (int z = 0; z < 3; z++)
+            products[s * TAPS + z] += s == z ? same[s] : sums[2 + z - s];
+}
+
 /* Adds one picture's sums of taps, and of products of two taps, over all positions. Tap (r, s) at position (i, j) is
- * framed[i + r][j + s], so that the products of two rows of `framed` serve every pair of taps that far apart. */
-CUDA_OPS_SIMD static void tap_products(double *restrict sums, double *restrict products, const double *restrict framed,
-                                       int64_t height, int64_t width)
+ * framed[i + r][j + s]. Above the diagonal. */
+static void tap_products(double *restrict sums, double *restrict products, const double *restrict framed,
+                         int64_t height, int64_t width)
 {
     const int64_t pitch = width + 2;
-    for (int64_t row = 0; row < height + 2; row++) {
-        const double *const a = framed + row * pitch;
-        double total[3] = {0, 0, 0};
-        for (int s = 0; s < 3; s++) {
-            double sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < width; j++)
-                sum += a[j + s];
-            total[s] = sum;
+    const double *const first_row = framed + pitch, *const last_row = framed + height * pitch;
+    /* Of the first row, those between, the last row: taps of row 0 do not meet the last, and taps of row 2 the first.
+     */
+    double parts[3][ROW_SUMS] = {{0}}, totals[3][3] = {{0}};
+    for (int64_t row = 0; row < height; row++) {
+        const double *const pixels = first_row + row * pitch + 1;
+        double *const total = totals[row == 0 ? 0 : row < height - 1 ? 1 : 2];
+        double middle = 0;
+#pragma omp simd reduction(+ : middle)
+        for (int64_t j = 1; j < width - 1; j++)
+            middle += pixels[j];
+        total[0] += pixels[0] + middle;
+        total[1] += pixels[0] + middle + pixels[width - 1];
+        total[2] += middle + pixels[width - 1];
+    }
+    row_products(parts[0], first_row, first_row, 1, pitch);
+    row_products(parts[1], first_row + pitch, first_row + pitch, height - 2, pitch);
+    row_products(parts[2], last_row, last_row, 1, pitch);
+    for (int r = 0; r < 3; r++)
+        for (int part = r == 2; part < 3 - (r == 0); part++) {
+            for (int s = 0; s < 3; s++)
+                sums[3 * r + s] += totals[part][s];
+            add_tap_products(products + 3 * r * TAPS + 3 * r, parts[part]);
         }
-        for (int r = 0; r < 3; r++)
-            if (0 <= row - r && row - r < height)
-                for (int s = 0; s < 3; s++)
-                    sums[3 * r + s] += total[s];
-        for (int d = 0; d < 3 && row + d < height + 2; d++) {
-            const double *const b = a + d * pitch;
-            double p00 = 0, p01 = 0, p02 = 0, p10 = 0, p11 = 0, p12 = 0, p20 = 0, p21 = 0, p22 = 0;
-#pragma omp simd reduction(+ : p00, p01, p02, p10, p11, p12, p20, p21, p22)
-            for (int64_t j = 0; j < width; j++) {
-                p00 += a[j] * b[j];
-                p01 += a[j] * b[j + 1];
-                p02 += a[j] * b[j + 2];
-                p10 += a[j + 1] * b[j];
-                p11 += a[j + 1] * b[j + 1];
-                p12 += a[j + 1] * b[j + 2];
-                p20 += a[j + 2] * b[j];
-                p21 += a[j + 2] * b[j + 1];
-                p22 += a[j + 2] * b[j + 2];
-            }
-            const double p[9] = {p00, p01, p02, p10, p11, p12, p20, p21, p22};
-            for (int r = 0; r + d < 3; r++)
-                if (0 <= row - r && row - r < height)
-                    for (int s = 0; s < 3; s++)
-                        for (int z = 0; z < 3; z++)
-                            products[(3 * r + s) * TAPS + 3 * (r + d) + z] += p[3 * s + z];
-        }
+    for (int d = 1; d < 3; d++) {
+        double apart[ROW_SUMS] = {0};
+        row_products(apart, first_row, first_row + d * pitch, height - d, pitch);
+        for (int r = 0; r + d < 3; r++)
+            add_tap_products(products + 3 * r * TAPS + 3 * (r + d), apart);
     }
 }
 

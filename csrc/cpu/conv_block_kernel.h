@@ -29,12 +29,6 @@ CUDA_OPS_INLINE void TARGET(store)(float *to, TARGET(vector) value)
     *(TARGET(unaligned) *)to = value;
 }
 
-/* Where the mask is set `a`, else `b`. */
-CUDA_OPS_INLINE TARGET(vector) TARGET(select)(TARGET(mask) mask, TARGET(vector) a, TARGET(vector) b)
-{
-    return (TARGET(vector))((mask & (TARGET(mask))a) | (~mask & (TARGET(mask))b));
-}
-
 /* output[i][j] (+)= sum over p < depth of a[i][p] * b[p][j], for `rows` x (vectors * LANES) elements in registers. a is
  * read at i * a_stride + p, or if `turned` at p * a_stride + i. rows, vectors and turned are constants where this is
  * inlined. */
@@ -307,10 +301,10 @@ CUDA_OPS_INLINE TARGET(vector)
 #pragma GCC unroll 3
     for (int i = 1; i < 4; i++) {
         const TARGET(vector) z = MULTIPLY_ADD(y[i] - center, scale, offset);
-        const TARGET(mask) larger = ~(z <= best) & ~((best != best) & (z == z)); /* NaN is larger than all */
-        best = TARGET(select)(larger, z, best);
-        taken = TARGET(select)(larger, y[i], taken);
-        where = (larger & i) | (~larger & where);
+        const TARGET(flags) larger = LARGER_OR_NAN(z, best);
+        best = CHOOSE(larger, z, best);
+        taken = CHOOSE(larger, y[i], taken);
+        where = (TARGET(mask))CHOOSE(larger, (TARGET(mask)){0} + i, where);
     }
     const TARGET(mask) active = ~(best <= BROADCAST(0.0f)); /* NaN is */
     *place = (active & where) | (~active & 255);
@@ -391,7 +385,7 @@ static void TARGET(pool)(float *output, uint8_t *argmax, float *maximum, const f
                              conv_output + (recompute ? 0 : n * 4 * T * K), recompute ? w->staged_input : NULL,
                              prepared, bias, coefficients, b);
         if (!b->output_channels_last)
-            turn(output + n * T * K, pooled, T, K);
+            TARGET(turn)(output + n * T * K, pooled, T, K);
     }
 }
 
@@ -474,7 +468,7 @@ static void TARGET(sums)(double *partials, const float *grad_output, const uint8
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
             const float *grad = grad_output + n * T * K;
             if (!b->output_channels_last) {
-                turn(w->pooled, grad, K, T);
+                TARGET(turn)(w->pooled, grad, K, T);
                 grad = w->pooled;
             }
             if (one) {
@@ -642,7 +636,7 @@ static void TARGET(gradients_one)(float *grad_input, const float *grad_output, c
     for (int64_t n = first_of_chunk(b, begin); n < first_of_chunk(b, end); n++) {
         const float *grad = grad_output + n * T * K;
         if (!b->output_channels_last) {
-            turn(w->pooled, grad, K, T);
+            TARGET(turn)(w->pooled, grad, K, T);
             grad = w->pooled;
         }
         TARGET(stage)(w->staged_input, input + n * pixels, b->height, b->width, 1, 1);
@@ -667,7 +661,7 @@ static void TARGET(gradients)(float *grad_input, float *weights, const float *gr
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
             const float *grad = grad_output + n * T * K;
             if (!b->output_channels_last) {
-                turn(w->pooled, grad, K, T);
+                TARGET(turn)(w->pooled, grad, K, T);
                 grad = w->pooled;
             }
             TARGET(grad_picture)(w->m, grad_input ? w->staged_grad : NULL, grad, argmax + n * T * K,
@@ -685,7 +679,7 @@ static void TARGET(gradients)(float *grad_input, float *weights, const float *gr
             /* v is free again */
             TARGET(grad_input_picture)(b->input_channels_last ? target : w->v, w->m, b);
             if (!b->input_channels_last)
-                turn(target, w->v, pixels, C);
+                TARGET(turn)(target, w->v, pixels, C);
         }
         TARGET(inverse_weight)(weights + chunk * 9 * C * K, w->u, C * K);
     }
@@ -701,3 +695,5 @@ static const struct kernels TARGET(kernels) = {TARGET(convolve), TARGET(pool), T
 #undef BROADCAST
 #undef MULTIPLY_ADD
 #undef STORE_BYTES
+#undef LARGER_OR_NAN
+#undef CHOOSE

@@ -11,14 +11,16 @@
 /* A column of tiles of b (BLOCK_DEPTH rows of two vectors, 24 to 32 KB) stays in the first-level cache, the packed
  * block of a (BLOCK_A_BYTES) in the second, which processors with AVX-512 have a larger one of, and the packed block of
  * b, wide enough for a square of 2048 floats, in the third. See gemm_kernel.h. */
-enum { BLOCK_B_BYTES = 3 << 20 };
-_Static_assert((3 << 17) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
+enum { BLOCK_B_BYTES = 1 << 22 };
+_Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
 
 /* What a is read in place for, rather than packed: this many tiles of columns, or rows this close to each other. Rows a
  * power of two apart would meet in the same few places of the cache. */
 enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
 /* Rows up to which the transposed product is computed if b is transposed. */
 enum { TURNED_ROWS = 64 };
+/* How far ahead of a tile's sum a is asked for: elements where its rows are read, else steps. */
+enum { AHEAD = 192, STEPS_AHEAD = 16 };
 
 #ifdef __GNUC__
 #define NOINLINE __attribute__((noinline))
@@ -78,6 +80,10 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 }
 #endif
 
+/* The same of rows as long as a vector: QUAD of them at a time, turned within the 16 bytes of each lane. */
+#define transpose_rows_f32_any transpose_quad_f32
+#define transpose_rows_f64_any transpose_quad_f64
+
 /* 16 vector registers of 16 bytes are all that is sure to be there: 8 sums, 2 of b, and scratch for the products. */
 #define VECTOR_BYTES 16
 #define BLOCK_DEPTH 256
@@ -89,7 +95,7 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #include "gemm_passes.h"
 
 #if CUDA_OPS_WITH_TARGETS
-#include <immintrin.h>
+#include "transpose.h"
 
 /* Multiply-adds by name: left to the compiler, some are fused and some are not, by the height of the tile and the
  * version of GCC (which breaks up chains of them for some processors), and a row would have other bits alone than in a
@@ -110,11 +116,11 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,fma")
+#pragma GCC target("avx512f,avx512vl,avx512dq,fma")
 #define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
 #define TILE_ROWS 12
-#define BLOCK_DEPTH 256
-#define BLOCK_A_BYTES (3 << 17)
+#define BLOCK_DEPTH 512
+#define BLOCK_A_BYTES (1 << 20)
 #define TARGET(name) name##_avx512
 #define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
     (lane_vector_f32_avx512) _mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(sum))

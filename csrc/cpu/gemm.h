@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define GEMM_WORKSPACE_BYTES (7 << 19)
+#define GEMM_WORKSPACE_BYTES (5 << 20)
 
 void cuda_ops_gemm_f32(float *output, int64_t output_row, const float *a, int64_t a_row, int64_t a_column,
                        const float *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,

@@ -143,16 +143,18 @@ static void pack_columns(uint16_t *restrict target, const uint16_t *restrict b, 
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
-/* square (32 rows, `row` floats apart) += a panel of a times a panel of b. Of the rows, those up to `rows` count. */
-static void square_avx512(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps)
+/* square (32 rows, `row` floats apart) = or, to accumulate, += a panel of a times a panel of b. Of the rows, those up
+ * to `rows` count. */
+static void square_avx512(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps,
+                          bool accumulate)
 {
     enum { COUNT = 8 };
     for (int64_t i = 0; i < rows; i += COUNT) {
         __m512 sum[COUNT][2];
 #pragma GCC unroll 8
         for (int r = 0; r < COUNT; r++) {
-            sum[r][0] = _mm512_loadu_ps(square + (i + r) * row);
-            sum[r][1] = _mm512_loadu_ps(square + (i + r) * row + HALF);
+            sum[r][0] = accumulate ? _mm512_loadu_ps(square + (i + r) * row) : _mm512_setzero_ps();
+            sum[r][1] = accumulate ? _mm512_loadu_ps(square + (i + r) * row + HALF) : _mm512_setzero_ps();
         }
         for (int64_t s = 0; s < steps; s++) {
             const uint16_t *left = a + s * STEP + i * PANEL, *right = b + s * STEP;
@@ -205,14 +207,20 @@ static void release_tiles(void)
 }
 
 /* As square_avx512. Tiles 0 to 3 are the sums, 4 and 5 a, 6 and 7 b. */
-static void square_amx(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps)
+static void square_amx(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps,
+                       bool accumulate)
 {
     const size_t pitch = (size_t)row * sizeof(float);
     float *const lower = square + HALF * row;
     /* GCC's loads of tiles do not say that they read memory: what was stored before must be there by now. */
     __asm__ volatile("" : : : "memory");
-    _tile_loadd(0, square, pitch);
-    _tile_loadd(1, square + HALF, pitch);
+    if (accumulate) {
+        _tile_loadd(0, square, pitch);
+        _tile_loadd(1, square + HALF, pitch);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
     if (rows <= HALF) {
         for (int64_t s = 0; s < steps; s++) {
             _tile_loadd(4, a + s * STEP, 64);
@@ -222,8 +230,13 @@ static void square_amx(float *square, int64_t row, const uint16_t *a, const uint
             _tile_dpbf16ps(1, 4, 7);
         }
     } else {
-        _tile_loadd(2, lower, pitch);
-        _tile_loadd(3, lower + HALF, pitch);
+        if (accumulate) {
+            _tile_loadd(2, lower, pitch);
+            _tile_loadd(3, lower + HALF, pitch);
+        } else {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
         for (int64_t s = 0; s < steps; s++) {
             _tile_loadd(4, a + s * STEP, 64);
             _tile_loadd(6, b + s * STEP, 64);
@@ -239,12 +252,13 @@ static void square_amx(float *square, int64_t row, const uint16_t *a, const uint
     }
     _tile_stored(0, square, pitch);
     _tile_stored(1, square + HALF, pitch);
+    __asm__ volatile("" : : : "memory");
 }
 #pragma GCC pop_options
 #endif
 
 typedef void square_kernel(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows,
-                           int64_t steps);
+                           int64_t steps, bool accumulate);
 
 static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row, const uint16_t *a, int64_t a_row,
                        int64_t a_column, const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
@@ -272,15 +286,13 @@ static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row,
                         const uint16_t *const left = packed_a + i * steps * PANEL;
                         const uint16_t *const right = packed_b + j * steps * PANEL;
                         if (height == PANEL && width == PANEL) {
-                            if (!add)
-                                clear(target, output_row, PANEL, PANEL);
-                            kernel(target, output_row, left, right, PANEL, steps);
+                            kernel(target, output_row, left, right, PANEL, steps, add);
                             continue;
                         }
                         memset(edge, 0, sizeof(edge));
                         for (int64_t r = 0; r < height && add; r++)
                             memcpy(edge + r * PANEL, target + r * output_row, (size_t)width * sizeof(float));
-                        kernel(edge, PANEL, left, right, height, steps);
+                        kernel(edge, PANEL, left, right, height, steps, add);
                         for (int64_t r = 0; r < height; r++)
                             memcpy(target + r * output_row, edge + r * PANEL, (size_t)width * sizeof(float));
                     }

@@ -8,7 +8,8 @@
  *
  * Packing costs about as much as ten multiply-adds an element, which a large product forgets and a skinny one does not:
  *   - a is read where it lies if few tiles of columns read it, or if its rows lie as close as packed ones would;
- *   - b is read where it lies if its rows are contiguous and few tiles of rows read it;
+ *   - b is read where it lies if its rows are contiguous and few tiles of rows read it; if one block has all rows of a,
+ *     b is packed a column of tiles at a time, so that it is read from the first-level cache again;
  *   - if b is the transposed one and there are few rows, the transposed product is computed, output^T = b^T a^T, in
  *     which the long operand is one whose rows are broadcast, and nothing but a few vectors of the short one is packed.
  *
@@ -27,7 +28,15 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
                      int64_t step, int64_t lanes, int64_t depth)
 {
     int64_t p = 0;
-    if (step == 1 && lane_stride != 1)
+    if (step == 1 && lane_stride != 1) {
+        for (; p + LANES <= depth && lanes >= QUAD; p += LANES)
+            for (int64_t next = 0; next < lanes; next += QUAD) {
+                const int64_t l = min_i64(next, lanes - QUAD); /* the last rows once more, rather than one by one */
+                const REAL *from = source + p + l * lane_stride;
+                for (int i = 0; i < QUAD; i++)
+                    PREFETCH(from + i * lane_stride + 4 * LANES);
+                TRANSPOSE_ROWS(target + p * width + l, width, from, lane_stride);
+            }
         for (; p + QUAD <= depth; p += QUAD) {
             int64_t l = 0;
             for (; l + QUAD <= lanes; l += QUAD)
@@ -41,12 +50,15 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
                 for (int q = 0; q < QUAD; q++)
                     target[(p + q) * width + l] = source[p + q + l * lane_stride];
         }
+    }
     for (; p < depth; p++) {
         const REAL *from = source + p * step;
         REAL *to = target + p * width;
         int64_t l = 0;
         if (lane_stride == 1) {
-            PREFETCH(from + 8 * step); /* rows lie too far apart for the processor to see it coming */
+            /* Rows lie too far apart for the processor to see it coming. */
+            for (int64_t line = 0; line < lanes; line += (int64_t)(64 / sizeof(REAL)))
+                PREFETCH(from + 16 * step + line);
             for (; l + LANES <= lanes; l += LANES)
                 *(FN(vector) *)(to + l) = *(const FN(vector) *)(from + l);
             for (; l + QUAD <= lanes; l += QUAD)
@@ -124,15 +136,31 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
     for (int i = 0; i < rows; i++) {
         if (by_rows)
             left[i] = a + i * a_stride;
-        if (!to->turned)
-            PREFETCH_WRITE(output + i * to->row);
+        if (!to->turned) /* every line of the tile's row: a vector of 64 bytes is one */
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v += 64 / VECTOR_BYTES)
+                PREFETCH_WRITE(output + i * to->row + v * LANES);
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             sum[i][v] = (FN(lane_vector)){0};
     }
+    /* Rows that are read in place may come from memory, for too short a way to be foreseen: of each step's row, by
+     * turns, the line that is AHEAD elements on is asked for. */
+    const REAL *ahead = a + AHEAD;
+    int turn = 0;
 #pragma GCC unroll 4
     for (int64_t p = 0; p < depth; p++) {
         FN(lane_vector) right[2];
+        if (by_rows) {
+            PREFETCH(ahead + p);
+            ahead += a_stride;
+            if (++turn == rows) {
+                turn = 0;
+                ahead -= rows * a_stride;
+            }
+        } else {
+            PREFETCH(a + STEPS_AHEAD * a_stride);
+        }
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             right[v] = *(const FN(vector) *)(b + v * LANES);
@@ -224,13 +252,14 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
     const int64_t width = 2 * LANES;
     const int64_t most_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / block_depth / width * width;
     const int64_t most_rows = BLOCK_A_BYTES / (int64_t)sizeof(REAL) / block_depth / TILE_ROWS * TILE_ROWS;
-    const int64_t block_columns = FN(even_block)(n, most_columns, width),
-                  block_rows = FN(even_block)(m, most_rows, TILE_ROWS);
+    const int64_t block_rows = FN(even_block)(m, most_rows, TILE_ROWS);
+    const int64_t block_columns = m <= block_rows ? n : FN(even_block)(n, most_columns, width);
     REAL *const packed_a = workspace;
     REAL *const packed_b = packed_a + BLOCK_A_BYTES / sizeof(REAL);
     const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
     const bool few_tiles = n <= FEW_TILES * width;
-    const bool by_rows = a_column == 1 && (few_tiles || a_row * (int64_t)sizeof(REAL) <= CLOSE_BYTES);
+    const int64_t close = VECTOR_BYTES == 64 ? 2 * CLOSE_BYTES : CLOSE_BYTES; /* such processors' caches are larger */
+    const bool by_rows = a_column == 1 && (few_tiles || a_row * (int64_t)sizeof(REAL) <= close);
     const bool a_in_place = by_rows || (a_row == 1 && few_tiles);
 
     for (int64_t j0 = 0; j0 < n; j0 += block_columns) {
@@ -238,11 +267,10 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
         for (int64_t p0 = 0; p0 < k; p0 += block_depth) {
             const int64_t depth = min_i64(block_depth, k - p0);
             const REAL *const b_block = b + p0 * b_row + j0 * b_column;
-            for (int64_t j = 0; j < columns; j += width) {
+            for (int64_t j = 0; j < columns && m > block_rows; j += width) {
                 const int64_t lanes = min_i64(width, columns - j);
-                if (!b_in_place || lanes < width)
-                    FN(pack)(packed_b + j * depth, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column,
-                             b_row, lanes, depth);
+                FN(pack)(packed_b + j * depth, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column, b_row,
+                         lanes, depth);
             }
             for (int64_t i0 = 0; i0 < m; i0 += block_rows) {
                 const int64_t rows = min_i64(block_rows, m - i0);
@@ -262,7 +290,14 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
                                                        .accumulate = accumulate || p0 > 0};
                     const bool packed = !b_in_place || lanes < width;
                     const REAL *const left = a_in_place ? a_block : packed_a;
-                    const REAL *const right = packed ? packed_b + j * depth : b_block + j;
+                    const REAL *right = b_block + j;
+                    if (m > block_rows) {
+                        right = packed_b + j * depth;
+                    } else if (packed) { /* for these rows alone, so that it does not leave the first-level cache */
+                        FN(pack)(packed_b, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column, b_row,
+                                 lanes, depth);
+                        right = packed_b;
+                    }
                     const int64_t left_row = a_in_place ? a_row : 0;
                     if (lanes <= LANES && by_rows)
                         FN(tile_column)(1, true, to, rows, left, left_row, a_column, right, LANES, depth);
@@ -300,4 +335,5 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef REAL
 #undef FN
 #undef TRANSPOSE_QUAD
+#undef TRANSPOSE_ROWS
 #undef MULTIPLY_ADD

@@ -693,8 +693,8 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
                        saved.conv_output ? conv_output.contiguous(format) : conv_output, places,
                        saved.maximum ? maximum.contiguous(format) : maximum, kept);
-        if (bias) // 0, but for what is not finite
-            grad_bias.copy_(grad_beta).mul_(0.0);
+        for (int64_t k = 0; bias && k < channels; k++) // 0, but for what is not finite
+            grad_bias.data_ptr<float>()[k] = 0.0f * grad_beta.const_data_ptr<float>()[k];
         return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
                 grad_bn_bias};
     }

@@ -1,9 +1,9 @@
 /* Which instruction set the CPU kernels with explicit vectors run on (gemm, and with it linear; conv2d; conv_block):
- * the widest up to AVX-512 that processor, operating system and build have between them, found out once. The
- * environment variable CUDA_OPS_CPU_ISA, read at the first call, names another: portable, avx2, avx512, avx512_bf16 or
- * amx. It is for tests and for comparisons; results of two sets differ by rounding. The last two differ from avx512 for
- * bfloat16 alone (gemm_cpu.h), and are taken only where they are named, since they have not passed their test on a
- * processor that has them yet.
+ * the widest that processor, operating system and build have between them, found out once. The environment variable
+ * CUDA_OPS_CPU_ISA, read at the first call, names another: portable, avx2, avx512, avx512_bf16 or amx. It is for tests
+ * and for comparisons; results of two sets differ by rounding. The last two differ from avx512 for bfloat16 alone
+ * (gemm_cpu.h); where avx512_bf16 would be the widest, avx512 is taken unless it is named, which widens to float32 and
+ * was faster where both were timed.
  */
 #ifndef CUDA_OPS_CPU_ISA_H
 #define CUDA_OPS_CPU_ISA_H
@@ -33,7 +33,7 @@ cuda_ops_cpu_isa cuda_ops_cpu_isa_current(void);
  */
 cuda_ops_status cuda_ops_cpu_isa_check(void);
 
-/* Uses the set of that name (NULL: the default, the widest up to AVX512) from the next call on.
+/* Uses the set of that name (NULL: the default, as above) from the next call on.
  * CUDA_OPS_INVALID_ARGUMENT, and no change, where there is none of that name here. Not while a kernel runs, nor between
  * the plan of a convolution and its execution. */
 cuda_ops_status cuda_ops_cpu_isa_select(const char *name);
