@@ -21,6 +21,8 @@
 
 #include <limits.h>
 
+#include <type_traits>
+
 #include "common.cuh"
 #include "conv2d_choice.h"
 #include "conv2d_residue.h"
@@ -452,12 +454,15 @@ __global__ void conv2d_bias_pixels_kernel(accumulate_type<T> *partial, const T *
 }
 
 // The tiles that are compiled. The fastest has as many rows as fit; the others are there for results with few rows or
-// few columns. `cost` is for an element of the tile, against the first.
+// few columns. `cost` is for an element of the tile, against the first. float32 alone has them all: halves come here
+// where no tensor core takes them, float64 for its precision, and both have the first and the smallest.
 struct tile {
     int left, right;
     double cost;
+    bool any_dtype;
 };
-static constexpr tile TILES[] = {{8, 4, 1.0}, {4, 8, 1.1}, {16, 2, 1.1}, {16, 1, 1.4}, {4, 1, 2.2}, {1, 8, 1.9}};
+static constexpr tile TILES[] = {{8, 4, 1.0, true},   {4, 8, 1.1, false}, {16, 2, 1.1, false},
+                                 {16, 1, 1.4, false}, {4, 1, 2.2, true},  {1, 8, 1.9, false}};
 static constexpr int TILE_COUNT = sizeof(TILES) / sizeof(TILES[0]);
 
 // Parts of backward_weight are cut for this many blocks: two or three on every multiprocessor of a large GPU.
@@ -476,12 +481,14 @@ static image_strides strides_of(int64_t channels, int64_t height, int64_t width,
 }
 
 // Picks the tile with the least work, counting what its edges waste, and cuts the result into tiles of it.
-static int choose_tile(problem &p)
+static int choose_tile(const problem &p, cuda_ops_dtype dtype)
 {
     const int64_t rows = p.axes[p.row].extent, columns = p.axes[p.column].extent;
     int best = 0;
     double best_cost = 0;
     for (int t = 0; t < TILE_COUNT; t++) {
+        if (!TILES[t].any_dtype && dtype != CUDA_OPS_FLOAT32)
+            continue;
         const int64_t tile_rows = WARPS * TILES[t].left, tile_columns = WARP_SIZE * TILES[t].right;
         const double cost = TILES[t].cost * (double)(ceil_div(rows, tile_rows) * tile_rows) *
                             (double)(ceil_div(columns, tile_columns) * tile_columns);
@@ -635,52 +642,50 @@ static cuda_ops_status launch(problem p, int64_t groups, int64_t residues, int t
     p.column_tiles = (unsigned int)columns;
     p.residues = (unsigned int)residues;
     const unsigned int grid = (unsigned int)(rows * columns * p.parts * residues * groups);
-    switch (t) {
-    case 0:
-        conv2d_kernel<T, 8, 4><<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
-        break;
-    case 1:
-        conv2d_kernel<T, 4, 8><<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
-        break;
-    case 2:
-        conv2d_kernel<T, 16, 2><<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
-        break;
-    case 3:
-        conv2d_kernel<T, 16, 1><<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
-        break;
-    case 4:
-        conv2d_kernel<T, 4, 1><<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
-        break;
-    default:
-        conv2d_kernel<T, 1, 8><<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
+    const auto start = [&](auto kernel) {
+        kernel<<<grid, THREADS, 0, stream>>>(result, partial, left, right, bias, p);
+        return launch_status();
+    };
+    if (t == 0)
+        return start(conv2d_kernel<T, 8, 4>);
+    if (t == 4)
+        return start(conv2d_kernel<T, 4, 1>);
+    if constexpr (std::is_same<T, float>::value) {
+        if (t == 1)
+            return start(conv2d_kernel<T, 4, 8>);
+        if (t == 2)
+            return start(conv2d_kernel<T, 16, 2>);
+        if (t == 3)
+            return start(conv2d_kernel<T, 16, 1>);
+        return start(conv2d_kernel<T, 1, 8>);
     }
-    return launch_status();
+    return CUDA_OPS_INVALID_ARGUMENT;
 }
 
 template <typename T>
 static cuda_ops_status forward(T *output, const T *input, const T *weight, const T *bias,
-                               const cuda_ops_conv2d_sizes &s, cudaStream_t stream)
+                               const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype, cudaStream_t stream)
 {
     problem p = make_problem(s);
     multiply_weight_and_source(p, s.input_channels_last, s.output_channels_last, true);
     const bool weight_left = p.left == WEIGHT;
-    return launch<T>(p, s.groups, 1, choose_tile(p), output, nullptr, weight_left ? weight : input,
+    return launch<T>(p, s.groups, 1, choose_tile(p, dtype), output, nullptr, weight_left ? weight : input,
                      weight_left ? input : weight, bias, stream);
 }
 
 template <typename T>
 static cuda_ops_status backward_input(T *grad_input, const T *grad_output, const T *weight,
-                                      const cuda_ops_conv2d_sizes &s, cudaStream_t stream)
+                                      const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype, cudaStream_t stream)
 {
     problem p = make_input_problem(s);
     multiply_weight_and_source(p, s.output_channels_last, s.input_channels_last, !s.weight_channels_last);
     const bool weight_left = p.left == WEIGHT;
-    return launch<T>(p, s.groups, p.residues_y * p.residues_x, choose_tile(p), grad_input, nullptr,
+    return launch<T>(p, s.groups, p.residues_y * p.residues_x, choose_tile(p, dtype), grad_input, nullptr,
                      weight_left ? weight : grad_output, weight_left ? grad_output : weight, nullptr, stream);
 }
 
 // backward_weight's problem, its tile and its parts: the launcher and the query for the workspace must agree.
-static problem make_weight_problem(const cuda_ops_conv2d_sizes &s, int &t)
+static problem make_weight_problem(const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype, int &t)
 {
     problem p = make_problem(s);
     p.inner = PIXEL;
@@ -692,7 +697,7 @@ static problem make_weight_problem(const cuda_ops_conv2d_sizes &s, int &t)
     p.left_along_inner = !s.output_channels_last;
     p.right_along_inner = !s.input_channels_last;
     p.part_size = s.out_channels * p.axes[TAP].extent;
-    t = choose_tile(p);
+    t = choose_tile(p, dtype);
     const int64_t tiles = row_tiles(p, t) * column_tiles(p, t) * s.groups, inner = p.axes[PIXEL].extent;
     int64_t parts = tiles > 0 ? WANTED_BLOCKS / tiles : 1;
     if (parts > inner / FEWEST_INNER)
@@ -717,10 +722,11 @@ static cuda_ops_status sum_parts(T *output, const accumulate_type<T> *partial, i
 
 template <typename T>
 static cuda_ops_status backward_weight(T *grad_weight, const T *grad_output, const T *input,
-                                       const cuda_ops_conv2d_sizes &s, accumulate_type<T> *partial, cudaStream_t stream)
+                                       const cuda_ops_conv2d_sizes &s, cuda_ops_dtype dtype,
+                                       accumulate_type<T> *partial, cudaStream_t stream)
 {
     int t;
-    const problem p = make_weight_problem(s, t);
+    const problem p = make_weight_problem(s, dtype, t);
     const cuda_ops_status status =
         launch<T>(p, s.groups, 1, t, grad_weight, partial, grad_output, input, nullptr, stream);
     if (status != CUDA_OPS_SUCCESS || p.parts == 1)
@@ -769,7 +775,7 @@ static size_t plain_workspace(const ConvCall &call, ConvDevice)
     if (call.pass != CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
         return 0;
     int t;
-    const problem p = make_weight_problem(call.sizes, t);
+    const problem p = make_weight_problem(call.sizes, call.dtype, t);
     return p.parts > 1 ? (size_t)(p.parts * p.part_size) * accumulate_size(call.dtype) : 0;
 }
 
@@ -780,17 +786,17 @@ static cuda_ops_status plain(const ConvCall &call, ConvDevice)
     case CUDA_OPS_CONV2D_FORWARD:
         CUDA_OPS_DISPATCH(call.dtype, T,
                           return forward((T *)call.result, (const T *)call.input, (const T *)call.weight,
-                                         (const T *)call.bias, s, call.stream));
+                                         (const T *)call.bias, s, call.dtype, call.stream));
         break;
     case CUDA_OPS_CONV2D_BACKWARD_INPUT:
-        CUDA_OPS_DISPATCH(
-            call.dtype, T,
-            return backward_input((T *)call.result, (const T *)call.output, (const T *)call.weight, s, call.stream));
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          return backward_input((T *)call.result, (const T *)call.output, (const T *)call.weight, s,
+                                                call.dtype, call.stream));
         break;
     case CUDA_OPS_CONV2D_BACKWARD_WEIGHT:
         CUDA_OPS_DISPATCH(call.dtype, T,
                           return backward_weight((T *)call.result, (const T *)call.output, (const T *)call.input, s,
-                                                 (accumulate_type<T> *)call.workspace, call.stream));
+                                                 call.dtype, (accumulate_type<T> *)call.workspace, call.stream));
         break;
     }
     return CUDA_OPS_INVALID_ARGUMENT;

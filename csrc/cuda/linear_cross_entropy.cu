@@ -206,6 +206,7 @@ __device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int 
 // own in partial_sums [blocks][head_sums] and partial_losses [blocks][2].
 // CLASSES, at least p.classes: what the loops run to, without branches; weight has zeros for the classes beyond. Fewer
 // than MOST_CLASSES for float and halves from Hopper on: elsewhere one kernel does, and the file compiles sooner.
+// Turing has the products for any number of classes alone.
 template <typename T, typename P, int CLASSES>
 __global__ void __launch_bounds__(THREADS)
     linear_cross_entropy_kernel(head_problem<T, P> p, accumulate_type<T> *partial_sums, double *partial_losses,
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     typedef accumulate_type<T> A;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    if (CLASSES < MOST_CLASSES)
+    if (CLASSES < MOST_CLASSES || __CUDA_ARCH__ < 800)
         return;
 #endif
     constexpr int CLASS_QUADS = (CLASSES + 3) / 4;
@@ -457,7 +458,8 @@ __global__ void __launch_bounds__(THREADS)
 
 static bool is_small_head(int64_t in_features, int64_t classes, cuda_ops_dtype dtype)
 {
-    if (classes < 1 || classes > MOST_CLASSES || in_features < 1 || in_features > MOST_FEATURES)
+    if (classes < 1 || classes > MOST_CLASSES || in_features < 1 || in_features > MOST_FEATURES ||
+        compute_capability() < 80)
         return false;
     int device = 0, available = 0;
     cudaGetDevice(&device);

@@ -10,6 +10,17 @@ static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t 
     return {large ? TILE_LARGE : TILE_MEDIUM, rows >= 16384 ? LARGEST_CLUSTER : rows > 256 ? splits : 1};
 }
 
+// Before Hopper there is one size for each dtype: three products a kernel, for each mix of dtypes, compile for long.
+template <typename Shape>
+__device__ constexpr bool is_backward_compiled()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    return is_compiled<Shape>(true) && Shape::TILE_M <= 64;
+#else
+    return is_compiled<Shape>(true);
+#endif
+}
+
 // The first `weight_items` blocks work on grad_weight. Both numbers of items are multiples of the cluster's size.
 template <typename Shape, bool ALIGNED, typename T, typename P>
 __global__ void __launch_bounds__(Shape::THREADS)
@@ -17,7 +28,7 @@ __global__ void __launch_bounds__(Shape::THREADS)
                                 int64_t weight_items, int64_t input_items)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (is_compiled<Shape>(true)) {
+    if constexpr (is_backward_compiled<Shape>()) {
         release_successor();
         wait_for_predecessor();
         if (blockIdx.x < weight_items)
@@ -114,7 +125,7 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     const int capability = compute_capability();
     skinny_choice choice = choose_backward(rows, in_features, out_features);
     if (capability < 90)
-        choice.splits = 1;
+        choice = {TILE_MEDIUM, 1};
     return backward(for_input, for_weight, choice, tf32 && capability >= 80, stream);
 }
 
