@@ -27,7 +27,7 @@ def test_wgmma_is_for_sm90a(name):
     assert compiling.uses_sm90a(ROOT / "csrc/cuda" / name)
 
 
-@pytest.mark.parametrize("name", ["square.cu", "gemm.cu", "linear_relu.cu", "conv_bn_relu_pool.cu"])
+@pytest.mark.parametrize("name", ["square.cu", "gemm.cu", "linear_relu.cu", "conv2d_layout.cu", "conv2d_mma_pixels.cu"])
 def test_what_other_devices_run_is_for_all(name):
     assert not compiling.uses_sm90a(ROOT / "csrc/cuda" / name)
 

@@ -60,6 +60,11 @@ __device__ __forceinline__ __nv_bfloat16 store_from_accumulate<__nv_bfloat16>(fl
     return __float2bfloat16_rn(value);
 }
 
+template <typename T>
+static constexpr bool is_bfloat16 = false;
+template <>
+constexpr bool is_bfloat16<__nv_bfloat16> = true;
+
 // 16 bytes of T, moved by one load or store. Only for pointers that is_aligned_16 holds for.
 template <typename T>
 struct __align__(16) vector16 {

@@ -2,8 +2,10 @@
 #ifndef CUDA_OPS_CONV2D_LAYOUT_H
 #define CUDA_OPS_CONV2D_LAYOUT_H
 
+#define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: no tensor-core path of conv2d on Turing
+
+#include "common.cuh"
 #include "conv2d_choice.h"
-#include "gemm/hopper.cuh"
 
 // Whether a tensor is channels_last, or in both orders.
 static inline bool conv2d_is_channels_last(int flag, int64_t channels, int64_t height, int64_t width)
@@ -20,28 +22,6 @@ static inline bool conv2d_pictures_are_channels_last(const cuda_ops_conv2d_sizes
 {
     return conv2d_is_channels_last(s.input_channels_last, s.in_channels, s.in_height, s.in_width) &&
            conv2d_is_channels_last(s.output_channels_last, s.out_channels, s.out_height, s.out_width);
-}
-
-// Where the first tap of each output lies in the input.
-static inline PixelGrid conv2d_input_grid(const cuda_ops_conv2d_sizes &s)
-{
-    return {s.batch,     s.in_height,    s.in_width,      s.in_channels,   s.out_height,
-            s.out_width, -s.padding_top, -s.padding_left, s.stride_height, s.stride_width};
-}
-
-// Where the last tap (the first of the mirrored kernel) of each element of grad_input lies in grad_output, stride 1.
-static inline PixelGrid conv2d_output_grid(const cuda_ops_conv2d_sizes &s)
-{
-    return {s.batch,
-            s.out_height,
-            s.out_width,
-            s.out_channels,
-            s.in_height,
-            s.in_width,
-            s.padding_top - (s.kernel_height - 1) * s.dilation_height,
-            s.padding_left - (s.kernel_width - 1) * s.dilation_width,
-            1,
-            1};
 }
 
 // to[a][t][b] = from[a * a_size + t * t_size + b * b_size] with rows of b `pitch` long.

@@ -13,7 +13,7 @@
 //
 // A block is a producer warp, which asks the copy engine for slots, and two warpgroups that take tiles in turn, so that
 // one stores while the other multiplies. Persistent; blocks take every so many tiles.
-#include "conv2d_layout.h"
+#include "conv2d_grid.h"
 #include "conv2d_window.cuh"
 
 static constexpr int SHARED_BYTES = 232448; // an SM's, for one block

@@ -3,8 +3,7 @@
 #ifndef CUDA_OPS_GEMM_MMA_SYNC_CUH
 #define CUDA_OPS_GEMM_MMA_SYNC_CUH
 
-#define CUDA_OPS_LEAST_CAPABILITY                                                                                      \
-    80 // for build_backend/compiling.py: Turing has no mma.sync of these kinds, nor cp.async
+#define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing has no mma.sync of these kinds
 
 #include "common.cuh"
 #include "gemm/activation.cuh"

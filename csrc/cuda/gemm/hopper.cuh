@@ -13,11 +13,6 @@
 #define CUDA_OPS_HOPPER_CODE 1
 #endif
 
-template <typename T>
-static constexpr bool is_bfloat16 = false;
-template <>
-constexpr bool is_bfloat16<__nv_bfloat16> = true;
-
 static constexpr int WARPGROUP = 128;
 // A row of a tile in shared memory: what the 128-byte swizzle permutes 16-byte pieces within.
 static constexpr int SWIZZLE_ROW = 128;
