@@ -305,11 +305,11 @@ __device__ __forceinline__ void update_bias1(const Thread &t, float rate)
 {
     if (t.thread >= HIDDEN)
         return;
-    const __nv_bfloat16 *gradient = t.workspace<const __nv_bfloat16>(WS_GRAD_HIDDEN) + t.thread;
+    const uint16_t *gradient = t.workspace<const uint16_t>(WS_GRAD_HIDDEN) + t.thread;
     float sum = 0;
 #pragma unroll 16
     for (int i = 0; i < t.a.batch; i++)
-        sum += __bfloat162float(__ldcg(gradient + i * HIDDEN));
+        sum += low_of(__ldcg(gradient + i * HIDDEN));
     float *bias = t.a.parameters.linear1_bias + t.thread;
     *bias = __ldcg(bias) - rate * sum;
 }
