@@ -106,8 +106,8 @@ def run_conv_paths():
     torch.backends.cudnn.allow_tf32 = True
     for path, dtype, kernel in itertools.product(["plain", "gemm", "tensor", "window", "mma"], DTYPES, [1, 3]):
         run_conv_path(path, dtype, (40, 72), kernel)
-    for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
-        run_conv_path("mma", dtype, (24, 168), kernel, groups=groups, stride=2)
+    for path, dtype, kernel, groups in itertools.product(["tensor", "mma"], DTYPES, [1, 3], [1, 3]):
+        run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
     # Sizes whose runs of pixels are whole pieces of 16 bytes, and others.
     for dtype, size, memory_format in itertools.product(
         DTYPES, [(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]

@@ -71,11 +71,7 @@ PATH_CASES = [
 # Which of the cases each path can do, for 16-bit dtypes: of all passes, or by pass.
 CASES_OF_PATHS = {
     "plain": {name: set(range(12)) for name in PASSES},
-    "tensor": {
-        "forward": {0, 1, 2, 3, 4, 5, 6, 7, 10, 11},
-        "backward_input": {0, 1, 2, 3, 5, 6, 7, 10, 11},
-        "backward_weight": {0, 1, 2, 3, 4, 5, 6, 7, 10, 11},
-    },
+    "tensor": {name: {*range(8), 10, 11} for name in PASSES},
     "mma": {name: {*range(8), 10, 11} for name in PASSES},
     "gemm": {name: {6, 11} for name in PASSES},
     "window": {
@@ -384,33 +380,43 @@ def test_forced_paths(path, dtype, force, allow_tf32):
         assert taken[name] == CASES_OF_PATHS[path][name] | more, name
 
 
-# What the mma path alone does on tensor cores, and its groups.
-MMA_CASES = [
-    ((2, 64, 128, (15, 16), (3, 3), (2, 2), (1, 1), (1, 1)), 1),  # residues of 4, 2, 2 and 1 taps
-    ((2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)), 1),  # and of none
-    ((1, 32, 32, (20, 20), (3, 3), (3, 2), (2, 1), (2, 3)), 1),  # dilation with strides
-    ((2, 16, 16, (6, 5), (2, 2), (5, 7), (0, 1), (1, 1)), 1),  # strides beyond the kernel and the input
-    ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3),
-    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8),  # groups of one piece of 16 bytes
-    ((2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)), 1),  # output channels that are no whole pieces: forward
-    ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1),  # and input channels: backward_input
-    ((1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)), 1),  # beyond what the copy engine's maps can say
+# Strides, groups, odd channels and long kernels; the groups; and whether the tensor path can do backward_input.
+STRIDED_CASES = [
+    ((2, 64, 128, (15, 16), (3, 3), (2, 2), (1, 1), (1, 1)), 1, True),  # residues of 4, 2, 2 and 1 taps
+    ((2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)), 1, True),  # and of none
+    ((1, 32, 32, (20, 20), (3, 3), (3, 2), (2, 1), (2, 3)), 1, True),  # dilation with strides
+    ((9, 264, 136, (15, 14), (5, 5), (2, 2), (2, 2), (1, 1)), 1, True),  # several tiles of rows and columns
+    ((2, 16, 16, (6, 5), (2, 2), (5, 7), (0, 1), (1, 1)), 1, False),  # strides beyond the kernel and the input
+    ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3, False),
+    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, False),  # groups of one piece of 16 bytes
+    (
+        (2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)),
+        1,
+        False,
+    ),  # no whole pieces of output channels: forward
+    ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1, False),  # and of input channels: backward_input
+    ((1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)), 1, False),  # more than the copy engine's maps can say
 ]
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("case, groups", MMA_CASES)
-def test_mma_path(case, groups, dtype, force, allow_tf32):
-    needs_ampere()
+@pytest.mark.parametrize("case, groups, by_tensor", STRIDED_CASES)
+@pytest.mark.parametrize("path", ["mma", "tensor"])
+def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype, force, allow_tf32):
+    needs_hopper() if path == "tensor" else needs_ampere()
     allow_tf32(True)
-    force("mma")
-    whole = {name: all(case[i] // groups % 8 == 0 for i in channels) for name, channels in
-             zip(PASSES, ((1,), (2,), (1, 2)), strict=True)}
+    force(path)
+    # What is read has channels in whole pieces of 16 bytes.
+    channels_read = {"forward": (1,), "backward_input": (2,), "backward_weight": (1, 2)}
     for weight_format in FORMATS:
         for name, asked, call, expected in products_of_passes(case, dtype, weight_format, groups=groups):
-            assert asked() == ("mma" if whole[name] else ""), name
-            if whole[name]:
+            if path == "mma":
+                whole = all(case[i] // groups % 8 == 0 for i in channels_read[name])
+                assert asked() == ("mma" if whole else ""), name
+            elif name == "backward_input":
+                assert asked() == ("tensor" if by_tensor else "")
+            if asked() == path:
                 result = call()
                 tolerance = 1e-3 if dtype == torch.float32 else TOLERANCE[dtype]
                 assert_close(result, expected, tolerance, f"{name} {case} of {groups} groups")
@@ -463,7 +469,7 @@ def test_choice_of_path(allow_tf32):
             assert path(dtype, 256, 256, 14, 1, name) == ("tensor" if tf32_weight else "gemm")
             assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "plain")
             assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
-            assert path(dtype, 256, 64, 14, 3, name, stride=2) == ("mma" if name == "backward_input" else "tensor")
+            assert path(dtype, 256, 64, 14, 3, name, stride=2) == "tensor"
             assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "plain"
     allow_tf32(False)
     assert path(torch.float32, 256, 256, 14, 3) == "plain"

@@ -2,7 +2,8 @@
 // (gemm/13_cluster_persistent.cuh: TMA into a ring, wgmma, persistent blocks in clusters) with a producer of its own.
 //
 //   forward           output[place][o]     = sum over (tap, c) of picture[place + tap][c] * weight[o][tap][c]
-//   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; stride 1
+//   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; with a stride one
+//                     product for each residue of rows and columns modulo the stride (conv2d_residue.h)
 //   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
 //
 // The copy engine gathers the rows of the picture itself, in its im2col mode: a tile is so many places one after the
@@ -106,6 +107,15 @@ static const ConvTile PIXELS_TF32[] = {
     {128, 128, 1, 2, 1, 13.00, 1.50,  8},
     {128, 256, 1, 1, 2, 19.30, 9.00, 16},
 };
+// With a stride; one residue.
+static const ConvTile STRIDED_HALVES[] = {
+    {128, 128, 2, 1, 1,  7.40, 0.80,  8},
+    {128,  64, 2, 1, 1,  6.20, 1.20,  8},
+};
+static const ConvTile STRIDED_TF32[] = {
+    {128, 128, 2, 1, 1, 14.10, 1.90,  8},
+    {128,  64, 2, 1, 1, 11.20, 1.85,  8},
+};
 static const ConvTile WEIGHT_HALVES[] = {
     {128, 256, 2, 1, 1, 12.40, 1.20, 16},
     {128, 192, 2, 1, 1,  9.30, 0.50,  6},
@@ -126,7 +136,7 @@ static const ConvTile SHIFTED_TF32[] = {
 // clang-format on
 static constexpr double PIECES_START = 4, PIECES_RATE = 3e6; // microseconds, and bytes in one
 static constexpr double TURN_START = 3, TURN_RATE = 2.4e6;
-static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256;
+static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256, MOST_RESIDUES = 16;
 
 template <int COUNT>
 static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, int64_t k, bool cut, ConvDevice device)
@@ -204,6 +214,62 @@ static bool can_shift(const cuda_ops_conv2d_sizes &s, const Turn &turn)
            s.batch * turn.grid_height + s.kernel_height * s.dilation_height < most / turn.grid_width;
 }
 
+// How many residues a stride has: no more than grad_input has rows, or columns.
+static int64_t residues(int64_t stride, int64_t extent)
+{
+    return stride < extent ? stride : extent;
+}
+
+static bool is_strided(const ConvCall &call)
+{
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT &&
+           (call.sizes.stride_height != 1 || call.sizes.stride_width != 1);
+}
+
+// The product narrowed to one residue of rows and columns; no taps: its part of the result is zeros.
+static ConvProduct residue_product(const ConvProduct &product, const cuda_ops_conv2d_sizes &s, int64_t y, int64_t x)
+{
+    ConvProduct p = product;
+    const residue_line rows = {
+        s.stride_height, s.padding_top, s.dilation_height, s.kernel_height, s.in_height, 0, 0, 0};
+    const residue_line columns = {s.stride_width, s.padding_left, s.dilation_width, s.kernel_width, s.in_width, 0, 0, 0};
+    p.strided = true;
+    p.taps_y = taps_of_residue(rows, y), p.taps_x = taps_of_residue(columns, x);
+    p.result_height = s.in_height, p.result_width = s.in_width;
+    p.result_y = y, p.result_x = x, p.stride_y = s.stride_height, p.stride_x = s.stride_width;
+    p.grid = {s.batch,
+              s.out_height,
+              s.out_width,
+              s.out_channels,
+              ceil_div(s.in_height - y, s.stride_height),
+              ceil_div(s.in_width - x, s.stride_width),
+              p.taps_y.start - (p.taps_y.count - 1) * p.taps_y.back,
+              p.taps_x.start - (p.taps_x.count - 1) * p.taps_x.back,
+              1,
+              1};
+    return p;
+}
+
+static bool has_taps(const ConvProduct &p)
+{
+    return p.taps_y.count > 0 && p.taps_x.count > 0;
+}
+
+// Whether the copy engine can walk each residue.
+static bool residues_possible(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (s.stride_height * s.stride_width > MOST_RESIDUES)
+        return false;
+    for (int64_t y = 0; y < residues(s.stride_height, s.in_height); y++)
+        for (int64_t x = 0; x < residues(s.stride_width, s.in_width); x++) {
+            const ConvProduct p = residue_product({}, s, y, x);
+            if (has_taps(p) && !pixel_map_possible(p.grid, call.output, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2))
+                return false;
+        }
+    return true;
+}
+
 static Steps steps_of(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -275,6 +341,8 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
         steps.relayout = conv2d_weight_relayout(s, tf32 && !forward);
         steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
     }
+    if (is_strided(call))
+        return steps; // a plan for each residue
     const int64_t m = conv2d_places(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
     steps.plan = tf32 ? quickest(PIXELS_TF32, m, p.columns, k, false, device)
                       : quickest(PIXELS_HALVES, m, p.columns, k, false, device);
@@ -299,8 +367,6 @@ bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
     if (!conv2d_pictures_are_channels_last(s))
         return false;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
-    if (input && (s.stride_height != 1 || s.stride_width != 1))
-        return false;
     // Channels in whole pieces of 16 bytes, of all that the copy engine reads.
     if (s.in_channels * element % 16 != 0 || (!forward && s.out_channels * element % 16 != 0))
         return false;
@@ -311,6 +377,8 @@ bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
         s.in_channels * taps * s.out_channels > most)
         return false;
     const void *const other = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? call.output : call.weight;
+    if (is_strided(call))
+        return residues_possible(call) && is_aligned_16(other) && is_aligned_16(call.result);
     return pixel_map_possible(input ? conv2d_output_grid(s) : conv2d_input_grid(s), input ? call.output : call.input,
                               element) &&
            is_aligned_16(other) && is_aligned_16(call.result);
@@ -351,6 +419,45 @@ static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, cons
     }
 }
 
+// Pieces of 16 bytes.
+__global__ void __launch_bounds__(THREADS) conv2d_zeros_kernel(uint4 *to, int64_t count)
+{
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t i = global_thread_index(); i < count; i += global_thread_count())
+        to[i] = make_uint4(0, 0, 0, 0);
+}
+
+static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const int64_t rows = residues(s.stride_height, s.in_height), columns = residues(s.stride_width, s.in_width);
+    const int64_t element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, row = SWIZZLE_ROW / element;
+    bool all_have_taps = true;
+    for (int64_t i = 0; i < rows * columns; i++)
+        all_have_taps = all_have_taps && has_taps(residue_product(product, s, i / columns, i % columns));
+    cuda_ops_status status = CUDA_OPS_SUCCESS;
+    if (!all_have_taps) {
+        const int64_t pieces = s.batch * s.in_height * s.in_width * (s.in_channels * element / 16);
+        launch_dependent(conv2d_zeros_kernel, dim3(clamp_grid(ceil_div(pieces, THREADS))), THREADS, 0, call.stream,
+                         (uint4 *)call.result, pieces);
+        status = launch_status();
+    }
+    for (int64_t i = 0; i < rows * columns && status == CUDA_OPS_SUCCESS; i++) {
+        const ConvProduct p = residue_product(product, s, i / columns, i % columns);
+        if (!has_taps(p))
+            continue;
+        const int64_t k = p.taps_y.count * p.taps_x.count * ceil_div(s.out_channels, row) * row;
+        const int64_t m = conv2d_places(p.grid);
+        const ConvPlan plan = call.dtype == CUDA_OPS_FLOAT32 ? quickest(STRIDED_TF32, m, p.columns, k, false, device)
+                                                             : quickest(STRIDED_HALVES, m, p.columns, k, false, device);
+        status = call.dtype == CUDA_OPS_FLOAT32   ? conv2d_strided_tf32(p, device, plan)
+                 : call.dtype == CUDA_OPS_FLOAT16 ? conv2d_strided_float16(p, device, plan)
+                                                  : conv2d_strided_bfloat16(p, device, plan);
+    }
+    return status;
+}
+
 cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
 {
     Steps steps = steps_of(call, device);
@@ -371,6 +478,8 @@ cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
     }
     if (status != CUDA_OPS_SUCCESS)
         return status;
+    if (is_strided(call))
+        return run_residues(p, call, device);
     if (!steps.sums_pieces)
         return run_product(p, device, steps.plan, is_weight, steps.turns > 1);
     const float *const pieces = (const float *)workspace;

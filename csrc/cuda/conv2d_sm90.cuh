@@ -3,7 +3,10 @@
 #ifndef CUDA_OPS_CONV2D_SM90_CUH
 #define CUDA_OPS_CONV2D_SM90_CUH
 
-#include "conv2d_choice.h"
+#include <type_traits>
+
+#include "conv2d_layout.h"
+#include "conv2d_residue.h"
 #include "gemm/13_cluster_persistent.cuh"
 
 // A product as the kernel sees it. Pictures: sums of (tap, channel) over the places of `grid` in `picture`, of which
@@ -27,6 +30,12 @@ struct ConvProduct {
     const void *bias;
     cuda_ops_dtype dtype;
     cudaStream_t stream;
+
+    // backward_input with a stride: the walk is over one residue (of rows, of columns; see conv2d_residue.h), whose
+    // places are every stride-th of the result.
+    bool strided;
+    residue_taps taps_y, taps_x;
+    int64_t result_height, result_width, result_y, result_x, stride_y, stride_x;
 };
 
 // A row of the table of tiles, the pieces that the sum is cut in, and the tiles that are walked as one band.
@@ -38,6 +47,9 @@ struct ConvPlan {
 // One a dtype and kind: a file each.
 cuda_ops_status conv2d_pixels_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_pixels_bfloat16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_strided_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_strided_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_strided_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_weight_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_pixels_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_pixels_float16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
@@ -49,10 +61,19 @@ cuda_ops_status conv2d_shifted_tf32(const ConvProduct &product, ConvDevice devic
 // Rows of B (channels of a tap) that one copy of the shifted weight gradient brings.
 static constexpr int SHIFTED_CHUNK = 32;
 
+// A product whose row m is place (v, u) of an image, and lies in row result_y + v * stride_y of the result's, column
+// alike. Columns are whole pieces of 16 bytes.
+struct StridedWork : GemmWork {
+    Divider by_width, by_height;
+    int grid_width, grid_height;
+    int result_height, result_width, result_y, result_x, stride_y, stride_x;
+};
+
 struct ConvWork {
-    GemmWork gemm; // as rung 13's consumers see it
+    StridedWork gemm; // as rung 13's consumers see it
     int grid_height, grid_width, start_y, start_x, step_y, step_x;
     int kernel_width, taps, dilation_y, dilation_x;
+    int first_tap, next_tap_y, next_tap_x; // the walk's taps in the weight
     int chunks;                       // of a tile's columns (or depth) that the channels fill
     int last_offset_y, last_offset_x; // mirrored: the offsets of tap 0, else of no meaning
     int mirrored;
@@ -91,6 +112,7 @@ __device__ __forceinline__ TapPlace tap_place(const ConvWork &work, int index, i
         place.channel = work.chunks * width;
     }
     const int row = place.tap / work.kernel_width, column = place.tap - row * work.kernel_width;
+    place.tap = work.first_tap + row * work.next_tap_y + column * work.next_tap_x;
     place.offset_y = work.mirrored ? work.last_offset_y - row * work.dilation_y : row * work.dilation_y;
     place.offset_x = work.mirrored ? work.last_offset_x - column * work.dilation_x : column * work.dilation_x;
     return place;
@@ -205,7 +227,7 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
         for (int i = 0; i < COPIES; i++) {
             const TapPlace tap = tap_place(work, place.n / SHIFTED_CHUNK + rank_m * COPIES + i, SHIFTED_CHUNK);
             channels[i] = tap.channel;
-            const int row = tap.tap / work.kernel_width;
+            const int row = tap.tap / work.kernel_width; // all taps, in order
             shifts[i] = work.first_shift + row * work.dilation_y * work.line;
             columns[i] = tap.tap - row * work.kernel_width;
         }
@@ -231,10 +253,73 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
         }
     }
 }
+
+// Where the row's first element lies in the result.
+__device__ __forceinline__ int64_t strided_row(const StridedWork &work, int row)
+{
+    const int line = (int)work.by_width.of((uint32_t)row), image = (int)work.by_height.of((uint32_t)line);
+    const int64_t y = work.result_y + (int64_t)(line - image * work.grid_height) * work.stride_y;
+    const int64_t x = work.result_x + (int64_t)(row - line * work.grid_width) * work.stride_x;
+    return (((int64_t)image * work.result_height + y) * work.result_width + x) * work.ldd;
+}
+
+// Found in place of hopper_tile.cuh's for a StridedWork: rows are not one after the other, so that the copy engine
+// cannot write them. Halves go through the buffers all the same, to leave as pieces of 16 bytes, 128 bytes of a row.
+template <typename C>
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const StridedWork &work,
+                                           const CUtensorMap *, char *buffers, int &buffer, int64_t, int first_row,
+                                           int first_column, int group, int thread)
+{
+    typedef typename C::T T;
+    if constexpr (sizeof(T) == 4) {
+        const int column = first_column + 2 * (thread % 4);
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = first_row + row_of<C>(thread, block, half);
+                if (row >= work.m)
+                    continue;
+                float *const line = (float *)work.d + strided_row(work, row);
+#pragma unroll
+                for (int i = 0; i < C::N / 8; i++)
+                    if (column + 8 * i < work.n)
+                        *(float2 *)(line + column + 8 * i) =
+                            make_float2(sum[block][4 * i + 2 * half], sum[block][4 * i + 2 * half + 1]);
+            }
+    } else {
+        const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+        for (int chunk = 0; chunk < C::N / C::CHUNK; chunk++, buffer ^= 1) {
+            char *const to = buffers + buffer * C::BUFFER_BYTES;
+#pragma unroll
+            for (int block = 0; block < C::BLOCKS; block++) {
+                const int row = 64 * block + 16 * warp + lane % 16; // as in store_halves
+#pragma unroll
+                for (int i = 0; i < C::CHUNK / 16; i++) {
+                    const float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
+                    store_matrices(shared_address(to) + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
+                                   pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
+                }
+            }
+            // One barrier a chunk: who is past this one has read the buffer before, which is written next.
+            named_barrier(1 + group, WARPGROUP);
+            constexpr int PIECES = C::CHUNK / 8;
+            const int column = first_column + C::CHUNK * chunk + thread % PIECES * 8;
+#pragma unroll
+            for (int r = thread / PIECES; r < C::GROUP_M; r += WARPGROUP / PIECES)
+                if (first_row + r < work.m && column < work.n)
+                    *(uint4 *)((T *)work.d + strided_row(work, first_row + r) + column) =
+                        *(const uint4 *)(to + piece_offset<C>(r, thread % PIECES));
+        }
+    }
+}
 #endif // CUDA_OPS_HOPPER_CODE
 
-// Rung 13's kernel but for the producer.
-template <typename C, bool SHIFTED>
+enum ConvKind { CONV_PLAIN, CONV_SHIFTED, CONV_STRIDED, CONV_HALVED };
+
+// Rung 13's kernel but for the producer, and for where results go.
+template <typename C, ConvKind KIND>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     conv2d_tensor_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                          const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
@@ -268,7 +353,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     if (threadIdx.x < WARPGROUP) {
         give_registers<40>();
         if (threadIdx.x == 0) {
-            if constexpr (SHIFTED)
+            if constexpr (KIND == CONV_SHIFTED)
                 conv2d_produce_shifted<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
             else
                 conv2d_produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n, blockIdx.x / C::CLUSTER,
@@ -277,7 +362,9 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         __syncwarp(); // cluster_sync wants whole warps
     } else {
         take_registers<232>();
-        consume<C>(work.gemm, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
+        typedef std::conditional_t<KIND == CONV_STRIDED, StridedWork, GemmWork> Work;
+        consume<C, Work>(work.gemm, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m,
+                         rank_n);
     }
     if constexpr (C::CLUSTER > 1)
         cluster_sync();
@@ -425,6 +512,7 @@ static inline ConvWork conv2d_work(const ConvProduct &p, int width)
     work.dilation_y = (int)p.dilation_height, work.dilation_x = (int)p.dilation_width;
     work.last_offset_y = (int)((p.kernel_height - 1) * p.dilation_height);
     work.last_offset_x = (int)((p.kernel_width - 1) * p.dilation_width);
+    work.next_tap_y = (int)p.kernel_width, work.next_tap_x = 1;
     work.mirrored = p.mirrored;
     work.chunks = (int)ceil_div(g.channels, width);
     work.gemm.batch = work.gemm.splits = 1;
@@ -432,8 +520,6 @@ static inline ConvWork conv2d_work(const ConvProduct &p, int width)
     work.gemm.alpha = 1;
     return work;
 }
-
-enum ConvKind { CONV_PLAIN, CONV_SHIFTED, CONV_HALVED };
 
 template <typename C, ConvKind KIND = CONV_PLAIN>
 static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap &map_b, const CUtensorMap &map_d,
@@ -457,7 +543,7 @@ static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap 
         cluster = 2;
         clusters = total / 2; // each has both pieces of a tile
     } else {
-        kernel = conv2d_tensor_kernel < C, KIND == CONV_SHIFTED > ;
+        kernel = conv2d_tensor_kernel<C, KIND>;
     }
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
     cudaLaunchAttribute attributes[2] = {};
@@ -477,7 +563,25 @@ static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap 
     return launch_status();
 }
 
-// forward, and backward_input of stride 1: rows are places, columns the other picture's channels.
+// The taps of the product's residue, and where its places lie in the result.
+static inline void conv2d_set_residue(ConvWork &work, const ConvProduct &p)
+{
+    work.taps = (int)(p.taps_y.count * p.taps_x.count);
+    work.kernel_width = (int)p.taps_x.count;
+    work.dilation_y = (int)p.taps_y.back, work.dilation_x = (int)p.taps_x.back;
+    work.last_offset_y = (int)((p.taps_y.count - 1) * p.taps_y.back);
+    work.last_offset_x = (int)((p.taps_x.count - 1) * p.taps_x.back);
+    work.first_tap = (int)(p.taps_y.first * p.kernel_width + p.taps_x.first);
+    work.next_tap_y = (int)(p.taps_y.step * p.kernel_width), work.next_tap_x = (int)p.taps_x.step;
+    StridedWork &gemm = work.gemm;
+    gemm.grid_height = (int)p.grid.grid_height, gemm.grid_width = (int)p.grid.grid_width;
+    gemm.by_height = divider_by((uint32_t)p.grid.grid_height), gemm.by_width = divider_by((uint32_t)p.grid.grid_width);
+    gemm.result_height = (int)p.result_height, gemm.result_width = (int)p.result_width;
+    gemm.result_y = (int)p.result_y, gemm.result_x = (int)p.result_x;
+    gemm.stride_y = (int)p.stride_y, gemm.stride_x = (int)p.stride_x;
+}
+
+// forward, and backward_input: rows are places, columns the other picture's channels.
 template <typename C, ConvKind KIND = CONV_PLAIN>
 static cuda_ops_status conv2d_launch_pixels(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
 {
@@ -485,8 +589,10 @@ static cuda_ops_status conv2d_launch_pixels(const ConvProduct &p, ConvDevice dev
     constexpr bool tf32 = sizeof(typename C::T) == 4;
     const int64_t taps = conv2d_taps(p), channels = p.grid.channels, places = conv2d_places(p.grid);
     ConvWork work = conv2d_work(p, C::K);
-    GemmWork &gemm = work.gemm;
-    gemm.m = (int)places, gemm.n = (int)p.columns, gemm.k = gemm.chunk = (int)(taps * work.chunks * C::K);
+    StridedWork &gemm = work.gemm;
+    if (KIND == CONV_STRIDED)
+        conv2d_set_residue(work, p);
+    gemm.m = (int)places, gemm.n = (int)p.columns, gemm.k = gemm.chunk = work.taps * work.chunks * C::K;
     if (KIND == CONV_HALVED) {
         if (gemm.k < 2 * C::K)
             return CUDA_OPS_INVALID_ARGUMENT;
@@ -504,7 +610,7 @@ static cuda_ops_status conv2d_launch_pixels(const ConvProduct &p, ConvDevice dev
                                       : make_map(&map_b, p.other, p.dtype, tf32, channels, p.columns, taps,
                                                  taps * channels, channels, C::ROW, C::N / C::CLUSTER_M));
     map_d = map_a;
-    if (!tf32 && map_possible(p.result, 2, p.columns, places, 1, p.columns, 0)) {
+    if (!tf32 && KIND != CONV_STRIDED && map_possible(p.result, 2, p.columns, places, 1, p.columns, 0)) {
         gemm.copies_out = 1;
         mapped = mapped &&
                  make_map(&map_d, p.result, p.dtype, false, p.columns, places, 1, p.columns, 0, C::CHUNK, C::GROUP_M);

@@ -175,8 +175,9 @@ __device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, 
     }
 }
 
-template <typename C>
-__device__ __forceinline__ void consume(const GemmWork &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
+// Work is GemmWork, or a struct made from it with a store_tile of its own (conv2d_sm90.cuh).
+template <typename C, typename Work>
+__device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
                                         uint32_t empty, char *buffers, int rank_m, int rank_n)
 {
     typedef typename C::T T;
