@@ -118,7 +118,7 @@ def test_storage_orders(name, dtype):
 # and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
 # the blocks of a cluster.
 PLANS = [(13, tile, splits, 0) for tile in range(5) for splits in (1, 3)] + [(13, 4, 1, 1), (13, 4, 3, 1)]
-PLANS += [(14, tile, splits, swapped) for tile in range(5) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
+PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 
 
 @pytest.mark.cuda

@@ -94,7 +94,7 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
     case 13:
         return gemm_cluster_persistent_takes(p, t.tile, swapped);
     case 14:
-        return swapped == (p.m < p.n) && gemm_skinny_takes(p, t.tile, swapped);
+        return swapped == (p.m < p.n);
     default:
         return !swapped;
     }

@@ -414,7 +414,7 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
     case 4:
         if constexpr (!b_mn_major)
-            return launch<Tile<T, 128, 80, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
+            return launch<Tile<T, 128, 80, 2, 1, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
         break;
     }
     // clang-format on

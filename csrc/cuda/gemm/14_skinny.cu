@@ -1,5 +1,5 @@
 // Rung 14: D = activation(alpha * op(A) op(B) + bias) for skinny and small products: little D.
-// A block makes a tile of 32 or 64 x 16 to 64. One thread keeps the copy engine's ring full, as much as shared memory
+// A block makes a tile of 64 x 16 to 64. One thread keeps the copy engine's ring full, as much as shared memory
 // holds (so that a long operand streams at the speed of memory), and one warpgroup multiplies by wgmma. Where m is
 // short, A and B change places, so that the long side is the one of which wgmma takes 64, and n may be as few as 16.
 // Where tiles are few and k is long, k is cut among the blocks of a cluster: each sends its sums, register by register,
@@ -19,12 +19,6 @@ bool gemm_skinny_supports(const GemmCall &call, GemmDevice device)
     const cuda_ops_gemm_problem &p = call.problem;
     return gemm_cluster_persistent_supports(call, device) &&
            (p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b));
-}
-
-bool gemm_skinny_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
-{
-    const bool a_mn_major = swapped ? !p.transpose_b : p.transpose_a;
-    return tile <= 2 || !a_mn_major;
 }
 
 cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

@@ -7,41 +7,39 @@
 #include "gemm/hopper.cuh"
 #include "gemm/rungs.h"
 
-// M and N: what a block makes of the product as the kernel sees it, in which A and B may have changed places. A
-// warpgroup multiplies 64 of M; where M is 32 it does so too, and what comes of the rows that follow A's in shared
-// memory is thrown away: twice the blocks read a long operand. Two blocks share an SM. MN-major is what the kernel
-// calls A stored k x m and B stored k x n.
-template <typename T_, int M_, int N_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
+// M x N: what a block makes of the product as the kernel sees it, in which A and B may have changed places. M is what a
+// warpgroup multiplies. Two blocks share an SM. MN-major is what the kernel calls A stored k x m and B stored k x n.
+template <typename T_, int N_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
 struct SkinnyTile {
     typedef T_ T;
-    static constexpr int M = M_, N = N_, BLOCKS = 2;
+    static constexpr int M = 64, N = N_, BLOCKS = 2;
     static constexpr bool A_MN_MAJOR = A_MN_MAJOR_, B_MN_MAJOR = B_MN_MAJOR_;
     static constexpr int THREADS = WARPGROUP + WARP_SIZE;             // who multiply, and who copy
     static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T), K = ROW; // elements of a row, and depth of a stage
-    static constexpr int COLUMN_BYTES = K * SWIZZLE_ROW;
-    static constexpr int A_COLUMNS = (M + ROW - 1) / ROW, B_COLUMNS = (N + ROW - 1) / ROW; // of MN-major tiles
-    static constexpr int A_BYTES = M * SWIZZLE_ROW, B_BYTES = B_MN_MAJOR ? B_COLUMNS * COLUMN_BYTES : N * SWIZZLE_ROW;
-    static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-    static constexpr int PAST = (64 - M) * SWIZZLE_ROW; // what is read past the last stage's A
-    static constexpr int SUM_BYTES = M * N * 4;         // the sums that a block of a cluster sends
-    static constexpr int MOST_STAGES = 16;
+    static constexpr int COLUMN_BYTES = K * SWIZZLE_ROW;              // an MN-major tile: one column of 64
+    static constexpr int A_BYTES = M * SWIZZLE_ROW, B_BYTES = B_MN_MAJOR ? COLUMN_BYTES : N * SWIZZLE_ROW;
+    static constexpr int STAGE_BYTES = A_BYTES + B_BYTES, MOST_STAGES = 16;
+    static constexpr int SUM_BYTES = M * N * 4;              // the sums that a block of a cluster sends
     static constexpr int LINE_BYTES = (M + 8) * (N + 8) * 4; // the tile as float32, in either order
-    static_assert(M == 64 || (M == 32 && !A_MN_MAJOR), "a warpgroup's rows, or half of them");
+    static_assert(N <= 64, "one column of an MN-major tile");
     static_assert(sizeof(T) == 2 || (!A_MN_MAJOR && !B_MN_MAJOR), "TF32 is K-major");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
 
-    // Of an SM's 228 KB each block has 1 KB for the system, and loses up to one to alignment. A block alone on its SM
-    // keeps more bytes under way. Clusters of `splits` leave the first block room for what the others send.
-    static int stages(int splits, bool alone)
+    // Of an SM's 228 KB each block has 1 KB for the system, and loses up to one to alignment. Clusters of `splits`
+    // leave the first block room for what the others send.
+    static int stages(int splits, int blocks)
     {
-        const int room = (228 << 10) / (alone ? 1 : BLOCKS) - (2 << 10) - 512 - PAST;
+        const int room = (228 << 10) / blocks - (2 << 10) - 512;
         const int fit = (room - (splits - 1) * SUM_BYTES) / STAGE_BYTES;
         return fit < MOST_STAGES ? fit : MOST_STAGES;
     }
     static size_t shared_bytes(int splits, int stages)
     {
-        return SWIZZLE_ATOM + stages * (STAGE_BYTES + 16) + 16 + (splits - 1) * SUM_BYTES + PAST;
+        return SWIZZLE_ATOM + stages * (STAGE_BYTES + 16) + 16 + (splits - 1) * SUM_BYTES;
     }
+    // Steps along k, in rings of stages, from which it pays that a block which is alone on its SM takes all of its
+    // shared memory and keeps more bytes under way, though the next kernel then cannot start beside it.
+    static constexpr int LONG = N == 64 ? 2 : 5;
 };
 
 struct SkinnyWork {
@@ -128,20 +126,19 @@ __device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (
     // Pitches by which a warp's stores meet all banks.
     const int pitch = work.swapped ? C::M + 4 : C::N + 8;
     named_barrier(1, WARPGROUP); // all have multiplied the last stage
-    if (row < C::M)
 #pragma unroll
-        for (int i = 0; i < C::N / 8; i++)
+    for (int i = 0; i < C::N / 8; i++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int r = row + 8 * half, c = column + 8 * i;
-                const float x = sum[4 * i + 2 * half], y = sum[4 * i + 2 * half + 1];
-                if (work.swapped) {
-                    tile[c * pitch + r] = x;
-                    tile[(c + 1) * pitch + r] = y;
-                } else {
-                    *(float2 *)(tile + r * pitch + c) = make_float2(x, y);
-                }
+        for (int half = 0; half < 2; half++) {
+            const int r = row + 8 * half, c = column + 8 * i;
+            const float x = sum[4 * i + 2 * half], y = sum[4 * i + 2 * half + 1];
+            if (work.swapped) {
+                tile[c * pitch + r] = x;
+                tile[(c + 1) * pitch + r] = y;
+            } else {
+                *(float2 *)(tile + r * pitch + c) = make_float2(x, y);
             }
+        }
     named_barrier(1, WARPGROUP);
     const int lines = work.swapped ? C::N : C::M, columns = work.swapped ? C::M : C::N;
     const int first_line = work.swapped ? first_n : first_m, first_column = work.swapped ? first_m : first_n;
@@ -159,33 +156,29 @@ __device__ __forceinline__ bool add_cluster(const SkinnyWork &work, float (&sum)
 {
     if (work.splits == 1)
         return true;
-    const bool mine = threadIdx.x / 32 * 16 < C::M;
     cluster_wait(); // the first block's barrier is there
     if (rank > 0) {
-        if (mine) {
-            const uint32_t barrier = address_in(arrived, 0);
-            const uint32_t to = address_in(sums + (rank - 1) * C::SUM_BYTES, 0) + threadIdx.x * 16;
+        const uint32_t barrier = address_in(arrived, 0);
+        const uint32_t to = address_in(sums + (rank - 1) * C::SUM_BYTES, 0) + threadIdx.x * 16;
 #pragma unroll
-            for (int i = 0; i < C::N / 8; i++)
-                send(to + i * C::M * 32, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3], barrier);
-        }
+        for (int i = 0; i < C::N / 8; i++)
+            send(to + i * WARPGROUP * 16, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3], barrier);
         return false;
     }
     barrier_wait_cluster(arrived, 0);
-    if (mine)
 #pragma unroll 1
-        for (int other = 1; other < work.splits; other++) {
-            const uint32_t from = sums + (other - 1) * C::SUM_BYTES + threadIdx.x * 16;
+    for (int other = 1; other < work.splits; other++) {
+        const uint32_t from = sums + (other - 1) * C::SUM_BYTES + threadIdx.x * 16;
 #pragma unroll
-            for (int i = 0; i < C::N / 8; i++) {
-                float a, b, c, d;
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-                             : "r"(from + i * C::M * 32)
-                             : "memory");
-                sum[4 * i] += a, sum[4 * i + 1] += b, sum[4 * i + 2] += c, sum[4 * i + 3] += d;
-            }
+        for (int i = 0; i < C::N / 8; i++) {
+            float a, b, c, d;
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+                         : "r"(from + i * WARPGROUP * 16)
+                         : "memory");
+            sum[4 * i] += a, sum[4 * i + 1] += b, sum[4 * i + 2] += c, sum[4 * i + 3] += d;
         }
+    }
     return true;
 }
 #endif
@@ -199,7 +192,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     typedef typename C::T T;
     extern __shared__ char shared[];
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
-    const uint32_t sums = stages + work.stages * C::STAGE_BYTES + C::PAST;
+    const uint32_t sums = stages + work.stages * C::STAGE_BYTES;
     const uint32_t full = sums + (work.splits - 1) * C::SUM_BYTES, empty = full + 8 * work.stages;
     const uint32_t arrived_sums = empty + 8 * work.stages;
     const int tile = blockIdx.x / work.splits;
@@ -240,13 +233,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
                     copy_in(a, &map_a, arrived, first_m, k, batch_a);
                 else
                     copy_in(a, &map_a, arrived, k, first_m, batch_a);
-                if constexpr (C::B_MN_MAJOR) {
-#pragma unroll
-                    for (int column = 0; column < C::B_COLUMNS; column++)
-                        copy_in(b + column * C::COLUMN_BYTES, &map_b, arrived, first_n + column * C::ROW, k, batch_b);
-                } else {
+                if constexpr (C::B_MN_MAJOR)
+                    copy_in(b, &map_b, arrived, first_n, k, batch_b);
+                else
                     copy_in(b, &map_b, arrived, k, first_n, batch_b);
-                }
                 if (++stage == work.stages) {
                     stage = 0;
                     phase ^= 1;
@@ -322,15 +312,16 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     while (2 * work.splits <= plan.splits && 2 * work.splits <= ceil_div(p.k, C::K))
         work.splits *= 2;
     const int64_t blocks = (int64_t)work.tiles_m * work.tiles_n * p.batch * work.splits;
-    // Only where it fills more stages: the next kernel cannot start beside a block that takes the whole SM.
-    work.stages = C::stages(work.splits, false);
-    if (blocks <= device.multiprocessors && ceil_div(p.k, C::K * work.splits) >= 2 * work.stages)
-        work.stages = C::stages(work.splits, true);
+    work.stages = C::stages(work.splits, C::BLOCKS);
+    // Of clusters of four fewer fit a GPU than its SMs would hold, and of those alone on their SMs too few.
+    if (work.splits <= 2 && blocks <= device.multiprocessors &&
+        ceil_div(p.k, C::K * work.splits) >= C::LONG * work.stages)
+        work.stages = C::stages(work.splits, 1);
     if (!mapped || blocks > INT32_MAX || work.stages * C::STAGE_BYTES < C::LINE_BYTES)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_skinny_kernel<C>;
-    const size_t shared_bytes = C::shared_bytes(work.splits, work.stages);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -340,7 +331,7 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned int)blocks);
     config.blockDim = dim3(C::THREADS);
-    config.dynamicSmemBytes = shared_bytes;
+    config.dynamicSmemBytes = C::shared_bytes(work.splits, work.stages);
     config.stream = call.stream;
     config.attrs = attributes;
     config.numAttrs = work.splits > 1 ? 2 : 1;
@@ -348,22 +339,18 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     return launch_status();
 }
 
-// The tiles, as gemm/times.h numbers them. Of an A that is stored k x m there are no 32 rows in swizzled columns of 64.
+// The tiles, as gemm/times.h numbers them.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_tile(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
-    // clang-format off
     switch (plan.tile) {
-    case 0: return launch<SkinnyTile<T, 64, 16, a_mn_major, b_mn_major>>(call, device, plan);
-    case 1: return launch<SkinnyTile<T, 64, 32, a_mn_major, b_mn_major>>(call, device, plan);
-    case 2: return launch<SkinnyTile<T, 64, 64, a_mn_major, b_mn_major>>(call, device, plan);
+    case 0:
+        return launch<SkinnyTile<T, 16, a_mn_major, b_mn_major>>(call, device, plan);
+    case 1:
+        return launch<SkinnyTile<T, 32, a_mn_major, b_mn_major>>(call, device, plan);
+    case 2:
+        return launch<SkinnyTile<T, 64, a_mn_major, b_mn_major>>(call, device, plan);
     }
-    if constexpr (!a_mn_major)
-        switch (plan.tile) {
-        case 3: return launch<SkinnyTile<T, 32, 32, a_mn_major, b_mn_major>>(call, device, plan);
-        case 4: return launch<SkinnyTile<T, 32, 64, a_mn_major, b_mn_major>>(call, device, plan);
-        }
-    // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 

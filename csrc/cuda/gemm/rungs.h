@@ -71,8 +71,6 @@ int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem)
 
 // Rung 14's.
 GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
-// Whether it has the tile for the problem's storage order.
-bool gemm_skinny_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
 cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
