@@ -6,8 +6,9 @@
 // The tile is picked by the table in gemm.cu; k is split where tiles are few and k is long.
 // Fixes of rung 12: a tile's start and end are hidden, slices are fetched once a cluster, the order is the cache's, and
 // small D gets small tiles. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start.
-// Measured on an H200 against cuBLAS: bfloat16 1024^3 0.85 to 0.89, 2048^3 0.96 to 0.98, 4096^3 0.98 to 1.00, 8192^3
-// 1.04, 5120 x 5120 x 256 1.13 to 1.18; TF32 by storage order 0.68 to 1.19. benchmarks/notes/gemm.md has it all.
+// One tile of halves (128 x 80) makes D or D transposed: where D has few columns, or few rows, 80 cuts it so that every
+// SM has a tile. Measured on an H200 against cuBLAS: bfloat16 1024^3 0.98 to 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03,
+// 8192^3 1.05, 5120 x 5120 x 256 1.16 to 1.18; TF32 by storage order 1.00 to 1.40. benchmarks/notes/gemm.md has it all.
 #include "common.cuh"
 #include "gemm/hopper.cuh"
 #include "gemm/rungs.h"

@@ -6,7 +6,7 @@
 // to the first one's shared memory, whose barrier counts the bytes, so that nobody waits but who adds them.
 // Fixes of rung 13: with small tiles few SMs are idle, and plain blocks, two of which share an SM, start (under the
 // kernel before, see launch_dependent) and end sooner than a persistent grid's. Results leave by way of shared memory
-// and one short loop: unrolled, the way out of 64 x 64 sums took 4 microseconds, most of it waiting for instructions.
+// and one short loop: unrolled, the way out of 64 x 64 sums took 3 microseconds more, waiting for instructions.
 // Leaves on the table: neighbours fetch the same slices, so that it is no match where D is large. Bound by memory where
 // m is short (3.3 TB/s with 16 rows, start included), else by a launch and the way of the first bytes.
 // benchmarks/notes/gemm.md has what is measured.
