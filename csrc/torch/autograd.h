@@ -4,6 +4,7 @@
 // op that Python registers composes them of the differentiable ops that are fused.
 #pragma once
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -26,6 +27,23 @@ template <typename Signature>
 c10::TypedOperatorHandle<Signature> registered_op(const char *name)
 {
     return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// `input` in autocast's dtype if autocast is on for its device: for ops that take float32 parameters beside it. As in
+// PyTorch, float64 is left alone. cuda_ops/_autocast.py is the same for the ops whose autograd is Python's; here it
+// costs next to nothing where autocast is off.
+inline Tensor autocast_input(const char *op, const Tensor &input)
+{
+    const c10::DeviceType device = input.device().type();
+    if (device != c10::DeviceType::CPU && device != c10::DeviceType::CUDA) // PyTorch raises for what it does not know
+        return input;
+    if (C10_LIKELY(!at::autocast::is_autocast_enabled(device)) || !input.is_floating_point() ||
+        input.scalar_type() == at::kDouble)
+        return input;
+    TORCH_CHECK_NOT_IMPLEMENTED(device != c10::DeviceType::CPU, op,
+                                ": autocast on the CPU is not supported (the CPU backend computes in float32 and "
+                                "float64)");
+    return input.to(at::autocast::get_autocast_dtype(device));
 }
 
 inline std::optional<Tensor> or_none(const Tensor &tensor)

@@ -4,7 +4,6 @@
 // both sides ask path_of for it; to Python these tensors are opaque.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
@@ -19,6 +18,7 @@
 #include "conv2d.h"
 #include "conv_block.h"
 #include "cuda_ops/batch_norm.h"
+#include "empty.h"
 #include "parameters.h"
 #include "pool2d.h"
 
@@ -233,7 +233,7 @@ struct Running {
 
 static Tensor bytes(int64_t count, const Tensor &like)
 {
-    return at::empty({count}, like.options().dtype(at::kByte));
+    return empty({count}, like.options().dtype(at::kByte));
 }
 
 // `tensor` as an empty optional, or of the dtype of input for conv2d's kernels, which take one dtype.
@@ -244,7 +244,7 @@ static std::optional<Tensor> in_dtype_of(const std::optional<Tensor> &tensor, co
 
 static Tensor pool_coefficients(const Tensor &input, const Problem &problem)
 {
-    return at::empty({CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS * problem.conv.out_channels}, input.options());
+    return empty({CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS * problem.conv.out_channels}, input.options());
 }
 
 // Grain for parallel_ranges: `ranges` of `elements` altogether.
@@ -507,23 +507,24 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
     const Saved saved = saved_of(problem, path);
 
     const auto options = input.options();
-    Tensor output = at::empty(problem.output_size(), options.memory_format(problem.format()));
-    Tensor argmax = at::empty(problem.output_size(), options.dtype(at::kByte).memory_format(problem.format()));
-    Tensor maximum = saved.maximum ? at::empty_like(output) : at::empty({0}, options);
+    Tensor output = empty(problem.output_size(), options.memory_format(problem.format()));
+    Tensor argmax = empty(problem.output_size(), options.dtype(at::kByte).memory_format(problem.format()));
+    Tensor maximum =
+        saved.maximum ? empty(problem.output_size(), options.memory_format(problem.format())) : empty({0}, options);
     if (problem.empty())
         return {output,
-                saved.conv_output ? at::empty(problem.conv_output_size(), options.memory_format(problem.format()))
-                                  : at::empty({0}, options),
+                saved.conv_output ? empty(problem.conv_output_size(), options.memory_format(problem.format()))
+                                  : empty({0}, options),
                 argmax, maximum, at::zeros({saved.statistics}, options.dtype(at::kDouble))};
-    Tensor statistics = at::empty({saved.statistics}, options.dtype(at::kDouble));
+    Tensor statistics = empty({saved.statistics}, options.dtype(at::kDouble));
     Tensor conv_output;
     double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
     switch (path) {
     case Path::CPU_BLOCK: {
         ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
                         norm.bias, eps);
-        conv_output = saved.conv_output ? at::empty(problem.conv_output_size(), options.memory_format(problem.format()))
-                                        : at::empty({0}, options);
+        conv_output = saved.conv_output ? empty(problem.conv_output_size(), options.memory_format(problem.format()))
+                                        : empty({0}, options);
         block.convolve(op, conv_output, statistics);
         update_running_cpu(op, running.statistics, mean, variance, problem);
         block.pool(op, output, argmax, maximum, conv_output, mean, variance);
@@ -539,17 +540,17 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
                      &running.statistics, dtype);
         break;
     case Path::ONE_CHANNEL:
-        conv_output = at::empty({0}, options);
+        conv_output = empty({0}, options);
         one_channel_forward(op, output, argmax, statistics, problem, input, weight, bias, norm, running.statistics,
                             dtype);
         break;
     case Path::SM90:
-        conv_output = at::empty(problem.conv_output_size(), options.memory_format(problem.format()));
+        conv_output = empty(problem.conv_output_size(), options.memory_format(problem.format()));
         sm90_forward(op, output, conv_output, argmax, maximum, statistics, input, weight, bias, norm,
                      running.statistics, dtype);
         break;
     case Path::TILED:
-        conv_output = at::empty(problem.conv_output_size(), options.memory_format(problem.format()));
+        conv_output = empty(problem.conv_output_size(), options.memory_format(problem.format()));
         tiled_forward(op, output, conv_output, argmax, maximum, statistics, problem, input, weight, bias, norm,
                       running.statistics);
         break;
@@ -578,7 +579,7 @@ static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &wei
     check_like(op, "running_var", running_var, "running_mean", running_mean);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
-    Tensor output = at::empty(problem.output_size(), input.options().memory_format(problem.format()));
+    Tensor output = empty(problem.output_size(), input.options().memory_format(problem.format()));
     if (problem.empty())
         return output;
     const Tensor mean = running_mean.contiguous(), variance = running_var.contiguous();
@@ -611,7 +612,7 @@ static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const 
                                 &norm.parameters, &pool, dtype, bias_dtype, current_stream(op)));
         return grad_conv;
     }
-    const Tensor sums = at::empty({2 * pool.channels}, statistics.options());
+    const Tensor sums = empty({2 * pool.channels}, statistics.options());
     const Tensor coefficients = pool_coefficients(grad_output, problem);
     parallel_ranges(
         op, pool.channels, grain_of(3 * grad_output.numel(), pool.channels), [&](int64_t begin, int64_t end) {
@@ -670,26 +671,25 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
     const bool weight_channels_last = is_channels_last(weight);
     const auto grad_of = [&](const std::optional<Tensor> &parameter) {
-        return parameter ? at::empty({channels}, parameter->options()) : at::empty({0}, input.options());
+        return parameter ? empty({channels}, parameter->options()) : empty({0}, input.options());
     };
     Tensor grad_bias = grad_of(bias), grad_bn_weight = grad_of(bn_weight), grad_bn_bias = grad_of(bn_bias);
-    Tensor grad_input = at::empty({0}, input.options());
+    Tensor grad_input = needs_grad_input ? Tensor() : empty({0}, input.options());
     if (problem.empty()) {
         if (needs_grad_input)
-            grad_input = at::empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
-        Tensor grad_weight =
-            at::empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
+            grad_input = empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
+        Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
         return {grad_input, grad_weight.zero_(), grad_bias.zero_(), grad_bn_weight.zero_(), grad_bn_bias.zero_()};
     }
     const at::MemoryFormat format = problem.format();
     const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format), kept = statistics.contiguous();
     if (path == Path::CPU_BLOCK) {
-        Tensor grad_weight = at::empty(weight.sizes(), weight.options().memory_format(at::MemoryFormat::Contiguous));
+        Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(at::MemoryFormat::Contiguous));
         if (needs_grad_input)
-            grad_input = at::empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
+            grad_input = empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
         ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
                         norm.bias, eps);
-        Tensor grad_beta = grad_bn_bias.numel() > 0 ? grad_bn_bias : at::empty({channels}, input.options());
+        Tensor grad_beta = grad_bn_bias.numel() > 0 ? grad_bn_bias : empty({channels}, input.options());
         block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
                        saved.conv_output ? conv_output.contiguous(format) : conv_output, places,
                        saved.maximum ? maximum.contiguous(format) : maximum, kept);
@@ -699,16 +699,15 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                 grad_bn_bias};
     }
     if (path == Path::ONE_CHANNEL && !needs_grad_input) {
-        Tensor grad_weight =
-            at::empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
+        Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
         one_channel_backward(op, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, places, kept, problem, input,
                              weight, norm, dtype);
         return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
     }
     if (path == Path::SM90 || path == Path::TILED) {
-        const Tensor grad_weight = at::empty(weight.sizes(), weight.options());
+        const Tensor grad_weight = empty(weight.sizes(), weight.options());
         if (needs_grad_input)
-            grad_input = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::ChannelsLast));
+            grad_input = empty(input.sizes(), input.options().memory_format(at::MemoryFormat::ChannelsLast));
         if (path == Path::SM90)
             sm90_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
                           maximum, kept, input, weight, norm, dtype);
@@ -846,8 +845,16 @@ static Tensor conv_bn_relu_pool(const Tensor &input, const Tensor &weight, const
                                 const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
                                 IntArrayRef geometry)
 {
+    const char *const op = "conv_bn_relu_pool";
+    const auto check_constant = [&](const char *name, const std::optional<Tensor> &statistic) {
+        TORCH_CHECK(!statistic || !statistic->requires_grad(), op, ": not differentiable with respect to ", name,
+                    ", which requires grad");
+    };
+    check_constant("running_mean", running_mean);
+    check_constant("running_var", running_var);
     const RunningStatistics running{running_mean, running_var, num_batches_tracked, momentum};
-    return ConvBNReLUPoolFunction::apply(input, weight, bias, bn_weight, bn_bias, running, eps, geometry);
+    return ConvBNReLUPoolFunction::apply(autocast_input(op, input), weight, bias, bn_weight, bn_bias, running, eps,
+                                         geometry);
 }
 
 } // namespace cuda_ops

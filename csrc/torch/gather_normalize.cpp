@@ -1,10 +1,11 @@
 // gather_normalize for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/gather_normalize.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/DeviceGuard.h>
 
 #include <cmath>
 
+#include "empty.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -60,8 +61,8 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     // Not by source.strides(): those of a single picture may be anything along the batch.
     const at::MemoryFormat format =
         is_channels_last(source) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-    Tensor output = at::empty(sizes, source.options().dtype(dtype).memory_format(format));
-    Tensor output_labels = at::empty({labels ? rows : 0}, source.options().dtype(at::kLong));
+    Tensor output = empty(sizes, source.options().dtype(dtype).memory_format(format));
+    Tensor output_labels = empty({labels ? rows : 0}, source.options().dtype(at::kLong));
     const cuda_ops_dtype kernel_dtype = check_dtype(op, "dtype", output);
     const int64_t row_size = c10::multiply_integers(sizes.begin() + 1, sizes.end());
     if (rows == 0)

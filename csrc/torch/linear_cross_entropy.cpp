@@ -2,11 +2,10 @@
 // since they come from one kernel; on the CPU the glue goes through chunks of rows.
 #include "cuda_ops/linear_cross_entropy.h"
 
-#include <ATen/ops/empty.h>
-
 #include <tuple>
 
 #include "autograd.h"
+#include "empty.h"
 #include "linear.h"
 #include "loss.h"
 #include "parameters.h"
@@ -97,7 +96,7 @@ static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tenso
     const LossShape shape{1, p.classes, 1, {}};
     const int64_t task = columns_per_task(shape), tasks_in_chunk = (chunk + task - 1) / task;
     const int64_t chunks = (p.rows + chunk - 1) / chunk;
-    const Tensor logits = at::empty({chunk, p.classes}, p.input.options());
+    const Tensor logits = empty({chunk, p.classes}, p.input.options());
     std::vector<double> partials(reduced ? 2 * tasks_in_chunk * chunks : 0); // zero where a chunk has fewer tasks
     for (int64_t c = 0; c < chunks; c++) {
         const int64_t first = c * chunk, rows = std::min(chunk, p.rows - first);
@@ -157,10 +156,10 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
     const LinearCrossEntropy p = check(op, input, weight, target, bias, row_scale, reduction, label_smoothing);
     const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
     const at::TensorOptions sums = p.input.options().dtype(accumulate_dtype(input));
-    Tensor loss = at::empty(reduced ? at::IntArrayRef{} : target.sizes(), p.weight.options());
+    Tensor loss = empty(reduced ? at::IntArrayRef{} : target.sizes(), p.weight.options());
     Tensor total_weight = empty_total_weight(p.input, p.reduction);
     const auto gradient = [](bool wanted, at::IntArrayRef sizes, const at::TensorOptions &options) {
-        return wanted ? at::empty(sizes, options) : at::empty({0}, options);
+        return wanted ? empty(sizes, options) : empty({0}, options);
     };
     Tensor grad_input = gradient(with_input, input.sizes(), p.input.options());
     Tensor grad_weight = gradient(with_weight, weight.sizes(), sums);
@@ -217,9 +216,9 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
                     c10::getDtypeNames(sums->scalar_type()).first);
     }
     const Tensor x = grad_input.contiguous(), w = grad_weight.contiguous(), b = grad_bias.contiguous();
-    Tensor output_input = at::empty(x.sizes(), x.options());
-    Tensor output_weight = at::empty(w.sizes(), grad_output.options());
-    Tensor output_bias = at::empty(b.sizes(), grad_output.options());
+    Tensor output_input = empty(x.sizes(), x.options());
+    Tensor output_weight = empty(w.sizes(), grad_output.options());
+    Tensor output_bias = empty(b.sizes(), grad_output.options());
     if (x.is_cuda()) {
         index_errors.record(); // raises what forward found, if it is known by now
         CUDA_OPS_LAUNCH(op, cuda_ops_linear_cross_entropy_scale_cuda(
@@ -299,10 +298,11 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
     static constexpr size_t ARGUMENTS = 8; // of forward
 };
 
-static Tensor linear_cross_entropy(const Tensor &input, const Tensor &weight, const Tensor &target,
+static Tensor linear_cross_entropy(const Tensor &given_input, const Tensor &weight, const Tensor &target,
                                    const std::optional<Tensor> &bias, int64_t reduction, int64_t ignore_index,
                                    double label_smoothing)
 {
+    const Tensor input = autocast_input("linear_cross_entropy", given_input);
     const bool now = at::GradMode::is_enabled() && reduction != CUDA_OPS_REDUCTION_NONE;
     const std::array<bool, 3> wanted{now && input.requires_grad(), now && weight.requires_grad(),
                                      now && bias && bias->requires_grad()};

@@ -3,7 +3,6 @@
 #include "cuda_ops/linear_relu.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "autograd.h"
+#include "empty.h"
 #include "gemm.h"
 #include "linear.h"
 #include "parameters.h"
@@ -76,9 +76,9 @@ static cuda_ops_status backward_by_gemm(const Tensor &grad_input, const Tensor &
 {
     const char *const op = "linear_relu_backward";
     const at::AutoDispatchBelowADInplaceOrView below;
-    const Tensor masked = at::empty(g.sizes(), g.options());
-    const Tensor workspace = at::empty({cuda_ops_linear_relu_mask_workspace_cuda(size.rows, size.out_features)},
-                                       g.options().dtype(at::kByte));
+    const Tensor masked = empty(g.sizes(), g.options());
+    const Tensor workspace =
+        empty({cuda_ops_linear_relu_mask_workspace_cuda(size.rows, size.out_features)}, g.options().dtype(at::kByte));
     cuda_ops_status status =
         cuda_ops_linear_relu_mask_cuda(masked.data_ptr(), grad_bias.defined() ? grad_bias.data_ptr() : nullptr,
                                        workspace.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), size.rows,
@@ -114,7 +114,7 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = size.out_features;
-    Tensor output = at::empty(sizes, x.options());
+    Tensor output = empty(sizes, x.options());
     if (output.numel() == 0)
         return output;
 #ifdef CUDA_OPS_WITH_CUDA
@@ -144,7 +144,7 @@ static void backward_cpu(const char *op, const Tensor &grad_input, const Tensor 
                          const Tensor &g, const Tensor &y, const Tensor &x, const Tensor &w, LinearReluSizes size,
                          cuda_ops_dtype dtype)
 {
-    const Tensor masked = at::empty(g.sizes(), g.options());
+    const Tensor masked = empty(g.sizes(), g.options());
     parallel_ranges(op, g.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
         return cuda_ops_linear_relu_mask_cpu(masked.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), begin, end,
                                              dtype);
@@ -192,9 +192,9 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(), y = output.contiguous(), x = input.contiguous();
     const Tensor w = weight.contiguous();
-    Tensor grad_input = with_input ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options());
-    Tensor grad_weight = with_weight ? at::empty(w.sizes(), w.options()) : at::empty({0}, w.options());
-    Tensor grad_bias = with_bias ? at::empty({size.out_features}, w.options()) : at::empty({0}, w.options());
+    Tensor grad_input = with_input ? empty(x.sizes(), x.options()) : empty({0}, x.options());
+    Tensor grad_weight = with_weight ? empty(w.sizes(), w.options()) : empty({0}, w.options());
+    Tensor grad_bias = with_bias ? empty({size.out_features}, w.options()) : empty({0}, w.options());
 #ifdef CUDA_OPS_WITH_CUDA
     if (x.is_cuda() && uses_gemm(size, dtype) && is_aligned(g) && is_aligned(y)) {
         check_status(op, backward_by_gemm(with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
@@ -252,7 +252,7 @@ struct LinearReLUFunction : torch::autograd::Function<LinearReLUFunction> {
 
 static Tensor linear_relu(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
 {
-    return LinearReLUFunction::apply(input, weight, bias);
+    return LinearReLUFunction::apply(autocast_input("linear_relu", input), weight, bias);
 }
 
 } // namespace cuda_ops

@@ -1,14 +1,14 @@
 // The checks of loss.h, and the errors for bad class indices.
 #include "loss.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
+
+#include "empty.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -88,14 +88,14 @@ at::ScalarType accumulate_dtype(const Tensor &input)
 
 Tensor empty_loss(const Tensor &input, const LossShape &shape, cuda_ops_reduction reduction)
 {
-    return reduction == CUDA_OPS_REDUCTION_NONE ? at::empty(shape.loss_sizes, input.options())
-                                                : at::empty({}, input.options());
+    return reduction == CUDA_OPS_REDUCTION_NONE ? empty(shape.loss_sizes, input.options())
+                                                : empty(at::IntArrayRef{}, input.options());
 }
 
 Tensor empty_total_weight(const Tensor &input, cuda_ops_reduction reduction)
 {
     const at::TensorOptions options = input.options().dtype(accumulate_dtype(input));
-    return reduction == CUDA_OPS_REDUCTION_NONE ? at::empty({0}, options) : at::empty({}, options);
+    return reduction == CUDA_OPS_REDUCTION_NONE ? empty({0}, options) : empty(at::IntArrayRef{}, options);
 }
 
 void fill_loss_of_nothing(Tensor &loss, Tensor &total_weight, cuda_ops_reduction reduction)
@@ -115,7 +115,7 @@ void check_total_weight(const char *op, const Tensor &total_weight, const Tensor
 
 Tensor empty_workspace(const Tensor &input, size_t bytes)
 {
-    return at::empty({static_cast<int64_t>(bytes)}, input.options().dtype(at::kByte));
+    return empty({static_cast<int64_t>(bytes)}, input.options().dtype(at::kByte));
 }
 
 void IndexErrors::raise(int64_t classes, int64_t value, int64_t position, const char *when) const

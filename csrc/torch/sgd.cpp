@@ -2,15 +2,15 @@
 // any strides: what does not lie in memory in the order of its parameter goes through a copy.
 #include "cuda_ops/sgd.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "checks.h"
+#include "autograd.h"
 
 namespace cuda_ops
 {
@@ -114,6 +114,7 @@ static void sgd_(at::TensorList params, at::TensorList grads, at::TensorList mom
     const c10::OptionalDeviceGuard guard(at::device_of(params[0]));
     const bool with_buffers = !momentum_buffers.empty();
     std::vector<SgdEntry> entries;
+    entries.reserve(params.size());
     std::vector<uint8_t> first_flags(params.size());
     for (size_t i = 0; i < params.size(); i++) {
         entries.push_back(
@@ -141,6 +142,43 @@ static void sgd_(at::TensorList params, at::TensorList grads, at::TensorList mom
     }
 }
 
+// The step without momentum, by the gradients that the parameters hold, if they hold any: for the optimizer, whom it
+// spares the making of a Python object for each of them. The learning rate is device_lr for parameters on its device,
+// else its value, or lr without one. False, and nothing is done, where a gradient is not dense.
+static bool sgd_step_(at::TensorList params, const std::optional<Tensor> &device_lr, double lr, double weight_decay,
+                      bool maximize)
+{
+    static const auto op = registered_op<decltype(sgd_)>("cuda_ops::sgd_");
+    struct Alike { // of one device and dtype
+        std::vector<Tensor> params, grads;
+    };
+    std::vector<Alike> lists;
+    for (const Tensor &param : params) {
+        const Tensor &grad = param.grad();
+        if (!grad.defined())
+            continue;
+        if (grad.layout() != at::kStrided)
+            return false;
+        auto alike = std::find_if(lists.begin(), lists.end(), [&](const Alike &list) {
+            return list.params[0].device() == param.device() && list.params[0].scalar_type() == param.scalar_type();
+        });
+        if (alike == lists.end()) {
+            alike = lists.insert(alike, Alike{});
+            alike->params.reserve(params.size());
+            alike->grads.reserve(params.size());
+        }
+        alike->params.push_back(param);
+        alike->grads.push_back(grad);
+    }
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (const Alike &list : lists) {
+        const bool readable = device_lr && device_lr->device() == list.params[0].device();
+        op.call(list.params, list.grads, {}, c10::List<bool>(), readable ? device_lr : std::nullopt,
+                device_lr && !readable ? device_lr->item<double>() : lr, 0.0, 0.0, weight_decay, false, maximize);
+    }
+    return true;
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
@@ -148,6 +186,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, bool[] first, "
                 "Tensor? device_lr, float lr, float momentum, float dampening, float weight_decay, bool nesterov, "
                 "bool maximize) -> ()");
+    library.def(
+        "sgd_step_(Tensor(a!)[] params, Tensor? device_lr, float lr, float weight_decay, bool maximize) -> bool",
+        cuda_ops::sgd_step_);
     CUDA_OPS_IMPLEMENT(library, "sgd_", cuda_ops::sgd_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "sgd_");
 }

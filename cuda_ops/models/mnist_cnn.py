@@ -68,7 +68,7 @@ class MnistCNN(torch.nn.Module):
     def _fused(self, input: Tensor, labels: Tensor | None, label_smoothing: float) -> Tensor:
         # What conv2 reads is channels_last, its tensor cores' order; what it writes is contiguous, so that flatten is a
         # view.
-        conv1, norm1, conv2, norm2, linear1, linear2 = (self._modules[name] for name in self.layers)
+        conv1, norm1, conv2, norm2, linear1, linear2 = [self._modules[name] for name in self.layers]
         x = conv_bn_relu_pool_modules(input, conv1, norm1, channels_last=True)
         x = conv_bn_relu_pool_modules(x, conv2, norm2, channels_last=False)
         x = functional.linear_relu(x.flatten(1), parameter(linear1, "weight"), parameter(linear1, "bias"))

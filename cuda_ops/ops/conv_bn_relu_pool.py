@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
@@ -255,12 +256,40 @@ def conv_bn_relu_pool(
 def _geometry(
     weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last, input
 ):
-    if not isinstance(channels_last, (bool, type(None))):
-        raise TypeError(f"{OP}: expected channels_last to be a bool or None, got {channels_last!r}")
+    if type(channels_last) is not bool:
+        if channels_last is not None:
+            raise TypeError(f"{OP}: expected channels_last to be a bool or None, got {channels_last!r}")
+        channels_last = weight.dim() == 4 and input.dim() == 4 and (is_channels_last(input) or is_channels_last(weight))
+    arguments = stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last
+    if is_compiling():
+        return _geometry_of(weight, *arguments)
+    ids = id(stride), id(padding), id(dilation), id(groups), id(pool_kernel_size), id(pool_stride), id(pool_padding)
+    known = _known_geometries.get((ids, channels_last))
+    if known is None:
+        known = _geometry_of(weight, *arguments), arguments
+        if all(_is_fixed(argument) for argument in arguments):
+            if len(_known_geometries) >= MOST_GEOMETRIES:
+                _known_geometries.clear()
+            _known_geometries[ids, channels_last] = known
+    return known[0]
+
+
+# What _geometry_of made of arguments that were the same objects, as a module's attributes are at each call; they are
+# kept beside it, so that no others get their ids. By their values it will not do, since 1 and True are equal.
+_known_geometries: dict[tuple, tuple] = {}
+MOST_GEOMETRIES = 1000
+
+
+def _is_fixed(argument) -> bool:
+    """Whether it always means the same, which a list, a tensor of one integer, and 'same', by the weight, do not."""
+    return type(argument) in (int, bool, type(None)) or (
+        type(argument) is tuple and all(type(value) is int for value in argument)
+    )
+
+
+def _geometry_of(weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last):
     stride, dilation = pair(OP, "stride", stride), pair(OP, "dilation", dilation)
     kernel = pair(OP, "pool_kernel_size", pool_kernel_size)
-    if channels_last is None:
-        channels_last = weight.dim() == 4 and input.dim() == 4 and (is_channels_last(input) or is_channels_last(weight))
     return (
         *stride,
         *_four_paddings(padding, weight, stride, dilation, OP),
@@ -269,28 +298,28 @@ def _geometry(
         *kernel,
         *pair_or_kernel(OP, "pool_stride", pool_stride, kernel),
         *pair(OP, "pool_padding", pool_padding),
-        int(bool(channels_last)),
+        int(channels_last),
     )
 
 
 def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, training, momentum, eps, geometry):
     """The functional, after its arguments' types were checked; `running` are the running mean and variance and the
     number of batches, which training updates."""
-    if not isinstance(momentum, (int, float, torch.SymFloat)):
+    if type(momentum) is not float and not isinstance(momentum, (int, torch.SymFloat)):
         raise TypeError(f"{OP}: expected momentum to be a number, got {momentum!r}")
-    if not isinstance(eps, (int, float, torch.SymFloat)):
+    if type(eps) is not float and not isinstance(eps, (int, torch.SymFloat)):
         raise TypeError(f"{OP}: expected eps to be a number, got {eps!r}")
     if eps <= 0.0:
         raise ValueError(f"{OP}: expected eps to be positive, got {eps}")
+    if training:
+        return ops.conv_bn_relu_pool(input, weight, bias, bn_weight, bn_bias, *running, momentum, eps, geometry)
     (input,) = autocast_to_lower(OP, input)
     for name, statistic in zip(("running_mean", "running_var"), running, strict=False):
-        if statistic is None and not training:
+        if statistic is None:
             raise RuntimeError(f"{OP}: {name} must be defined in evaluation mode")
-        if statistic is not None and statistic.requires_grad:
+        if statistic.requires_grad:
             raise RuntimeError(f"{OP}: not differentiable with respect to {name}, which requires grad")
     parameters = (weight, bias, bn_weight, bn_bias)
-    if training:
-        return ops.conv_bn_relu_pool(input, *parameters, *running, momentum, eps, geometry)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, *parameters)):
         return _composed(input, *parameters, running[:2], eps, geometry)
     return ops.conv_bn_relu_pool_inference(input, *parameters, *running[:2], eps, geometry)
@@ -371,7 +400,8 @@ def conv_bn_relu_pool_modules(
 ):
     """:func:`conv_bn_relu_pool` by the parameters of a torch.nn.Conv2d (padded with zeros) and a BatchNorm2d, whose
     running statistics and number of batches one kernel updates."""
-    check_tensors(OP, input=input)
+    if not isinstance(input, Tensor):
+        check_tensors(OP, input=input)
     if conv.padding_mode != "zeros":
         raise NotImplementedError(f"{OP}: expected padding_mode to be 'zeros', got {conv.padding_mode!r}")
     training, momentum = norm.training, norm.momentum

@@ -77,8 +77,11 @@ def gather_normalize(
         tensor([[4., 5.],
                 [0., 1.]])
     """
-    check_tensors("gather_normalize", images=images, indices=indices)
-    check_tensors_or_none("gather_normalize", labels=labels)
+    if not (
+        isinstance(images, Tensor) and isinstance(indices, Tensor) and (labels is None or isinstance(labels, Tensor))
+    ):
+        check_tensors("gather_normalize", images=images, indices=indices)
+        check_tensors_or_none("gather_normalize", labels=labels)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"gather_normalize: expected dtype to be a torch.dtype, got {dtype!r}")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer
-from .._autocast import autocast_input
 from .._fakes import register_fake
 from .._library import library, ops
 from .._loss import accumulate_dtype, reduction_number
+from .._modules import parameter
 from .cross_entropy import CrossEntropyFunction
 from .linear import LinearFunction
 
@@ -121,11 +121,16 @@ def linear_cross_entropy(
         >>> cuda_ops.functional.linear_cross_entropy(torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([3, 0]))
         tensor(1.3863)
     """
-    check_tensors("linear_cross_entropy", input=input, weight=weight, target=target)
-    check_tensors_or_none("linear_cross_entropy", bias=bias)
+    if not (
+        isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and isinstance(target, Tensor)
+        and (bias is None or isinstance(bias, Tensor))
+    ):
+        check_tensors("linear_cross_entropy", input=input, weight=weight, target=target)
+        check_tensors_or_none("linear_cross_entropy", bias=bias)
     ignore_index = integer("linear_cross_entropy", "ignore_index", ignore_index)
     reduction = reduction_number("linear_cross_entropy", None, None, reduction)
-    input = autocast_input("linear_cross_entropy", input)
     return ops.linear_cross_entropy(input, weight, target, bias, reduction, ignore_index, label_smoothing)
 
 
@@ -164,9 +169,9 @@ class LinearCrossEntropyLoss(torch.nn.Linear):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return linear_cross_entropy(
             input,
-            self.weight,
+            parameter(self, "weight"),
             target,
-            self.bias,
+            parameter(self, "bias"),
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
-from .._autocast import autocast_input
 from .._fakes import register_fake
 from .._library import library, ops
+from .._modules import parameter
 from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
 from .relu import ReLUBackwardFunction
 
@@ -79,9 +79,10 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         >>> cuda_ops.functional.linear_relu(input, weight, torch.tensor([0.5, 0.0]))
         tensor([[11.5000,  0.0000]])
     """
-    check_tensors("linear_relu", input=input, weight=weight)
-    check_tensors_or_none("linear_relu", bias=bias)
-    return ops.linear_relu(autocast_input("linear_relu", input), weight, bias)
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
+        check_tensors("linear_relu", input=input, weight=weight)
+        check_tensors_or_none("linear_relu", bias=bias)
+    return ops.linear_relu(input, weight, bias)
 
 
 class LinearReLU(torch.nn.Linear):
@@ -93,4 +94,4 @@ class LinearReLU(torch.nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear_relu(input, self.weight, self.bias)
+        return linear_relu(input, parameter(self, "weight"), parameter(self, "bias"))

@@ -4,6 +4,7 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .._fakes import register_fake
@@ -130,10 +131,11 @@ class SGD(torch.optim.SGD):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for params, grads in by_device_and_dtype(group["params"]):
-                    self._step_alike(group, params, grads)
+        for group in self.param_groups:
+            if not self._step_at_once(group):
+                with torch.no_grad():
+                    for params, grads in by_device_and_dtype(group["params"]):
+                        self._step_alike(group, params, grads)
         return loss
 
     def zero_grad(self, set_to_none: bool = True):
@@ -144,6 +146,16 @@ class SGD(torch.optim.SGD):
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
+
+    def _step_at_once(self, group) -> bool:
+        """The step of a group without momentum by an op that looks for the gradients itself, since to Python each would
+        be an object to make; or False where it is not for that op."""
+        params = group["params"]
+        if group["momentum"] != 0 or is_compiling() or not PLAIN.issuperset(map(type, params)):
+            return False
+        lr = group["lr"]
+        lr, device_lr = number_or_tensor(lr, lr.device) if isinstance(lr, Tensor) else (float(lr), None)
+        return ops.sgd_step_(params, device_lr, lr, float(group["weight_decay"]), group["maximize"])
 
     def _step_alike(self, group, params, grads):
         """The step of parameters of one group that share device and dtype."""

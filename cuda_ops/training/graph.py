@@ -201,7 +201,10 @@ class GraphedStep:
         kind = loss.dtype, loss.shape
         if kind not in self._ones:
             self._ones[kind] = torch.ones_like(loss, requires_grad=False)
-        loss.backward(self._ones[kind])
+        # In this thread: waking PyTorch's thread of the device, and being woken by it, takes longer than a small
+        # model's backward pass.
+        with torch.autograd.set_multithreading_enabled(False):
+            loss.backward(self._ones[kind])
         self.optimizer.step()
         # None, not zero: backward then writes the next gradients instead of adding them to zeros.
         self.optimizer.zero_grad(set_to_none=True)
