@@ -65,6 +65,8 @@ def test_cross_entropy_of_float32_parameters(dtype, rows, in_features, classes, 
     [
         *[(1, 24, 16), (37, 24, 17), (37, 20, 24), (130, 33, 70), (1030, 72, 136), (1030, 20, 12)],
         *[(1024, 3136, 128), (1025, 64, 8), (9000, 16, 264)],
+        # Hopper's own kernels: off their tiles and their pieces of the sum, one piece, several tiles of both features.
+        *[(128, 512, 8), (130, 520, 72), (513, 1032, 136), (600, 3136, 8), (700, 640, 264), (4097, 776, 128)],
     ],
 )
 def test_relu_of_float32_parameters(dtype, rows, in_features, out_features):
@@ -77,6 +79,35 @@ def test_relu_of_float32_parameters(dtype, rows, in_features, out_features):
         return torch.relu(torch.nn.functional.linear(input, weight, bias))
 
     check(linear_relu, native, [input, weight, bias], dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("parameter_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_relu_of_many_rows_leaves_out_what_nobody_wants(parameter_dtype):
+    make = Make("cuda", torch.float32)
+    input, grad = make(515, 520).bfloat16(), make(515, 72).bfloat16()
+    weight, bias = make(72, 520, low=-0.1, high=0.1).to(parameter_dtype), make(72).to(parameter_dtype)
+    forward, backward = torch.ops.cuda_ops.linear_relu_forward, torch.ops.cuda_ops.linear_relu_backward
+    output = forward(input, weight, bias)
+    assert torch.equal(output, forward(input, weight, bias))
+    whole = backward(grad, output, input, weight, True, True, True)
+    for wanted in range(7):
+        flags = [bool(wanted & 1), bool(wanted & 2), bool(wanted & 4)]
+        for flag, some, every in zip(flags, backward(grad, output, input, weight, *flags), whole, strict=True):
+            assert torch.equal(some, every) if flag else some.numel() == 0
+
+
+@pytest.mark.cuda
+def test_relu_of_many_rows_lets_nan_travel():
+    make = Make("cuda", torch.float32)
+    input, weight = make(600, 512).bfloat16(), make(64, 512)
+    input[599, 511] = torch.nan
+    output = torch.ops.cuda_ops.linear_relu_forward(input, weight, None)
+    assert output[599].isnan().all() and not output[:599].isnan().any()
+    # It lets the gradient through, too.
+    ones = torch.ones_like(output)
+    bias = torch.ops.cuda_ops.linear_relu_backward(ones, output, input, weight, False, False, True)[2]
+    assert torch.equal(bias, ((output > 0) | output.isnan()).sum(0).float())
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -56,6 +57,21 @@ static bool uses_gemm(LinearReluSizes size, cuda_ops_dtype dtype)
 static bool is_aligned(const Tensor &tensor)
 {
     return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
+// pays: which sizes leave the GEMM's products most of the GPU idle (csrc/cuda/linear_relu_sm90.cu).
+static bool uses_sm90(decltype(cuda_ops_linear_relu_sm90_pays_forward_cuda) pays, LinearReluSizes size,
+                      cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, std::initializer_list<Tensor> tensors)
+{
+    return pays(size.rows, size.in_features, size.out_features) &&
+           std::all_of(tensors.begin(), tensors.end(), is_aligned) &&
+           cuda_ops_linear_relu_sm90_takes_cuda(size.rows, size.in_features, size.out_features, dtype, parameter_dtype);
+}
+
+static Tensor sm90_workspace(LinearReluSizes size, const Tensor &like)
+{
+    return at::empty({cuda_ops_linear_relu_sm90_workspace_cuda(size.rows, size.in_features, size.out_features)},
+                     like.options().dtype(at::kByte));
 }
 
 static cuda_ops_status forward_by_gemm(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
@@ -118,6 +134,14 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     if (output.numel() == 0)
         return output;
 #ifdef CUDA_OPS_WITH_CUDA
+    if (x.is_cuda() && uses_sm90(cuda_ops_linear_relu_sm90_pays_forward_cuda, size, dtype, parameter_dtype, {x, w})) {
+        const Tensor workspace = sm90_workspace(size, x);
+        check_status(op, cuda_ops_linear_relu_sm90_forward_cuda(output.data_ptr(), workspace.data_ptr(),
+                                                                x.const_data_ptr(), w.const_data_ptr(), bias_data,
+                                                                size.rows, size.in_features, size.out_features, dtype,
+                                                                parameter_dtype, current_stream(op)));
+        return output;
+    }
     if (x.is_cuda() && uses_gemm(size, dtype)) {
         check_status(op, forward_by_gemm(output, x, w, bias_data, size, dtype, parameter_dtype));
         return output;
@@ -196,6 +220,17 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     Tensor grad_weight = with_weight ? empty(w.sizes(), w.options()) : empty({0}, w.options());
     Tensor grad_bias = with_bias ? empty({size.out_features}, w.options()) : empty({0}, w.options());
 #ifdef CUDA_OPS_WITH_CUDA
+    if (x.is_cuda() &&
+        uses_sm90(cuda_ops_linear_relu_sm90_pays_backward_cuda, size, dtype, parameter_dtype, {g, y, x, w})) {
+        const Tensor workspace = sm90_workspace(size, x);
+        check_status(op,
+                     cuda_ops_linear_relu_sm90_backward_cuda(
+                         with_input ? grad_input.data_ptr() : nullptr, with_weight ? grad_weight.data_ptr() : nullptr,
+                         with_bias ? grad_bias.data_ptr() : nullptr, workspace.data_ptr(), g.const_data_ptr(),
+                         y.const_data_ptr(), x.const_data_ptr(), w.const_data_ptr(), size.rows, size.in_features,
+                         size.out_features, dtype, parameter_dtype, current_stream(op)));
+        return {grad_input, grad_weight, grad_bias};
+    }
     if (x.is_cuda() && uses_gemm(size, dtype) && is_aligned(g) && is_aligned(y)) {
         check_status(op, backward_by_gemm(with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
                                           with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype, parameter_dtype));

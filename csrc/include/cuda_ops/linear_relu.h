@@ -53,6 +53,33 @@ cuda_ops_status cuda_ops_linear_relu_mask_cuda(void *masked, void *grad_bias, vo
                                                cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                cuda_ops_stream stream);
 
+/* Half precision on Hopper; both feature counts multiples of 8, all aligned to 16 bytes. Whether it takes the sizes on
+ * this device, and whether a pass of them is quicker than by others, as where they leave a GEMM of one product after
+ * the other most of the GPU idle: 0 or 1. */
+int cuda_ops_linear_relu_sm90_takes_cuda(int64_t rows, int64_t in_features, int64_t out_features, cuda_ops_dtype dtype,
+                                         cuda_ops_dtype parameter_dtype);
+int cuda_ops_linear_relu_sm90_pays_forward_cuda(int64_t rows, int64_t in_features, int64_t out_features);
+int cuda_ops_linear_relu_sm90_pays_backward_cuda(int64_t rows, int64_t in_features, int64_t out_features);
+/* Bytes of the workspace of either pass, which is aligned to 256. */
+int64_t cuda_ops_linear_relu_sm90_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features);
+cuda_ops_status cuda_ops_linear_relu_sm90_forward_cuda(void *output, void *workspace, const void *input,
+                                                       const void *weight, const void *bias, int64_t rows,
+                                                       int64_t in_features, int64_t out_features, cuda_ops_dtype dtype,
+                                                       cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+/* Each of the three gradients may be NULL. */
+cuda_ops_status cuda_ops_linear_relu_sm90_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
+                                                        void *workspace, const void *grad_output, const void *output,
+                                                        const void *input, const void *weight, int64_t rows,
+                                                        int64_t in_features, int64_t out_features, cuda_ops_dtype dtype,
+                                                        cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+/* What its passes begin with, in one launch, for dtype a half; each part may be left out. masked, and with it partials,
+ * the sums of its columns over *parts sets of rows (*parts x out_features, in float32, of as many bytes as
+ * cuda_ops_linear_relu_mask_workspace_cuda says); copy: weight, which is float32, rounded to dtype. */
+cuda_ops_status cuda_ops_linear_relu_prepare_cuda(void *masked, void *partials, int64_t *parts, void *copy,
+                                                  const void *grad_output, const void *output, const void *weight,
+                                                  int64_t rows, int64_t in_features, int64_t out_features,
+                                                  cuda_ops_dtype dtype, cuda_ops_stream stream);
+
 #ifdef __cplusplus
 }
 #endif
