@@ -32,6 +32,7 @@
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include "common.cuh"
+#include "prefetch.cuh"
 #include "value.cuh"
 
 static constexpr int THREADS = 256;
@@ -89,6 +90,29 @@ __device__ __forceinline__ void load_segment(float (&pixels)[MOMENT_ROWS + 2], c
 #pragma unroll
     for (int r = 0; r < MOMENT_ROWS + 2; r++)
         pixels[r] = inside && begin + r < s.height ? (float)load_as_accumulate(source[r * s.width]) : 0.0f;
+}
+
+// Lane i gets the warp's sum of total[i]. Lanes exchange halves of what they have left: 31 exchanges where sums that
+// all lanes get would take 5 for each of them.
+__device__ __forceinline__ double share_out_sums(const double (&total)[THREAD_SUMS], int lane)
+{
+    static_assert(WARP_SIZE / 2 < THREAD_SUMS && THREAD_SUMS <= WARP_SIZE, "a lane for each sum");
+    double left[WARP_SIZE];
+#pragma unroll
+    for (int i = 0; i < WARP_SIZE; i++)
+        left[i] = i < THREAD_SUMS ? total[i] : 0.0;
+#pragma unroll
+    for (int step = 0; step < 5; step++) {
+        const int half = WARP_SIZE / 2 >> step;
+        const bool upper = lane & half;
+#pragma unroll
+        for (int i = 0; i < WARP_SIZE / 2; i++)
+            if (i < half) {
+                const double sent = upper ? left[i] : left[i + half], kept = upper ? left[i + half] : left[i];
+                left[i] = kept + __shfl_xor_sync(FULL_WARP, sent, half);
+            }
+    }
+    return left[0];
 }
 
 template <typename T>
@@ -174,12 +198,9 @@ __global__ void __launch_bounds__(MOMENT_THREADS)
         if (last)
             shared[LAST_COLUMN + i][warp] = total[of_column[i]];
     }
-#pragma unroll
-    for (int i = 0; i < THREAD_SUMS; i++) {
-        const double all = warp_sum(total[i]);
-        if (lane == 0)
-            shared[i][warp] = all;
-    }
+    const double all_of_warp = share_out_sums(total, lane);
+    if (lane < THREAD_SUMS)
+        shared[lane][warp] = all_of_warp;
     __syncthreads();
     if (threadIdx.x < SUMS) {
         double all = 0.0;
@@ -234,11 +255,11 @@ __device__ __forceinline__ double *tap_means_of(double *statistics, int64_t chan
     return statistics + 2 * channels;
 }
 
-// The weight as the products take it: rounded to the dtype of the pictures.
+// A weight as the products take it: rounded to the dtype of the pictures.
 template <typename T>
-__device__ __forceinline__ float weight_value(const void *weight, cuda_ops_dtype dtype, int64_t index)
+__device__ __forceinline__ float rounded_weight(float weight)
 {
-    return load_as_accumulate(store_from_accumulate<T>((float)load_value(weight, dtype, index)));
+    return load_as_accumulate(store_from_accumulate<T>(weight));
 }
 
 struct one_parameters {
@@ -265,7 +286,15 @@ __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, dou
                                   const one_parameters &p, const one_sizes &s, int first, bool writes)
 {
     const double count = (double)s.batch * s.height * s.width;
-    const int part = threadIdx.x / SUMS, which = threadIdx.x % SUMS;
+    const int part = threadIdx.x / SUMS, which = threadIdx.x % SUMS, channel = first + threadIdx.x;
+    const bool inside = threadIdx.x < CHANNELS && channel < s.channels;
+    // Parameters are asked for before the sums, so that they are there when these are.
+    float weight[TAPS];
+#pragma unroll
+    for (int k = 0; k < TAPS; k++)
+        weight[k] = inside ? load_value_early(p.weight, p.weight_dtype, (int64_t)channel * TAPS + k) : 0.0f;
+    const float gamma = inside && p.norm.weight ? load_value_early(p.norm.weight, p.norm.dtype, channel) : 1.0f;
+    const float shift = inside && p.norm.bias ? load_value_early(p.norm.bias, p.norm.dtype, channel) : 0.0f;
     if (part < PARTS) {
         double sum = 0.0;
 #pragma unroll 22
@@ -298,13 +327,10 @@ __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, dou
     }
     __syncthreads();
     if (threadIdx.x < CHANNELS) {
-        const int channel = first + threadIdx.x;
-        const bool inside = channel < s.channels;
-        float weight[TAPS];
         double mean = 0.0, variance = 0.0;
 #pragma unroll
         for (int k = 0; k < TAPS; k++) {
-            weight[k] = inside ? weight_value<T>(p.weight, p.weight_dtype, (int64_t)channel * TAPS + k) : 0.0f;
+            weight[k] = rounded_weight<T>(weight[k]);
             mean += (double)weight[k] * scratch.means[k];
         }
 #pragma unroll
@@ -316,15 +342,13 @@ __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, dou
             variance += dot * (double)weight[k];
         }
         variance = variance < 0.0 ? 0.0 : variance; // by rounding; a NaN stays
-        const double gamma = inside && p.norm.weight ? load_value(p.norm.weight, p.norm.dtype, channel) : 1.0;
-        const double shift = inside && p.norm.bias ? load_value(p.norm.bias, p.norm.dtype, channel) : 0.0;
-        const double scale = gamma / sqrt(variance + p.norm.eps);
+        const double scale = (double)gamma / sqrt(variance + p.norm.eps);
         const float sign = scale < 0.0 ? -1.0f : scale == 0.0 ? 0.0f : 1.0f;
 #pragma unroll
         for (int k = 0; k < TAPS; k++)
             c.weight[k][threadIdx.x] = weight[k] * sign;
         c.scale[threadIdx.x] = (float)fabs(scale);
-        c.offset[threadIdx.x] = (float)(shift - mean * scale);
+        c.offset[threadIdx.x] = (float)((double)shift - mean * scale);
         if (writes && inside) {
             mean += p.bias ? load_value(p.bias, p.weight_dtype, channel) : 0.0;
             statistics[channel] = mean;
@@ -812,6 +836,15 @@ __global__ void __launch_bounds__(THREADS, 2)
     unsigned char *const ring = dynamic_shared + ring_offset + warp * STEPS_AHEAD * STEP_BYTES;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
+    // What forward left, while the kernel before this one still runs; what a block takes first, of few channels.
+    const int64_t first_unit = (int64_t)blockIdx.x * b.units;
+    if (first_unit < b.all_units && s.channels <= CHANNELS) {
+        const window_range windows = windows_of(first_unit, b);
+        prefetch_lines(places + windows.before * s.channels, (int64_t)windows.count * s.channels);
+        const int64_t picture = first_unit / b.bands, left = s.batch - picture, some = b.units / b.bands + 1;
+        const int64_t size = (int64_t)s.height * s.width;
+        prefetch_lines(input + picture * size, (some < left ? some : left) * size * (int64_t)sizeof(T));
+    }
     wait_for_predecessor();
     release_successor();
     float products[4][2][2][4], sums[2][4]; // [channel][pair of places][pixels]
@@ -993,30 +1026,43 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     wait_for_predecessor();
     release_successor();
     const float *mine = partials + (channel * GRADIENT_SUMS + which) * partial_count;
+    // What the first threads make of the sums is asked for before these, so that it is there when they are.
+    const int k = threadIdx.x;
+    const bool makes = k < TAPS;
+    const double *means = statistics + 2 * s.channels, *covariance = means + TAPS;
+    double mean[TAPS], row[TAPS], mean_of_mine = 0.0, variance = 0.0;
+    float weight[TAPS], gamma = 1.0f;
+    if (makes) {
+        mean_of_mine = means[k];
+        variance = statistics[s.channels + channel];
+        gamma = p.norm.weight ? load_value_early(p.norm.weight, p.norm.dtype, channel) : 1.0f;
+#pragma unroll
+        for (int l = 0; l < TAPS; l++) {
+            weight[l] = load_value_early(p.weight, p.weight_dtype, channel * TAPS + l);
+            mean[l] = means[l];
+            row[l] = covariance[k * TAPS + l];
+        }
+    }
     double sum = 0.0;
-#pragma unroll 4
+#pragma unroll 9
     for (int i = lane; i < partial_count; i += WARP_SIZE)
         sum += (double)mine[i];
     sum = warp_sum(sum);
     if (lane == 0)
         sums[which] = sum;
     __syncthreads();
-    if (threadIdx.x >= TAPS)
+    if (!makes)
         return;
-    const int k = threadIdx.x;
-    const double *means = statistics + 2 * s.channels, *covariance = means + TAPS;
-    const double rstd = 1.0 / sqrt(statistics[s.channels + channel] + p.norm.eps);
-    const double scale = (p.norm.weight ? load_value(p.norm.weight, p.norm.dtype, channel) : 1.0) * rstd;
-    const double total = sums[TAPS];
+    const double rstd = 1.0 / sqrt(variance + p.norm.eps), scale = (double)gamma * rstd, total = sums[TAPS];
     double dot = 0.0, spread = 0.0;
 #pragma unroll
     for (int l = 0; l < TAPS; l++) {
-        const double weight = (double)weight_value<T>(p.weight, p.weight_dtype, channel * TAPS + l);
-        dot += weight * (sums[l] - total * means[l]);
-        spread += weight * covariance[k * TAPS + l];
+        const double w = (double)rounded_weight<T>(weight[l]);
+        dot += w * (sums[l] - total * mean[l]);
+        spread += w * row[l];
     }
     dot *= rstd;
-    const double grad = scale * (sums[k] - total * means[k] - dot * rstd * spread);
+    const double grad = scale * (sums[k] - total * mean_of_mine - dot * rstd * spread);
     store_value(grads.weight, p.weight_dtype, channel * TAPS + k, grad);
     if (k > 0)
         return;

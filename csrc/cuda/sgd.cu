@@ -6,6 +6,7 @@
 #include "cuda_ops/sgd.h"
 
 #include "common.cuh"
+#include "prefetch.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t CHUNK = 2048;
@@ -47,6 +48,21 @@ __device__ __forceinline__ void sgd_element(A &param, A grad, A &buffer, const S
     param -= lr * g;
 }
 
+// Which parameter a chunk is of.
+template <typename T>
+__device__ __forceinline__ int tensor_of(const SgdList<T> &list, int32_t chunk)
+{
+    int tensor = 0, above = list.tensors;
+    while (above - tensor > 1) {
+        const int middle = (tensor + above) / 2;
+        if (list.first_chunk[middle] <= chunk)
+            tensor = middle;
+        else
+            above = middle;
+    }
+    return tensor;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     sgd_kernel(const __grid_constant__ SgdList<T> list, const __grid_constant__ SgdScalars<accumulate_type<T>> scalars)
@@ -56,19 +72,21 @@ __global__ void __launch_bounds__(THREADS)
     const bool momentum = scalars.momentum != A(0);
     A lr = scalars.lr;
     release_successor();
+    int32_t chunk = blockIdx.x;
+    if (chunk < list.chunks) { // parameters were last used long ago, and nobody but this kernel writes them
+        const int tensor = tensor_of(list, chunk);
+        const int64_t begin = (chunk - list.first_chunk[tensor]) * CHUNK, left = list.counts[tensor] - begin;
+        const int64_t bytes = (left < CHUNK ? left : CHUNK) * (int64_t)sizeof(T);
+        prefetch_lines(list.params[tensor] + begin, bytes);
+        if (momentum)
+            prefetch_lines(list.buffers[tensor] + begin, bytes);
+    }
     wait_for_predecessor();
     if (scalars.device_lr)
         lr = scalars.device_lr_is_double ? A(*(const double *)scalars.device_lr) : A(*(const float *)scalars.device_lr);
 
-    for (int32_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        int tensor = 0, above = list.tensors;
-        while (above - tensor > 1) {
-            const int middle = (tensor + above) / 2;
-            if (list.first_chunk[middle] <= chunk)
-                tensor = middle;
-            else
-                above = middle;
-        }
+    for (; chunk < list.chunks; chunk += gridDim.x) {
+        const int tensor = tensor_of(list, chunk);
         T *const param = list.params[tensor];
         const T *const grad = list.grads[tensor];
         T *const buffer = list.buffers[tensor];

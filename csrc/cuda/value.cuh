@@ -20,6 +20,13 @@ __device__ __forceinline__ double load_value(const void *values, cuda_ops_dtype 
     }
 }
 
+// For values that are asked for some time before their use: float32, which they mostly are, is not converted here, so
+// that nothing waits for it yet.
+__device__ __forceinline__ float load_value_early(const void *values, cuda_ops_dtype dtype, int64_t index)
+{
+    return dtype == CUDA_OPS_FLOAT32 ? ((const float *)values)[index] : (float)load_value(values, dtype, index);
+}
+
 __device__ __forceinline__ void store_value(void *values, cuda_ops_dtype dtype, int64_t index, double value)
 {
     switch (dtype) {
