@@ -186,8 +186,7 @@ def ceiling_of(precision: str, device) -> harness.Ceiling:
     """Large ceilings in a quick run too: a small torch.mm leaves most of a GPU idle, and its floor would lie above what
     is measured."""
     set_precision(precision)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return harness.measure_ceiling.__wrapped__(device, dtype, quick=False)  # the cache knows nothing of TF32
+    return harness.measure_ceiling(device, {"bf16": "bfloat16", "fp32": "float32", "tf32": "tf32"}[precision], False)
 
 
 # --- the time line --------------------------------------------------------------------------------------------------
