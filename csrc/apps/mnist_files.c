@@ -350,7 +350,9 @@ static uint64_t next_random(uint64_t *state)
 
 mnist_start mnist_make_start(int64_t pictures, int64_t batch_size, int64_t epochs, uint64_t seed)
 {
-    check_start_sizes("(none)", (uint64_t)pictures, (uint64_t)batch_size, (uint64_t)epochs);
+    if ((uint64_t)epochs > MOST_INDICES / (uint64_t)pictures)
+        mnist_fail("--epochs %lld: expected at most %llu for %lld pictures, whose order is made beforehand",
+                   (long long)epochs, (unsigned long long)(MOST_INDICES / (uint64_t)pictures), (long long)pictures);
     mnist_start start = allocate_start(pictures, batch_size, epochs);
     uint64_t state = seed;
     for (int i = 0; i < MNIST_TENSORS; i++) {
