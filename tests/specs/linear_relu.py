@@ -9,7 +9,7 @@ def samples(make):
     # (leading shape, in_features, out_features): one element; nothing that fits a tile; around the GPU's tiles of 32,
     # 64 and 128 and its slices of 16, 32 and 64; few rows of many features, which split the sum on the GPU, in lengths
     # that 16-byte loads fit (multiples of 8) and not; many rows, which spread over threads on the CPU and take the
-    # largest tiles on the GPU; the layer of the MNIST network.
+    # largest tiles on the GPU, or Hopper's launch for both gradients; the layer of the MNIST network.
     for leading, in_features, out_features in [
         ((1,), 1, 1),
         ((3,), 5, 7),
@@ -21,6 +21,7 @@ def samples(make):
         ((2,), 1025, 3),
         ((2,), 1032, 8),
         ((600,), 9, 5),
+        ((513,), 24, 40),
         ((1030,), 40, 136),
         ((7,), 257, 1601),
         ((64,), 3136, 128),
