@@ -116,7 +116,9 @@ def race():
             doubt += f" The rows of {precision} are of {facts[f'of {precision}']}."
     if report["left_out"]:
         kinds = {line.split(",")[0] for line in report["left_out"]}
-        doubt += f" {len(report['left_out'])} times of {', '.join(sorted(kinds))} are missing (see `mnist_step.md`)."
+        count = len(report["left_out"])
+        missing = "1 time of {} is missing" if count == 1 else f"{count} times of {{}} are missing"
+        doubt += f" {missing.format(', '.join(sorted(kinds)))} (see `mnist_step.md`)."
     return [
         f"![microseconds a step against the batch size](benchmarks/results/{GPU}/mnist_step.png)",
         "",

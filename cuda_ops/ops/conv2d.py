@@ -243,10 +243,11 @@ def conv2d(
         NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
             ``CUDA_OPS_CONV_PATH`` names a kernel that cannot do this convolution.
 
-    Under CUDA autocast the tensors are cast to its dtype. On Hopper float16, bfloat16 and, where
-    ``torch.backends.cudnn.allow_tf32`` allows it, float32 go through tensor cores, fastest in channels_last; with one
-    to four input channels they do from compute capability 8.0 on. Which kernel is chosen by shape, and
-    ``CUDA_OPS_CONV_PATH`` in the environment forces one. Deterministic. Differentiable any number of times.
+    Under CUDA autocast the tensors are cast to its dtype. From compute capability 8.0 on float16, bfloat16 and, where
+    ``torch.backends.cudnn.allow_tf32`` allows it, float32 go through tensor cores, fastest in channels_last, where the
+    channels of a group are multiples of 8 (float32: 4) or there are one to four input channels. Which kernel is chosen
+    by shape, and ``CUDA_OPS_CONV_PATH`` in the environment forces one. Deterministic. Differentiable any number of
+    times.
 
     Example:
         >>> image = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])

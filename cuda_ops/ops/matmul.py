@@ -68,7 +68,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     tensors are cast as PyTorch casts them. Differentiable any number of times.
 
     On CUDA the kernel is chosen by shape, dtype and device; ``CUDA_OPS_GEMM_RUNG=<number>`` in the environment forces
-    a rung of the ladder (4 to 13, 62, 71; see cuda_ops.ladder.gemm).
+    a rung of the ladder (4 to 15, 62, 71; see cuda_ops.ladder.gemm).
 
     Example:
         >>> a, b = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0])
