@@ -208,3 +208,18 @@ def test_module_sees_parametrized_weights():
         torch.nn.utils.parametrize.register_parametrization(block.conv, "weight", Double())
         assert_close(block(images), doubled(images).double(), 1e-5)
         assert not torch.equal(block(images), plain)
+
+
+def test_a_place_outside_of_the_plane_writes_nothing():
+    """Float64 keeps the general path, contiguous tensors the kernel that scatters. Forward makes no such places, but
+    the op is open to everyone."""
+    ops, geometry = torch.ops.cuda_ops, (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 0)
+    make = Make("cpu", torch.float64)
+    tensors = make(1, 3, 8, 8), make(4, 3, 3, 3), None, None, None
+    output, conv_output, argmax, *saved = ops.conv_bn_relu_pool_forward(*tensors, *[None] * 3, 0.1, 1e-5, geometry)
+    grad_output = torch.zeros_like(output)
+    grad_output[:, 3] = 1
+    argmax.fill_(0)  # of the windows at the edge: in the padding, which is the plane of the channel before
+    grads = ops.conv_bn_relu_pool_backward(grad_output, *tensors, conv_output, argmax, *saved, 1e-5, geometry, True)
+    assert grads[1][3].any()
+    assert not grads[1][:3].any()

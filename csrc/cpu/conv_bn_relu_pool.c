@@ -376,6 +376,9 @@ CUDA_OPS_SIMD static void FN(grad_conv_planes)(REAL *grad_conv_output, const REA
                     continue;
                 const int64_t row = cuda_ops_pool_start(height, h) + argmax[o] / width.kernel;
                 const int64_t column = cuda_ops_pool_start(width, w) + argmax[o] % width.kernel;
+                /* Forward makes no other places, but whoever calls the op may: nothing is written outside. */
+                if (row < 0 || row >= height.input || column < 0 || column >= width.input)
+                    continue;
                 grad[row * width.input + column] += grad_output[o] * scale;
             }
     }
