@@ -26,6 +26,14 @@ def register_fake(name: str):
     return register
 
 
+def require_ops(*names: str):
+    """For ops that have no fake, being made of others: an error at import, as a fake would be, where the library is too
+    old to have them."""
+    for name in names:
+        if not hasattr(torch.ops.cuda_ops, name):
+            raise RuntimeError(f"operator cuda_ops::{name} does not exist")
+
+
 def check_devices(op: str, arguments: dict):
     """Refuses tensors, alone or in lists, on different devices."""
     first = None

@@ -140,6 +140,14 @@ def test_library_older_than_the_python_files(copy):
     assert f"cure: {doctor.INSTALL}" in text
 
 
+def test_ops_without_a_fake_are_missed_at_import_too():
+    from cuda_ops._fakes import require_ops
+
+    require_ops("linear_relu")
+    with pytest.raises(RuntimeError, match="cuda_ops::brand_new does not exist"):
+        require_ops("linear_relu", "brand_new")
+
+
 def test_another_torch(copy):
     edit_build_info(copy, torch="2.3.1+cu121")
     status, text = run("--json", package_in=copy)

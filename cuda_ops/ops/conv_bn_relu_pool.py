@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
 from .._autocast import autocast_to_lower
-from .._fakes import register_fake
+from .._fakes import register_fake, require_ops
 from .._library import library, ops
 from .._modules import buffer, parameter
 from ._pool2d import _pooled_size, pair_or_kernel
@@ -70,6 +70,9 @@ def _output_sizes(input, weight, geometry):
     for size in pooled:
         expect(size > 0, OP, "the convolution's output to have room for a window, got {}", conv)
     return (input.shape[0], weight.shape[0], *conv), (input.shape[0], weight.shape[0], *pooled)
+
+
+require_ops("conv_bn_relu_pool", "conv_bn_relu_pool_saved")
 
 
 @register_fake("cuda_ops::conv_bn_relu_pool_forward")

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer
-from .._fakes import register_fake
+from .._fakes import register_fake, require_ops
 from .._library import library, ops
 from .._loss import accumulate_dtype, reduction_number
 from .._modules import parameter
 from .cross_entropy import CrossEntropyFunction
 from .linear import LinearFunction
+
+require_ops("linear_cross_entropy")
 
 
 @register_fake("cuda_ops::linear_cross_entropy_forward")

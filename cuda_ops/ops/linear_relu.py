@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
-from .._fakes import register_fake
+from .._fakes import register_fake, require_ops
 from .._library import library, ops
 from .._modules import parameter
 from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
 from .relu import ReLUBackwardFunction
+
+require_ops("linear_relu")
 
 
 @register_fake("cuda_ops::linear_relu_forward")

@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from .._fakes import register_fake
+from .._fakes import register_fake, require_ops
 from .._library import ops
+
+require_ops("sgd_step_")
 
 
 @register_fake("cuda_ops::sgd_")
