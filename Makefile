@@ -51,13 +51,14 @@ check-gpu: build
 	@$(BIN)/python benchmarks/check_gpu.py $(ARGS)
 
 # The environment is made again when the pins change. The stamp comes last, so that a broken install is repeated.
+# Python compiles what it imports; pip would compile all there is, on one core while the other waits.
 $(VENV)/.installed: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "cuda_ops: $(PYTHON) is older than 3.10; name another: make PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || \
 	    { echo "cuda_ops: $(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	@echo "cuda_ops: installing PyTorch and the other pinned packages into $(VENV) (some gigabytes, once)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -r requirements.txt
 	@touch $@
 
 # Compiles into build/ and cuda_ops/; incremental. The editable install after it only writes the link and metadata.
