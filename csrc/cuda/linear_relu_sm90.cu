@@ -487,6 +487,8 @@ cuda_ops_linear_relu_sm90_backward_cuda(void *grad_input, void *grad_weight, voi
 #ifdef CUDA_OPS_SM90A
     if (!cuda_ops_linear_relu_sm90_takes_cuda(rows, in_features, out_features, dtype, parameter_dtype))
         return CUDA_OPS_INVALID_ARGUMENT;
+    if (!grad_input && !grad_weight && !grad_bias)
+        return CUDA_OPS_SUCCESS; // a launch of no blocks is an error
     char *const copy = (char *)workspace, *const masked = copy + rounded_up(2 * in_features * out_features);
     float *const parts = (float *)(masked + rounded_up(2 * rows * out_features));
     const bool with_copy = grad_input && parameter_dtype != dtype;
