@@ -20,6 +20,7 @@ A bench_<op>.py declares one `BENCH = Bench(...)`; `python -m cuda_ops bench` ru
 
 import contextlib
 import csv
+import ctypes
 import datetime
 import functools
 import gc
@@ -479,6 +480,15 @@ def environment(settings: Settings) -> dict[str, str]:
         found["threads"] = str(torch.get_num_threads())
         found["load average"] = f"{os.getloadavg()[0]:.1f}"
     return found
+
+
+def keep_freed_memory() -> bool:
+    """Lets this process keep the memory that it frees on the CPU, for all that is timed in it; returns whether the C
+    library can (glibc). Else large blocks go back to the system, depending on what ran before, and a step that asks for
+    36 MB anew takes 9000 page faults."""
+    trim_threshold, mmap_max = -1, -4  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and mallopt(mmap_max, 0) == 1 and mallopt(trim_threshold, 2**31 - 1) == 1
 
 
 def write_csv(path: Path, rows: list[dict], facts: dict[str, str]):

@@ -427,6 +427,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
     settings = harness.Settings(device, [], quick=quick)
     race = Race({**harness.environment(settings), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
+    if kind == "cpu" and harness.keep_freed_memory():
+        race.facts["freed memory"] = "kept by the process, for all variants"
     with contextlib.ExitStack() as stack:
         if kind == "cuda":
             stack.enter_context(torch.cuda.device(device))

@@ -8,9 +8,10 @@
 #include "cuda_ops/cpu_isa.h"
 #include "cuda_ops/gemm_cpu.h"
 
-/* A column of tiles of b (BLOCK_DEPTH rows of two vectors, 24 to 32 KB) stays in the first-level cache, the packed
- * block of a (BLOCK_A_BYTES) in the second, which processors with AVX-512 have a larger one of, and the packed block of
- * b, wide enough for a square of 2048 floats, in the third. See gemm_kernel.h. */
+/* A column of tiles of b (BLOCK_DEPTH rows of two vectors, 24 KB) stays in the first-level cache, the packed block of a
+ * (BLOCK_A_BYTES) in the second, and the packed block of b, wide enough for a square of 2048 floats, in the third.
+ * Processors with AVX-512 have second-level caches from which the column of b may come as well (64 KB), so that a tile
+ * is stored less often. See gemm_kernel.h. */
 enum { BLOCK_B_BYTES = 1 << 22 };
 _Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
 
