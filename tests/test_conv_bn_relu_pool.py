@@ -63,6 +63,24 @@ def test_module_refuses_other_padding():
         block(torch.ones(1, 1, 4, 4))
 
 
+def test_geometry_is_not_taken_from_arguments_that_only_look_alike():
+    """What is known of the arguments of earlier calls goes by these very objects."""
+    image, weight = torch.arange(50.0).reshape(2, 1, 5, 5), torch.ones(2, 1, 1, 1)
+    padding, other = [0, 0], (0, 1)
+    plain = conv_bn_relu_pool(image, weight, None, None, None, padding=padding)
+    assert plain.shape == (2, 2, 2, 2)
+    padding[1] = 1
+    assert conv_bn_relu_pool(image, weight, None, None, None, padding=padding).shape == (2, 2, 2, 3)
+    assert conv_bn_relu_pool(image, weight, None, None, None, padding=other).shape == (2, 2, 2, 3)
+    for stride in (1, (1, 1)):
+        conv_bn_relu_pool(image, weight, None, None, None, stride=stride)
+    for stride in (True, 1.0, (1, True), (1.0, 1.0)):
+        with pytest.raises(TypeError, match="conv_bn_relu_pool: expected stride to be an int or two of them, got"):
+            conv_bn_relu_pool(image, weight, None, None, None, stride=stride)
+    with pytest.raises(TypeError, match="conv_bn_relu_pool: expected channels_last to be a bool or None, got 1"):
+        conv_bn_relu_pool(image, weight, None, None, None, channels_last=1)
+
+
 @pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_bias_of_the_convolution_has_gradient_zero_in_training(device, channels, images):

@@ -400,6 +400,17 @@ def call_op(device="cpu", *, first=None, device_lr=None, momentum=0.9, shapes=((
     return *lists.values(), first, device_lr, 0.1, momentum, 0.0, 0.1, False, False
 
 
+def test_negative_views():
+    """Without momentum, where the optimizer's op looks for the gradients itself."""
+    whole = torch.tensor([1 + 2j, 3 - 4j])
+    param = whole.conj().imag.requires_grad_()  # its memory holds 2 and -4
+    assert param.is_neg()
+    param.grad = torch.tensor([1.0, 2.0])
+    SGD([param], lr=0.5).step()
+    assert param.tolist() == [-2.5, 3.0]
+    assert whole.imag.tolist() == [2.5, -3.0]
+
+
 def test_opcheck(device):
     calls = [call_op(device), call_op(device, momentum=0.0), call_op(device, first=[True, False, True])]
     strided = [t.t() for t in random_tensors([(5, 3)], 2, device)]

@@ -191,4 +191,5 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
         cuda_ops::sgd_step_);
     CUDA_OPS_IMPLEMENT(library, "sgd_", cuda_ops::sgd_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "sgd_");
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "sgd_step_");
 }
