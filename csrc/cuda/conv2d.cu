@@ -880,7 +880,8 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
         return 0;
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);
-    const double products = output * (double)(sizes->in_channels * sizes->kernel_height * sizes->kernel_width);
+    const int64_t depth = sizes->in_channels / sizes->groups * sizes->kernel_height * sizes->kernel_width;
+    const double products = output * (double)depth;
     const double copied = (sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output);
     const double element = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     // The better path is at least four times as fast.

@@ -8,10 +8,10 @@
 //   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
 //
 // A block of 256 threads makes a tile of 128 x 128 or 128 x 64, a warp 64 x 32 or 32 x 32 of it in registers. cp.async
-// brings slices of 64 bytes of the summed axis to a ring of four in shared memory, each thread the same 16 bytes of some
-// rows, and zeros for what lies in the padding. The summed axis (tap, channel) has no gaps: a thread counts its own
-// place on it. Groups, residues and pieces of backward_weight's sum, which a second kernel adds in order, are further
-// blocks.
+// brings slices of 64 bytes of the summed axis to a ring of four in shared memory, each thread the same 16 bytes of
+// some rows, and zeros for what lies in the padding. The summed axis (tap, channel) has no gaps: a thread counts its
+// own place on it. Groups, residues and pieces of backward_weight's sum, which a second kernel adds in order, are
+// further blocks.
 //
 // Bound by the loads of fragments from shared memory and by the instructions for addresses; measured on an H200,
 // benchmarks/notes/conv2d.md.
@@ -143,8 +143,8 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
     work.picture = forward ? call.input : call.output;
     work.weight = call.weight, work.bias = call.bias, work.result = call.result;
     if (relayouts(call)) {
-        const cuda_ops_status status = conv2d_relayout(
-            call.workspace, call.weight, conv2d_weight_relayout(s, !forward), call.dtype, call.stream);
+        const cuda_ops_status status =
+            conv2d_relayout(call.workspace, call.weight, conv2d_weight_relayout(s, !forward), call.dtype, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
         work.weight = call.workspace;

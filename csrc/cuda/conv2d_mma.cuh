@@ -25,9 +25,9 @@ struct MmaWalk {
 struct MmaPixels {
     const void *picture, *weight, *bias;
     void *result;
-    int64_t picture_pixel, result_pixel;           // channels of all groups
-    int64_t weight_row, weight_tap, weight_group;  // distances
-    int images, height, width;                     // of the picture
+    int64_t picture_pixel, result_pixel;          // channels of all groups
+    int64_t weight_row, weight_tap, weight_group; // distances
+    int images, height, width;                    // of the picture
     int result_height, result_width;
     int channels, columns; // of a group: summed over, and of the result
     int kernel_width, tiles_n;
@@ -224,8 +224,10 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
             const bool is_tap = j < walk.taps_y;
             const int y = j * walk.tap_y, x = i_x * walk.tap_x;
             const int64_t tap = ((int64_t)y * work.width + x) * work.picture_pixel + channel;
-            const int64_t of_weight = ((walk.first_y + (int64_t)j * walk.next_y) * work.kernel_width + walk.first_x +
-                                       i_x * walk.next_x) * work.weight_tap + channel;
+            const int64_t of_weight =
+                ((walk.first_y + (int64_t)j * walk.next_y) * work.kernel_width + walk.first_x + i_x * walk.next_x) *
+                    work.weight_tap +
+                channel;
 #pragma unroll
             for (int i = 0; i < M / LINES; i++) {
                 // As unsigned numbers, what is negative is too large as well.
@@ -316,8 +318,8 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
             const int u = place - image * image_places - v * walk.grid_width;
             const int64_t y = (int64_t)walk.result_y + (int64_t)v * walk.result_step_y;
             const int64_t x = (int64_t)walk.result_x + (int64_t)u * walk.result_step_x;
-            T *const to = result + ((image * (int64_t)work.result_height + y) * work.result_width + x) *
-                                       work.result_pixel;
+            T *const to =
+                result + ((image * (int64_t)work.result_height + y) * work.result_width + x) * work.result_pixel;
 #pragma unroll
             for (int c = 0; c < Warps::COLUMNS; c++) {
                 const int column = first_column + my_column + 8 * c + lane % 4 * 2;
@@ -407,7 +409,8 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
             if constexpr (sizeof(T) == 2) {
                 // Four 8 x 8 matrices in the instruction's order. Of A: rows 0-7, 8-15, then the same 8 places on; of B
                 // columns 0-7, the same 8 places on, then both of columns 8-15.
-                const uint32_t a = ring + 2 * (stage + (k + lane % 8 + lane / 16 * 8) * A_PITCH + my_row + lane / 8 % 2 * 8);
+                const uint32_t a =
+                    ring + 2 * (stage + (k + lane % 8 + lane / 16 * 8) * A_PITCH + my_row + lane / 8 % 2 * 8);
                 const uint32_t b = ring + 2 * (stage + A_SIZE + (k + lane % 16) * B_PITCH + my_column + lane / 16 * 8);
 #pragma unroll
                 for (int i = 0; i < Warps::ROWS; i++)
@@ -416,8 +419,10 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
                 for (int c = 0; c < Warps::COLUMNS / 2; c++)
                     load_matrices<true>(right[c], b + 2 * 16 * c);
             } else {
-                const uint32_t *const a = (const uint32_t *)shared + stage + (k + lane % 4) * A_PITCH + my_row + lane / 4;
-                const uint32_t *const b = (const uint32_t *)shared + stage + A_SIZE + (k + lane % 4) * B_PITCH + my_column + lane / 4;
+                const uint32_t *const a =
+                    (const uint32_t *)shared + stage + (k + lane % 4) * A_PITCH + my_row + lane / 4;
+                const uint32_t *const b =
+                    (const uint32_t *)shared + stage + A_SIZE + (k + lane % 4) * B_PITCH + my_column + lane / 4;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
 #pragma unroll

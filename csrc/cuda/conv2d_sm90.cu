@@ -2,7 +2,8 @@
 // (gemm/13_cluster_persistent.cuh: TMA into a ring, wgmma, persistent blocks in clusters) with a producer of its own.
 //
 //   forward           output[place][o]     = sum over (tap, c) of picture[place + tap][c] * weight[o][tap][c]
-//   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; with a stride one
+//   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; with a stride
+//   one
 //                     product for each residue of rows and columns modulo the stride (conv2d_residue.h)
 //   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
 //
@@ -232,7 +233,8 @@ static ConvProduct residue_product(const ConvProduct &product, const cuda_ops_co
     ConvProduct p = product;
     const residue_line rows = {
         s.stride_height, s.padding_top, s.dilation_height, s.kernel_height, s.in_height, 0, 0, 0};
-    const residue_line columns = {s.stride_width, s.padding_left, s.dilation_width, s.kernel_width, s.in_width, 0, 0, 0};
+    const residue_line columns = {
+        s.stride_width, s.padding_left, s.dilation_width, s.kernel_width, s.in_width, 0, 0, 0};
     p.strided = true;
     p.taps_y = taps_of_residue(rows, y), p.taps_x = taps_of_residue(columns, x);
     p.result_height = s.in_height, p.result_width = s.in_width;

@@ -74,8 +74,8 @@ struct ConvWork {
     int grid_height, grid_width, start_y, start_x, step_y, step_x;
     int kernel_width, taps, dilation_y, dilation_x;
     int first_tap, next_tap_y, next_tap_x; // the walk's taps in the weight
-    int chunks;                       // of a tile's columns (or depth) that the channels fill
-    int last_offset_y, last_offset_x; // mirrored: the offsets of tap 0, else of no meaning
+    int chunks;                            // of a tile's columns (or depth) that the channels fill
+    int last_offset_y, last_offset_x;      // mirrored: the offsets of tap 0, else of no meaning
     int mirrored;
     int line, first_shift; // shifted: places of a line, and the shift of the first row of taps
 };
