@@ -20,8 +20,8 @@ _Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed bl
 enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
 /* Rows up to which the transposed product is computed if b is transposed. */
 enum { TURNED_ROWS = 64 };
-/* How far ahead of a tile's sum a is asked for: elements where its rows are read, else steps. */
-enum { AHEAD = 192, STEPS_AHEAD = 16 };
+/* How many steps ahead of a tile's sum packed a is asked for. */
+enum { STEPS_AHEAD = 16 };
 
 #ifdef __GNUC__
 #define NOINLINE __attribute__((noinline))

@@ -144,23 +144,11 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
         for (int v = 0; v < vectors; v++)
             sum[i][v] = (FN(lane_vector)){0};
     }
-    /* Rows that are read in place may come from memory, for too short a way to be foreseen: of each step's row, by
-     * turns, the line that is AHEAD elements on is asked for. */
-    const REAL *ahead = a + AHEAD;
-    int turn = 0;
 #pragma GCC unroll 4
     for (int64_t p = 0; p < depth; p++) {
         FN(lane_vector) right[2];
-        if (by_rows) {
-            PREFETCH(ahead + p);
-            ahead += a_stride;
-            if (++turn == rows) {
-                turn = 0;
-                ahead -= rows * a_stride;
-            }
-        } else {
+        if (!by_rows) /* in place it gained nothing, and took a few percent where all is near */
             PREFETCH(a + STEPS_AHEAD * a_stride);
-        }
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             right[v] = *(const FN(vector) *)(b + v * LANES);
