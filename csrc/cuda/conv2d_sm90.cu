@@ -3,8 +3,7 @@
 //
 //   forward           output[place][o]     = sum over (tap, c) of picture[place + tap][c] * weight[o][tap][c]
 //   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; with a stride
-//   one
-//                     product for each residue of rows and columns modulo the stride (conv2d_residue.h)
+//                     one product for each residue of rows and columns modulo the stride (conv2d_residue.h)
 //   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
 //
 // The copy engine gathers the rows of the picture itself, in its im2col mode: a tile is so many places one after the
