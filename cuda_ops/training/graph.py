@@ -55,6 +55,9 @@ class GraphedStep:
     once; the second is captured. No step is taken in vain, so that nothing has to be restored: from the first call on,
     parameters, running statistics and the optimizer's state are what as many plain steps make of them.
 
+    Backward runs in the calling thread, with or without a graph: to wake PyTorch's thread of the device takes longer
+    than a small model's backward pass.
+
     Gradients live in the graph's memory and are dropped after each step: `parameter.grad` is None after a call, and
     nothing is spent on zeroing them.
 
