@@ -13,18 +13,18 @@
 //     sums        those sums over the batch              -> gradient of y, of convolution 2, of convolution 1
 //     gradients   all pictures' weight gradients         -> their sum, update of the convolutions
 //
-// Two blocks, a cluster, share a picture (up to four pictures, one after the other): each recomputes the first
-// convolution, and has half of the second one's output channels. A barrier is arrived at when a block has written what
-// others wait for; what nobody waits for (linear1's update, the next batch's pictures and their moments, linear2) is
-// done between arriving and waiting.
+// Two blocks, a cluster, share a picture (up to four pictures, one after the other): each makes every second row of the
+// first convolution for both, and has half of the second one's output channels. A barrier is arrived at when a block
+// has written what others wait for; what nobody waits for (linear1's update, the next batch's pictures and their
+// moments, linear2) is done between arriving and waiting.
 //
 // The first convolution's batch norm needs no pass over its output: its statistics follow from the mean and covariance
 // of the nine pixels under the kernel (conv_bn_relu_pool_one.cu has the formulas). All products are mma.sync m16n8k16
 // in bfloat16 on operands in shared memory, whose pixel pitch of 80 bytes spreads ldmatrix over the banks. Sums over
 // blocks are added in a fixed order, so that results repeat bit by bit.
 //
-// Bound by latency: of 27.2 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around them.
-// 67.2 us at 256: there by mma.sync and by values that do not fit into shared memory (benchmarks/notes/mnist.md).
+// Bound by latency: of 25.8 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around them.
+// 55.0 us at 256: there by the shared memory that feeds mma.sync (benchmarks/notes/mnist.md).
 #include "cuda_ops/mnist_step.h"
 
 #include "mnist_step/backward.cuh"
@@ -56,6 +56,7 @@ __device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &
     if (t.thread == 0) {
         bulk_barrier_init(shared_address(&t.small.arrived[0]));
         bulk_barrier_init(shared_address(&t.small.arrived[1]));
+        bulk_barrier_init(shared_address(&t.small.mapped));
     }
     look_up(t, 0);
     __syncthreads();
@@ -144,53 +145,75 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         const float conv_rate = a.rates[2 * step], linear_rate = a.rates[2 * step + 1];
         const bool more = step + 1 < a.steps;
         const bool several = t.pictures > 1;
-        float y[32];
-        uint32_t largest = 0;
+        Kept kept; // of the only picture, or of the next one
 
         // weights -> statistics
         statistics1(t);
         {
             uint32_t weights[16][2];
             weights_of_forward1(t, weights);
-            for (int i = 0; i < t.pictures; i++)
-                forward1(t, picture_of(step, i), shared + AT_MAPS + i * MAP_BYTES,
-                         shared + AT_PLACES + i * PLACES_BYTES, weights);
+            forward1(t, step, weights);
         }
         copy_async_wait<0>();
+        if (t.pictures)
+            bulk_wait(shared_address(&t.small.mapped), step & 1);
         __syncthreads();
         {
             float first[8] = {}, second[8] = {};
-            for (int i = 0; i < t.pictures; i++)
-                if (t.warp < CONV_WARPS) {
-                    forward2(t, shared_address(shared + AT_MAPS + i * MAP_BYTES), y);
-                    float center[8];
+            const auto add = [&](const float(&y)[32]) {
+                float center[8];
 #pragma unroll
-                    for (int c = 0; c < 8; c++)
-                        center[c] = center2(t, c / 2 * 8 + 2 * t.quad + c % 2);
+                for (int c = 0; c < 8; c++)
+                    center[c] = center2(t, c / 2 * 8 + 2 * t.quad + c % 2);
 #pragma unroll
-                    for (int j = 0; j < 32; j++) {
-                        const float d = is_pixel(t, j) ? y[j] - center[j / 4 % 4 * 2 + j % 2] : 0;
-                        first[j / 4 % 4 * 2 + j % 2] += d;
-                        second[j / 4 % 4 * 2 + j % 2] += d * d;
-                    }
-                    if (several)
-                        spill(t, i, y);
+                for (int j = 0; j < 32; j++) {
+                    const float d = is_pixel(t, j) ? y[j] - center[j / 4 % 4 * 2 + j % 2] : 0;
+                    first[j / 4 % 4 * 2 + j % 2] += d;
+                    second[j / 4 % 4 * 2 + j % 2] += d * d;
                 }
+            };
+            const uint32_t maps = shared_address(shared + AT_MAPS);
+            if (several && t.warp < CONV_WARPS) {
+#pragma unroll 1
+                for (int i = 0; i < t.pictures; i += 2) {
+                    float y[2][32];
+                    forward2(t, maps + i * MAP_BYTES, y); // the second may be none: an older map is in its place
+                    add(y[0]);
+                    kept.pack(y[0]);
+                    spill(t, i, kept);
+                    if (i + 1 < t.pictures) {
+                        add(y[1]);
+                        kept.pack(y[1]);
+                        spill(t, i + 1, kept);
+                    }
+                }
+            } else if (t.pictures && t.warp < CONV_WARPS) {
+                float y[1][32];
+                forward2(t, maps, y);
+                add(y[0]);
+                kept.pack(y[0]);
+            }
             sum_over_pixels(t, first, second, t.workspace<float>(WS_STATISTICS));
         }
         t.arrive();
         if (more)
             look_up(t, step + 1);
+        if (several)
+            unspill(t, 0, kept);
         t.wait();
 
         // statistics -> pooled
         statistics2(t);
         for (int i = 0; i < t.pictures && t.warp < CONV_WARPS; i++) {
+            float y[32];
+            kept.unpack(y);
+            if (i + 1 < t.pictures)
+                unspill(t, i + 1, kept);
+            const uint32_t largest = pool2(t, y, (__nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
             if (several)
-                unspill(t, i, y);
-            largest = pool2(t, y, (__nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
-            if (several)
-                __stcg(spill_of(t, i) + 32 * THREADS, __uint_as_float(largest));
+                spill_largest(t, i, largest);
+            else
+                kept.largest = largest;
         }
         __syncthreads();
         for (int i = 0; i < t.pictures; i++)
@@ -202,6 +225,8 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         if (more)
             load_pictures(t, step + 1);
         load_linear2(t);
+        if (t.block < SLICES)
+            start_linear1(t);
         t.wait();
 
         // pooled -> partials
@@ -239,6 +264,8 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             else if (t.block == MOMENTS_BLOCK && more)
                 add_grams(t);
         }
+        if (several)
+            unspill(t, 0, kept);
         t.wait();
 
         // features -> sums
@@ -247,8 +274,11 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             float first[8] = {}, second[8] = {};
             for (int i = 0; i < t.pictures; i++)
                 if (t.warp < CONV_WARPS) {
-                    if (several)
-                        largest = unspill(t, i, y);
+                    float y[32];
+                    kept.unpack(y);
+                    const uint32_t largest = kept.largest;
+                    if (i + 1 < t.pictures)
+                        unspill(t, i + 1, kept);
                     const __nv_bfloat16 *stage = (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES);
 #pragma unroll
                     for (int n = 0; n < 4; n++) {
@@ -269,11 +299,13 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             sum_over_pixels(t, first, second, t.workspace<float>(WS_SUMS2));
         }
         t.arrive();
+        if (several)
+            unspill(t, 0, kept);
         t.wait();
 
         // sums -> gradients
         coefficients2(t, conv_rate);
-        backward_conv2(t, step, y, largest, exchanges);
+        backward_conv2(t, step, kept, exchanges);
         t.arrive();
         t.wait();
 

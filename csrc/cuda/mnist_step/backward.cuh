@@ -124,9 +124,9 @@ __device__ __forceinline__ void backward_weights2(const Thread &t, uint32_t map,
     for (int row = 0; row < 16; row++) {
         if (row < SIDE1)
             load_matrices_transposed(a[row % 3], left + row * MAP_ROW * PITCH);
-        uint32_t b[4], third[4];
+        uint32_t b[4], third[2];
         load_matrices_transposed(b, right + row * MAP_ROW * PITCH); // of pixels from x, and from x + 1
-        load_matrices_transposed(third, right + (row * MAP_ROW + (t.lane < 16 ? 2 : 1)) * PITCH);
+        load_two_transposed(third, right + (row * MAP_ROW + 2) * PITCH);
 #pragma unroll
         for (int dy = 0; dy < 3; dy++) {
             if (row - dy < 0 || row - dy >= SIDE1)
@@ -142,9 +142,7 @@ __device__ __forceinline__ void backward_weights2(const Thread &t, uint32_t map,
 // Sixteen values of each thread to a buffer of the other block of the cluster, whose mbarrier counts their bytes.
 __device__ __forceinline__ void send(const Thread &t, uint32_t buffer, uint32_t barrier, const float (&values)[2][2][4])
 {
-    uint32_t to, their_barrier;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(buffer), "r"(1 - t.rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(their_barrier) : "r"(barrier), "r"(1 - t.rank));
+    const uint32_t to = of_other(t, buffer), their_barrier = of_other(t, barrier);
 #pragma unroll
     for (int i = 0; i < EXCHANGED / 4; i++) {
         const float(&v)[4] = values[i / 2][i % 2];
@@ -237,20 +235,23 @@ __device__ __forceinline__ void store_sums1(const Thread &t, const float (&sums)
 }
 static_assert(CONV_WARPS * (4 * 16 + 1) * 16 * 4 <= EXCHANGE_BYTES + HIDDEN_BYTES, "");
 
-// Gradients of both weights and of the first convolution's sums, for all pictures of the cluster; `y` and `largest`
-// are those of the only picture, or in the workspace. `exchanges`: the phases of the two buffers' mbarriers.
-__device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, float (&y)[32], uint32_t largest,
-                                               uint32_t &exchanges)
+// Gradients of both weights and of the first convolution's sums, for all pictures of the cluster. `kept` is
+// that of the first, the others' is in the workspace.
+// `exchanges`: the phases of the two buffers' mbarriers.
+__device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, Kept &kept, uint32_t &exchanges)
 {
     float weights[TAPS][4] = {}, sums[4][2][4] = {}, plain[2] = {0, 0};
-    if (t.pictures > 1)
-        largest = unspill(t, 0, y);
     for (int i = 0; i < t.pictures; i++) {
         const uint32_t map = shared_address(shared + AT_MAPS + i * MAP_BYTES);
         if (i)
             __syncthreads(); // the gradient of the picture before has been read
-        if (t.warp < CONV_WARPS)
-            store_gradient2(t, y, largest, (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
+        if (t.warp < CONV_WARPS) {
+            float y[32];
+            kept.unpack(y);
+            store_gradient2(t, y, kept.largest, (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
+            if (i + 1 < t.pictures)
+                unspill(t, i + 1, kept);
+        }
         __syncthreads();
         // Buffers in turn: what has come from the other block tells that all its threads have read what was sent before
         // the last time. The second buffer, scratch memory otherwise, is first written when this block has sent
@@ -283,8 +284,6 @@ __device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, fl
             backward1(t, picture_of(step, i), shared + AT_PLACES + i * PLACES_BYTES, mine, sums, plain);
         }
         exchanges ^= 1 << i % 2;
-        if (i + 1 < t.pictures) // here rather than at the top: y need not outlive its use
-            largest = unspill(t, i + 1, y);
     }
     float *to = t.workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2;
 #pragma unroll

@@ -84,14 +84,18 @@ __device__ __forceinline__ void statistics1(const Thread &t)
     __syncthreads();
 }
 
-// The first block, of one picture: its output to `map`, and of this block's 16 channels the places of the maxima (4:
-// none, rectified away). The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the
-// channels for each of the four places in the window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i
-// of tile h.
-__device__ __forceinline__ void forward1(const Thread &t, const char *picture, char *map, char *places,
-                                         const uint32_t (&weights)[16][2])
+// The first block, of every second row of all pictures, for both blocks of the cluster: its output to AT_MAPS, and the
+// places of the maxima (4: none, rectified away) to AT_PLACES of the block that has the channel. The 4 x 4 pixels
+// around a pooling window are the depth of the product, and its columns the channels for each of the four places in the
+// window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i of tile h.
+__device__ __forceinline__ void forward1(const Thread &t, int64_t step, const uint32_t (&weights)[16][2])
 {
-    for (int y = t.warp; y < SIDE1; y += WARPS) {
+    const uint32_t theirs = of_other(t, shared_address(shared)), arrived = of_other(t, shared_address(&t.small.mapped));
+    if (t.thread == 0 && t.pictures)
+        bulk_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
+    for (int row = t.warp; row < t.pictures * (SIDE1 / 2); row += WARPS) {
+        const int number = row / (SIDE1 / 2), y = row % (SIDE1 / 2) * 2 + t.rank;
+        const char *picture = picture_of(step, number);
         uint32_t a[4];
         const char *at = picture + ((2 * y + t.quad / 2) * PICTURE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
         a[0] = *(const uint32_t *)at;
@@ -123,8 +127,7 @@ __device__ __forceinline__ void forward1(const Thread &t, const char *picture, c
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         const float value = product[4 * p + 2 * group + c / 2][2 * half + c % 2];
-                        if (group == t.rank) // nobody asks for the others' places here
-                            place[c] = value > largest[c] ? p : place[c];
+                        place[c] = value > largest[c] ? p : place[c];
                         largest[c] = fmaxf(largest[c], value);
                     }
 #pragma unroll
@@ -135,11 +138,17 @@ __device__ __forceinline__ void forward1(const Thread &t, const char *picture, c
                 }
                 if (x >= SIDE1)
                     continue;
-                *(uint2 *)(map + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad) =
-                    make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
+                const int map =
+                    AT_MAPS + number * MAP_BYTES + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad;
+                const uint2 values = make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
+                *(uint2 *)(shared + map) = values;
+                store_to_other(theirs + map, values, arrived);
+                const int where = AT_PLACES + number * PLACES_BYTES + (y * 16 + x) * 16 + 4 * t.quad;
+                const uint32_t places = place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
                 if (group == t.rank)
-                    *(uint32_t *)(places + (y * 16 + x) * 16 + 4 * t.quad) =
-                        place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
+                    *(uint32_t *)(shared + where) = places;
+                else
+                    store_to_other(theirs + where, places, arrived);
             }
         }
     }
@@ -166,24 +175,25 @@ __device__ __forceinline__ void weights_of_forward1(const Thread &t, uint32_t (&
         }
 }
 
-// Convolution 2 of this block's channels: y[16 m + 4 n + e] is row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2
-// quad + e % 2; pixels from 14 on are garbage.
-__device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&y)[32])
+// Convolution 2 of this block's channels, of N pictures that share the loads of weights: y[picture][16 m + 4 n + e] is
+// row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2 quad + e % 2; pixels from 14 on are garbage.
+template <int N>
+__device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&y)[N][32])
 {
-    float sum[2][4][4];
+    float sum[N][2][4][4];
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-        sum[i / 16][i / 4 % 4][i % 4] = 0;
+    for (int i = 0; i < 32 * N; i++)
+        sum[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0;
     const uint32_t from = map + 2 * t.warp * MAP_ROW * PITCH + below_first(t.lane, PITCH);
     const uint32_t weights = shared_address(shared + AT_WEIGHTS2) + beside_first(t.lane, PITCH);
 #pragma unroll 1
     for (int x = 0; x < 3; x++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            uint32_t a[4][4];
+            uint32_t a[N][4][4];
 #pragma unroll
-            for (int r = 0; r < 4; r++)
-                load_matrices(a[r], from + (r * MAP_ROW + x) * PITCH + 32 * k);
+            for (int i = 0; i < 4 * N; i++)
+                load_matrices(a[i / 4][i % 4], from + i / 4 * MAP_BYTES + (i % 4 * MAP_ROW + x) * PITCH + 32 * k);
 #pragma unroll
             for (int dy = 0; dy < 3; dy++)
 #pragma unroll
@@ -191,36 +201,60 @@ __device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&
                     uint32_t b[4];
                     load_matrices(b, weights + ((dy * 3 + x) * HALF2 + 16 * n) * PITCH + 32 * k);
 #pragma unroll
-                    for (int m = 0; m < 2; m++) {
-                        multiply(sum[m][2 * n], a[m + dy], b[0], b[1]);
-                        multiply(sum[m][2 * n + 1], a[m + dy], b[2], b[3]);
+                    for (int i = 0; i < 2 * N; i++) {
+                        multiply(sum[i / 2][i % 2][2 * n], a[i / 2][i % 2 + dy], b[0], b[1]);
+                        multiply(sum[i / 2][i % 2][2 * n + 1], a[i / 2][i % 2 + dy], b[2], b[3]);
                     }
                 }
         }
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-        y[i] = sum[i / 16][i / 4 % 4][i % 4];
+    for (int i = 0; i < 32 * N; i++)
+        y[i / 32][i % 32] = sum[i / 32][i / 16 % 2][i / 4 % 4][i % 4];
 }
 
-// A thread's values of more than one picture go to the workspace and come back; nobody else reads them.
-__device__ __forceinline__ float *spill_of(const Thread &t, int number)
-{
-    return t.workspace<float>(WS_SPILL) + ((t.block * PICTURES + number) * 33) * THREADS + t.thread;
-}
-__device__ __forceinline__ void spill(const Thread &t, int number, const float (&y)[32])
-{
-    float *to = spill_of(t, number);
+// What a thread keeps of a picture from forward to backward: convolution 2's output, rounded, and which of its values
+// are the largest of their windows. Of more than one picture it goes to the workspace and comes back, and is asked for
+// well before it is needed; nobody else reads it.
+struct Kept {
+    uint32_t y[16], largest;
+
+    __device__ __forceinline__ void pack(const float (&values)[32])
+    {
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-        __stcg(to + i * THREADS, y[i]);
-}
-__device__ __forceinline__ uint32_t unspill(const Thread &t, int number, float (&y)[32])
-{
-    const float *from = spill_of(t, number);
+        for (int i = 0; i < 16; i++)
+            y[i] = pack_pair(values[2 * i], values[2 * i + 1]);
+    }
+    __device__ __forceinline__ void unpack(float (&values)[32]) const
+    {
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-        y[i] = __ldcg(from + i * THREADS);
-    return __float_as_uint(__ldcg(from + 32 * THREADS));
+        for (int i = 0; i < 16; i++)
+            values[2 * i] = low_of(y[i]), values[2 * i + 1] = high_of(y[i]);
+    }
+};
+__device__ __forceinline__ uint32_t *spill_of(const Thread &t, int number)
+{
+    return t.workspace<uint32_t>(WS_SPILL) + (t.block * PICTURES + number) * 17 * THREADS;
+}
+__device__ __forceinline__ void spill(const Thread &t, int number, const Kept &kept)
+{
+    uint4 *to = (uint4 *)spill_of(t, number) + t.thread;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        __stcg(to + i * THREADS, make_uint4(kept.y[4 * i], kept.y[4 * i + 1], kept.y[4 * i + 2], kept.y[4 * i + 3]));
+}
+__device__ __forceinline__ void spill_largest(const Thread &t, int number, uint32_t largest)
+{
+    __stcg(spill_of(t, number) + 16 * THREADS + t.thread, largest);
+}
+__device__ __forceinline__ void unspill(const Thread &t, int number, Kept &kept)
+{
+    const uint4 *from = (const uint4 *)spill_of(t, number) + t.thread;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 v = __ldcg(from + i * THREADS);
+        kept.y[4 * i] = v.x, kept.y[4 * i + 1] = v.y, kept.y[4 * i + 2] = v.z, kept.y[4 * i + 3] = v.w;
+    }
+    kept.largest = __ldcg(spill_of(t, number) + 16 * THREADS + t.thread);
 }
 
 // What the second block's variance is taken around: any number near the mean will do, the same in all blocks.

@@ -8,7 +8,7 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// linear1: this block's slice of the features times its slice of the weights, of all pictures.
+// This block's slice of the features.
 __device__ __forceinline__ uint4 slice_of(const Thread &t, int first)
 {
     const int picture = first + t.thread / 4;
@@ -23,42 +23,79 @@ __device__ __forceinline__ void store_slice(const Thread &t, uint4 value)
 }
 static_assert(THREADS == CHUNK * 4, "");
 
+// This block's part of linear1's weights forward, on its way to shared memory.
+__device__ __forceinline__ void start_linear1(const Thread &t)
+{
+    const __nv_bfloat16 *weights =
+        t.workspace<const __nv_bfloat16>(WS_LINEAR1) + t.rank * UNITS * FEATURES + t.cluster * WIDE;
+    for (int i = t.thread; i < UNITS * WIDE / 8; i += THREADS)
+        copy_async_16(shared_address(shared + AT_WIDE_WEIGHTS) + i / (WIDE / 8) * WIDE_PITCH + i % (WIDE / 8) * 16,
+                      weights + i / (WIDE / 8) * FEATURES + i % (WIDE / 8) * 8);
+    copy_async_commit();
+}
+
+// linear1: the cluster's two slices of the features times their weights for this block's half of the units.
+static constexpr int WIDE_VECTORS = WIDE_CHUNK * WIDE / 8 / THREADS; // of a thread
+__device__ __forceinline__ void load_wide(const Thread &t, int first, uint4 (&values)[WIDE_VECTORS])
+{
+#pragma unroll
+    for (int i = 0; i < WIDE_VECTORS; i++) {
+        const int vector = t.thread + i * THREADS, picture = first + vector / (WIDE / 8);
+        values[i] = picture < t.a.batch ? __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
+                                                                 (int64_t)picture * FEATURES + t.cluster * WIDE) +
+                                                 vector % (WIDE / 8))
+                                        : make_uint4(0, 0, 0, 0);
+    }
+}
 __device__ __forceinline__ void forward_linear1(const Thread &t)
 {
-    uint4 next = slice_of(t, 0);
-    for (int first = 0; first < t.a.batch; first += CHUNK) {
+    uint4 next[WIDE_VECTORS];
+    load_wide(t, 0, next);
+    copy_async_wait<0>();
+    for (int first = 0; first < t.a.batch; first += WIDE_CHUNK) {
         if (first)
             __syncthreads();
-        store_slice(t, next);
-        __syncthreads();
-        if (first + CHUNK < t.a.batch)
-            next = slice_of(t, first + CHUNK);
-        float sum[8][4] = {};
-        const int m = t.warp % 4, n = t.warp / 4;
-        const uint32_t left = shared_address(shared + AT_SLICE) + 16 * m * PITCH + below_first(t.lane, PITCH);
-        const uint32_t right = shared_address(shared + AT_LINEAR1) + 64 * n * PITCH + beside_first(t.lane, PITCH);
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            uint32_t a[4];
-            load_matrices(a, left + 32 * k);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                uint32_t b[4];
-                load_matrices(b, right + 16 * j * PITCH + 32 * k);
-                multiply(sum[2 * j], a, b[0], b[1]);
-                multiply(sum[2 * j + 1], a, b[2], b[3]);
-            }
+        for (int i = 0; i < WIDE_VECTORS; i++) {
+            const int vector = t.thread + i * THREADS;
+            *(uint4 *)(shared + AT_WIDE + vector / (WIDE / 8) * WIDE_PITCH + vector % (WIDE / 8) * 16) = next[i];
         }
-        float *to = t.workspace<float>(WS_PARTIAL) + ((int64_t)t.block * CUDA_OPS_MNIST_STEP_MOST + first) * HIDDEN;
+        __syncthreads();
+        if (first + WIDE_CHUNK < t.a.batch)
+            load_wide(t, first + WIDE_CHUNK, next);
+        const int m = t.warp % 4, n = t.warp / 4;
+        const uint32_t right =
+            shared_address(shared + AT_WIDE_WEIGHTS) + 32 * n * WIDE_PITCH + beside_first(t.lane, WIDE_PITCH);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
+        for (int part = 0; part < 2; part++) {
+            const int start = first + CHUNK * part;
+            if (start >= t.a.batch)
+                break;
+            const uint32_t left = shared_address(shared + AT_WIDE) + (CHUNK * part + 16 * m) * WIDE_PITCH +
+                                  below_first(t.lane, WIDE_PITCH);
+            float sum[4][4] = {};
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int picture = 16 * m + t.row + 8 * half;
-                if (first + picture < t.a.batch)
-                    __stcg((float2 *)(to + picture * HIDDEN + 64 * n + 8 * j + 2 * t.quad),
-                           make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
+            for (int k = 0; k < WIDE / 16; k++) {
+                uint32_t a[4], b[2][4];
+                load_matrices(a, left + 32 * k);
+                load_matrices(b[0], right + 32 * k);
+                load_matrices(b[1], right + 16 * WIDE_PITCH + 32 * k);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    multiply(sum[j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
             }
+            float *to = t.workspace<float>(WS_PARTIAL) +
+                        ((int64_t)t.cluster * CUDA_OPS_MNIST_STEP_MOST + start) * HIDDEN + t.rank * UNITS + 32 * n;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int picture = 16 * m + t.row + 8 * half;
+                    if (start + picture < t.a.batch)
+                        __stcg((float2 *)(to + picture * HIDDEN + 8 * j + 2 * t.quad),
+                               make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
+                }
+        }
     }
 }
 
@@ -75,16 +112,16 @@ __device__ __forceinline__ void load_linear2(const Thread &t)
         to[CLASSES * HIDDEN + HIDDEN + t.thread] = __ldcg(p.linear2_bias + t.thread);
 }
 
-// The parts of a picture's hidden units: of slices warp, warp + 8, ..., four units each.
-static constexpr int HEAD_PARTS = (SLICES + WARPS - 1) / WARPS;
+// The parts of a picture's hidden units: of pairs of slices warp, warp + 8, ..., four units each.
+static constexpr int HEAD_PARTS = (PAIRS + WARPS - 1) / WARPS;
 __device__ __forceinline__ void load_partials(const Thread &t, int picture, float4 (&values)[HEAD_PARTS])
 {
     const float *partial = t.workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
 #pragma unroll
     for (int i = 0; i < HEAD_PARTS; i++) {
-        const int slice = t.warp + i * WARPS;
-        values[i] = slice < SLICES ? __ldcg((const float4 *)(partial + slice * HIDDEN_VALUES) + t.lane)
-                                   : make_float4(0, 0, 0, 0);
+        const int pair = t.warp + i * WARPS;
+        values[i] =
+            pair < PAIRS ? __ldcg((const float4 *)(partial + pair * HIDDEN_VALUES) + t.lane) : make_float4(0, 0, 0, 0);
     }
 }
 
@@ -167,15 +204,20 @@ __device__ __forceinline__ void head(const Thread &t, int picture, int label, in
     }
 }
 
+// This block's slice of the weights: for its own backward, and for the cluster's forward.
 __device__ __forceinline__ void store_linear1(const Thread &t, const float (&weight)[4][4])
 {
-    __nv_bfloat16 *to = (__nv_bfloat16 *)(shared + AT_LINEAR1);
+    __nv_bfloat16 *to = (__nv_bfloat16 *)(shared + AT_LINEAR1),
+                  *forward = t.workspace<__nv_bfloat16>(WS_LINEAR1) + t.block * SLICE;
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            *(uint32_t *)(to + (16 * t.warp + t.row + 8 * half) * (PITCH / 2) + 8 * n + 2 * t.quad) =
-                pack_pair(weight[n][2 * half], weight[n][2 * half + 1]);
+        for (int half = 0; half < 2; half++) {
+            const int unit = 16 * t.warp + t.row + 8 * half, column = 8 * n + 2 * t.quad;
+            const uint32_t pair = pack_pair(weight[n][2 * half], weight[n][2 * half + 1]);
+            *(uint32_t *)(to + unit * (PITCH / 2) + column) = pair;
+            *(uint32_t *)(forward + unit * FEATURES + column) = pair;
+        }
 }
 
 __device__ __forceinline__ void load_grad_hidden(const Thread &t, int first, uint4 (&values)[4])
@@ -195,10 +237,8 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
 {
     float sum[4][4] = {};
     const uint32_t hidden = shared_address(shared + AT_HIDDEN), slice = shared_address(shared + AT_SLICE);
-    uint4 next[4], next_slice = {0, 0, 0, 0};
+    uint4 next[4], next_slice = slice_of(t, 0);
     load_grad_hidden(t, 0, next);
-    if (t.a.batch > CHUNK) // else the slice is there from forward
-        next_slice = slice_of(t, 0);
     for (int first = 0; first < t.a.batch; first += CHUNK) {
         const bool last = first + CHUNK >= t.a.batch;
         if (first)
@@ -208,8 +248,7 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
             const int vector = t.thread + i * THREADS;
             *(uint4 *)(shared + AT_HIDDEN + vector / 16 * HIDDEN_PITCH + vector % 16 * 16) = next[i];
         }
-        if (t.a.batch > CHUNK)
-            store_slice(t, next_slice);
+        store_slice(t, next_slice);
         __syncthreads();
         if (!last) {
             load_grad_hidden(t, first + CHUNK, next);

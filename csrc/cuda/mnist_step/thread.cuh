@@ -16,6 +16,14 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// Two matrices, at the addresses of lanes 0 to 15.
+__device__ __forceinline__ void load_two_transposed(uint32_t (&m)[2], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(m[0]), "=r"(m[1])
+                 : "r"(address)
+                 : "memory");
+}
 __device__ __forceinline__ uint32_t pack_pair(float low, float high)
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -88,6 +96,27 @@ struct Thread {
         asm volatile("" : "+r"(thread), "+r"(lane), "+r"(row), "+r"(quad));
     }
 };
+
+// An address in this block's shared memory, as one in that of the other block of the cluster.
+__device__ __forceinline__ uint32_t of_other(const Thread &t, uint32_t address)
+{
+    uint32_t other;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(1 - t.rank));
+    return other;
+}
+// Stores there; an mbarrier there counts the bytes.
+__device__ __forceinline__ void store_to_other(uint32_t to, uint32_t value, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(value),
+                 "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void store_to_other(uint32_t to, uint2 value, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(value.x), "r"(value.y), "r"(barrier)
+                 : "memory");
+}
 
 // Sums over all clusters, in a fixed order, of this rank's two values a channel: lane 0 of the eight threads that a
 // channel has gets both.
