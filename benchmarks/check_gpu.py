@@ -111,7 +111,12 @@ def sanitize(name, cases, logs):
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
     ran = set(cases) <= set(text.splitlines())
     clean = status == 0 and bool(summaries) and ran
-    return summaries[-1] if clean else f"exit {status}: {text[-800:]}", clean
+    if clean:
+        return summaries[-1], True
+    if summaries and summaries[-1].startswith("0 errors"):
+        said = [line for line in text.splitlines() if not line.startswith("=========") and line not in cases]
+        return f"0 errors, but the process ended with status {status}: {' '.join(said[-2:])}", False
+    return f"exit {status}: {text[-800:]}", False
 
 
 def check_sanitizer(logs, arguments):

@@ -185,7 +185,9 @@ def check():
     sanitizer = report.get("sanitizer") or {}
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         if tool in sanitizer:
-            found = sanitizer[tool] if isinstance(sanitizer[tool], str) else f"errors in {', '.join(sanitizer[tool])}"
+            found = sanitizer[tool]
+            if not isinstance(found, str):
+                found = "; ".join(f"{ops}: {what.splitlines()[0]}" for ops, what in found.items()) + "; clean elsewhere"
             lines.append(f"- compute-sanitizer {tool}: {found}{at(sanitizer)}")
     return lines
 

@@ -153,6 +153,10 @@ def run_mnist_step():
 
 def main():
     chosen = sys.argv[1:]
+    # Backward in this thread. A thread of PyTorch's autograd that waits for Python while the process ends is killed by
+    # Python in the midst of C++ ("terminate called without an active exception", pytorch/pytorch#38228), which the
+    # sanitizer, under which all is slow, makes likely.
+    torch.autograd.set_multithreading_enabled(False)
     for spec in load_specs():
         if not chosen or spec.name in chosen:
             run_spec(spec)

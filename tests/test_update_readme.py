@@ -98,7 +98,7 @@ def test_check_in_both_forms(folder, failures):
     assert lines[2:] == [
         "- tests: 3 passed, 1 failed, 2 skipped" + ("" if whole else " (commit `fffffff`)"),
         "  - tests/a.py::b: failed",
-        "- compute-sanitizer memcheck: errors in add2",
+        "- compute-sanitizer memcheck: add2: 1; clean elsewhere",
     ]
 
 
