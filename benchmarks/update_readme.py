@@ -212,18 +212,21 @@ def ratios(op):
 
 def products():
     """What tensor cores multiply, in all precisions."""
-    names, lines = ["bfloat16", "float16", "tf32", "float32", "float64"], []
+    names, lines, runs = ["bfloat16", "float16", "tf32", "float32", "float64"], [], []
     for op in PRODUCTS:
         if not (RESULTS / GPU / f"{op}.csv").is_file():
             continue
+        facts = dict(re.findall(r"^# (\w+): (.*)$", (RESULTS / GPU / f"{op}.csv").read_text(), re.MULTILINE))
+        runs.append(f"{op} at commit `{facts['commit'][:7]}`, {facts['date']}")
         for (case, direction), by_dtype in ratios(op).items():
             cells = [f"{theirs / ours:.2f}" for ours, theirs in map(by_dtype.get, names, [(1, 0)] * len(names))]
             lines.append([f"{op}, {case}", direction, *("–" if cell == "0.00" else cell for cell in cells)])
     if not lines:
         return nothing_yet("python -m cuda_ops bench matmul conv2d")
     return [
-        "Products: PyTorch's time (cuBLAS; of cuDNN the fastest of NCHW and channels_last, with cudnn.benchmark) over "
-        "ours, one NVIDIA H200, GPU time of one call by replays of a CUDA graph over inputs that are cold in the L2 "
+        "Products: PyTorch's time (cuBLAS; of cuDNN the faster of NCHW and channels_last) over ours, one NVIDIA H200, "
+        "GPU time of one call by replays of a CUDA graph over inputs that are cold in the L2, with the kernels of that "
+        f"time: {'; '.join(runs)}. What has been measured since is in `benchmarks/notes/` "
         f"(`python -m cuda_ops bench {' '.join(PRODUCTS)} --dtype bfloat16 --dtype tf32 …`). Above 1 ours is faster.",
         "",
         f"<details><summary>{len(lines)} shapes</summary>",
