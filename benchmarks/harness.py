@@ -49,8 +49,13 @@ COLUMNS = ["op", "case", "dtype", "direction", "clock", "implementation", "media
 COLUMNS += ["cache", "gb_per_s", "tflop_per_s", "percent_of_ceiling"]
 MAX_SETS = 64
 OURS, BESIDE = "ours", ("rung ", "peer ")
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-DTYPES["tf32"] = torch.float32
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "tf32": torch.float32,
+}
 # Largest relative norm between the two results, by dtype; with sums in another order.
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 

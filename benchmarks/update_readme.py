@@ -219,8 +219,8 @@ def products():
         facts = dict(re.findall(r"^# (\w+): (.*)$", (RESULTS / GPU / f"{op}.csv").read_text(), re.MULTILINE))
         runs.append(f"{op} at commit `{facts['commit'][:7]}`, {facts['date']}")
         for (case, direction), by_dtype in ratios(op).items():
-            cells = [f"{theirs / ours:.2f}" for ours, theirs in map(by_dtype.get, names, [(1, 0)] * len(names))]
-            lines.append([f"{op}, {case}", direction, *("–" if cell == "0.00" else cell for cell in cells)])
+            cells = [f"{by_dtype[name][1] / by_dtype[name][0]:.2f}" if name in by_dtype else "–" for name in names]
+            lines.append([f"{op}, {case}", direction, *cells])
     if not lines:
         return nothing_yet("python -m cuda_ops bench matmul conv2d")
     return [

@@ -40,11 +40,6 @@ def matches(pattern, texts):
     return any(re.search(pattern, text, re.MULTILINE) for path, text in texts.items() if path.name not in DEFINITIONS)
 
 
-def uses_sm90a(source):
-    """Whether a CUDA file is one of those."""
-    return matches(SM90A, with_includes(source))
-
-
 def for_sm90a(flags):
     """nvcc's flags for them; the flags as they are where machine code for 9.0 is not asked for."""
     hopper = "-gencode=arch=compute_90,code=sm_90"

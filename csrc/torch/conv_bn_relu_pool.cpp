@@ -11,6 +11,7 @@
 #include <torch/headeronly/version.h>
 #endif
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -693,8 +694,10 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
                        saved.conv_output ? conv_output.contiguous(format) : conv_output, places,
                        saved.maximum ? maximum.contiguous(format) : maximum, kept);
-        for (int64_t k = 0; bias && k < channels; k++) // 0, but for what is not finite
-            grad_bias.data_ptr<float>()[k] = 0.0f * grad_beta.const_data_ptr<float>()[k];
+        if (bias) { // 0, but for what is not finite
+            const float *const from = grad_beta.const_data_ptr<float>();
+            std::transform(from, from + channels, grad_bias.data_ptr<float>(), [](float g) { return 0.0f * g; });
+        }
         return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
                 grad_bn_bias};
     }

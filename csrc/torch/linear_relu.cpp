@@ -70,8 +70,8 @@ static bool uses_sm90(decltype(cuda_ops_linear_relu_sm90_pays_forward_cuda) pays
 
 static Tensor sm90_workspace(LinearReluSizes size, const Tensor &like)
 {
-    return at::empty({cuda_ops_linear_relu_sm90_workspace_cuda(size.rows, size.in_features, size.out_features)},
-                     like.options().dtype(at::kByte));
+    return empty({cuda_ops_linear_relu_sm90_workspace_cuda(size.rows, size.in_features, size.out_features)},
+                 like.options().dtype(at::kByte));
 }
 
 static cuda_ops_status forward_by_gemm(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
