@@ -582,10 +582,8 @@ static problem make_input_problem(const cuda_ops_conv2d_sizes &s)
     const image_strides output = strides_of(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
     const image_strides weight = strides_of(in_channels, s.kernel_height, s.kernel_width, s.weight_channels_last);
     problem p = {};
-    p.lines[0] = residue_line{s.stride_height, s.padding_top, s.dilation_height, s.kernel_height,
-                              s.in_height,     output.y,      weight.y,          input.y};
-    p.lines[1] = residue_line{s.stride_width, s.padding_left, s.dilation_width, s.kernel_width,
-                              s.in_width,     output.x,       weight.x,         input.x};
+    p.lines[0] = residue_rows(s, output.y, weight.y, input.y);
+    p.lines[1] = residue_columns(s, output.x, weight.x, input.x);
     p.axes[OUT] = channel_axis(in_channels);
     p.axes[PIXEL].a_size = s.batch;
     p.axes[TAP].a_size = out_channels;
@@ -608,8 +606,8 @@ static problem make_input_problem(const cuda_ops_conv2d_sizes &s)
     p.width = (int)s.out_width;
     p.parts = 1;
     p.part_inner = INT64_MAX / 2;
-    p.residues_y = s.stride_height < s.in_height ? s.stride_height : s.in_height;
-    p.residues_x = s.stride_width < s.in_width ? s.stride_width : s.in_width;
+    p.residues_y = residues_of(p.lines[0]);
+    p.residues_x = residues_of(p.lines[1]);
     // Residue 0 has the most pixels: tiles are counted for it.
     select_residue(p, 0);
     return p;

@@ -66,11 +66,6 @@ static bool relayouts(const ConvCall &call)
            (call.pass == CUDA_OPS_CONV2D_FORWARD && !conv2d_weight_is_channels_last(call.sizes));
 }
 
-static int64_t residues(int64_t stride, int64_t extent)
-{
-    return at_most(stride, extent);
-}
-
 bool conv2d_mma_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -88,7 +83,7 @@ bool conv2d_mma_supports(const ConvCall &call, ConvDevice device)
     const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT, forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     if ((!input && channels * element % 16 != 0) || (!forward && outs * element % 16 != 0))
         return false;
-    if (input && residues(s.stride_height, s.in_height) * residues(s.stride_width, s.in_width) > MOST_BLOCKS)
+    if (input && residues_of(residue_rows(s)) * residues_of(residue_columns(s)) > MOST_BLOCKS)
         return false;
     const void *const other = forward ? call.weight : call.output;
     return is_aligned_16(input ? call.output : call.input) && is_aligned_16(other) && is_aligned_16(call.result);
@@ -184,10 +179,10 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
         work.result_height = (int)s.in_height, work.result_width = (int)s.in_width;
         work.channels = (int)outs, work.columns = (int)channels;
         work.in_residues = true;
-        work.residues_x = (int)residues(s.stride_width, s.in_width);
-        work.lines[0] = {s.stride_height, s.padding_top, s.dilation_height, s.kernel_height, s.in_height, 0, 0, 0};
-        work.lines[1] = {s.stride_width, s.padding_left, s.dilation_width, s.kernel_width, s.in_width, 0, 0, 0};
-        residue_count = work.residues_x * residues(s.stride_height, s.in_height);
+        work.lines[0] = residue_rows(s);
+        work.lines[1] = residue_columns(s);
+        work.residues_x = (int)residues_of(work.lines[1]);
+        residue_count = work.residues_x * residues_of(work.lines[0]);
         places = s.batch * ceil_div(s.in_height, s.stride_height) * ceil_div(s.in_width, s.stride_width);
     }
     const int64_t tiles_m = ceil_div(places, 128);

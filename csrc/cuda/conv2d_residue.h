@@ -5,11 +5,31 @@
 
 #include <stdint.h>
 
+#include "cuda_ops/conv2d.h"
+
 // Rows, or columns.
 struct residue_line {
     int64_t stride, padding, dilation, kernel, extent; // extent of grad_input
     int64_t source, weight, output;                    // strides in elements
 };
+
+// Those of grad_input; the strides are for kernels that walk by them.
+static inline residue_line residue_rows(const cuda_ops_conv2d_sizes &s, int64_t source = 0, int64_t weight = 0,
+                                        int64_t output = 0)
+{
+    return {s.stride_height, s.padding_top, s.dilation_height, s.kernel_height, s.in_height, source, weight, output};
+}
+static inline residue_line residue_columns(const cuda_ops_conv2d_sizes &s, int64_t source = 0, int64_t weight = 0,
+                                           int64_t output = 0)
+{
+    return {s.stride_width, s.padding_left, s.dilation_width, s.kernel_width, s.in_width, source, weight, output};
+}
+
+// No more than there are rows, or columns.
+static inline int64_t residues_of(const residue_line &line)
+{
+    return line.stride < line.extent ? line.stride : line.extent;
+}
 
 // The taps r = first + j * step, j < count, that reach the rows `residue + u * stride` of grad_input, from the rows
 // start + u - j * back of grad_output.

@@ -214,12 +214,6 @@ static bool can_shift(const cuda_ops_conv2d_sizes &s, const Turn &turn)
            s.batch * turn.grid_height + s.kernel_height * s.dilation_height < most / turn.grid_width;
 }
 
-// How many residues a stride has: no more than grad_input has rows, or columns.
-static int64_t residues(int64_t stride, int64_t extent)
-{
-    return stride < extent ? stride : extent;
-}
-
 static bool is_strided(const ConvCall &call)
 {
     return call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT &&
@@ -230,12 +224,8 @@ static bool is_strided(const ConvCall &call)
 static ConvProduct residue_product(const ConvProduct &product, const cuda_ops_conv2d_sizes &s, int64_t y, int64_t x)
 {
     ConvProduct p = product;
-    const residue_line rows = {
-        s.stride_height, s.padding_top, s.dilation_height, s.kernel_height, s.in_height, 0, 0, 0};
-    const residue_line columns = {
-        s.stride_width, s.padding_left, s.dilation_width, s.kernel_width, s.in_width, 0, 0, 0};
     p.strided = true;
-    p.taps_y = taps_of_residue(rows, y), p.taps_x = taps_of_residue(columns, x);
+    p.taps_y = taps_of_residue(residue_rows(s), y), p.taps_x = taps_of_residue(residue_columns(s), x);
     p.result_height = s.in_height, p.result_width = s.in_width;
     p.result_y = y, p.result_x = x, p.stride_y = s.stride_height, p.stride_x = s.stride_width;
     p.grid = {s.batch,
@@ -262,8 +252,8 @@ static bool residues_possible(const ConvCall &call)
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (s.stride_height * s.stride_width > MOST_RESIDUES)
         return false;
-    for (int64_t y = 0; y < residues(s.stride_height, s.in_height); y++)
-        for (int64_t x = 0; x < residues(s.stride_width, s.in_width); x++) {
+    for (int64_t y = 0; y < residues_of(residue_rows(s)); y++)
+        for (int64_t x = 0; x < residues_of(residue_columns(s)); x++) {
             const ConvProduct p = residue_product({}, s, y, x);
             if (has_taps(p) && !pixel_map_possible(p.grid, call.output, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2))
                 return false;
@@ -432,7 +422,7 @@ __global__ void __launch_bounds__(THREADS) conv2d_zeros_kernel(uint4 *to, int64_
 static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const int64_t rows = residues(s.stride_height, s.in_height), columns = residues(s.stride_width, s.in_width);
+    const int64_t rows = residues_of(residue_rows(s)), columns = residues_of(residue_columns(s));
     const int64_t element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, row = SWIZZLE_ROW / element;
     bool all_have_taps = true;
     for (int64_t i = 0; i < rows * columns; i++)
