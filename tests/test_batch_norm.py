@@ -455,3 +455,32 @@ def test_any_shape_and_parameters(where, case):
         torch.testing.assert_close(
             a.double(), e, rtol=10 * tolerance, atol=10 * tolerance, msg=lambda m, i=i: f"{i}: {m}"
         )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kilobytes", [8, 60, 90, 180, 300])
+def test_channels_that_one_block_keeps_and_larger_ones(dtype, kilobytes):
+    """What one block keeps in both passes, in forward alone, and what is too much for it; planes of pieces of
+    16 bytes, of 8, of single elements, and misaligned tensors."""
+    for height, width, offset in [(16, 16, 0), (14, 14, 0), (13, 15, 0), (16, 16, 1)]:
+        outer = max(1, kilobytes * 1024 // (height * width * dtype.itemsize))
+        shape = outer, 3, height, width
+        flat = torch.randn(outer * 3 * height * width + offset, device="cuda", dtype=dtype)
+        input = (flat[offset:].view(shape) + 3).detach() if offset == 0 else flat[offset:].view(shape)
+        input.requires_grad_()
+        weight, bias = (torch.randn(3, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
+        grad = torch.randn(shape, device="cuda", dtype=dtype)
+        output = batch_norm(input, None, None, weight, bias, True)
+        grads = torch.autograd.grad(output, (input, weight, bias), grad)
+        tensors = [t.detach().double().cpu().requires_grad_() for t in (input, weight, bias)]
+        expected = NATIVE(tensors[0], None, None, *tensors[1:], True)
+        expected_grads = torch.autograd.grad(expected, tensors, grad.double().cpu())
+        tolerance = {8: 1e-12, 4: 2e-6, 2: 1e-2}[dtype.itemsize]
+        for name, a, b in zip(
+            ["output", "input", "weight", "bias"], [output, *grads], [expected, *expected_grads], strict=True
+        ):
+            error = ((a.detach().double().cpu() - b).norm() / b.norm()).item()
+            assert error < tolerance, f"{name} of {shape}, offset {offset}: {error}"
+        again = torch.autograd.grad(batch_norm(input, None, None, weight, bias, True), (input, weight, bias), grad)
+        assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))

@@ -17,10 +17,13 @@
 // deviation. For the same reason (3) computes (x - center) * scale + offset, where center is the mean rounded to
 // float, and offset holds what the rounding left out.
 //
+// Channels that fit into a block's shared memory have a kernel of their own, batch_norm_resident.cu.
+//
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
 // grad_input.
 #include "cuda_ops/batch_norm.h"
 
+#include "batch_norm_resident.h"
 #include "common.cuh"
 #include "value.cuh"
 
@@ -687,6 +690,9 @@ cuda_ops_batch_norm_forward_training_cuda(void *output, double *mean, double *va
 {
     if (is_empty(outer, channels, inner))
         return CUDA_OPS_SUCCESS;
+    if (output && batch_norm_is_resident(outer, channels, inner, dtype, 1))
+        return batch_norm_resident_forward(output, mean, variance, input, weight, bias, outer, channels, inner, eps,
+                                           dtype, parameter_dtype, stream);
     CUDA_OPS_DISPATCH(dtype, T,
                       return forward_training((T *)output, mean, variance, workspace, (const T *)input, weight, bias,
                                               outer, channels, inner, eps, parameter_dtype, stream));
@@ -717,6 +723,10 @@ extern "C" cuda_ops_status cuda_ops_batch_norm_backward_cuda(void *grad_input, v
 {
     if (is_empty(outer, channels, inner))
         return CUDA_OPS_SUCCESS;
+    if (training && grad_input && batch_norm_is_resident(outer, channels, inner, dtype, 2))
+        return batch_norm_resident_backward(grad_input, grad_weight, grad_bias, grad_output, input, weight, mean,
+                                            variance, outer, channels, inner, eps, dtype, parameter_dtype,
+                                            statistics_dtype, stream);
     CUDA_OPS_DISPATCH(dtype, T,
                       return backward((T *)grad_input, grad_weight, grad_bias, workspace, (const T *)grad_output,
                                       (const T *)input, weight, mean, variance, outer, channels, inner, eps, training,

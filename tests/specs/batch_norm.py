@@ -43,7 +43,8 @@ SHAPES = [
     (4, 5, 8, 8),  # planes of whole 16-byte pieces
     (3, 2, 5, 7),  # and not: a piece spans two channels
     (2, 3, 33, 65),  # planes longer than a segment of 2048
-    (40, 3, 29, 31),  # several splits of planes
+    (40, 3, 29, 31),  # several splits of planes, on CUDA kept whole by a block
+    (9, 5, 6, 6),  # planes of whole 8-byte pieces in halves
     (1, 2, 3, 3),  # one picture
     (2, 3, 2, 3, 4),
 ]
