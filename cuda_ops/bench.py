@@ -7,6 +7,7 @@ to 99 % of its test set (benchmarks/mnist_99.py).
 import argparse
 import importlib
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -66,6 +67,16 @@ def _device(name) -> torch.device:
     return device
 
 
+def _require_writable(folder: Path):
+    """Said before minutes of measuring, not after them. Makes nothing."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {folder}: {place} cannot be written: {error.strerror}") from error
+
+
 def _race(args, device, out: Path) -> int:
     if len(args.ops) > 1:
         raise ValueError(f"{args.ops[0]} is a run of its own: name nothing beside it")
@@ -98,8 +109,10 @@ def main(args) -> int:
         if args.seconds is not None and not args.seconds > 0:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
+        out = args.out or folder / "results"
+        _require_writable(out)
         if set(args.ops) & set(RACES):
-            return _race(args, device, args.out or folder / "results")
+            return _race(args, device, out)
         for name in ("batch", "precision"):
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
@@ -109,7 +122,7 @@ def main(args) -> int:
             raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
         quick = harness.QUICK if args.quick else {}
         settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
-        harness.run(args.ops, settings, args.out or folder / "results")
+        harness.run(args.ops, settings, out)
     except (ValueError, OSError) as error:
         print(f"cuda_ops bench: {error}", file=sys.stderr)
         return 2
