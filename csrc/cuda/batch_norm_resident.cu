@@ -189,9 +189,9 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
         P y;
 #pragma unroll
         for (int e = 0; e < WIDTH; e++)
-            y.element[e] = store_from_accumulate<T>(
-                load_as_accumulate(kept_grad[index].element[e]) * scale +
-                (load_as_accumulate(kept_input[index].element[e]) - center) * slope + rest);
+            y.element[e] =
+                store_from_accumulate<T>(load_as_accumulate(kept_grad[index].element[e]) * scale +
+                                         (load_as_accumulate(kept_input[index].element[e]) - center) * slope + rest);
         ((P *)grad_input)[offset] = y;
     });
 }
@@ -265,12 +265,12 @@ cuda_ops_status batch_norm_resident_forward(void *output, double *mean, double *
                                             cuda_ops_dtype parameter_dtype, cudaStream_t stream)
 {
     const int piece = piece_bytes(inner * size_of(dtype), output, input, nullptr);
-    CUDA_OPS_DISPATCH(dtype, T,
-                      const auto launch = piece == 16  ? launch_forward<T, 16>
-                                          : piece == 8 ? launch_forward<T, 8>
-                                                       : launch_forward<T, 1>;
-                      launch(output, mean, variance, input, weight, bias, outer, channels, inner, eps, parameter_dtype,
-                             stream));
+    CUDA_OPS_DISPATCH(
+        dtype, T,
+        const auto launch = piece == 16  ? launch_forward<T, 16>
+                            : piece == 8 ? launch_forward<T, 8>
+                                         : launch_forward<T, 1>;
+        launch(output, mean, variance, input, weight, bias, outer, channels, inner, eps, parameter_dtype, stream));
     return launch_status();
 }
 

@@ -1,4 +1,4 @@
-// batch_norm where a channel fits into the shared memory of one block: one kernel a pass, which reads its operands once.
+// batch_norm where a channel fits into the shared memory of one block: one kernel a pass, which reads things once.
 #ifndef CUDA_OPS_BATCH_NORM_RESIDENT_H
 #define CUDA_OPS_BATCH_NORM_RESIDENT_H
 
