@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from test_c_api import FLAGS, ROOT
@@ -301,3 +302,23 @@ def test_the_makefile_builds_it(data, tmp_path):
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert run(tmp_path / "build/apps/mnist", "--data-dir", data, "--limit", 32, "--batch-size", 16).returncode == 0
+
+
+def symbols(objects, *options):
+    listed = subprocess.run(["nm", "-P", *options, *objects], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if " " in line}
+
+
+def test_the_makefile_links_all_that_its_cuda_kernels_call():
+    """By the objects of the library's own build, which are those files' too: to compile them again would take minutes."""
+    built = {path.name: path for path in sorted((ROOT / "build" / "temp").glob("**/csrc/cuda/**/*.o"))}
+    if "conv2d.o" not in built or shutil.which("nm") is None:
+        pytest.skip("the CUDA kernels were not built in this folder")
+    command = ["make", "-s", "-f", "csrc/apps/Makefile", "WITH_CUDA=1", "NVCC=nvcc", "cuda-kernels"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = {Path(name).name for name in listed}
+    assert names <= built.keys()
+    chosen = [built[name] for name in names]
+    others = [path for name, path in built.items() if name not in names]
+    missing = (symbols(chosen, "-u") - symbols(chosen, "--defined-only")) & symbols(others, "--defined-only", "-g")
+    assert not missing

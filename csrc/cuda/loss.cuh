@@ -2,7 +2,8 @@
 //
 // A mean or a sum is taken in two launches, so that it needs no atomics and comes out the same every time: each block
 // of the first leaves (sum of losses, sum of weights) in the workspace, one block adds those up in the second. Both in
-// double: it is one addition a column, and the mean of any number of losses is then exact to float's last place.
+// double: it is one addition a column, and the mean of any number of losses is then exact to float's last place. Where
+// one block takes all columns it writes the result at once.
 #ifndef CUDA_OPS_LOSS_CUH
 #define CUDA_OPS_LOSS_CUH
 
@@ -55,6 +56,14 @@ __device__ __forceinline__ void write_partials(double *partials, double loss, do
     }
 }
 
+template <typename T>
+__device__ __forceinline__ void write_loss(T *loss, accumulate_type<T> *total_weight, double sum, double weight,
+                                           bool mean)
+{
+    *loss = store_from_accumulate<T>((accumulate_type<T>)(mean ? sum / weight : sum));
+    *total_weight = (accumulate_type<T>)weight;
+}
+
 static constexpr int REDUCE_THREADS = 256;
 
 // Second stage, one block.
@@ -70,10 +79,8 @@ __global__ void loss_reduce_kernel(T *loss, accumulate_type<T> *total_weight, co
     }
     sum = block_sum(sum, scratch);
     weight = block_sum(weight, scratch);
-    if (threadIdx.x == 0) {
-        *loss = store_from_accumulate<T>((accumulate_type<T>)(mean ? sum / weight : sum));
-        *total_weight = (accumulate_type<T>)weight;
-    }
+    if (threadIdx.x == 0)
+        write_loss(loss, total_weight, sum, weight, mean);
 }
 
 template <typename T>

@@ -1,5 +1,6 @@
 // nll_loss: loss = -weight[target] * input[target] for each column; grad_input is zero but at the target.
-// Forward maps one thread to a column, in a grid-stride loop, and reduces in two stages (loss.cuh). Backward maps
+// Forward maps one thread to a column, in a grid-stride loop, and reduces in two stages (loss.cuh), or in one block if
+// columns are few: a second launch would cost more than some columns a thread. Backward maps
 // threads to elements as team.cuh does, and writes each once: cheaper than to fill with zeros and scatter after.
 // Bound by memory: one scattered read a column forward, one write an element backward.
 #include "cuda_ops/nll_loss.h"
@@ -8,12 +9,15 @@
 #include "team.cuh"
 
 static constexpr int THREADS = 256;
+static constexpr int64_t COLUMNS_OF_ONE_BLOCK = 4 * THREADS;
 
-// `losses` without a reduction, `partials` with one; the other is null.
+// Without a reduction `losses` are one a column. With one, a single block writes the one loss and `total_weight`, and
+// more than that leave `partials`.
 template <typename T>
-__global__ void nll_loss_forward_kernel(T *losses, double *partials, cuda_ops_index_error *error, const T *input,
-                                        const int64_t *target, const T *weight, int64_t columns, int64_t classes,
-                                        int64_t inner, int64_t ignore_index)
+__global__ void nll_loss_forward_kernel(T *losses, accumulate_type<T> *total_weight, double *partials,
+                                        cuda_ops_index_error *error, const T *input, const int64_t *target,
+                                        const T *weight, int64_t columns, int64_t classes, int64_t inner,
+                                        int64_t ignore_index, cuda_ops_reduction reduction)
 {
     typedef accumulate_type<T> A;
     __shared__ double scratch[WARP_SIZE];
@@ -30,13 +34,21 @@ __global__ void nll_loss_forward_kernel(T *losses, double *partials, cuda_ops_in
                 loss = A(CUDART_NAN);
             }
         }
-        if (losses)
+        if (reduction == CUDA_OPS_REDUCTION_NONE)
             losses[column] = store_from_accumulate<T>(loss);
         loss_sum += loss;
         weight_sum += w;
     }
-    if (partials)
+    if (reduction == CUDA_OPS_REDUCTION_NONE)
+        return;
+    if (gridDim.x > 1) {
         write_partials(partials, loss_sum, weight_sum, scratch);
+        return;
+    }
+    loss_sum = block_sum(loss_sum, scratch);
+    weight_sum = block_sum(weight_sum, scratch);
+    if (threadIdx.x == 0)
+        write_loss(losses, total_weight, loss_sum, weight_sum, reduction == CUDA_OPS_REDUCTION_MEAN);
 }
 
 // total_weight is null unless the reduction was a mean.
@@ -67,7 +79,7 @@ __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, co
 
 static unsigned int forward_grid(int64_t columns)
 {
-    return clamp_to_partials(ceil_div(columns, THREADS));
+    return columns <= COLUMNS_OF_ONE_BLOCK ? 1 : clamp_to_partials(ceil_div(columns, THREADS));
 }
 
 extern "C" size_t cuda_ops_nll_loss_workspace_cuda(int64_t outer, int64_t inner)
@@ -82,12 +94,11 @@ static cuda_ops_status nll_loss_forward(T *losses, void *total_weight, double *p
                                         cuda_ops_reduction reduction, cudaStream_t stream)
 {
     const unsigned int grid = forward_grid(columns);
-    const bool reduced = reduction != CUDA_OPS_REDUCTION_NONE;
-    nll_loss_forward_kernel<<<grid, THREADS, 0, stream>>>(reduced ? nullptr : losses, reduced ? partials : nullptr,
-                                                          error, input, target, weight, columns, classes, inner,
-                                                          ignore_index);
+    nll_loss_forward_kernel<<<grid, THREADS, 0, stream>>>(losses, (accumulate_type<T> *)total_weight, partials, error,
+                                                          input, target, weight, columns, classes, inner, ignore_index,
+                                                          reduction);
     const cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS || !reduced)
+    if (status != CUDA_OPS_SUCCESS || reduction == CUDA_OPS_REDUCTION_NONE || grid == 1)
         return status;
     return launch_loss_reduce(losses, total_weight, partials, grid, reduction, stream);
 }
