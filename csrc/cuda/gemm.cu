@@ -77,6 +77,15 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     return t.start + (time > copying ? time + SHOWN * copying : copying + SHOWN * time);
 }
 
+// What a tile takes longer where it reads rows of less than a cache line: rung 14's n values of B beside each other.
+static constexpr double NARROW = 1.1;
+
+static bool reads_narrow_rows(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
+{
+    const bool n_contiguous = swapped ? p.transpose_a : !p.transpose_b;
+    return t.rung == 14 && n_contiguous && t.n * dtype_size(p.dtype) < 128;
+}
+
 // Cuts of k that leave every piece enough to do, and all of them room on the GPU at once.
 static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                                GemmDevice device)
@@ -86,15 +95,14 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
     return p.k / splits >= SMALLEST_PIECE && blocks <= device.multiprocessors * t.blocks;
 }
 
-// Whether the tile takes the problem as it is, or with A and B changed so that D is made transposed. Rung 14's long
-// side is its m.
+// Whether the tile takes the problem as it is, or with A and B changed so that D is made transposed.
 static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
 {
     switch (t.rung) {
     case 13:
         return gemm_cluster_persistent_takes(p, t.tile, swapped);
     case 14:
-        return swapped == (p.m < p.n);
+        return true;
     default:
         return !swapped;
     }
@@ -119,7 +127,8 @@ static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, G
             for (int splits = 1; splits <= t.splits; splits = t.rung == 14 ? 2 * splits : splits + 1) {
                 if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
                     break;
-                const double time = estimate(t, p, m, n, splits, device);
+                const double time =
+                    estimate(t, p, m, n, splits, device) * (reads_narrow_rows(t, p, swapped) ? NARROW : 1);
                 if (best.rung == 0 || time < least) {
                     least = time;
                     best = {t.rung, t.tile, splits, swapped, t.rung == 13 ? band_of(p, t) : 8};

@@ -197,8 +197,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     const uint32_t arrived_sums = empty + 8 * work.stages;
     const int tile = blockIdx.x / work.splits;
     const uint32_t rank = blockIdx.x % work.splits; // in the cluster
-    const int first_m = tile % work.tiles_m * C::M, outer = tile / work.tiles_m;
-    const int first_n = outer % work.tiles_n * C::N, batch = outer / work.tiles_n;
+    // Along the side with fewer tiles first: blocks that run side by side then share the long side's operand.
+    const bool m_first = work.tiles_m <= work.tiles_n;
+    const int side = m_first ? work.tiles_m : work.tiles_n, other_side = m_first ? work.tiles_n : work.tiles_m;
+    const int along = tile % side, across = tile / side % other_side, batch = tile / side / other_side;
+    const int first_m = (m_first ? along : across) * C::M, first_n = (m_first ? across : along) * C::N;
     const int all_steps = (work.k + C::K - 1) / C::K;
     const int first_step = (int)((int64_t)all_steps * rank / work.splits);
     const int steps = (int)((int64_t)all_steps * (rank + 1) / work.splits) - first_step;
