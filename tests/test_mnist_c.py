@@ -310,7 +310,7 @@ def symbols(objects, *options):
 
 
 def test_the_makefile_links_all_that_its_cuda_kernels_call():
-    """By the objects of the library's own build, which are those files' too: to compile them again would take minutes."""
+    """By the objects of the library's own build, which has them too: to compile them anew would take minutes."""
     built = {path.name: path for path in sorted((ROOT / "build" / "temp").glob("**/csrc/cuda/**/*.o"))}
     if "conv2d.o" not in built or shutil.which("nm") is None:
         pytest.skip("the CUDA kernels were not built in this folder")
