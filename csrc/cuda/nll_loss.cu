@@ -51,13 +51,15 @@ __global__ void nll_loss_forward_kernel(T *losses, accumulate_type<T> *total_wei
         write_loss(losses, total_weight, loss_sum, weight_sum, reduction == CUDA_OPS_REDUCTION_MEAN);
 }
 
-// total_weight is null unless the reduction was a mean.
+// total_weight is null unless the reduction was a mean. `vectors`: rows are whole 16-byte pieces, and written so.
 template <typename T>
 __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, const int64_t *target, const T *weight,
                                          const accumulate_type<T> *total_weight, int64_t columns, int64_t classes,
-                                         int64_t inner, int64_t ignore_index, bool grad_per_column, team_shape shape)
+                                         int64_t inner, int64_t ignore_index, bool grad_per_column, bool vectors,
+                                         team_shape shape)
 {
     typedef accumulate_type<T> A;
+    typedef vector16<T> V;
     const team_place place = place_in_team(shape.team, shape.strided);
     const int slots = TEAM_THREADS / shape.team;
     for (int64_t column = (int64_t)blockIdx.x * slots + place.slot; column < columns;
@@ -72,7 +74,14 @@ __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, co
                 value /= *total_weight;
         }
         const int64_t offset = column_offset(column, classes, inner);
-        for (int64_t c = place.rank; c < classes; c += shape.team)
+        for (int64_t v = place.rank; vectors && v < classes / V::size; v += shape.team) {
+            V piece;
+#pragma unroll
+            for (int e = 0; e < V::size; e++)
+                piece.element[e] = store_from_accumulate<T>(v * V::size + e == t ? value : A(0));
+            reinterpret_cast<V *>(grad_input + offset)[v] = piece;
+        }
+        for (int64_t c = place.rank; !vectors && c < classes; c += shape.team)
             grad_input[offset + c * inner] = store_from_accumulate<T>(c == t ? value : A(0));
     }
 }
@@ -108,11 +117,12 @@ static cuda_ops_status nll_loss_backward(T *grad_input, const T *grad_output, co
                                          const void *total_weight, int64_t columns, int64_t classes, int64_t inner,
                                          int64_t ignore_index, cuda_ops_reduction reduction, cudaStream_t stream)
 {
-    const team_shape shape = choose_team(classes, inner);
+    const bool vectors = inner == 1 && classes % vector16<T>::size == 0 && is_aligned_16(grad_input);
+    const team_shape shape = choose_team(vectors ? classes / vector16<T>::size : classes, inner);
     const void *divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
     nll_loss_backward_kernel<<<clamp_grid(team_blocks(columns, shape)), TEAM_THREADS, 0, stream>>>(
         grad_input, grad_output, target, weight, (const accumulate_type<T> *)divisor, columns, classes, inner,
-        ignore_index, reduction == CUDA_OPS_REDUCTION_NONE, shape);
+        ignore_index, reduction == CUDA_OPS_REDUCTION_NONE, vectors, shape);
     return launch_status();
 }
 
