@@ -35,7 +35,7 @@ struct MmaWork {
     int64_t tiles_m, tiles_n, batch, splits, chunk;
     double alpha;
     int activation, bias_is_wide, output_is_wide; // wide: of the accumulation type
-    int capability;                               // the device's
+    int capability, multiprocessors;              // the device's
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800

@@ -1,73 +1,77 @@
-// Rung 11 for float64, a kernel of its own: D = activation(alpha * op(A) op(B) + bias) by mma.sync, 16 x 8 x 8 on
-// Hopper (before it 8 x 8 x 4). The tensor cores' 128 multiply-adds a cycle and SM are slow beside shared memory, so
-// that nothing counts but keeping them busy: a block of 256 threads makes a tile of 64 x 128 from a ring of slices of
-// 16 along k, which cp.async copies several ahead (16 bytes at a time, or 8, which fits any address); fragments are
-// read 16 bytes at a time while those before are multiplied. The instruction's places in k and its lines may be dealt
-// out at will as long as both operands, and the results, agree. Here a thread's neighbouring places are neighbours in
-// memory: along k for all, and along m or n too where an operand is stored that way (see line_of). With the padding
-// neither way of reading meets a bank twice. Measured on an H200 against cuBLAS: see benchmarks/notes/gemm.md.
+// Rung 11 for float64, a kernel of its own: D = activation(alpha * op(A) op(B) + bias) by mma.sync, 16 x 8 x 8 and
+// 16 x 8 x 4 on Hopper (before it 8 x 8 x 4). The tensor cores' 128 multiply-adds a cycle and SM are slow beside shared
+// memory, so that nothing counts but keeping them busy: a block makes a tile of 64 x 128 or 128 x 64 from a ring of
+// slices of 32 or 16 along k, which cp.async copies several ahead (16 bytes at a time, or 8, which fits any address);
+// fragments are read while those before are multiplied, each element straight to the register where the instruction
+// wants it. With the padding none of the ways of reading meets a bank twice. Measured on an H200 against cuBLAS: 1024^3
+// 1.00 to 1.01, 2048^3 and 4096^3 0.96 to 0.97.
 #include "gemm/11_mma_sync.cuh"
 
-// M x N: a block's tile; its warps lie WARPS_M x WARPS_N (of 11_mma_sync.cuh).
-template <int STAGES_>
+// M x N: a block's tile, made by WARPS_M x WARPS_N warps; K: a slice's depth, DEPTH: an instruction's; BLOCKS: that
+// share a multiprocessor.
+template <int M_, int N_, int K_, int WARPS_M_, int WARPS_N_, int STAGES_, int BLOCKS_, int DEPTH_>
 struct Float64Tile {
-    static constexpr int M = 64, N = 128, K = 16, STAGES = STAGES_;
-    static constexpr int WARP_M = M / WARPS_M, WARP_N = N / WARPS_N, ROWS = WARP_M / 16, COLUMNS = WARP_N / 8;
+    static constexpr int M = M_, N = N_, K = K_, STAGES = STAGES_, BLOCKS = BLOCKS_, DEPTH = DEPTH_;
+    static constexpr int WARPS_ACROSS = WARPS_N_, THREADS = 32 * WARPS_M_ * WARPS_N_;
+    static constexpr int WARP_M = M / WARPS_M_, WARP_N = N / WARPS_N_, ROWS = WARP_M / 16, COLUMNS = WARP_N / 8;
 };
-// The ring's depth: what Hopper's shared memory holds, and what every GPU's from sm_80 on does. Each kernel is compiled
-// for its devices alone.
-typedef Float64Tile<6> DeepTile;
-typedef Float64Tile<2> ShallowTile;
+// Hopper: where tiles are few, all warps of a multiprocessor on one; where they are many, two blocks of four warps, of
+// which one works on while the other waits, with tiles of 64 x 32 a warp, for which shared memory is read least. Twice
+// the sums leave registers for fragments of 4 of k alone. Before Hopper: the ring that every GPU from sm_80 on holds.
+// Each kernel is compiled for its devices alone.
+typedef Float64Tile<64, 128, 32, 2, 4, 4, 1, 8> DeepTile;
+typedef Float64Tile<128, 64, 16, 2, 2, 3, 2, 4> PairedTile;
+typedef Float64Tile<64, 128, 16, 2, 4, 2, 1, 8> ShallowTile;
 template <typename C>
 __host__ __device__ constexpr bool is_compiled()
 {
 #if defined(__CUDA_ARCH__)
-    return (__CUDA_ARCH__ >= 900) == (C::STAGES == DeepTile::STAGES);
+    return (__CUDA_ARCH__ >= 900) == (C::STAGES > ShallowTile::STAGES);
 #else
     return true;
 #endif
 }
 
-// A slice's line of 16 (or row of `lines`), padded.
-template <int LINES, bool MN_MAJOR>
+// A slice's line of K (or row of `lines`), padded.
+template <typename C, int LINES_, bool MN_MAJOR>
 struct Float64Slice {
-    static constexpr int ROWS = MN_MAJOR ? 16 : LINES, WIDTH = MN_MAJOR ? LINES : 16;
-    static constexpr int PITCH = MN_MAJOR ? LINES + 2 : 24, SIZE = ROWS * PITCH;
+    static constexpr int LINES = LINES_, ROWS = MN_MAJOR ? C::K : LINES, WIDTH = MN_MAJOR ? LINES : C::K;
+    static constexpr int PITCH = WIDTH + 4, SIZE = ROWS * PITCH;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 // What a thread copies of an operand's slices: one or two neighbours of every APART-th row, from its first.
-template <int LINES, bool MN_MAJOR, bool ALIGNED>
+template <typename C, int LINES, bool MN_MAJOR, bool ALIGNED>
 struct Float64Copy {
-    typedef Float64Slice<LINES, MN_MAJOR> S;
-    static constexpr int COUNT = ALIGNED ? 2 : 1, PER_ROW = S::WIDTH / COUNT, APART = THREADS / PER_ROW;
+    typedef Float64Slice<C, LINES, MN_MAJOR> S;
+    static constexpr int COUNT = ALIGNED ? 2 : 1, PER_ROW = S::WIDTH / COUNT, APART = C::THREADS / PER_ROW;
     const double *from;   // in the next slice
     int64_t apart, slice; // elements from one of its rows to the next, and to the next slice
     int row, column;      // in the slice
     int lines_left;       // from there to the operand's end
 };
 
-template <int LINES, bool MN_MAJOR, bool ALIGNED>
-__device__ __forceinline__ void start_copy(Float64Copy<LINES, MN_MAJOR, ALIGNED> &copy, const double *matrix,
+template <typename C, int LINES, bool MN_MAJOR, bool ALIGNED>
+__device__ __forceinline__ void start_copy(Float64Copy<C, LINES, MN_MAJOR, ALIGNED> &copy, const double *matrix,
                                            int64_t pitch, int64_t first_line, int64_t lines, int64_t k)
 {
-    typedef Float64Copy<LINES, MN_MAJOR, ALIGNED> Copy;
+    typedef Float64Copy<C, LINES, MN_MAJOR, ALIGNED> Copy;
     copy.row = threadIdx.x / Copy::PER_ROW, copy.column = threadIdx.x % Copy::PER_ROW * Copy::COUNT;
     const int64_t left = lines - first_line - (MN_MAJOR ? copy.column : copy.row);
     copy.lines_left = left < LINES ? (int)left : LINES;
     copy.from = matrix + ((MN_MAJOR ? k : first_line) + copy.row) * pitch + (MN_MAJOR ? first_line : k) + copy.column;
     copy.apart = Copy::APART * pitch;
-    copy.slice = MN_MAJOR ? 16 * pitch : 16;
+    copy.slice = MN_MAJOR ? C::K * pitch : C::K;
 }
 
 // The next slice, of which `k_left` (> 0) is inside.
-template <int LINES, bool MN_MAJOR, bool ALIGNED>
-__device__ __forceinline__ void copy_slice(double *to, Float64Copy<LINES, MN_MAJOR, ALIGNED> &copy, int64_t k_left)
+template <typename C, int LINES, bool MN_MAJOR, bool ALIGNED>
+__device__ __forceinline__ void copy_slice(double *to, Float64Copy<C, LINES, MN_MAJOR, ALIGNED> &copy, int64_t k_left)
 {
-    typedef Float64Copy<LINES, MN_MAJOR, ALIGNED> Copy;
+    typedef Float64Copy<C, LINES, MN_MAJOR, ALIGNED> Copy;
     typedef typename Copy::S S;
-    const int depth_left = (k_left < 16 ? (int)k_left : 16) - (MN_MAJOR ? copy.row : copy.column);
+    const int depth_left = (k_left < C::K ? (int)k_left : C::K) - (MN_MAJOR ? copy.row : copy.column);
     const int across = MN_MAJOR ? copy.lines_left : depth_left, down = MN_MAJOR ? depth_left : copy.lines_left;
     const int bytes = across <= 0 ? 0 : across < Copy::COUNT ? 8 * across : 8 * Copy::COUNT;
     const uint32_t there = address_of(to + copy.row * S::PITCH + copy.column);
@@ -86,66 +90,57 @@ __device__ __forceinline__ void copy_slice(double *to, Float64Copy<LINES, MN_MAJ
     copy.from += copy.slice;
 }
 
-// A thread's two places along k, of 8 from `k`, of line g of two blocks of eight: `first` and `second`. K-major: the
-// blocks are lines g and g + 8. MN-major: they are dealt out in turn, 2 g and 2 g + 1.
-template <int LINES, bool MN_MAJOR>
-__device__ __forceinline__ void load_lines(double (&first)[2], double (&second)[2], const double *slice, int line,
-                                           int k)
+// An element of a slice, 8 bytes. A warp's lanes ask for lines g = 0..7 at k = t = 0..3, and pitches of 4 beyond a
+// multiple of 16 let each half of it meet all banks once, whichever way the slice lies.
+template <typename C, int LINES, bool MN_MAJOR>
+__device__ __forceinline__ double element_of(const double *slice, int line, int k)
 {
-    typedef Float64Slice<LINES, MN_MAJOR> S;
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    if constexpr (MN_MAJOR) {
-        const double2 v = *(const double2 *)(slice + (k + 2 * t) * S::PITCH + line + 2 * g);
-        const double2 w = *(const double2 *)(slice + (k + 2 * t + 1) * S::PITCH + line + 2 * g);
-        first[0] = v.x, first[1] = w.x, second[0] = v.y, second[1] = w.y;
-    } else {
-        const double2 v = *(const double2 *)(slice + (line + g) * S::PITCH + k + 2 * t);
-        const double2 w = *(const double2 *)(slice + (line + g + 8) * S::PITCH + k + 2 * t);
-        first[0] = v.x, first[1] = v.y, second[0] = w.x, second[1] = w.y;
-    }
+    constexpr int PITCH = Float64Slice<C, LINES, MN_MAJOR>::PITCH;
+    return slice[MN_MAJOR ? k * PITCH + line : line * PITCH + k];
 }
 
-// Which of 16 lines is line g of block 0 or 1.
-template <bool MN_MAJOR>
-__device__ __forceinline__ int line_of(int g, int block)
-{
-    return MN_MAJOR ? 2 * g + block : g + 8 * block;
-}
-
-// d (16 x 8) += a * b over 8 of k; a and a_below: lines of the upper and the lower half.
-__device__ __forceinline__ void mma_8(double (&d)[4], const double (&a)[2], const double (&a_below)[2],
-                                      const double (&b)[2])
+// d (16 x 8) += a * b over 4 or 8 of k. a: lines g and g + 8 at t, then at t + 4; b: line g at t and t + 4. Each lies
+// in registers as it was read: the instruction wants its operands side by side, and a move would wait for the products
+// before to have read theirs.
+template <int DEPTH>
+__device__ __forceinline__ void multiply_add(double (&d)[4], const double (&a)[DEPTH / 2], const double (&b)[DEPTH / 4])
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-                 : "d"(a[0]), "d"(a_below[0]), "d"(a[1]), "d"(a_below[1]), "d"(b[0]), "d"(b[1]));
+    if constexpr (DEPTH == 8)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%0, %1, %2, %3};"
+                     : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+                     : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+    else
+        asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+                     "{%0, %1, %2, %3};"
+                     : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+                     : "d"(a[0]), "d"(a[1]), "d"(b[0]));
 #else
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < DEPTH / 4; i++) {
         asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+d"(d[0]), "+d"(d[1])
-                     : "d"(a[i]), "d"(b[i]));
+                     : "d"(a[2 * i]), "d"(b[i]));
         asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+d"(d[2]), "+d"(d[3])
-                     : "d"(a_below[i]), "d"(b[i]));
+                     : "d"(a[2 * i + 1]), "d"(b[i]));
     }
 #endif
 }
 #endif
 
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR>
-static constexpr int float64_stage = Float64Slice<C::M, A_MN_MAJOR>::SIZE + Float64Slice<C::N, B_MN_MAJOR>::SIZE;
+static constexpr int float64_stage = Float64Slice<C, C::M, A_MN_MAJOR>::SIZE + Float64Slice<C, C::N, B_MN_MAJOR>::SIZE;
 
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
 __device__ __forceinline__ void multiply_float64(const MmaWork &work)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     extern __shared__ __align__(16) double float64_ring[];
-    constexpr int STAGE = float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, A_SIZE = Float64Slice<C::M, A_MN_MAJOR>::SIZE;
+    constexpr int STAGE = float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, A_SIZE = Float64Slice<C, C::M, A_MN_MAJOR>::SIZE;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int my_m = warp / WARPS_N * C::WARP_M, my_n = warp % WARPS_N * C::WARP_N;
+    const int my_m = warp / C::WARPS_ACROSS * C::WARP_M, my_n = warp % C::WARPS_ACROSS * C::WARP_N;
     const int64_t tiles = work.tiles_m * work.tiles_n;
     wait_for_predecessor();
     release_successor();
@@ -162,8 +157,8 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
         const int steps = (int)((k_end - k_begin + C::K - 1) / C::K);
         double sum[C::ROWS][C::COLUMNS][4] = {};
 
-        Float64Copy<C::M, A_MN_MAJOR, ALIGNED> copy_a;
-        Float64Copy<C::N, B_MN_MAJOR, ALIGNED> copy_b;
+        Float64Copy<C, C::M, A_MN_MAJOR, ALIGNED> copy_a;
+        Float64Copy<C, C::N, B_MN_MAJOR, ALIGNED> copy_b;
         start_copy(copy_a, a, work.lda, m, work.m, k_begin);
         start_copy(copy_b, b, work.ldb, n, work.n, k_begin);
         int filling = 0, reading = 0; // stages
@@ -179,22 +174,27 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
             asm volatile("cp.async.commit_group;" ::: "memory");
         };
         // The fragments of 8 of k, while those of the 8 before are multiplied.
-        double upper[2][C::ROWS][2], lower[2][C::ROWS][2], right[2][C::COLUMNS][2];
+        double left[2][C::ROWS][C::DEPTH / 2], right[2][C::COLUMNS][C::DEPTH / 4];
         auto fetch = [&](int to, int stage, int k) {
             const double *const a_slice = float64_ring + stage * STAGE, *const b_slice = a_slice + A_SIZE;
 #pragma unroll
-            for (int j = 0; j < C::COLUMNS; j += 2)
-                load_lines<C::N, B_MN_MAJOR>(right[to][j], right[to][j + 1], b_slice, my_n + 8 * j, k);
+            for (int j = 0; j < C::COLUMNS; j++)
+#pragma unroll
+                for (int e = 0; e < C::DEPTH / 4; e++)
+                    right[to][j][e] = element_of<C, C::N, B_MN_MAJOR>(b_slice, my_n + 8 * j + g, k + t + 4 * e);
 #pragma unroll
             for (int i = 0; i < C::ROWS; i++)
-                load_lines<C::M, A_MN_MAJOR>(upper[to][i], lower[to][i], a_slice, my_m + 16 * i, k);
+#pragma unroll
+                for (int e = 0; e < C::DEPTH / 2; e++)
+                    left[to][i][e] =
+                        element_of<C, C::M, A_MN_MAJOR>(a_slice, my_m + 16 * i + g + e % 2 * 8, k + t + e / 2 * 4);
         };
         auto multiply = [&](int from) {
 #pragma unroll
             for (int i = 0; i < C::ROWS; i++)
 #pragma unroll
                 for (int j = 0; j < C::COLUMNS; j++)
-                    mma_8(sum[i][j], upper[from][i], lower[from][i], right[from][j]);
+                    multiply_add<C::DEPTH>(sum[i][j], left[from][i], right[from][j]);
         };
         // The next step's slices are there for all, and the stage that is loaded next has been read by all.
         auto wait = [&]() {
@@ -207,43 +207,63 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
         fetch(0, 0, 0);
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
-            fetch(1, reading, 8);
-            load(step + C::STAGES - 1);
-            multiply(0);
-            reading = reading + 1 == C::STAGES ? 0 : reading + 1;
-            wait();
-            if (step + 1 < steps)
-                fetch(0, reading, 0);
-            multiply(1);
-        }
-        // The ring is filled again for the next tile.
-        __syncthreads();
-
-        const int64_t matrix = split * work.batch + batch;
 #pragma unroll
-        for (int j = 0; j < C::COLUMNS; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int64_t column = n + my_n + j / 2 * 16 + line_of<B_MN_MAJOR>(2 * t + e, j % 2);
-                if (column >= work.n)
-                    continue;
-                const double bias = work.bias ? ((const double *)work.bias)[column] : 0;
-#pragma unroll
-                for (int i = 0; i < C::ROWS; i++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int64_t row = m + my_m + 16 * i + line_of<A_MN_MAJOR>(g, half);
-                        if (row < work.m)
-                            ((double *)work.d)[matrix * work.stride_d + row * work.ldd + column] =
-                                activate(work.alpha * sum[i][j][2 * half + e] + bias, work.activation);
-                    }
+            for (int part = 0; part < C::K / C::DEPTH; part++) {
+                if (part + 1 < C::K / C::DEPTH) {
+                    fetch((part + 1) % 2, reading, C::DEPTH * (part + 1));
+                } else {
+                    reading = reading + 1 == C::STAGES ? 0 : reading + 1;
+                    wait();
+                    if (step + 1 < steps)
+                        fetch(0, reading, 0);
+                }
+                if (part == 0)
+                    load(step + C::STAGES - 1);
+                multiply(part % 2);
             }
+        }
+        // To D by way of shared memory, so that rows are written whole and the activation's code is there once.
+        __syncthreads(); // the ring has been read
+        constexpr int PITCH = C::N + 8, ROWS_AT_ONCE = C::THREADS / C::N, BATCH = 8;
+#pragma unroll
+        for (int i = 0; i < C::ROWS; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int j = 0; j < C::COLUMNS; j++)
+                    *(double2 *)(float64_ring + (my_m + 16 * i + g + 8 * half) * PITCH + my_n + 8 * j + 2 * t) =
+                        make_double2(sum[i][j][2 * half], sum[i][j][2 * half + 1]);
+        __syncthreads();
+        const int column = threadIdx.x % C::N;
+        if (n + column < work.n) {
+            const int rows_left = work.m - m < C::M ? (int)(work.m - m) : C::M;
+            const double bias = work.bias ? ((const double *)work.bias)[n + column] : 0;
+            double *const d =
+                (double *)work.d + (split * work.batch + batch) * work.stride_d + m * work.ldd + n + column;
+            const double *const from = float64_ring + column;
+            if (work.activation == CUDA_OPS_GEMM_NONE) {
+                for (int first = threadIdx.x / C::N; first < rows_left; first += BATCH * ROWS_AT_ONCE)
+#pragma unroll
+                    for (int i = 0; i < BATCH; i++) {
+                        const int row = first + i * ROWS_AT_ONCE;
+                        const double value = work.alpha * from[row * PITCH] + bias;
+                        if (row < rows_left)
+                            d[row * work.ldd] = value;
+                    }
+            } else {
+#pragma unroll 1
+                for (int row = threadIdx.x / C::N; row < rows_left; row += ROWS_AT_ONCE)
+                    d[row * work.ldd] = activate(work.alpha * from[row * PITCH] + bias, work.activation);
+            }
+        }
+        __syncthreads(); // the ring is filled again for the next tile
     }
 #endif
 }
 
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS, 1) gemm_mma_sync_float64_kernel(const __grid_constant__ MmaWork work)
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
+    gemm_mma_sync_float64_kernel(const __grid_constant__ MmaWork work)
 {
     if constexpr (is_compiled<C>())
         multiply_float64<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>(work);
@@ -253,11 +273,13 @@ template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
 static cuda_ops_status launch_float64(const MmaWork &work, cudaStream_t stream)
 {
     const auto kernel = gemm_mma_sync_float64_kernel<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
-    constexpr int bytes = C::STAGES * float64_stage<C, A_MN_MAJOR, B_MN_MAJOR> * (int)sizeof(double);
-    static_assert(bytes <= (C::STAGES == DeepTile::STAGES ? 227 << 10 : 99 << 10), "an SM's shared memory");
+    constexpr int ring = C::STAGES * float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, results = C::M * (C::N + 8);
+    constexpr int bytes = (ring > results ? ring : results) * (int)sizeof(double);
+    static_assert(bytes * C::BLOCKS <= (C::STAGES > ShallowTile::STAGES ? 227 << 10 : 99 << 10),
+                  "an SM's shared memory");
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     const int64_t blocks = work.tiles_m * work.tiles_n * work.batch * work.splits, most = INT32_MAX;
-    launch_dependent(kernel, dim3((unsigned int)(blocks < most ? blocks : most)), THREADS, bytes, stream, work);
+    launch_dependent(kernel, dim3((unsigned int)(blocks < most ? blocks : most)), C::THREADS, bytes, stream, work);
     return launch_status();
 }
 
@@ -275,9 +297,18 @@ static cuda_ops_status launch_float64_transposed(const MmaWork &work, const cuda
 cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
                                       cudaStream_t stream)
 {
-    if (work.capability >= 90)
-        return aligned ? launch_float64_transposed<DeepTile, true>(work, p, stream)
-                       : launch_float64_transposed<DeepTile, false>(work, p, stream);
-    return aligned ? launch_float64_transposed<ShallowTile, true>(work, p, stream)
-                   : launch_float64_transposed<ShallowTile, false>(work, p, stream);
+    if (work.capability < 90)
+        return aligned ? launch_float64_transposed<ShallowTile, true>(work, p, stream)
+                       : launch_float64_transposed<ShallowTile, false>(work, p, stream);
+    if (!aligned)
+        return launch_float64_transposed<DeepTile, false>(work, p, stream);
+    MmaWork paired = work;
+    paired.tiles_m = ceil_div(work.m, PairedTile::M), paired.tiles_n = ceil_div(work.n, PairedTile::N);
+    const int64_t deep_waves = ceil_div(work.tiles_m * work.tiles_n * work.batch, work.multiprocessors);
+    const int64_t paired_waves =
+        ceil_div(paired.tiles_m * paired.tiles_n * work.batch, PairedTile::BLOCKS * work.multiprocessors);
+    // A wave of pairs is two of the other kind, less 3 % (measured at 2048^3).
+    if (work.splits == 1 && 1.94 * (double)paired_waves < (double)deep_waves)
+        return launch_float64_transposed<PairedTile, true>(paired, p, stream);
+    return launch_float64_transposed<DeepTile, true>(work, p, stream);
 }
