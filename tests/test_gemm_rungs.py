@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+import cuda_ops
 from cuda_ops._library import ops
 from cuda_ops.ladder import gemm
 
@@ -115,9 +116,9 @@ def test_storage_orders(name, dtype):
 
 
 # All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds,
-# and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
+# and the two of them that make D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
 # the blocks of a cluster.
-PLANS = [(13, tile, splits, 0) for tile in range(5) for splits in (1, 3)] + [(13, 4, 1, 1), (13, 4, 3, 1)]
+PLANS = [(13, tile, splits, swapped) for tile in range(6) for splits in (1, 3) for swapped in range(1 + (tile > 3))]
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 
 
@@ -141,6 +142,14 @@ def test_plans(plan, dtype):
         ran += 1
     if ran == 0:
         pytest.skip("not for this dtype, or not on this device")
+
+
+@pytest.mark.cuda
+def test_float64_of_many_tiles():
+    """Rung 11's float64 has another kernel where there are more tiles than multiprocessors."""
+    for ta, tb, odd in itertools.product([False, True], [False, True], [0, 1]):
+        a, b = operands(1100 + odd, 1000 + odd, 72 + odd, torch.float64, "cuda", ta, tb)
+        check(cuda_ops.functional.matmul, a, b, f"{odd} {ta} {tb}")
 
 
 @pytest.mark.cuda

@@ -119,7 +119,7 @@ static cuda_ops_status launch(const GemmCall &call)
     work.clusters_m = (int)ceil_div(p.m, C::M);
     work.clusters_n = (int)ceil_div(p.n, C::N);
     map_d = map_a;
-    if (can_copy_out(call)) {
+    if (C::BUFFERS > 0 && can_copy_out(call)) {
         work.copies_out = 1;
         mapped = mapped &&
                  make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);

@@ -363,7 +363,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         work.output_is_float = 1;
     } else if (C::IN_LINES) {
         work.copies_out = is_aligned_16(call.d) && p.ldd % 8 == 0 && (p.batch == 1 || p.stride_d % 8 == 0);
-    } else if (can_copy_out(call)) {
+    } else if (C::BUFFERS > 0 && !swapped && can_copy_out(call)) {
         work.copies_out = 1;
         mapped = mapped &&
                  make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);
@@ -375,7 +375,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
 
     const auto kernel = gemm_cluster_persistent_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    const int64_t room = device.multiprocessors / C::CLUSTER, clusters = total < room ? total : room;
+    const int64_t room = gemm_clusters_at_once(device, C::CLUSTER), clusters = total < room ? total : room;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -415,6 +415,10 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     case 4:
         if constexpr (!b_mn_major)
             return launch<Tile<T, 128, 80, 2, 1, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
+        break;
+    case 5:
+        if constexpr (b_mn_major)
+            return launch<Tile<T, 128, 96, 2, 2, false, 6, a_mn_major, b_mn_major>>(call, device, plan);
         break;
     }
     // clang-format on

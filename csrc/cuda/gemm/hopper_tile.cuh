@@ -9,7 +9,7 @@
 
 // One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n.
 template <typename T_, int TILE_M_, int TILE_N_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, int STAGES_,
-          bool A_MN_MAJOR_, bool B_MN_MAJOR_>
+          bool A_MN_MAJOR_, bool B_MN_MAJOR_, bool FLOATS_COPIED_ = false>
 struct Tile {
     typedef T_ T;
     static constexpr int M = TILE_M_, N = TILE_N_, CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, STAGES = STAGES_;
@@ -28,14 +28,16 @@ struct Tile {
     static constexpr int A_BYTES = A_MN_MAJOR ? A_COLUMNS * COLUMN_BYTES : M * SWIZZLE_ROW;
     static constexpr int B_BYTES = B_MN_MAJOR ? B_COLUMNS * COLUMN_BYTES : N * SWIZZLE_ROW;
     static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
-    // Results of 16 bits leave through shared memory, CHUNK columns at a time, in two buffers a warpgroup.
-    static constexpr int CHUNK = N % 64 == 0 ? 64 : 32;
-    static constexpr int CHUNK_ROW = CHUNK * 2;
-    // Where N is cut in no such chunks: all of a warpgroup's results at once, as lines of D (see store_lines).
-    static constexpr bool IN_LINES = sizeof(T) == 2 && N % 32 != 0;
+    // Results of 16 bits leave through shared memory, CHUNK columns at a time, in two buffers a warpgroup; those of
+    // TF32 where the configuration says so.
+    static constexpr bool FLOATS_COPIED = FLOATS_COPIED_;
+    static constexpr int CHUNK = sizeof(T) == 2 && N % 64 == 0 ? 64 : 32;
+    static constexpr int CHUNK_ROW = CHUNK * (int)sizeof(T);
+    // The tiles that make D or D transposed: all of a warpgroup's results at once, as lines of D (see store_lines).
+    static constexpr bool IN_LINES = sizeof(T) == 2 && N < 128 && N % 64 != 0;
     static constexpr int LINES_BYTES = (GROUP_M + 8) * (N + 8) * 2;
     static constexpr int BUFFER_BYTES = IN_LINES ? LINES_BYTES : GROUP_M * CHUNK_ROW;
-    static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : 0;
+    static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : FLOATS_COPIED ? 2 : 0;
     static constexpr int SHARED_BYTES =
         STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
     static_assert(sizeof(T) == 2 || !B_MN_MAJOR, "B of TF32 is K-major");
@@ -80,13 +82,13 @@ static inline GemmWork work_of(const GemmCall &call)
     return work;
 }
 
-// 16-bit results that the copy engine can write: it writes whole pieces of 16 bytes of a row, past the last column if
-// need be.
+// Results that the copy engine can write: it writes whole pieces of 16 bytes of a row, past the last column if need be.
 static inline bool can_copy_out(const GemmCall &call)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    return p.output_dtype != CUDA_OPS_FLOAT32 && p.n % 8 == 0 && (p.batch == 1 || p.stride_d != 0) &&
-           map_possible(call.d, 2, p.n, p.m, p.batch, p.ldd, p.stride_d);
+    const int64_t size = p.output_dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    return p.output_dtype == p.dtype && p.n * size % 16 == 0 && (p.batch == 1 || p.stride_d != 0) &&
+           map_possible(call.d, size, p.n, p.m, p.batch, p.ldd, p.stride_d);
 }
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -290,7 +292,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
 template <typename C>
 __device__ __forceinline__ int piece_offset(int row, int piece)
 {
-    return row * C::CHUNK_ROW + (C::CHUNK == 64 ? piece ^ (row % 8) : piece ^ (row / 2 % 4)) * 16;
+    return row * C::CHUNK_ROW + (C::CHUNK_ROW == 128 ? piece ^ (row % 8) : piece ^ (row / 2 % 4)) * 16;
 }
 
 // Results of 16 bits, CHUNK columns at a time: into a buffer in shared memory by stmatrix, and from there by the copy
@@ -338,6 +340,37 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
                         *(const T *)(to + piece_offset<C>(r, c / 8) + c % 8 * 2);
             }
         }
+    }
+}
+
+// TF32's results by the copy engine, CHUNK columns at a time as above: whole lines of 128 bytes, which nobody waits
+// for.
+template <typename C>
+__device__ __forceinline__ void copy_floats(const float (&sum)[C::BLOCKS][C::N / 2], const CUtensorMap *map_d,
+                                            char *buffers, int &buffer, int64_t matrix, int first_row, int first_column,
+                                            int group, int thread)
+{
+    const int place = thread % 4;
+#pragma unroll
+    for (int chunk = 0; chunk < C::N / C::CHUNK; chunk++, buffer ^= 1) {
+        char *const to = buffers + buffer * C::BUFFER_BYTES;
+        if (thread == 0)
+            wait_copied_out<1>();
+        named_barrier(1 + group, WARPGROUP);
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int i = 0; i < C::CHUNK / 8; i++) {
+                    const float *const s = sum[block] + C::CHUNK / 2 * chunk + 4 * i + 2 * half;
+                    *(float2 *)(to + piece_offset<C>(row_of<C>(thread, block, half), 2 * i + place / 2) +
+                                place % 2 * 8) = make_float2(s[0], s[1]);
+                }
+        fence_async_proxy();
+        named_barrier(1 + group, WARPGROUP);
+        if (thread == 0)
+            copy_out(map_d, shared_address(to), first_column + C::CHUNK * chunk, first_row, (int)matrix);
     }
 }
 
@@ -415,11 +448,14 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
             store_floats_turned<C>(sum, work, matrix, first_row, column, thread);
         else
             store_floats<C>(sum, work, matrix, first_row, column, thread);
-    } else if constexpr (C::BUFFERS > 0) {
+    } else if constexpr (sizeof(typename C::T) == 2) {
         if (work.output_is_float)
             store_floats<C>(sum, work, matrix, first_row, column, thread);
         else
             store_halves<C>(sum, work, map_d, buffers, buffer, matrix, first_row, first_column, group, thread);
+    } else if (C::FLOATS_COPIED && work.copies_out) {
+        if constexpr (C::FLOATS_COPIED)
+            copy_floats<C>(sum, map_d, buffers, buffer, matrix, first_row, first_column, group, thread);
     } else if constexpr (C::IN_REGISTERS) {
         if (work.swapped)
             store_floats_swapped<C>(sum, work, matrix, first_row, column, thread);
