@@ -383,6 +383,8 @@ __global__ void conv2d_sum_parts_kernel(T *output, const accumulate_type<T> *par
     typedef accumulate_type<T> A;
     __shared__ A sums[WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < count; first += (int64_t)gridDim.x * WARP_SIZE) {
         const int64_t i = first + lane;
         A sum = 0;
@@ -409,6 +411,8 @@ __global__ void conv2d_bias_planes_kernel(accumulate_type<T> *partial, const T *
     typedef accumulate_type<T> A;
     __shared__ A scratch[WARP_SIZE];
     const int64_t runs = ceil_div(pixels, run), units = batch * runs;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t block = blockIdx.x; block < channels * parts; block += gridDim.x) {
         const int64_t channel = block % channels, part = block / channels;
         A sum = 0;
@@ -434,6 +438,8 @@ __global__ void conv2d_bias_pixels_kernel(accumulate_type<T> *partial, const T *
     __shared__ A sums[WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int64_t tiles = ceil_div(channels, WARP_SIZE), part_rows = ceil_div(rows, parts);
+    wait_for_predecessor();
+    release_successor();
     for (int64_t block = blockIdx.x; block < tiles * parts; block += gridDim.x) {
         const int64_t channel = block % tiles * WARP_SIZE + lane, part = block / tiles;
         const int64_t end = (part + 1) * part_rows < rows ? (part + 1) * part_rows : rows;
@@ -448,6 +454,51 @@ __global__ void conv2d_bias_pixels_kernel(accumulate_type<T> *partial, const T *
             for (int w = 1; w < WARPS; w++)
                 sum += sums[w][lane];
             partial[part * channels + channel] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+// The same 16 bytes at a time: `across` threads side by side (a power of two, a warp at most) take the pieces of a row,
+// the block's others those of the rows below.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    conv2d_bias_pieces_kernel(accumulate_type<T> *partial, const T *grad_output, int64_t rows, int64_t channels,
+                              int64_t parts, int across)
+{
+    typedef accumulate_type<T> A;
+    typedef vector16<T> V;
+    __shared__ A sums[WARPS][V::size][WARP_SIZE];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int column = threadIdx.x % across, down = threadIdx.x / across, height = THREADS / across;
+    const int64_t pieces = channels / V::size, tiles = ceil_div(pieces, across), part_rows = ceil_div(rows, parts);
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t block = blockIdx.x; block < tiles * parts; block += gridDim.x) {
+        const int64_t first = block % tiles * across, part = block / tiles;
+        const int64_t end = (part + 1) * part_rows < rows ? (part + 1) * part_rows : rows;
+        A sum[V::size] = {};
+        if (first + column < pieces)
+#pragma unroll 4
+            for (int64_t row = part * part_rows + down; row < end; row += height) {
+                const V piece = *(const V *)(grad_output + row * channels + (first + column) * V::size);
+#pragma unroll
+                for (int e = 0; e < V::size; e++)
+                    sum[e] += load_as_accumulate(piece.element[e]);
+            }
+#pragma unroll
+        for (int e = 0; e < V::size; e++) {
+            for (int apart = across; apart < WARP_SIZE; apart *= 2)
+                sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], apart);
+            sums[warp][e][lane] = sum[e];
+        }
+        __syncthreads();
+        const int e = threadIdx.x / WARP_SIZE;
+        if (e < V::size && lane < across && first + lane < pieces) {
+            A total = 0;
+            for (int w = 0; w < WARPS; w++)
+                total += sums[w][e][lane];
+            partial[part * channels + (first + lane) * V::size + e] = total;
         }
         __syncthreads();
     }
@@ -713,8 +764,8 @@ template <typename T>
 static cuda_ops_status sum_parts(T *output, const accumulate_type<T> *partial, int64_t count, int64_t parts,
                                  cudaStream_t stream)
 {
-    conv2d_sum_parts_kernel<<<clamp_grid(ceil_div(count, WARP_SIZE)), THREADS, 0, stream>>>(output, partial, count,
-                                                                                            parts);
+    launch_dependent(conv2d_sum_parts_kernel<T>, dim3(clamp_grid(ceil_div(count, WARP_SIZE))), THREADS, 0, stream,
+                     output, partial, count, parts);
     return launch_status();
 }
 
@@ -732,11 +783,13 @@ static cuda_ops_status backward_weight(T *grad_weight, const T *grad_output, con
     return sum_parts(grad_weight, partial, p.part_size, p.parts, stream);
 }
 
+// channels_last: two blocks for each of most GPUs' multiprocessors, by the pieces of 16 bytes, with some rows for each
+// of their threads, and few enough parts to be added up in a moment.
 static int64_t bias_parts(int64_t batch, int64_t channels, int64_t pixels, int channels_last)
 {
-    const int64_t blocks = channels_last ? ceil_div(channels, WARP_SIZE) : channels;
-    const int64_t units = channels_last ? ceil_div(batch * pixels, FEWEST_INNER) : batch * ceil_div(pixels, BIAS_RUN);
-    const int64_t parts = 2 * WANTED_BLOCKS / (blocks > 0 ? blocks : 1);
+    const int64_t blocks = channels_last ? ceil_div(channels, 4 * WARP_SIZE) : channels;
+    const int64_t units = channels_last ? ceil_div(batch * pixels, 32) : batch * ceil_div(pixels, BIAS_RUN);
+    const int64_t parts = (channels_last ? WANTED_BLOCKS / 2 : 2 * WANTED_BLOCKS) / (blocks > 0 ? blocks : 1);
     return parts < 1 || units < 1 ? 1 : parts < units ? parts : units;
 }
 
@@ -745,13 +798,20 @@ static cuda_ops_status backward_bias(T *grad_bias, const T *grad_output, int64_t
                                      int64_t pixels, int channels_last, accumulate_type<T> *partial,
                                      cudaStream_t stream)
 {
-    const int64_t parts = bias_parts(batch, channels, pixels, channels_last);
-    if (channels_last)
-        conv2d_bias_pixels_kernel<<<clamp_grid(ceil_div(channels, WARP_SIZE) * parts), THREADS, 0, stream>>>(
-            partial, grad_output, batch * pixels, channels, parts);
-    else
-        conv2d_bias_planes_kernel<<<clamp_grid(channels * parts), THREADS, 0, stream>>>(
-            partial, grad_output, batch, channels, pixels, BIAS_RUN, parts);
+    const int64_t parts = bias_parts(batch, channels, pixels, channels_last), size = vector16<T>::size;
+    if (channels_last && channels % size == 0 && is_aligned_16(grad_output)) {
+        int across = 1;
+        while (across < WARP_SIZE && across < channels / size)
+            across *= 2;
+        launch_dependent(conv2d_bias_pieces_kernel<T>, dim3(clamp_grid(ceil_div(channels / size, across) * parts)),
+                         THREADS, 0, stream, partial, grad_output, batch * pixels, channels, parts, across);
+    } else if (channels_last) {
+        launch_dependent(conv2d_bias_pixels_kernel<T>, dim3(clamp_grid(ceil_div(channels, WARP_SIZE) * parts)), THREADS,
+                         0, stream, partial, grad_output, batch * pixels, channels, parts);
+    } else {
+        launch_dependent(conv2d_bias_planes_kernel<T>, dim3(clamp_grid(channels * parts)), THREADS, 0, stream, partial,
+                         grad_output, batch, channels, pixels, BIAS_RUN, parts);
+    }
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;

@@ -107,14 +107,14 @@ static const ConvTile PIXELS_TF32[] = {
     {128, 128, 1, 2, 1, 13.00, 1.50,  8},
     {128, 256, 1, 1, 2, 19.30, 9.00, 16},
 };
-// With a stride; one residue.
+// With a stride: a tile of one residue.
 static const ConvTile STRIDED_HALVES[] = {
-    {128, 128, 2, 1, 1,  7.40, 0.80,  8},
-    {128,  64, 2, 1, 1,  6.20, 1.20,  8},
+    {128, 128, 2, 1, 1,  9.00, 1.00,  8},
+    {128,  64, 2, 1, 1,  4.80, 1.20,  8},
 };
 static const ConvTile STRIDED_TF32[] = {
-    {128, 128, 2, 1, 1, 14.10, 1.90,  8},
-    {128,  64, 2, 1, 1, 11.20, 1.85,  8},
+    {128, 128, 2, 1, 1, 15.00, 2.50,  8},
+    {128,  64, 2, 1, 1, 10.00, 1.70,  8},
 };
 static const ConvTile WEIGHT_HALVES[] = {
     {128, 256, 2, 1, 1, 12.40, 1.20, 16},
@@ -161,6 +161,38 @@ static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, i
                 best = {tile, (int)pieces, t.group, time};
             }
         }
+    }
+    return best;
+}
+
+static int64_t taps_of(const ConvProduct &residue)
+{
+    return residue.taps_y.count * residue.taps_x.count;
+}
+
+// The same for residues in one go, the longest first: a cluster takes the next tile when it is done with one, so that
+// together they take their sum's share, but no less than the longest. row: channels of a chunk.
+template <int COUNT>
+static ConvPlan quickest_together(const ConvTile (&tiles)[COUNT], const ConvProduct *products, int count, int64_t row,
+                                  ConvDevice device)
+{
+    ConvPlan best = {};
+    for (int tile = 0; tile < COUNT; tile++) {
+        const ConvTile &t = tiles[tile];
+        const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n);
+        double time = 0, longest = 0;
+        for (int i = 0; i < count; i++) {
+            const ConvProduct &p = products[i];
+            const int64_t k = taps_of(p) * ceil_div(p.grid.channels, row) * row;
+            const int64_t clusters =
+                ceil_div(conv2d_places(p.grid), t.m * t.cluster_m) * ceil_div(p.columns, t.n * t.cluster_n);
+            const double one = t.sum * (double)k / 1024 + t.rest;
+            time += (double)clusters * one / (double)room;
+            longest = longest > one ? longest : one;
+        }
+        time = time > longest ? time : longest;
+        if (tile == 0 || time < best.time)
+            best = {tile, 1, t.group, time};
     }
     return best;
 }
@@ -434,17 +466,26 @@ static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &
                          (uint4 *)call.result, pieces);
         status = launch_status();
     }
-    for (int64_t i = 0; i < rows * columns && status == CUDA_OPS_SUCCESS; i++) {
+    // The longest sums first.
+    ConvProduct products[MOST_RESIDUES];
+    int count = 0;
+    for (int64_t i = 0; i < rows * columns; i++) {
         const ConvProduct p = residue_product(product, s, i / columns, i % columns);
         if (!has_taps(p))
             continue;
-        const int64_t k = p.taps_y.count * p.taps_x.count * ceil_div(s.out_channels, row) * row;
-        const int64_t m = conv2d_places(p.grid);
-        const ConvPlan plan = call.dtype == CUDA_OPS_FLOAT32 ? quickest(STRIDED_TF32, m, p.columns, k, false, device)
-                                                             : quickest(STRIDED_HALVES, m, p.columns, k, false, device);
-        status = call.dtype == CUDA_OPS_FLOAT32   ? conv2d_strided_tf32(p, device, plan)
-                 : call.dtype == CUDA_OPS_FLOAT16 ? conv2d_strided_float16(p, device, plan)
-                                                  : conv2d_strided_bfloat16(p, device, plan);
+        int at = count++;
+        for (; at > 0 && taps_of(products[at - 1]) < taps_of(p); at--)
+            products[at] = products[at - 1];
+        products[at] = p;
+    }
+    for (int i = 0; i < count && status == CUDA_OPS_SUCCESS; i += MOST_TOGETHER) {
+        const int together = count - i < MOST_TOGETHER ? count - i : MOST_TOGETHER;
+        const ConvPlan plan = call.dtype == CUDA_OPS_FLOAT32
+                                  ? quickest_together(STRIDED_TF32, products + i, together, row, device)
+                                  : quickest_together(STRIDED_HALVES, products + i, together, row, device);
+        status = call.dtype == CUDA_OPS_FLOAT32   ? conv2d_strided_tf32(products + i, together, device, plan)
+                 : call.dtype == CUDA_OPS_FLOAT16 ? conv2d_strided_float16(products + i, together, device, plan)
+                                                  : conv2d_strided_bfloat16(products + i, together, device, plan);
     }
     return status;
 }

@@ -47,9 +47,12 @@ struct ConvPlan {
 // One a dtype and kind: a file each.
 cuda_ops_status conv2d_pixels_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_pixels_bfloat16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
-cuda_ops_status conv2d_strided_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
-cuda_ops_status conv2d_strided_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
-cuda_ops_status conv2d_strided_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+// Residues, MOST_TOGETHER at most, with the longest sums first.
+static constexpr int MOST_TOGETHER = 4;
+cuda_ops_status conv2d_strided_bfloat16(const ConvProduct *products, int count, ConvDevice device,
+                                        const ConvPlan &plan);
+cuda_ops_status conv2d_strided_float16(const ConvProduct *products, int count, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_strided_tf32(const ConvProduct *products, int count, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_weight_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_pixels_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
 cuda_ops_status conv2d_pixels_float16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
@@ -72,6 +75,7 @@ struct StridedWork : GemmWork {
 struct ConvWork {
     StridedWork gemm; // as rung 13's consumers see it
     int grid_height, grid_width, start_y, start_x, step_y, step_x;
+    Divider by_height, by_width; // the grid's
     int kernel_width, taps, dilation_y, dilation_x;
     int first_tap, next_tap_y, next_tap_x; // the walk's taps in the weight
     int chunks;                            // of a tile's columns (or depth) that the channels fill
@@ -80,7 +84,53 @@ struct ConvWork {
     int line, first_shift; // shifted: places of a line, and the shift of the first row of taps
 };
 
+// backward_input with a stride: the products of several residues, one after the other in the order of tiles. Those
+// with the most taps come first, so that none is left to the end that takes long.
+struct ResiduesWork {
+    ConvWork residues[MOST_TOGETHER];
+    int first[MOST_TOGETHER]; // tile of each; past the last residue: INT32_MAX
+    int total, batch;         // batch: 1, for consume
+};
+struct ResiduesMaps {
+    CUtensorMap a[MOST_TOGETHER];
+};
+
 #if defined(CUDA_OPS_HOPPER_CODE)
+
+// The product that tile `index` belongs to; `index` becomes the tile's number in it, `which` the product's.
+__device__ __forceinline__ const ConvWork &product_of(const ConvWork &work, int &, int &which)
+{
+    which = 0;
+    return work;
+}
+__device__ __forceinline__ const ConvWork &product_of(const ResiduesWork &work, int &index, int &which)
+{
+    which = 0;
+#pragma unroll
+    for (int i = 1; i < MOST_TOGETHER; i++)
+        which += index >= work.first[i];
+    index -= work.first[which];
+    return work.residues[which];
+}
+__device__ __forceinline__ int tiles_of(const ConvWork &work)
+{
+    return work.gemm.total;
+}
+__device__ __forceinline__ int tiles_of(const ResiduesWork &work)
+{
+    return work.total;
+}
+
+// Found in place of rung 13's for a ResiduesWork; the residue stands for the split.
+template <typename C>
+__device__ __forceinline__ Place place_of(const ResiduesWork &work, int index, int rank_m, int rank_n)
+{
+    int which;
+    const GemmWork &gemm = product_of(work, index, which).gemm;
+    Place place = place_of<C>(gemm, index, rank_m, rank_n);
+    place.split = which;
+    return place;
+}
 
 struct PixelPlace {
     int x, y, image;
@@ -89,9 +139,9 @@ struct PixelPlace {
 // Where the walk's place `index` lies in the picture.
 __device__ __forceinline__ PixelPlace pixel_place(const ConvWork &work, int index)
 {
-    const int line = index / work.grid_width, column = index - line * work.grid_width;
+    const int line = (int)work.by_width.of((uint32_t)index), column = index - line * work.grid_width;
     PixelPlace place;
-    place.image = line / work.grid_height;
+    place.image = (int)work.by_height.of((uint32_t)line);
     place.y = work.start_y + (line - place.image * work.grid_height) * work.step_y;
     place.x = work.start_x + column * work.step_x;
     return place;
@@ -118,10 +168,30 @@ __device__ __forceinline__ TapPlace tap_place(const ConvWork &work, int index, i
     return place;
 }
 
+// The chunk after `at`, without the divisions, which one thread does not get done while a stage is multiplied. chunk,
+// column: where `at` is among the channels' chunks, and among the taps of a row.
+__device__ __forceinline__ void next_chunk(const ConvWork &work, int width, TapPlace &at, int &chunk, int &column)
+{
+    at.channel += width;
+    if (++chunk < work.chunks)
+        return;
+    const int x = work.mirrored ? -work.dilation_x : work.dilation_x;
+    chunk = at.channel = 0;
+    at.tap += work.next_tap_x;
+    at.offset_x += x;
+    if (++column < work.kernel_width)
+        return;
+    column = 0;
+    at.tap += work.next_tap_y - work.kernel_width * work.next_tap_x;
+    at.offset_x -= work.kernel_width * x;
+    at.offset_y += work.mirrored ? -work.dilation_y : work.dilation_y;
+}
+
 // One thread's life, as rung 13's `produce`, but that one operand is the picture, gathered by the copy engine: A where
 // its rows are places (K-major) or where it goes through registers (TF32's weight gradient), else B.
-template <typename C>
-__device__ __forceinline__ void conv2d_produce(const ConvWork &work, const CUtensorMap *map_a, const CUtensorMap *map_b,
+// works: a ConvWork, or a ResiduesWork with a map of A for each residue.
+template <typename C, typename Works>
+__device__ __forceinline__ void conv2d_produce(const Works &works, const CUtensorMap *maps_a, const CUtensorMap *map_b,
                                                uint32_t stages, uint32_t full, uint32_t empty, int rank_m, int rank_n,
                                                int first, int stride)
 {
@@ -148,14 +218,23 @@ __device__ __forceinline__ void conv2d_produce(const ConvWork &work, const CUten
             copy_in(to, map, arrived, inner, outer, batch);
     };
     int stage = 0, phase = 0;
-    for (int index = first; index < work.gemm.total; index += stride) {
-        const Place place = place_of<C>(work.gemm, index, rank_m, rank_n);
+    for (int tile = first; tile < tiles_of(works); tile += stride) {
+        int index = tile, which;
+        const ConvWork &work = product_of(works, index, which);
+        const CUtensorMap *const map_a = maps_a + which;
+        const GemmWork &gemm = work.gemm;
+        const Place place = place_of<C>(gemm, index, rank_m, rank_n);
         constexpr int part_a = (C::A_MN_MAJOR ? C::K : C::M) / C::CLUSTER_N;
         constexpr int part_b = (C::B_MN_MAJOR ? C::K : C::N) / C::CLUSTER_M;
         PixelPlace pixel = {};
         TapPlace taps[COLUMNS];
+        [[maybe_unused]] int chunk = 0, tap_column = 0;
         if constexpr (!C::A_MN_MAJOR) {
             pixel = pixel_place(work, place.m + rank_n * part_a);
+            const int index = place.k_begin / C::K, tap = index / work.chunks;
+            taps[0] = tap_place(work, index, C::K);
+            chunk = index - tap * work.chunks;
+            tap_column = tap % work.kernel_width;
         } else {
 #pragma unroll
             for (int column = 0; column < COLUMNS; column++)
@@ -163,9 +242,7 @@ __device__ __forceinline__ void conv2d_produce(const ConvWork &work, const CUten
         }
         int k = place.k_begin;
         for (int step = 0; step < place.steps; step++, k += C::K) {
-            if constexpr (!C::A_MN_MAJOR)
-                taps[0] = tap_place(work, k / C::K, C::K);
-            else
+            if constexpr (C::A_MN_MAJOR)
                 pixel = pixel_place(work, k + (GATHERS_A ? rank_n * part_a : rank_m * part_b));
             barrier_wait(empty + 8 * stage, phase ^ 1);
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
@@ -199,6 +276,8 @@ __device__ __forceinline__ void conv2d_produce(const ConvWork &work, const CUten
                 fetch(to_b, map_b, arrived, taps[0].channel, place.n + rank_m * part_b, taps[0].tap, C::CLUSTER_M > 1,
                       blocks_b);
             }
+            if constexpr (!C::A_MN_MAJOR)
+                next_chunk(work, C::K, taps[0], chunk, tap_column);
             if (++stage == C::STAGES) {
                 stage = 0;
                 phase ^= 1;
@@ -314,17 +393,23 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
         }
     }
 }
+template <typename C>
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const ResiduesWork &work,
+                                           const CUtensorMap *map_d, char *buffers, int &buffer, int64_t residue,
+                                           int first_row, int first_column, int group, int thread)
+{
+    store_tile<C>(sum, work.residues[residue].gemm, map_d, buffers, buffer, 0, first_row, first_column, group, thread);
+}
 #endif // CUDA_OPS_HOPPER_CODE
 
-enum ConvKind { CONV_PLAIN, CONV_SHIFTED, CONV_STRIDED, CONV_HALVED };
+enum ConvKind { CONV_PLAIN, CONV_SHIFTED, CONV_HALVED };
 
 // Rung 13's kernel but for the producer, and for where results go.
-template <typename C, ConvKind KIND>
-__global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_tensor_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                         const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
-{
 #if defined(CUDA_OPS_HOPPER_CODE)
+template <typename C, ConvKind KIND, typename Works, typename Sums>
+__device__ __forceinline__ void conv2d_multiply(const Works &works, const Sums &sums, const CUtensorMap *maps_a,
+                                                const CUtensorMap *map_b, const CUtensorMap *map_d)
+{
     extern __shared__ char shared[];
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
@@ -332,9 +417,9 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
     if (threadIdx.x == 0) {
-        prefetch_map(&map_a);
-        prefetch_map(&map_b);
-        prefetch_map(&map_d);
+        prefetch_map(maps_a);
+        prefetch_map(map_b);
+        prefetch_map(map_d);
         constexpr int arrivals = (C::PINGPONG ? 1 : 2) * (C::IN_REGISTERS ? 4 : 1) * (C::CLUSTER_M + C::CLUSTER_N - 1);
         for (int stage = 0; stage < C::STAGES; stage++) {
             barrier_init(full + 8 * stage, 1);
@@ -354,20 +439,40 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         give_registers<40>();
         if (threadIdx.x == 0) {
             if constexpr (KIND == CONV_SHIFTED)
-                conv2d_produce_shifted<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
+                conv2d_produce_shifted<C>(works, maps_a, map_b, stages, full, empty, rank_m, rank_n);
             else
-                conv2d_produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n, blockIdx.x / C::CLUSTER,
+                conv2d_produce<C>(works, maps_a, map_b, stages, full, empty, rank_m, rank_n, blockIdx.x / C::CLUSTER,
                                   gridDim.x / C::CLUSTER);
         }
         __syncwarp(); // cluster_sync wants whole warps
     } else {
         take_registers<232>();
-        typedef std::conditional_t<KIND == CONV_STRIDED, StridedWork, GemmWork> Work;
-        consume<C, Work>(work.gemm, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m,
-                         rank_n);
+        consume<C>(sums, map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
     }
     if constexpr (C::CLUSTER > 1)
         cluster_sync();
+}
+#endif
+
+template <typename C, ConvKind KIND>
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    conv2d_tensor_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                         const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    const GemmWork &gemm = work.gemm;
+    conv2d_multiply<C, KIND>(work, gemm, &map_a, &map_b, &map_d);
+#endif
+}
+
+// backward_input with a stride, whose results the threads store.
+template <typename C>
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    conv2d_strided_kernel(const __grid_constant__ ResiduesMaps maps, const __grid_constant__ CUtensorMap map_b,
+                          const __grid_constant__ ResiduesWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    conv2d_multiply<C, CONV_PLAIN>(work, work, maps.a, &map_b, &map_b);
 #endif
 }
 
@@ -506,6 +611,7 @@ static inline ConvWork conv2d_work(const ConvProduct &p, int width)
     const PixelGrid &g = p.grid;
     ConvWork work = {};
     work.grid_height = (int)g.grid_height, work.grid_width = (int)g.grid_width;
+    work.by_height = divider_by((uint32_t)g.grid_height), work.by_width = divider_by((uint32_t)g.grid_width);
     work.start_y = (int)g.start_y, work.start_x = (int)g.start_x;
     work.step_y = (int)g.step_y, work.step_x = (int)g.step_x;
     work.kernel_width = (int)p.kernel_width, work.taps = (int)conv2d_taps(p);
@@ -521,46 +627,53 @@ static inline ConvWork conv2d_work(const ConvProduct &p, int width)
     return work;
 }
 
-template <typename C, ConvKind KIND = CONV_PLAIN>
-static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap &map_b, const CUtensorMap &map_d,
-                                    ConvWork work, ConvDevice device, const ConvPlan &plan, cudaStream_t stream)
+// Tiles and their order.
+template <typename C>
+static bool conv2d_set_tiles(GemmWork &gemm, const ConvPlan &plan)
 {
-    GemmWork &gemm = work.gemm;
     gemm.clusters_m = (int)ceil_div(gemm.m, C::M * C::CLUSTER_M);
     gemm.clusters_n = (int)ceil_div(gemm.n, C::N * C::CLUSTER_N);
     gemm.group = plan.group;
     const int64_t total = (int64_t)gemm.clusters_m * gemm.clusters_n * gemm.splits;
-    if (total > INT32_MAX / 2)
-        return CUDA_OPS_INVALID_ARGUMENT;
     gemm.total = (int)total;
-    void (*kernel)(CUtensorMap, CUtensorMap, CUtensorMap, ConvWork);
-    int cluster = C::CLUSTER;
-    int64_t clusters = device.multiprocessors / C::CLUSTER;
-    if (total < clusters)
-        clusters = total;
-    if constexpr (KIND == CONV_HALVED) {
-        kernel = conv2d_halved_kernel<C>;
-        cluster = 2;
-        clusters = total / 2; // each has both pieces of a tile
-    } else {
-        kernel = conv2d_tensor_kernel<C, KIND>;
-    }
+    return total <= INT32_MAX / 8;
+}
+
+// `clusters` of `size` blocks, or as many as the GPU holds.
+template <typename C, typename... Parameters>
+static cuda_ops_status conv2d_start_kernel(void (*kernel)(Parameters...), int64_t clusters, int size,
+                                           cudaStream_t stream, const Parameters &...arguments)
+{
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned int)cluster;
+    attributes[1].val.clusterDim.x = (unsigned int)size;
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)(clusters * cluster));
+    config.gridDim = dim3((unsigned int)(clusters * size));
     config.blockDim = dim3(3 * WARPGROUP);
     config.dynamicSmemBytes = C::SHARED_BYTES;
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, kernel, map_a, map_b, map_d, work);
+    cudaLaunchKernelEx(&config, kernel, arguments...);
     return launch_status();
+}
+
+template <typename C, ConvKind KIND = CONV_PLAIN>
+static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap &map_b, const CUtensorMap &map_d,
+                                    ConvWork work, ConvDevice device, const ConvPlan &plan, cudaStream_t stream)
+{
+    if (!conv2d_set_tiles<C>(work.gemm, plan))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t total = work.gemm.total, room = device.multiprocessors / C::CLUSTER;
+    if constexpr (KIND == CONV_HALVED) // each cluster has both pieces of a tile
+        return conv2d_start_kernel<C>(conv2d_halved_kernel<C>, total / 2, 2, stream, map_a, map_b, map_d, work);
+    else
+        return conv2d_start_kernel<C>(conv2d_tensor_kernel<C, KIND>, total < room ? total : room, C::CLUSTER, stream,
+                                      map_a, map_b, map_d, work);
 }
 
 // The taps of the product's residue, and where its places lie in the result.
@@ -581,17 +694,63 @@ static inline void conv2d_set_residue(ConvWork &work, const ConvProduct &p)
     gemm.stride_y = (int)p.stride_y, gemm.stride_x = (int)p.stride_x;
 }
 
+// The weight's map, where rows are places.
+template <typename C>
+static bool conv2d_map_weight(CUtensorMap *map, const ConvProduct &p)
+{
+    constexpr bool tf32 = sizeof(typename C::T) == 4;
+    const int64_t taps = conv2d_taps(p), channels = p.grid.channels;
+    return C::B_MN_MAJOR ? make_map(map, p.other, p.dtype, tf32, p.columns, channels, taps, taps * p.columns, p.columns,
+                                    C::ROW, C::K / C::CLUSTER_M)
+                         : make_map(map, p.other, p.dtype, tf32, channels, p.columns, taps, taps * channels, channels,
+                                    C::ROW, C::N / C::CLUSTER_M);
+}
+
+// backward_input with a stride: the products of some residues, in one go.
+template <typename C>
+static cuda_ops_status conv2d_launch_strided(const ConvProduct *products, int count, ConvDevice device,
+                                             const ConvPlan &plan)
+{
+    static_assert(!C::A_MN_MAJOR && C::CLUSTER_N == 1, "rows are places");
+    constexpr bool tf32 = sizeof(typename C::T) == 4;
+    ResiduesWork work = {};
+    ResiduesMaps maps = {};
+    CUtensorMap map_b;
+    bool mapped = conv2d_map_weight<C>(&map_b, products[0]);
+    work.batch = 1;
+    for (int i = 0; i < MOST_TOGETHER; i++) {
+        if (i >= count) {
+            work.first[i] = INT32_MAX;
+            continue;
+        }
+        const ConvProduct &p = products[i];
+        ConvWork &residue = work.residues[i] = conv2d_work(p, C::K);
+        conv2d_set_residue(residue, p);
+        GemmWork &gemm = residue.gemm;
+        gemm.m = (int)conv2d_places(p.grid), gemm.n = (int)p.columns;
+        gemm.k = gemm.chunk = residue.taps * residue.chunks * C::K;
+        gemm.d = p.result;
+        gemm.ldd = p.columns;
+        mapped = mapped && conv2d_set_tiles<C>(gemm, plan) &&
+                 make_pixel_map(&maps.a[i], p.picture, p.dtype, tf32, p.grid, C::ROW, C::M);
+        work.first[i] = work.total;
+        work.total += gemm.total;
+    }
+    const int64_t room = device.multiprocessors / C::CLUSTER;
+    return mapped ? conv2d_start_kernel<C>(conv2d_strided_kernel<C>, work.total < room ? work.total : room, C::CLUSTER,
+                                           products[0].stream, maps, map_b, work)
+                  : CUDA_OPS_INVALID_ARGUMENT;
+}
+
 // forward, and backward_input: rows are places, columns the other picture's channels.
 template <typename C, ConvKind KIND = CONV_PLAIN>
 static cuda_ops_status conv2d_launch_pixels(const ConvProduct &p, ConvDevice device, const ConvPlan &plan)
 {
     static_assert(!C::A_MN_MAJOR, "rows are places");
     constexpr bool tf32 = sizeof(typename C::T) == 4;
-    const int64_t taps = conv2d_taps(p), channels = p.grid.channels, places = conv2d_places(p.grid);
+    const int64_t places = conv2d_places(p.grid);
     ConvWork work = conv2d_work(p, C::K);
-    StridedWork &gemm = work.gemm;
-    if (KIND == CONV_STRIDED)
-        conv2d_set_residue(work, p);
+    GemmWork &gemm = work.gemm;
     gemm.m = (int)places, gemm.n = (int)p.columns, gemm.k = gemm.chunk = work.taps * work.chunks * C::K;
     if (KIND == CONV_HALVED) {
         if (gemm.k < 2 * C::K)
@@ -605,12 +764,9 @@ static cuda_ops_status conv2d_launch_pixels(const ConvProduct &p, ConvDevice dev
     gemm.bias_is_float = gemm.output_is_float = tf32;
     CUtensorMap map_a, map_b, map_d;
     bool mapped = make_pixel_map(&map_a, p.picture, p.dtype, tf32, p.grid, C::ROW, C::M / C::CLUSTER_N);
-    mapped = mapped && (C::B_MN_MAJOR ? make_map(&map_b, p.other, p.dtype, tf32, p.columns, channels, taps,
-                                                 taps * p.columns, p.columns, C::ROW, C::K / C::CLUSTER_M)
-                                      : make_map(&map_b, p.other, p.dtype, tf32, channels, p.columns, taps,
-                                                 taps * channels, channels, C::ROW, C::N / C::CLUSTER_M));
+    mapped = mapped && conv2d_map_weight<C>(&map_b, p);
     map_d = map_a;
-    if (!tf32 && KIND != CONV_STRIDED && map_possible(p.result, 2, p.columns, places, 1, p.columns, 0)) {
+    if (C::BUFFERS > 0 && map_possible(p.result, sizeof(typename C::T), p.columns, places, 1, p.columns, 0)) {
         gemm.copies_out = 1;
         mapped = mapped &&
                  make_map(&map_d, p.result, p.dtype, false, p.columns, places, 1, p.columns, 0, C::CHUNK, C::GROUP_M);

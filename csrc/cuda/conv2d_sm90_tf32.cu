@@ -8,10 +8,10 @@ cuda_ops_status conv2d_pixels_tf32(const ConvProduct &product, ConvDevice device
     // clang-format off
     switch (plan.tile) {
     //                                                             M    N   cluster ping-pong stages
-    case 0: return conv2d_launch_pixels<Tile<float, 128, 256, 2, 1, false, 4, false, false>>(product, device, plan);
-    case 1: return conv2d_launch_pixels<Tile<float, 128, 128, 2, 1, true, 6, false, false>>(product, device, plan);
-    case 2: return conv2d_launch_pixels<Tile<float, 128, 64, 2, 1, false, 8, false, false>>(product, device, plan);
-    case 3: return conv2d_launch_pixels<Tile<float, 128, 128, 1, 2, false, 6, false, false>>(product, device, plan);
+    case 0: return conv2d_launch_pixels<Tile<float, 128, 256, 2, 1, false, 4, false, false, true>>(product, device, plan);
+    case 1: return conv2d_launch_pixels<Tile<float, 128, 128, 2, 1, true, 5, false, false, true>>(product, device, plan);
+    case 2: return conv2d_launch_pixels<Tile<float, 128, 64, 2, 1, false, 8, false, false, true>>(product, device, plan);
+    case 3: return conv2d_launch_pixels<Tile<float, 128, 128, 1, 2, false, 6, false, false, true>>(product, device, plan);
     case 4: return conv2d_launch_pixels<Tile<float, 128, 256, 1, 1, false, 4, false, false>, CONV_HALVED>(product, device, plan);
     }
     // clang-format on
