@@ -20,6 +20,12 @@ from cuda_ops._library import ops
 
 FILE = Path(__file__).parents[1] / "csrc" / "cuda" / "gemm" / "times.h"
 ROW = re.compile(r"^    \{(.*)\},$")
+# dtype and storage order that a table's times are measured with. Halves take all orders in about the same time.
+TABLES = {
+    "HALVES_TIMES": (torch.bfloat16, "NT"),
+    "TF32_NT_TIMES": (torch.float32, "NT"),
+    "TF32_TIMES": (torch.float32, "NN"),
+}
 FIELDS = ("rung", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
 
 
@@ -50,17 +56,22 @@ def grid(tiles, m, n):
     return rows * m, tiles // rows * n
 
 
-def operands(m, n, k, dtype, transposed_b):
-    a = torch.randn(m, k, device="cuda").to(dtype)
-    b = torch.randn(n, k, device="cuda").to(dtype).T
-    return a, b if transposed_b else b.contiguous()
+def operands(m, n, k, dtype, order):
+    """A (m x k) and B (k x n); where `order` has a T, it is the transposed matrix that lies in memory."""
+    shapes = zip(((m, k), (k, n)), order, strict=True)
+    return [
+        torch.randn(*shape, device="cuda").to(dtype).contiguous()
+        if way == "N"
+        else torch.randn(*shape[::-1], device="cuda").to(dtype).T
+        for shape, way in shapes
+    ]
 
 
-def measure(row, dtype, transposed_b, samples):
-    """The row with its times in place. k of several lengths in one and two waves."""
+def measure(row, dtype, order, samples):
+    """The row with its times in place: several lengths of k in one and two waves, and for rung 13 a short one in four."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
-    if row["rung"] == 13 and dtype == torch.float32 and not transposed_b:
+    if row["rung"] == 13 and dtype == torch.float32 and order == "NN":
         tile_m, tile_n = tile_n, tile_m  # it makes D transposed
     size = row["cluster_m"] * row["cluster_n"]
     # As gemm_clusters_at_once in csrc/cuda/gemm/rungs.h.
@@ -68,13 +79,16 @@ def measure(row, dtype, transposed_b, samples):
 
     def time(tiles, k, splits):
         m, n = grid(tiles, tile_m, tile_n)
-        a, b = operands(m, n, k, dtype, transposed_b)
+        a, b = operands(m, n, k, dtype, order)
         plan = (row["rung"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=True), samples)
 
     # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
     waves = (1,) if row["rung"] == 14 and row["blocks"] == 1 else (1, 2)
-    points = [(wave, k, time(wave * room, k, 1)) for wave in waves for k in (256, 1024, 2048)]
+    pairs = [(wave, k) for wave in waves for k in (256, 1024, 2048)]
+    if row["rung"] == 13:  # later waves begin while D is written
+        pairs.append((4, 256))
+    points = [(wave, k, time(wave * room, k, 1)) for wave, k in pairs]
     equations = torch.tensor([[1.0, wave * k / 1024, wave] for wave, k, _ in points], dtype=torch.float64)
     wanted = torch.tensor([[t] for *_, t in points], dtype=torch.float64)
     # Of one wave start and rest cannot be told apart: the least solution makes them equal.
@@ -98,10 +112,10 @@ def tuned(samples):
             kind = match[1]
         if match := ROW.match(line):
             row = dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
-            dtype = torch.bfloat16 if kind == "HALVES_TIMES" else torch.float32
-            # Tile 5 of halves is for a B stored k x n alone.
-            transposed_b = kind != "TF32_TIMES" and (row["rung"], row["tile"], kind) != (13, 5, "HALVES_TIMES")
-            row = measure(row, dtype, transposed_b, samples)
+            dtype, order = TABLES[kind]
+            if dtype == torch.bfloat16 and (row["rung"], row["tile"]) == (13, 5):
+                order = "NN"  # which it is for
+            row = measure(row, dtype, order, samples)
             line = "    {" + ", ".join(
                 f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS
             )

@@ -112,8 +112,7 @@ template <int COUNT>
 static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, GemmDevice device, int only)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    // Of TF32 rung 13 makes D transposed by itself where A is stored m x k and B k x n.
-    const bool turns = p.dtype == CUDA_OPS_FLOAT32 && !p.transpose_a && !p.transpose_b;
+    const bool turns = p.dtype == CUDA_OPS_FLOAT32 && gemm_cluster_persistent_tf32_turns(p);
     GemmPlan best = {};
     double least = 0;
     for (const GemmTime &t : times) {

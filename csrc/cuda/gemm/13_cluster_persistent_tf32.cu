@@ -46,6 +46,12 @@ static bool transposes_a(const cuda_ops_gemm_problem &p)
     return p.m * (p.stride_a == 0 ? 1 : p.batch) < p.n * (p.stride_b == 0 ? 1 : p.batch);
 }
 
+// Whether D is made transposed: where B is MN and A is K, or becomes that in the workspace.
+bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &p)
+{
+    return !p.transpose_b && (!p.transpose_a || transposes_a(p));
+}
+
 // Bytes in front of the pieces' in the workspace.
 int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &p)
 {

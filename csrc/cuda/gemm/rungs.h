@@ -75,6 +75,7 @@ cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call,
                                                            const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem);
+bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &problem);
 
 // Rung 14's.
 GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
