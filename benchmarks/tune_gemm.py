@@ -62,9 +62,7 @@ def measure(row, dtype, transposed_b, samples):
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
     if row["rung"] == 13 and dtype == torch.float32 and not transposed_b:
         tile_m, tile_n = tile_n, tile_m  # it makes D transposed
-    size = row["cluster_m"] * row["cluster_n"]
-    # As gemm_clusters_at_once in csrc/cuda/gemm/rungs.h.
-    room = (processors if size < 4 else processors * 10 // 11) // size * row["blocks"]
+    room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
 
     def time(tiles, k, splits):
         m, n = grid(tiles, tile_m, tile_n)
@@ -99,9 +97,7 @@ def tuned(samples):
         if match := ROW.match(line):
             row = dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
             dtype = torch.bfloat16 if kind == "HALVES_TIMES" else torch.float32
-            # Tile 5 of halves is for a B stored k x n alone.
-            transposed_b = kind != "TF32_TIMES" and (row["rung"], row["tile"], kind) != (13, 5, "HALVES_TIMES")
-            row = measure(row, dtype, transposed_b, samples)
+            row = measure(row, dtype, kind != "TF32_TIMES", samples)
             line = "    {" + ", ".join(
                 f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS
             )
