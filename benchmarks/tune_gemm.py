@@ -68,14 +68,12 @@ def operands(m, n, k, dtype, order):
 
 
 def measure(row, dtype, order, samples):
-    """The row with its times in place: several lengths of k in one and two waves, and for rung 13 a short one in four."""
+    """The row with its times in place: several lengths of k in one and two waves, and of rung 13 a short one in four."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
     if row["rung"] == 13 and dtype == torch.float32 and order == "NN":
         tile_m, tile_n = tile_n, tile_m  # it makes D transposed
-    size = row["cluster_m"] * row["cluster_n"]
-    # As gemm_clusters_at_once in csrc/cuda/gemm/rungs.h.
-    room = (processors if size < 4 else processors * 10 // 11) // size * row["blocks"]
+    room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
 
     def time(tiles, k, splits):
         m, n = grid(tiles, tile_m, tile_n)
@@ -113,8 +111,6 @@ def tuned(samples):
         if match := ROW.match(line):
             row = dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
             dtype, order = TABLES[kind]
-            if dtype == torch.bfloat16 and (row["rung"], row["tile"]) == (13, 5):
-                order = "NN"  # which it is for
             row = measure(row, dtype, order, samples)
             line = "    {" + ", ".join(
                 f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS

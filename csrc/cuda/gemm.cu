@@ -63,7 +63,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
                        GemmDevice device)
 {
     const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * splits;
-    const int64_t room = gemm_clusters_at_once(device, t.cluster_m * t.cluster_n) * t.blocks;
+    const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
     const int64_t waves = ceil_div(clusters, room > 0 ? room : 1);
     double time = (double)waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
     if (splits > 1) // rung 14's pieces go from block to block, rung 13's by way of memory

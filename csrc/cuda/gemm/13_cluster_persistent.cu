@@ -6,8 +6,8 @@
 // The tile is picked by the table in gemm.cu; k is split where tiles are few and k is long.
 // Fixes of rung 12: a tile's start and end are hidden, slices are fetched once a cluster, the order is the cache's, and
 // small D gets small tiles. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start.
-// Two tiles of halves (128 x 80, 128 x 96) make D or D transposed: where D has few columns, or few rows, they cut it so
-// that nearly every SM has a tile. Measured on an H200 against cuBLAS: bfloat16 1024^3 0.97 to 1.01, 2048^3 1.00,
+// One tile of halves (128 x 80) makes D or D transposed: where D has few columns, or few rows, 80 cuts it so that every
+// SM has a tile. Measured on an H200 against cuBLAS: bfloat16 1024^3 0.97 to 1.01, 2048^3 1.00,
 // 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256 1.14 to 1.20; TF32 by storage order 1.00 to 1.47.
 // benchmarks/notes/gemm.md has it all.
 #include "common.cuh"
@@ -38,15 +38,11 @@ int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &p
            (p.dtype == CUDA_OPS_FLOAT32 ? gemm_cluster_persistent_tf32_bytes(p) : 0);
 }
 
-// The tiles of halves that make D or D transposed: this one for a B (as the kernel sees it) stored n x k, the next one
-// for a B stored k x n.
-static constexpr int K_MAJOR_B = 4;
+static constexpr int EITHER_WAY = 4; // the tile of halves that makes D or D transposed
 
 bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
-    if (p.dtype == CUDA_OPS_FLOAT32 || tile < K_MAJOR_B)
-        return !swapped;
-    return (tile == K_MAJOR_B) == (bool)(swapped ? !p.transpose_a : p.transpose_b);
+    return !swapped || (p.dtype != CUDA_OPS_FLOAT32 && tile == EITHER_WAY);
 }
 
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)

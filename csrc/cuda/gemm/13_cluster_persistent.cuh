@@ -375,7 +375,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
 
     const auto kernel = gemm_cluster_persistent_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    const int64_t room = gemm_clusters_at_once(device, C::CLUSTER), clusters = total < room ? total : room;
+    const int64_t room = device.multiprocessors / C::CLUSTER, clusters = total < room ? total : room;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -412,14 +412,7 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major>>(call, device, plan);
     case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major>>(call, device, plan);
     case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
-    case 4:
-        if constexpr (!b_mn_major)
-            return launch<Tile<T, 128, 80, 2, 1, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
-        break;
-    case 5:
-        if constexpr (b_mn_major)
-            return launch<Tile<T, 128, 96, 2, 2, false, 6, a_mn_major, b_mn_major>>(call, device, plan);
-        break;
+    case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 6 : 7, a_mn_major, b_mn_major>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

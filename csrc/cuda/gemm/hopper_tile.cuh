@@ -33,7 +33,7 @@ struct Tile {
     static constexpr bool FLOATS_COPIED = FLOATS_COPIED_;
     static constexpr int CHUNK = sizeof(T) == 2 && N % 64 == 0 ? 64 : 32;
     static constexpr int CHUNK_ROW = CHUNK * (int)sizeof(T);
-    // The tiles that make D or D transposed: all of a warpgroup's results at once, as lines of D (see store_lines).
+    // The tile that makes D or D transposed: all of a warpgroup's results at once, as lines of D (see store_lines).
     static constexpr bool IN_LINES = sizeof(T) == 2 && N < 128 && N % 64 != 0;
     static constexpr int LINES_BYTES = (GROUP_M + 8) * (N + 8) * 2;
     static constexpr int BUFFER_BYTES = IN_LINES ? LINES_BYTES : GROUP_M * CHUNK_ROW;

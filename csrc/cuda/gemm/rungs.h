@@ -23,13 +23,6 @@ struct GemmDevice {
     int multiprocessors;
 };
 
-// Clusters of `blocks` that run at one time, with a block on each multiprocessor. A cluster stays within a part of the
-// GPU (a GPC), and an H200's have room for 66 clusters of two, but for no more than 30 of four.
-static inline int64_t gemm_clusters_at_once(GemmDevice device, int64_t blocks)
-{
-    return (blocks < 4 ? device.multiprocessors : device.multiprocessors * 10 / 11) / blocks;
-}
-
 // Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
 // are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
 // none.
@@ -56,8 +49,8 @@ static inline GemmCall exchanged(const GemmCall &call)
 }
 
 // How a problem is done: the rung, its tile's number, the pieces that k is split in (rung 13), whether A and B change
-// places so that D is made transposed (rung 14, and rung 13's tiles of 80 and 96 columns; for TF32 rung 13 sees to it
-// by itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
+// places so that D is made transposed (rung 14, and rung 13's tile of 80 columns; for TF32 rung 13 sees to it by
+// itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
 struct GemmPlan {
     int rung, tile, splits, swapped, group;
 };
