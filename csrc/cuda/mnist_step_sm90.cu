@@ -24,13 +24,11 @@
 // bytes spreads ldmatrix over the banks. Sums over blocks are added in a fixed order, so that results repeat bit by
 // bit.
 //
-// A step's instructions should not be more than some 8000 (128 KB): they pass by once a step, and beyond that all of
-// them come from the L2 each time. So loops are not unrolled where registers need it not; at 256 pictures that was 48.1
-// against 44.7 us (benchmarks/notes/mnist.md).
+// A step passes by all of its instructions once, so that they had better fit into the instruction cache: loops are not
+// unrolled where registers do not ask for it. At 256 pictures 9,900 instructions took 48.1 us, and 8,400 took 44.7.
 //
-// Bound by latency: of some 26 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around
-// them. 44.7 us at 256: there by convolution 2's gradients on the tensor cores, and linear1
-// (benchmarks/notes/mnist.md).
+// Bound by latency: of 25.2 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around them.
+// 45.1 us at 256: there by convolution 2's gradients on the tensor cores, and linear1 (benchmarks/notes/mnist.md).
 #include "cuda_ops/mnist_step.h"
 
 #include "mnist_step/backward.cuh"

@@ -73,7 +73,7 @@ __device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
     const int tap = (t.row / 3 * PICTURE_ROW + t.row % 3) * 2, ninth = (2 * PICTURE_ROW + 2) * 2;
     for (int i = 0; i < t.pictures; i++) {
         const char *picture = picture_of<L>(step, i);
-#pragma unroll 1
+#pragma unroll 4
         for (int k = t.member * WARPS + t.warp; k < PIXELS / 16; k += L::MEMBERS * WARPS) {
             uint32_t a[4];
 #pragma unroll

@@ -49,7 +49,7 @@ __device__ __forceinline__ float rounded(float value)
 }
 __device__ __forceinline__ uint32_t two_halves(const char *low, const char *high)
 {
-    return *(const uint16_t *)low | (uint32_t) * (const uint16_t *)high << 16;
+    return *(const uint16_t *)low | (uint32_t)*(const uint16_t *)high << 16;
 }
 // The addresses that lanes give to ldmatrix for four 8 x 8 matrices, as offsets of rows of `pitch` bytes:
 // matrices 0 and 1 one below the other, 2 and 3 to the right of them (operand A stored as it is, B stored [n][k]
