@@ -136,8 +136,8 @@ def run_plans():
 
 
 def run_mnist_step():
-    """Pictures that two blocks share, some of which have none; pictures of a block alone, some with two and some with none;
-    two steps, so that all phases repeat."""
+    """Pictures that two blocks share, where some have none; pictures of a block alone, where some have two or none. Two
+    steps, so that all phases repeat."""
     import cuda_ops
     from cuda_ops.models import MnistCNN
     from cuda_ops.training import MnistStep
