@@ -13,38 +13,47 @@
 //     sums        those sums over the batch              -> gradient of y, of convolution 2, of convolution 1
 //     gradients   all pictures' weight gradients         -> their sum, update of the convolutions
 //
-// Two blocks, a cluster, share a picture (up to four pictures, one after the other): each makes every second row of the
-// first convolution for both, and has half of the second one's output channels. A barrier is arrived at when a block
-// has written what others wait for; what nobody waits for (linear1's update, the next batch's pictures and their
-// moments, linear2) is done between arriving and waiting.
+// Of up to 64 pictures two blocks, a cluster, share each: both make every second row of its first convolution for both,
+// and have half of the second one's output channels. Of more, a block has one or two for itself (whole.cuh). A barrier
+// is arrived at when a block has written what others wait for; what nobody waits for (linear1's update, the next
+// batch's pictures and their moments, linear2) is done between arriving and waiting.
 //
 // The first convolution's batch norm needs no pass over its output: its statistics follow from the mean and covariance
-// of the nine pixels under the kernel (conv_bn_relu_pool_one.cu has the formulas). All products are mma.sync m16n8k16
-// in bfloat16 on operands in shared memory, whose pixel pitch of 80 bytes spreads ldmatrix over the banks. Sums over
-// blocks are added in a fixed order, so that results repeat bit by bit.
+// of the nine pixels under the kernel (conv_bn_relu_pool_one.cu has the formulas). All products but those of whole
+// pictures' second convolution are mma.sync m16n8k16 in bfloat16 on operands in shared memory, whose pixel pitch of 80
+// bytes spreads ldmatrix over the banks. Sums over blocks are added in a fixed order, so that results repeat bit by
+// bit.
 //
-// Bound by latency: of 25.8 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around them.
-// 55.0 us at 256: there by the shared memory that feeds mma.sync (benchmarks/notes/mnist.md).
+// A step passes by all of its instructions once, so that they had better fit into the instruction cache: loops are not
+// unrolled where registers do not ask for it. At 256 pictures 9,900 instructions took 48.1 us, and 8,400 took 44.7.
+//
+// Bound by latency: of 25.2 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around them.
+// 45.1 us at 256: there by convolution 2's gradients on the tensor cores, and linear1 (benchmarks/notes/mnist.md).
 #include "cuda_ops/mnist_step.h"
 
 #include "mnist_step/backward.cuh"
 #include "mnist_step/batch.cuh"
 #include "mnist_step/forward.cuh"
 #include "mnist_step/linear.cuh"
+#include "mnist_step/whole.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Everything in shared memory that is never written but has to be zero, the parameters that stay in the block, and the
 // first batch.
-__device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &weight2)
+template <class L>
+__device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], float &weight2)
 {
-    for (int i = t.thread; i < AT_SMALL / 16; i += THREADS)
+    for (int i = t.thread; i < L::AT_SMALL / 16; i += THREADS)
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
     const cuda_ops_mnist_parameters &p = t.a.parameters;
+    Small<L> &s = t.small;
     if (t.thread < CHANNELS1) {
-        const int c = t.thread, second = t.rank * HALF2 + c;
-        Small &s = t.small;
+        const int c = t.thread;
         s.running_mean1[c] = p.block1.running_mean[c], s.running_variance1[c] = p.block1.running_variance[c];
+    }
+    if (t.thread < L::CHANNELS) {
+        const int c = t.thread, second = t.member * L::CHANNELS + c;
         s.running_mean2[c] = p.block2.running_mean[second];
         s.running_variance2[c] = p.block2.running_variance[second];
         s.norm_weight2[c] = p.block2.norm_weight[second], s.norm_bias2[c] = p.block2.norm_bias[second];
@@ -52,20 +61,21 @@ __device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &
     }
     if (t.thread < CHANNELS1 * KERNEL1 / 8)
         ((uint4 *)t.small.kernel1)[t.thread] = make_uint4(0, 0, 0, 0);
-    static_assert(CHANNELS1 * KERNEL1 / 8 <= THREADS && offsetof(Small, kernel1) % 16 == 0, "");
+    static_assert(CHANNELS1 * KERNEL1 / 8 <= THREADS, "");
     if (t.thread == 0) {
-        bulk_barrier_init(shared_address(&t.small.arrived[0]));
-        bulk_barrier_init(shared_address(&t.small.arrived[1]));
+        bulk_barrier_init(shared_address(&t.small.arrived));
         bulk_barrier_init(shared_address(&t.small.mapped));
     }
     look_up(t, 0);
     __syncthreads();
-    for (int i = t.thread; i < PICTURES * PLACES_BYTES / 4; i += THREADS)
-        ((uint32_t *)(shared + AT_PLACES))[i] = 0x04040404u; // of what is no window
+    for (int i = t.thread; i < L::PICTURES * L::PLACES_BYTES / 4; i += THREADS)
+        ((uint32_t *)(shared + L::AT_PLACES))[i] = 0x04040404u; // of what is no window
     if (t.thread < OWN_WEIGHTS2) {
         const int at = t.block * OWN_WEIGHTS2 + t.thread;
         weight2 = p.block2.weight[parameter_of_weight2(at)];
-        t.workspace<__nv_bfloat16>(WS_WEIGHTS2)[at] = __float2bfloat16_rn(weight2);
+        t.template workspace<__nv_bfloat16>(WS_WEIGHTS2)[weight2_of<L>(at)] = __float2bfloat16_rn(weight2);
+        if constexpr (L::MEMBERS == 1)
+            fence_async_proxy_global();
     }
     if (t.block < SLICES) {
 #pragma unroll
@@ -78,7 +88,11 @@ __device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &
             }
         store_linear1(t, linear1);
     }
-    load_pictures(t, 0);
+    {
+        Pictures<L> pictures;
+        pictures.load(t, 0);
+        pictures.store(t, 0);
+    }
     __syncthreads();
     gram(t, 0);
     t.arrive();
@@ -89,10 +103,11 @@ __device__ __forceinline__ void start(Thread &t, float (&linear1)[4][4], float &
     t.wait();
 }
 
-__device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4][4], float weight2)
+template <class L>
+__device__ __forceinline__ void finish(const Thread<L> &t, const float (&linear1)[4][4], float weight2)
 {
     const cuda_ops_mnist_parameters &p = t.a.parameters;
-    const Small &s = t.small;
+    const Small<L> &s = t.small;
     if (t.block < SLICES)
 #pragma unroll
         for (int n = 0; n < 4; n++)
@@ -102,12 +117,12 @@ __device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4
                             2 * t.quad) = make_float2(linear1[n][2 * half], linear1[n][2 * half + 1]);
     if (t.thread < OWN_WEIGHTS2)
         p.block2.weight[parameter_of_weight2(t.block * OWN_WEIGHTS2 + t.thread)] = weight2;
-    if (t.cluster == 0 && t.thread < HALF2) {
-        const int c = t.thread, second = t.rank * HALF2 + c;
+    if (t.owner == 0 && t.thread < L::CHANNELS) {
+        const int c = t.thread, second = t.member * L::CHANNELS + c;
         p.block2.running_mean[second] = s.running_mean2[c];
         p.block2.running_variance[second] = s.running_variance2[c];
         p.block2.norm_weight[second] = s.norm_weight2[c], p.block2.norm_bias[second] = s.norm_bias2[c];
-        if (t.rank == 0) {
+        if (t.member == 0 && c < CHANNELS1) {
             p.block1.running_mean[c] = s.running_mean1[c];
             p.block1.running_variance[c] = s.running_variance1[c];
             if (c == 0) {
@@ -120,7 +135,7 @@ __device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4
     }
     // The last block to leave puts the barrier back: nobody looks at it any more.
     if (t.thread == 0) {
-        unsigned int *barrier = t.workspace<unsigned int>(WS_BARRIER);
+        unsigned int *barrier = t.template workspace<unsigned int>(WS_BARRIER);
         if (atomicAdd(barrier + 1, 1) == BLOCKS - 1)
             barrier[0] = barrier[1] = 0;
     }
@@ -128,40 +143,40 @@ __device__ __forceinline__ void finish(const Thread &t, const float (&linear1)[4
 
 #endif
 
+template <class L>
 __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_constant__ Arguments a)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    Thread t = {a, *(Small *)(shared + AT_SMALL), (int)threadIdx.x};
-    t.lane = t.thread % WARP_SIZE, t.warp = warp_uniform(t.thread / WARP_SIZE);
-    t.row = t.lane / 4, t.quad = t.lane % 4;
-    t.block = blockIdx.x, t.cluster = t.block / 2, t.rank = t.block % 2;
-    t.pictures = a.batch <= t.cluster ? 0 : (a.batch - t.cluster + CLUSTERS - 1) / CLUSTERS;
-    t.phase = 0;
+    static constexpr bool halves = L::MEMBERS == 2;
+    Thread<L> t = thread_of<L>(a);
     float linear1[4][4], weight2 = 0;
-    uint32_t exchanges = 0;
     start(t, linear1, weight2);
 
     for (int64_t step = 0; step < a.steps; step++) {
         const float conv_rate = a.rates[2 * step], linear_rate = a.rates[2 * step + 1];
         const bool more = step + 1 < a.steps;
-        const bool several = t.pictures > 1;
-        Kept kept; // of the only picture, or of the next one
+        std::conditional_t<halves, Kept, KeptWhole> kept;
 
         // weights -> statistics
         statistics1(t);
         {
-            uint32_t weights[16][2];
+            uint32_t weights[8 * GROUPS1<L>][2];
             weights_of_forward1(t, weights);
             forward1(t, step, weights);
         }
         copy_async_wait<0>();
+        if constexpr (!halves)
+            fence_async_proxy();
         if (t.pictures)
             bulk_wait(shared_address(&t.small.mapped), step & 1);
         __syncthreads();
-        {
+        if constexpr (!halves) {
+            convolve2(t);
+        } else {
             float first[8] = {}, second[8] = {};
-            const auto add = [&](const float(&y)[32]) {
-                float center[8];
+            if (t.pictures && t.warp < CONV_WARPS) {
+                float y[32], center[8];
+                forward2(t, y);
 #pragma unroll
                 for (int c = 0; c < 8; c++)
                     center[c] = center2(t, c / 2 * 8 + 2 * t.quad + c % 2);
@@ -171,62 +186,43 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
                     first[j / 4 % 4 * 2 + j % 2] += d;
                     second[j / 4 % 4 * 2 + j % 2] += d * d;
                 }
-            };
-            const uint32_t maps = shared_address(shared + AT_MAPS);
-            if (several && t.warp < CONV_WARPS) {
-#pragma unroll 1
-                for (int i = 0; i < t.pictures; i += 2) {
-                    float y[2][32];
-                    forward2(t, maps + i * MAP_BYTES, y); // the second may be none: an older map is in its place
-                    add(y[0]);
-                    kept.pack(y[0]);
-                    spill(t, i, kept);
-                    if (i + 1 < t.pictures) {
-                        add(y[1]);
-                        kept.pack(y[1]);
-                        spill(t, i + 1, kept);
-                    }
-                }
-            } else if (t.pictures && t.warp < CONV_WARPS) {
-                float y[1][32];
-                forward2(t, maps, y);
-                add(y[0]);
-                kept.pack(y[0]);
+                kept.pack(y);
             }
-            sum_over_pixels(t, first, second, t.workspace<float>(WS_STATISTICS));
+            sum_over_pixels(t, first, second, t.template workspace<float>(WS_STATISTICS));
         }
         t.arrive();
         if (more)
             look_up(t, step + 1);
-        if (several)
-            unspill(t, 0, kept);
         t.wait();
 
         // statistics -> pooled
         statistics2(t);
-        for (int i = 0; i < t.pictures && t.warp < CONV_WARPS; i++) {
-            float y[32];
-            kept.unpack(y);
-            if (i + 1 < t.pictures)
-                unspill(t, i + 1, kept);
-            const uint32_t largest = pool2(t, y, (__nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
-            if (several)
-                spill_largest(t, i, largest);
-            else
-                kept.largest = largest;
+        if constexpr (halves) {
+            if (t.pictures && t.warp < CONV_WARPS) {
+                float y[32];
+                kept.unpack(y);
+                kept.largest = pool2(t, y, (__nv_bfloat16 *)(shared + L::AT_STAGE));
+            }
+            __syncthreads();
+            if (t.pictures && t.thread < L::STAGE_BYTES / 16)
+                ((uint4 *)(t.template workspace<char>(WS_POOLED) + (int64_t)t.owner * FEATURES * 2 +
+                           t.member * L::STAGE_BYTES))[t.thread] = ((const uint4 *)(shared + L::AT_STAGE))[t.thread];
+        } else {
+            pool_whole(t, kept);
         }
-        __syncthreads();
-        for (int i = 0; i < t.pictures; i++)
-            if (t.thread < STAGE_BYTES / 16)
-                ((uint4 *)(t.workspace<char>(WS_POOLED) + (int64_t)(t.cluster + i * CLUSTERS) * FEATURES * 2 +
-                           t.rank * STAGE_BYTES))[t.thread] =
-                    ((const uint4 *)(shared + AT_STAGE + i * STAGE_BYTES))[t.thread];
         t.arrive();
-        if (more)
-            load_pictures(t, step + 1);
-        load_linear2(t);
-        if (t.block < SLICES)
-            start_linear1(t);
+        {
+            Pictures<L> pictures;
+            Linear2 linear2;
+            if (t.block < SLICES)
+                start_linear1(t);
+            if (more)
+                pictures.load(t, step + 1);
+            linear2.load(t);
+            if (more)
+                pictures.store(t, step + 1);
+            linear2.store(t);
+        }
         t.wait();
 
         // pooled -> partials
@@ -240,13 +236,13 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         // partials -> hidden
         {
             float4 values[HEAD_PARTS];
-            if (t.rank < t.pictures)
-                load_partials(t, t.cluster + t.rank * CLUSTERS, values);
-            for (int i = t.rank; i < t.pictures; i += 2) {
-                if (i >= 2)
+            if (t.member < t.pictures)
+                load_partials(t, t.owner + t.member * L::OWNERS, values);
+            for (int i = t.member; i < t.pictures; i += L::MEMBERS) {
+                if (i >= L::MEMBERS)
                     __syncthreads();
-                const int picture = t.cluster + i * CLUSTERS;
-                head(t, picture, t.small.label[step % 2][i], picture + 2 * CLUSTERS, values);
+                const int picture = t.owner + i * L::OWNERS;
+                head(t, picture, t.small.label[step % 2][i], picture + L::MEMBERS * L::OWNERS, values);
             }
         }
         t.arrive();
@@ -264,48 +260,46 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             else if (t.block == MOMENTS_BLOCK && more)
                 add_grams(t);
         }
-        if (several)
-            unspill(t, 0, kept);
         t.wait();
 
         // features -> sums
-        load_stage(t);
-        {
+        if constexpr (!halves) {
+            sums_whole(t, kept);
+        } else {
+            load_stage(t);
             float first[8] = {}, second[8] = {};
-            for (int i = 0; i < t.pictures; i++)
-                if (t.warp < CONV_WARPS) {
-                    float y[32];
-                    kept.unpack(y);
-                    const uint32_t largest = kept.largest;
-                    if (i + 1 < t.pictures)
-                        unspill(t, i + 1, kept);
-                    const __nv_bfloat16 *stage = (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES);
+            if (t.pictures && t.warp < CONV_WARPS) {
+                float y[32];
+                kept.unpack(y);
+                const uint32_t largest = kept.largest;
+                const __nv_bfloat16 *stage = (const __nv_bfloat16 *)(shared + L::AT_STAGE);
 #pragma unroll
-                    for (int n = 0; n < 4; n++) {
-                        const float2 mean = *(const float2 *)(t.small.mean2 + 8 * n + 2 * t.quad);
+                for (int n = 0; n < 4; n++) {
+                    const float2 mean = *(const float2 *)(t.small.mean2 + 8 * n + 2 * t.quad);
 #pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            const float gradient = staged(t, stage, n, e);
+                    for (int e = 0; e < 4; e++) {
+                        const float gradient = staged(t, stage, n, e);
 #pragma unroll
-                            for (int m = 0; m < 2; m++) {
-                                const int at = 16 * m + 4 * n + e;
-                                const float dz = largest >> at & 1 ? gradient : 0.0f;
-                                first[2 * n + e % 2] += dz;
-                                second[2 * n + e % 2] += dz * (y[at] - (e % 2 ? mean.y : mean.x));
-                            }
+                        for (int m = 0; m < 2; m++) {
+                            const int at = 16 * m + 4 * n + e;
+                            const float dz = largest >> at & 1 ? gradient : 0.0f;
+                            first[2 * n + e % 2] += dz;
+                            second[2 * n + e % 2] += dz * (y[at] - (e % 2 ? mean.y : mean.x));
                         }
                     }
                 }
-            sum_over_pixels(t, first, second, t.workspace<float>(WS_SUMS2));
+            }
+            sum_over_pixels(t, first, second, t.template workspace<float>(WS_SUMS2));
         }
         t.arrive();
-        if (several)
-            unspill(t, 0, kept);
         t.wait();
 
         // sums -> gradients
         coefficients2(t, conv_rate);
-        backward_conv2(t, step, kept, exchanges);
+        if constexpr (halves)
+            backward_conv2(t, (int)(step % 2), kept);
+        else
+            backward_whole(t, (int)(step % 2), kept);
         t.arrive();
         t.wait();
 
@@ -366,7 +360,10 @@ cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_par
                                  (float)(255 * mean),
                                  (float)(1 / (255 * std)),
                                  (float)label_smoothing};
-    cudaFuncSetAttribute(mnist_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    const bool whole = batch > Halves::OWNERS;
+    const auto kernel = whole ? mnist_step_kernel<Whole> : mnist_step_kernel<Halves>;
+    const int shared_bytes = whole ? SHARED_BYTES<Whole> : SHARED_BYTES<Halves>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
     attributes[0].val.cooperative = 1;
@@ -376,11 +373,11 @@ cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_par
     cudaLaunchConfig_t config = {};
     config.gridDim = BLOCKS;
     config.blockDim = THREADS;
-    config.dynamicSmemBytes = SHARED_BYTES;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, mnist_step_kernel, arguments);
+    cudaLaunchKernelEx(&config, kernel, arguments);
     return launch_status();
 #else
     (void)losses, (void)parameters, (void)error, (void)labels, (void)count, (void)indices, (void)rates, (void)mean;

@@ -70,10 +70,14 @@ __device__ __forceinline__ int warp_uniform(int value)
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 #define WGMMA_F16(i) WGMMA_F8(i), WGMMA_F8(i + 8)
+#define WGMMA_F64 WGMMA_F16(0), WGMMA_F16(16), WGMMA_F16(32), WGMMA_F16(48)
 #define WGMMA_F112                                                                                                     \
     WGMMA_F16(0), WGMMA_F16(16), WGMMA_F16(32), WGMMA_F16(48), WGMMA_F16(64), WGMMA_F16(80), WGMMA_F16(96)
 #define WGMMA_F120 WGMMA_F112, WGMMA_F8(112)
 #define WGMMA_N16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_N64                                                                                                      \
+    WGMMA_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,"  \
+              "%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define WGMMA_N112                                                                                                     \
     WGMMA_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,"  \
               "%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,"   \
@@ -98,6 +102,8 @@ __device__ __forceinline__ int warp_uniform(int value)
     WGMMA_DEFINE(name, size ".f32.bf16.bf16", __nv_bfloat16, __VA_ARGS__)                                              \
     WGMMA_DEFINE(name, size ".f32.f16.f16", __half, __VA_ARGS__)
 
+WGMMA_BOTH_TYPES(wgmma_m64n128k16, "m64n128k16", 64, WGMMA_N64, "0", "%64", "%65", "%66", "%67", "%68", "%69",
+                 WGMMA_F64)
 WGMMA_BOTH_TYPES(wgmma_m64n224k16, "m64n224k16", 112, WGMMA_N112, "0", "%112", "%113", "%114", "%115", "%116", "%117",
                  WGMMA_F112)
 WGMMA_BOTH_TYPES(wgmma_m64n240k16, "m64n240k16", 120, WGMMA_N120, "0", "%120", "%121", "%122", "%123", "%124", "%125",
@@ -109,9 +115,11 @@ WGMMA_BOTH_TYPES(wgmma_m64n32k16_transposed, "m64n32k16", 16, WGMMA_N16, "1", "%
 #undef WGMMA_DEFINE
 #undef WGMMA_F8
 #undef WGMMA_F16
+#undef WGMMA_F64
 #undef WGMMA_F112
 #undef WGMMA_F120
 #undef WGMMA_N16
+#undef WGMMA_N64
 #undef WGMMA_N112
 #undef WGMMA_N120
 

@@ -8,35 +8,35 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The gradient of the features of all pictures of the cluster, this block's half of the channels, to AT_STAGE.
-__device__ __forceinline__ void load_stage(const Thread &t)
+// The gradient of the features of the pictures, of this block's channels, to AT_STAGE.
+template <class L>
+__device__ __forceinline__ void load_stage(const Thread<L> &t)
 {
-    for (int i = 0; i < t.pictures; i++)
-        if (t.thread < STAGE_BYTES / 16) {
-            const int64_t picture = t.cluster + i * CLUSTERS;
-            ((uint4 *)(shared + AT_STAGE + i * STAGE_BYTES))[t.thread] =
-                __ldcg((const uint4 *)(t.workspace<const char>(WS_GRAD_POOLED) + picture * FEATURES * 2 +
-                                       t.rank * STAGE_BYTES) +
-                       t.thread);
-        }
+    if (t.pictures && t.thread < L::STAGE_BYTES / 16)
+        ((uint4 *)(shared + L::AT_STAGE))[t.thread] =
+            __ldcg((const uint4 *)(t.template workspace<const char>(WS_GRAD_POOLED) + (int64_t)t.owner * FEATURES * 2 +
+                                   t.member * L::STAGE_BYTES) +
+                   t.thread);
     __syncthreads();
 }
 
 // The gradient behind the pooling at this thread's values 4 n + e and 16 + 4 n + e.
-__device__ __forceinline__ float staged(const Thread &t, const __nv_bfloat16 *stage, int n, int e)
+template <class L>
+__device__ __forceinline__ float staged(const Thread<L> &t, const __nv_bfloat16 *stage, int n, int e)
 {
     // Columns from 14 on take the one before.
     const int x = e / 2 && t.row >= 6 ? SIDE2 - 1 : t.row / 2 + e / 2 * 4;
     return __bfloat162float(stage[(8 * n + 2 * t.quad + e % 2) * SIDE2 * SIDE2 + t.warp * SIDE2 + x]);
 }
 
-__device__ __forceinline__ void coefficients2(const Thread &t, float rate)
+template <class L>
+__device__ __forceinline__ void coefficients2(const Thread<L> &t, float rate)
 {
     float sum, dot;
-    sum_over_clusters(t, t.workspace<const float>(WS_SUMS2), sum, dot);
-    if (t.thread % 8 == 0) {
-        Small &s = t.small;
-        const int c = t.thread / 8;
+    sum_over_owners(t, t.template workspace<const float>(WS_SUMS2), sum, dot);
+    if (t.thread % CHANNEL_LANES<L> == 0) {
+        Small<L> &s = t.small;
+        const int c = t.thread / CHANNEL_LANES<L>;
         const float n = (float)t.a.batch * (SIDE1 * SIDE1), rstd = s.rstd2[c], scale = s.norm_weight2[c] * rstd;
         dot *= rstd;
         const float by_y = __fdividef(-scale * rstd * dot, n);
@@ -50,12 +50,13 @@ __device__ __forceinline__ void coefficients2(const Thread &t, float rate)
 }
 
 // The gradient of convolution 2's output, to shared memory: of the pixels alone, the padding stays zero.
-__device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y)[32], uint32_t largest,
+template <class L>
+__device__ __forceinline__ void store_gradient2(const Thread<L> &t, const float (&y)[32], uint32_t largest,
                                                 const __nv_bfloat16 *stage)
 {
     // Garbage columns go to memory that nobody reads, to places of their own, which is quicker than a branch.
-    char *const left = shared + AT_GRADIENT + ((2 * t.warp + 1) * MAP_ROW + t.row + 1) * PITCH + 4 * t.quad;
-    char *const garbage = shared + AT_SLICE + (2 * t.warp + t.row % 2) * PITCH + 4 * t.quad;
+    char *const left = shared + L::AT_GRADIENT + ((2 * t.warp + 1) * MAP_ROW + t.row + 1) * PITCH + 4 * t.quad;
+    char *const garbage = shared + L::AT_SLICE + (2 * t.warp + t.row % 2) * PITCH + 4 * t.quad;
     char *const right = t.row + 8 < SIDE1 ? left + 8 * PITCH : garbage;
     static_assert(SIDE1 + 2 == 16 && 2 * CONV_WARPS <= MAP_ROW && (MAP_ROW + 2 * CONV_WARPS) * PITCH <= SLICE_BYTES,
                   "");
@@ -81,14 +82,15 @@ __device__ __forceinline__ void store_gradient2(const Thread &t, const float (&y
 
 // What this block's channels say of the gradient of convolution 2's input: gradient[m][r][n]: input channels 16 m + row
 // + 8 (e / 2), image row 2 warp + r, pixel 8 n + 2 quad + e % 2.
-__device__ __forceinline__ void backward_input2(const Thread &t, float (&gradient)[2][2][2][4])
+template <class L>
+__device__ __forceinline__ void backward_input2(const Thread<L> &t, float (&gradient)[2][2][2][4])
 {
 #pragma unroll
     for (int i = 0; i < 32; i++)
         gradient[i / 16][i / 8 % 2][i / 4 % 2][i % 4] = 0;
     const uint32_t from =
-        shared_address(shared + AT_GRADIENT) + 2 * t.warp * MAP_ROW * PITCH + beside_first(t.lane, PITCH);
-    const uint32_t weights = shared_address(shared + AT_WEIGHTS2) + beside_first(t.lane, PITCH);
+        shared_address(shared + L::AT_GRADIENT) + 2 * t.warp * MAP_ROW * PITCH + beside_first(t.lane, PITCH);
+    const uint32_t weights = shared_address(shared + L::AT_WEIGHTS2) + beside_first(t.lane, PITCH);
 #pragma unroll 1
     for (int x = 0; x < 3; x++)
 #pragma unroll
@@ -114,10 +116,11 @@ __device__ __forceinline__ void backward_input2(const Thread &t, float (&gradien
 
 // Adds one picture's part to the gradient of convolution 2's weights: sum[tap]: out channels 16 (warp % 2) + row + 8 (e
 // / 2), in channels 8 (warp / 2) + 2 quad + e % 2. A row of the map serves three rows of the gradient.
-__device__ __forceinline__ void backward_weights2(const Thread &t, uint32_t map, float (&sum)[TAPS][4])
+template <class L>
+__device__ __forceinline__ void backward_weights2(const Thread<L> &t, uint32_t map, float (&sum)[TAPS][4])
 {
-    const uint32_t left =
-        shared_address(shared + AT_GRADIENT) + (MAP_ROW + 1) * PITCH + 32 * (t.warp % 2) + beside_first(t.lane, PITCH);
+    const uint32_t left = shared_address(shared + L::AT_GRADIENT) + (MAP_ROW + 1) * PITCH + 32 * (t.warp % 2) +
+                          beside_first(t.lane, PITCH);
     const uint32_t right = map + 16 * (t.warp / 2) + (t.lane % 16) * PITCH + t.lane / 16 * PITCH;
     uint32_t a[3][4];
 #pragma unroll
@@ -140,7 +143,9 @@ __device__ __forceinline__ void backward_weights2(const Thread &t, uint32_t map,
 }
 
 // Sixteen values of each thread to a buffer of the other block of the cluster, whose mbarrier counts their bytes.
-__device__ __forceinline__ void send(const Thread &t, uint32_t buffer, uint32_t barrier, const float (&values)[2][2][4])
+template <class L>
+__device__ __forceinline__ void send(const Thread<L> &t, uint32_t buffer, uint32_t barrier,
+                                     const float (&values)[2][2][4])
 {
     const uint32_t to = of_other(t, buffer), their_barrier = of_other(t, barrier);
 #pragma unroll
@@ -155,7 +160,8 @@ __device__ __forceinline__ void send(const Thread &t, uint32_t buffer, uint32_t 
 
 // The first block's sums from one picture: sums[place][n] of channels row + 8 (e / 2) and the pixels 8 n + 2 quad + e %
 // 2 of the 4 x 4 under a window, where `place` has the window's maximum; and of the gradients alone.
-__device__ __forceinline__ void backward1(const Thread &t, const char *picture, const char *places,
+template <class L>
+__device__ __forceinline__ void backward1(const Thread<L> &t, const char *picture, const char *places,
                                           const float (&gradient)[2][2][4], float (&sums)[4][2][4], float (&plain)[2])
 {
 #pragma unroll
@@ -193,9 +199,11 @@ __device__ __forceinline__ void backward1(const Thread &t, const char *picture, 
 }
 
 // The sums of all warps, turned from places and pixels into taps: to WS_SUMS1.
-__device__ __forceinline__ void store_sums1(const Thread &t, const float (&sums)[4][2][4], float (&plain)[2])
+template <class L>
+__device__ __forceinline__ void store_sums1(const Thread<L> &t, const float (&sums)[4][2][4], float (&plain)[2])
 {
-    float *warps = (float *)(shared + AT_EXCHANGE), *sum_dz = warps + CONV_WARPS * 4 * 16 * 16; // on into AT_HIDDEN
+    float *warps = (float *)(shared + L::AT_EXCHANGE),
+          *sum_dz = warps + CONV_WARPS * 4 * 16 * 16; // on into AT_HIDDEN
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -230,34 +238,24 @@ __device__ __forceinline__ void store_sums1(const Thread &t, const float (&sums)
             for (int w = 0; w < CONV_WARPS; w++)
                 total += sum_dz[w * 16 + channel];
         }
-        t.workspace<float>(WS_SUMS1)[(t.cluster * CHANNELS1 + t.rank * 16 + channel) * SUMS1 + tap] = total;
+        t.template workspace<float>(WS_SUMS1)[(t.cluster * CHANNELS1 + t.rank * 16 + channel) * SUMS1 + tap] = total;
     }
 }
 static_assert(CONV_WARPS * (4 * 16 + 1) * 16 * 4 <= EXCHANGE_BYTES + HIDDEN_BYTES, "");
 
-// Gradients of both weights and of the first convolution's sums, for all pictures of the cluster. `kept` is
-// that of the first, the others' is in the workspace.
-// `exchanges`: the phases of the two buffers' mbarriers.
-__device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, Kept &kept, uint32_t &exchanges)
+// Gradients of both weights and of the first convolution's sums.
+template <class L>
+__device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, const Kept &kept)
 {
     float weights[TAPS][4] = {}, sums[4][2][4] = {}, plain[2] = {0, 0};
-    for (int i = 0; i < t.pictures; i++) {
-        const uint32_t map = shared_address(shared + AT_MAPS + i * MAP_BYTES);
-        if (i)
-            __syncthreads(); // the gradient of the picture before has been read
+    if (t.pictures) {
         if (t.warp < CONV_WARPS) {
             float y[32];
             kept.unpack(y);
-            store_gradient2(t, y, kept.largest, (const __nv_bfloat16 *)(shared + AT_STAGE + i * STAGE_BYTES));
-            if (i + 1 < t.pictures)
-                unspill(t, i + 1, kept);
+            store_gradient2(t, y, kept.largest, (const __nv_bfloat16 *)(shared + L::AT_STAGE));
         }
         __syncthreads();
-        // Buffers in turn: what has come from the other block tells that all its threads have read what was sent before
-        // the last time. The second buffer, scratch memory otherwise, is first written when this block has sent
-        // something, and so has done with that.
-        const uint32_t buffer = shared_address(shared + (i % 2 ? AT_HIDDEN : AT_EXCHANGE));
-        const uint32_t barrier = shared_address(&t.small.arrived[i % 2]);
+        const uint32_t buffer = shared_address(shared + L::AT_EXCHANGE), barrier = shared_address(&t.small.arrived);
         float gradient[2][2][2][4];
         if (t.warp < CONV_WARPS) {
             if (t.thread == 0)
@@ -268,10 +266,10 @@ __device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, Ke
             else
                 send(t, buffer, barrier, gradient[0]);
         }
-        backward_weights2(t, map, weights);
+        backward_weights2(t, shared_address(shared + L::AT_MAPS), weights);
         if (t.warp < CONV_WARPS) {
-            bulk_wait(barrier, exchanges >> i % 2 & 1);
-            const float4 *other = (const float4 *)(shared + (i % 2 ? AT_HIDDEN : AT_EXCHANGE)) + t.thread;
+            bulk_wait(barrier, parity);
+            const float4 *other = (const float4 *)(shared + L::AT_EXCHANGE) + t.thread;
             float mine[2][2][4];
 #pragma unroll
             for (int j = 0; j < EXCHANGED / 4; j++) {
@@ -281,11 +279,10 @@ __device__ __forceinline__ void backward_conv2(const Thread &t, int64_t step, Ke
                 sum[0] = ours[0] + theirs.x, sum[1] = ours[1] + theirs.y;
                 sum[2] = ours[2] + theirs.z, sum[3] = ours[3] + theirs.w;
             }
-            backward1(t, picture_of(step, i), shared + AT_PLACES + i * PLACES_BYTES, mine, sums, plain);
+            backward1(t, picture_of<L>(parity, 0), shared + L::AT_PLACES, mine, sums, plain);
         }
-        exchanges ^= 1 << i % 2;
     }
-    float *to = t.workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2;
+    float *to = t.template workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2;
 #pragma unroll
     for (int tap = 0; tap < TAPS; tap++)
 #pragma unroll
@@ -305,14 +302,15 @@ __device__ __forceinline__ int parameter_of_weight2(int weight)
 
 // Both convolutions' updates: every block has some of the second one's weights (`weight`: of the first threads), and
 // the last ones a channel of the first one each, which their last warp sees to at the same time; `channel` < 0: none.
-__device__ __forceinline__ void update_convolutions(const Thread &t, float &weight, int channel, float rate)
+template <class L>
+__device__ __forceinline__ void update_convolutions(const Thread<L> &t, float &weight, int channel, float rate)
 {
     static constexpr int VECTORS = OWN_WEIGHTS2 / 4, GROUPS = THREADS / VECTORS,
                          EACH = (CLUSTERS + GROUPS - 1) / GROUPS;
-    static constexpr int GROUPS1 = 16, EACH1 = CLUSTERS / GROUPS1;
+    static constexpr int GROUPS1 = 16, EACH1 = L::OWNERS / GROUPS1;
     static_assert(OWN_WEIGHTS2 <= (WARPS - 1) * WARP_SIZE, "the last warp has other work");
-    float *groups = (float *)(shared + AT_SCRATCH), *groups1 = groups + GROUPS * OWN_WEIGHTS2;
-    const float *partials = t.workspace<const float>(WS_GRAD_WEIGHTS2) + t.block * OWN_WEIGHTS2;
+    float *groups = (float *)(shared + L::AT_SCRATCH), *groups1 = groups + GROUPS * OWN_WEIGHTS2;
+    const float *partials = t.template workspace<const float>(WS_GRAD_WEIGHTS2) + t.block * OWN_WEIGHTS2;
     const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
     float4 values[EACH];
     float sums[EACH1] = {};
@@ -327,8 +325,8 @@ __device__ __forceinline__ void update_convolutions(const Thread &t, float &weig
     if (channel >= 0 && which < GRAM_SIDE)
 #pragma unroll
         for (int i = 0; i < EACH1; i++)
-            sums[i] = __ldcg(t.workspace<const float>(WS_SUMS1) + ((group1 * EACH1 + i) * CHANNELS1 + channel) * SUMS1 +
-                             which);
+            sums[i] = __ldcg(t.template workspace<const float>(WS_SUMS1) +
+                             ((group1 * EACH1 + i) * CHANNELS1 + channel) * SUMS1 + which);
     if (group < GROUPS) {
         float4 sum = values[0];
 #pragma unroll
@@ -336,9 +334,13 @@ __device__ __forceinline__ void update_convolutions(const Thread &t, float &weig
             sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
         ((float4 *)groups)[group * VECTORS + vector] = sum;
     }
-    if (channel >= 0)
-        groups1[group1 * 16 + which] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    static_assert(EACH1 == 4, "");
+    if (channel >= 0) {
+        float total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        if constexpr (EACH1 == 8)
+            total += (sums[4] + sums[5]) + (sums[6] + sums[7]);
+        groups1[group1 * 16 + which] = total;
+    }
+    static_assert(EACH1 == 4 || EACH1 == 8, "");
     __syncthreads();
     if (t.thread < OWN_WEIGHTS2) {
         float total = 0;
@@ -347,12 +349,14 @@ __device__ __forceinline__ void update_convolutions(const Thread &t, float &weig
             total += groups[g * OWN_WEIGHTS2 + t.thread];
         weight -= rate * total;
         const int at = t.block * OWN_WEIGHTS2 + t.thread;
-        t.workspace<__nv_bfloat16>(WS_WEIGHTS2)[at] = __float2bfloat16_rn(weight);
+        t.template workspace<__nv_bfloat16>(WS_WEIGHTS2)[weight2_of<L>(at)] = __float2bfloat16_rn(weight);
+        if constexpr (L::MEMBERS == 1)
+            fence_async_proxy_global();
     }
     if (channel < 0 || t.warp != WARPS - 1)
         return;
     // A lane a tap; the tenth has the sum of dz.
-    const Small &s = t.small;
+    const Small<L> &s = t.small;
     const cuda_ops_mnist_block &block = t.a.parameters.block1;
     const int tap = t.lane < TAPS ? t.lane : 0;
     float total = 0, product = 0;

@@ -8,51 +8,73 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Where the pictures of `step` are, and their labels.
-__device__ __forceinline__ void look_up(const Thread &t, int64_t step)
+template <class L>
+__device__ __forceinline__ void look_up(const Thread<L> &t, int64_t step)
 {
     if (t.thread >= t.pictures)
         return;
-    const int64_t number = step * t.a.batch + t.cluster + t.thread * CLUSTERS, index = t.a.indices[number];
+    const int64_t number = step * t.a.batch + t.owner + t.thread * L::OWNERS, index = t.a.indices[number];
     const bool good = 0 <= index && index < t.a.count;
-    if (!good && t.rank == 0)
+    if (!good && t.member == 0)
         record_bad_index(t.a.error, number, index, t.a.count);
     const int64_t label = good ? t.a.labels[index] : -1;
     t.small.index[step % 2][t.thread] = good ? index : -1;
     t.small.label[step % 2][t.thread] = 0 <= label && label < CLASSES ? (int)label : -1;
 }
 
+template <class L>
 __device__ __forceinline__ char *picture_of(int64_t step, int number)
 {
-    return shared + AT_PICTURES + ((int)(step % 2) * PICTURES + number) * PICTURE_BYTES;
+    return shared + L::AT_PICTURES + ((int)(step % 2) * L::PICTURES + number) * PICTURE_BYTES;
 }
 
-// The pictures of `step` to shared memory, normalised. A barrier of the block before and after it.
-__device__ __forceinline__ void load_pictures(const Thread &t, int64_t step)
-{
-    for (int i = 0; i < t.pictures; i++) {
-        const int64_t index = t.small.index[step % 2][i];
-        if (t.thread >= PIXELS / 4)
-            continue;
-        const uint32_t word = index < 0 ? 0 : ((const uint32_t *)(t.a.images + index * PIXELS))[t.thread];
-        const int y = t.thread / 7, x = t.thread % 7 * 4;
-        __nv_bfloat16 *to = (__nv_bfloat16 *)picture_of(step, i) + (y + 1) * PICTURE_ROW + x + 1;
+// The pictures of `step`, on their way, and then to shared memory, normalised. A barrier of the block before and after
+// both.
+template <class L>
+struct Pictures {
+    uint32_t words[L::PICTURES];
+    bool good[L::PICTURES];
+
+    __device__ __forceinline__ void load(const Thread<L> &t, int64_t step)
+    {
+        const bool mine = t.thread < PIXELS / 4;
 #pragma unroll
-        for (int b = 0; b < 4; b++) {
-            const float byte = (float)(word >> 8 * b & 255);
-            to[b] = __float2bfloat16_rn(index < 0 ? CUDART_NAN_F : (byte - t.a.center) * t.a.scale);
+        for (int i = 0; i < L::PICTURES; i++) {
+            const int64_t index = i < t.pictures ? t.small.index[step % 2][i] : -1;
+            good[i] = index >= 0;
+            words[i] = mine && index >= 0 ? ((const uint32_t *)(t.a.images + index * PIXELS))[t.thread] : 0;
         }
     }
-}
+    __device__ __forceinline__ void store(const Thread<L> &t, int64_t step) const
+    {
+        if (t.thread >= PIXELS / 4)
+            return;
+        const int y = t.thread / 7, x = t.thread % 7 * 4;
+#pragma unroll
+        for (int i = 0; i < L::PICTURES; i++) {
+            if (i >= t.pictures)
+                break;
+            __nv_bfloat16 *to = (__nv_bfloat16 *)picture_of<L>(step, i) + (y + 1) * PICTURE_ROW + x + 1;
+#pragma unroll
+            for (int b = 0; b < 4; b++) {
+                const float byte = (float)(words[i] >> 8 * b & 255);
+                to[b] = __float2bfloat16_rn(good[i] ? (byte - t.a.center) * t.a.scale : CUDART_NAN_F);
+            }
+        }
+    }
+};
 
-// Sums of products of the taps over this block's share of the positions of its cluster's pictures. As a product of a
+// Sums of products of the taps over this block's share of the positions of its pictures. As a product of a
 // 16 x positions matrix with its transpose: mma's registers of the one are those of the other.
-__device__ __forceinline__ void gram(const Thread &t, int64_t step)
+template <class L>
+__device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
 {
     float first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
     const int tap = (t.row / 3 * PICTURE_ROW + t.row % 3) * 2, ninth = (2 * PICTURE_ROW + 2) * 2;
     for (int i = 0; i < t.pictures; i++) {
-        const char *picture = picture_of(step, i);
-        for (int k = t.rank * WARPS + t.warp; k < PIXELS / 16; k += 2 * WARPS) {
+        const char *picture = picture_of<L>(step, i);
+#pragma unroll 4
+        for (int k = t.member * WARPS + t.warp; k < PIXELS / 16; k += L::MEMBERS * WARPS) {
             uint32_t a[4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -67,7 +89,7 @@ __device__ __forceinline__ void gram(const Thread &t, int64_t step)
             multiply(second, a, a[1], a[3]);
         }
     }
-    float *warps = (float *)(shared + AT_SCRATCH) + t.warp * GRAM;
+    float *warps = (float *)(shared + L::AT_SCRATCH) + t.warp * GRAM;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int i = t.row + e / 2 * 8, j = 2 * t.quad + e % 2;
@@ -82,17 +104,18 @@ __device__ __forceinline__ void gram(const Thread &t, int64_t step)
         float total = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++)
-            total += ((float *)(shared + AT_SCRATCH))[w * GRAM + t.thread];
-        t.workspace<float>(WS_GRAM)[t.block * GRAM + t.thread] = total;
+            total += ((float *)(shared + L::AT_SCRATCH))[w * GRAM + t.thread];
+        t.template workspace<float>(WS_GRAM)[t.block * GRAM + t.thread] = total;
     }
 }
 
 // By one block: the blocks' sums, added, and what they say of the batch.
-__device__ __forceinline__ void add_grams(const Thread &t)
+template <class L>
+__device__ __forceinline__ void add_grams(const Thread<L> &t)
 {
     static constexpr int VECTORS = GRAM / 4, GROUPS = 8, EACH = BLOCKS / GROUPS;
-    double *groups = (double *)(shared + AT_SCRATCH), *totals = groups + GROUPS * GRAM;
-    const float4 *partials = t.workspace<const float4>(WS_GRAM);
+    double *groups = (double *)(shared + L::AT_SCRATCH), *totals = groups + GROUPS * GRAM;
+    const float4 *partials = t.template workspace<const float4>(WS_GRAM);
     if (t.thread < VECTORS * GROUPS) {
         const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
         double x = 0, y = 0, z = 0, w = 0;
@@ -116,7 +139,7 @@ __device__ __forceinline__ void add_grams(const Thread &t)
     if (t.thread < MOMENTS) {
         const int i = (t.thread - TAPS) / TAPS, j = (t.thread - TAPS) % TAPS;
         const double *mean = totals + TAPS * GRAM_SIDE;
-        t.workspace<float>(WS_MOMENTS)[t.thread] =
+        t.template workspace<float>(WS_MOMENTS)[t.thread] =
             (float)(t.thread < TAPS ? mean[t.thread] : totals[i * GRAM_SIDE + j] - mean[i] * mean[j]);
     }
 }

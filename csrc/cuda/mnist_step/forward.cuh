@@ -6,16 +6,36 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// This block's half of convolution 2's weights, on its way to shared memory.
-__device__ __forceinline__ void start_weights2(const Thread &t)
+// Where a weight of convolution 2, [tap][out][in], is in the workspace: as it comes to be in shared memory, if all of
+// them do.
+template <class L>
+__device__ __forceinline__ int weight2_of(int weight)
 {
-    const char *source = t.workspace<const char>(WS_WEIGHTS2);
-    for (int i = t.thread; i < TAPS * HALF2 * 4; i += THREADS) {
-        const int tap = i / (HALF2 * 4), channel = i / 4 % HALF2;
-        copy_async_16(shared_address(shared + AT_WEIGHTS2) + (i / 4) * PITCH + i % 4 * 16,
-                      source + ((tap * CHANNELS2 + t.rank * HALF2 + channel) * CHANNELS1) * 2 + i % 4 * 16);
+    return L::MEMBERS == 1 ? weight / CHANNELS1 * (PITCH / 2) + weight % CHANNELS1 : weight;
+}
+
+// This block's part of convolution 2's weights, on its way to shared memory.
+template <class L>
+__device__ __forceinline__ void start_weights2(const Thread<L> &t)
+{
+    const char *source = t.template workspace<const char>(WS_WEIGHTS2);
+    if constexpr (L::MEMBERS == 1) {
+        // By one bulk copy: as many ordinary ones as threads can issue kept all else waiting.
+        static constexpr int BYTES = TAPS * CHANNELS2 * PITCH;
+        if (t.thread == 0 && t.pictures) {
+            fence_async_proxy_global();
+            const uint32_t arrived = shared_address(&t.small.mapped);
+            bulk_expect(arrived, BYTES);
+            bulk_load(shared_address(shared + L::AT_WEIGHTS2), source, BYTES, arrived);
+        }
+    } else {
+        for (int i = t.thread; i < TAPS * L::CHANNELS * 4; i += THREADS) {
+            const int tap = i / (L::CHANNELS * 4), channel = i / 4 % L::CHANNELS;
+            copy_async_16(shared_address(shared + L::AT_WEIGHTS2) + (i / 4) * PITCH + i % 4 * 16,
+                          source + ((tap * CHANNELS2 + t.member * L::CHANNELS + channel) * CHANNELS1) * 2 + i % 4 * 16);
+        }
+        copy_async_commit();
     }
-    copy_async_commit();
 }
 
 __device__ __forceinline__ int in_kernel1(int tap)
@@ -24,25 +44,26 @@ __device__ __forceinline__ int in_kernel1(int tap)
 }
 
 // The first block's coefficients, from the taps' moments and the latest weights.
-__device__ __forceinline__ void statistics1(const Thread &t)
+template <class L>
+__device__ __forceinline__ void statistics1(const Thread<L> &t)
 {
     static_assert(CHANNELS1 * TAPS <= 2 * THREADS && 2 * CHANNELS1 + MOMENTS <= THREADS, "");
-    Small &s = t.small;
+    Small<L> &s = t.small;
     const cuda_ops_mnist_block &block = t.a.parameters.block1;
     // All loads are on their way before the first is needed.
     const int norm = t.thread - MOMENTS, second = t.thread + THREADS;
     const float weight = __ldcg(block.weight + t.thread);
     const float another = second < CHANNELS1 * TAPS ? __ldcg(block.weight + second) : 0.0f;
-    const float other = t.thread < MOMENTS                   ? __ldcg(t.workspace<const float>(WS_MOMENTS) + t.thread)
-                        : norm < CHANNELS1                   ? __ldcg(block.norm_weight + norm)
-                        : norm < 2 * CHANNELS1               ? __ldcg(block.norm_bias + norm - CHANNELS1)
+    const float other = t.thread < MOMENTS     ? __ldcg(t.template workspace<const float>(WS_MOMENTS) + t.thread)
+                        : norm < CHANNELS1     ? __ldcg(block.norm_weight + norm)
+                        : norm < 2 * CHANNELS1 ? __ldcg(block.norm_bias + norm - CHANNELS1)
                         : norm < 3 * CHANNELS1 && block.bias ? block.bias[norm - 2 * CHANNELS1]
                                                              : 0.0f;
     start_weights2(t);
     s.kernel1[t.thread / TAPS * KERNEL1 + in_kernel1(t.thread % TAPS)] = __float2bfloat16_rn(weight);
     if (second < CHANNELS1 * TAPS)
         s.kernel1[second / TAPS * KERNEL1 + in_kernel1(second % TAPS)] = __float2bfloat16_rn(another);
-    float *biases = (float *)(shared + AT_SCRATCH);
+    float *biases = (float *)(shared + L::AT_SCRATCH);
     if (t.thread < MOMENTS)
         s.moments[t.thread] = other;
     else if (norm < CHANNELS1)
@@ -84,32 +105,49 @@ __device__ __forceinline__ void statistics1(const Thread &t)
     __syncthreads();
 }
 
-// The first block, of every second row of all pictures, for both blocks of the cluster: its output to AT_MAPS, and the
-// places of the maxima (4: none, rectified away) to AT_PLACES of the block that has the channel. The 4 x 4 pixels
-// around a pooling window are the depth of the product, and its columns the channels for each of the four places in the
-// window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i of tile h.
-__device__ __forceinline__ void forward1(const Thread &t, int64_t step, const uint32_t (&weights)[16][2])
+// How many of the two groups of 16 channels a warp makes of an image row.
+template <class L>
+static constexpr int GROUPS1 = L::MEMBERS == 2 ? 2 : 1;
+template <class L>
+__device__ __forceinline__ int group_of(const Thread<L> &t, int g)
 {
-    const uint32_t theirs = of_other(t, shared_address(shared)), arrived = of_other(t, shared_address(&t.small.mapped));
-    if (t.thread == 0 && t.pictures)
-        bulk_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
-    for (int row = t.warp; row < t.pictures * (SIDE1 / 2); row += WARPS) {
-        const int number = row / (SIDE1 / 2), y = row % (SIDE1 / 2) * 2 + t.rank;
-        const char *picture = picture_of(step, number);
+    return GROUPS1<L> == 2 ? g : t.warp % 2;
+}
+
+// The first block, of this block's share of the rows: of its own pictures, or every second one for both blocks of the
+// cluster. Its output to AT_MAPS, and the places of the maxima (4: none, rectified away) to AT_PLACES of the block that
+// has the channel. The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the channels
+// for each of the four places in the window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i of tile
+// h.
+template <class L>
+__device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, const uint32_t (&weights)[8 * GROUPS1<L>][2])
+{
+    uint32_t theirs = 0, arrived = 0;
+    if constexpr (L::MEMBERS == 2) {
+        theirs = of_other(t, shared_address(shared)), arrived = of_other(t, shared_address(&t.small.mapped));
+        if (t.thread == 0 && t.pictures)
+            bulk_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
+    }
+    static constexpr int ROWS = SIDE1 / L::MEMBERS;
+    static constexpr int EACH = 2 * GROUPS1<L>, WARPS_OF_ROW = 2 / GROUPS1<L>;
+    for (int row = t.warp / WARPS_OF_ROW; row < t.pictures * ROWS; row += WARPS / WARPS_OF_ROW) {
+        const int number = row / ROWS, y = row % ROWS * L::MEMBERS + t.member;
+        const char *picture = picture_of<L>(step, number);
         uint32_t a[4];
         const char *at = picture + ((2 * y + t.quad / 2) * PICTURE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
         a[0] = *(const uint32_t *)at;
         a[1] = *(const uint32_t *)(at + 32);
         a[2] = *(const uint32_t *)(at + 4 * PICTURE_ROW);
         a[3] = *(const uint32_t *)(at + 4 * PICTURE_ROW + 32);
-        float product[16][4];
+        float product[4 * EACH][4];
 #pragma unroll
-        for (int j = 0; j < 16; j++) {
+        for (int j = 0; j < 4 * EACH; j++) {
             product[j][0] = product[j][1] = product[j][2] = product[j][3] = 0;
             multiply(product[j], a, weights[j][0], weights[j][1]);
         }
 #pragma unroll
-        for (int group = 0; group < 2; group++) {
+        for (int g = 0; g < GROUPS1<L>; g++) {
+            const int group = group_of(t, g);
             const float4 scale = *(const float4 *)(t.small.scale1 + 16 * group + 4 * t.quad);
             const float4 shift = *(const float4 *)(t.small.shift1 + 16 * group + 4 * t.quad);
             const float scales[4] = {fabsf(scale.x), fabsf(scale.y), fabsf(scale.z), fabsf(scale.w)};
@@ -121,12 +159,12 @@ __device__ __forceinline__ void forward1(const Thread &t, int64_t step, const ui
                 uint32_t place[4] = {0, 0, 0, 0};
 #pragma unroll
                 for (int c = 0; c < 4; c++)
-                    largest[c] = product[2 * group + c / 2][2 * half + c % 2];
+                    largest[c] = product[2 * g + c / 2][2 * half + c % 2];
 #pragma unroll
                 for (int p = 1; p < 4; p++)
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
-                        const float value = product[4 * p + 2 * group + c / 2][2 * half + c % 2];
+                        const float value = product[EACH * p + 2 * g + c / 2][2 * half + c % 2];
                         place[c] = value > largest[c] ? p : place[c];
                         largest[c] = fmaxf(largest[c], value);
                     }
@@ -138,13 +176,21 @@ __device__ __forceinline__ void forward1(const Thread &t, int64_t step, const ui
                 }
                 if (x >= SIDE1)
                     continue;
-                const int map =
-                    AT_MAPS + number * MAP_BYTES + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad;
                 const uint2 values = make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
+                const uint32_t places = place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
+                if constexpr (L::MEMBERS == 1) {
+                    const int pixel = (y + 1) * 16 + x + 1, vector = (2 * group + t.quad / 2) ^ (pixel >> 1 & 3);
+                    *(uint2 *)(shared + L::AT_MAPS + number * TILE_BYTES + pixel * TILE_PIXEL + vector * 16 +
+                               t.quad % 2 * 8) = values;
+                    *(uint32_t *)(shared + L::AT_PLACES + number * L::PLACES_BYTES + (y * 16 + x) * CHANNELS1 +
+                                  16 * group + 4 * t.quad) = places;
+                    continue;
+                }
+                const int map =
+                    L::AT_MAPS + number * MAP_BYTES + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad;
                 *(uint2 *)(shared + map) = values;
                 store_to_other(theirs + map, values, arrived);
-                const int where = AT_PLACES + number * PLACES_BYTES + (y * 16 + x) * 16 + 4 * t.quad;
-                const uint32_t places = place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
+                const int where = L::AT_PLACES + number * L::PLACES_BYTES + (y * 16 + x) * 16 + 4 * t.quad;
                 if (group == t.rank)
                     *(uint32_t *)(shared + where) = places;
                 else
@@ -156,44 +202,49 @@ __device__ __forceinline__ void forward1(const Thread &t, int64_t step, const ui
 
 // B's registers of `forward1`. Where a channel's scale is negative so are its weights: the largest product is then the
 // largest output.
-__device__ __forceinline__ void weights_of_forward1(const Thread &t, uint32_t (&weights)[16][2])
+template <class L>
+__device__ __forceinline__ void weights_of_forward1(const Thread<L> &t, uint32_t (&weights)[8 * GROUPS1<L>][2])
 {
-    uint32_t sign[4];
+    static constexpr int EACH = 2 * GROUPS1<L>;
+    uint32_t sign[EACH];
 #pragma unroll
-    for (int h = 0; h < 4; h++)
-        sign[h] = t.small.scale1[16 * (h / 2) + t.row / 2 * 4 + 2 * (h % 2) + t.row % 2] < 0 ? 0x80008000u : 0;
+    for (int h = 0; h < EACH; h++)
+        sign[h] =
+            t.small.scale1[16 * group_of(t, h / 2) + t.row / 2 * 4 + 2 * (h % 2) + t.row % 2] < 0 ? 0x80008000u : 0;
     const __nv_bfloat16 *kernel =
         t.small.kernel1 + (t.row / 2 * 4 + t.row % 2) * KERNEL1 + (t.quad / 2 + 1) * KERNEL1_ROW + t.quad % 2 * 2 + 1;
 #pragma unroll
-    for (int j = 0; j < 16; j++)
+    for (int j = 0; j < 4 * EACH; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int h = j % 4;
-            const char *at = (const char *)(kernel + (16 * (h / 2) + 2 * (h % 2)) * KERNEL1 +
-                                            (2 * half - j / 8) * KERNEL1_ROW - j / 4 % 2);
+            const int h = j % EACH, place = j / EACH;
+            const char *at = (const char *)(kernel + (16 * group_of(t, h / 2) + 2 * (h % 2)) * KERNEL1 +
+                                            (2 * half - place / 2) * KERNEL1_ROW - place % 2);
             weights[j][half] = two_halves(at, at + 2) ^ sign[h];
         }
 }
 
-// Convolution 2 of this block's channels, of N pictures that share the loads of weights: y[picture][16 m + 4 n + e] is
-// row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2 quad + e % 2; pixels from 14 on are garbage.
-template <int N>
-__device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&y)[N][32])
+// Convolution 2 of this block's channels: y[16 m + 4 n + e] is row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2
+// quad
+// + e % 2; pixels from 14 on are garbage.
+template <class L>
+__device__ __forceinline__ void forward2(const Thread<L> &t, float (&y)[32])
 {
-    float sum[N][2][4][4];
+    float sum[2][4][4];
 #pragma unroll
-    for (int i = 0; i < 32 * N; i++)
-        sum[i / 32][i / 16 % 2][i / 4 % 4][i % 4] = 0;
-    const uint32_t from = map + 2 * t.warp * MAP_ROW * PITCH + below_first(t.lane, PITCH);
-    const uint32_t weights = shared_address(shared + AT_WEIGHTS2) + beside_first(t.lane, PITCH);
+    for (int i = 0; i < 32; i++)
+        sum[i / 16][i / 4 % 4][i % 4] = 0;
+    const uint32_t from =
+        shared_address(shared + L::AT_MAPS) + 2 * t.warp * MAP_ROW * PITCH + below_first(t.lane, PITCH);
+    const uint32_t weights = shared_address(shared + L::AT_WEIGHTS2) + beside_first(t.lane, PITCH);
 #pragma unroll 1
     for (int x = 0; x < 3; x++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            uint32_t a[N][4][4];
+            uint32_t a[4][4];
 #pragma unroll
-            for (int i = 0; i < 4 * N; i++)
-                load_matrices(a[i / 4][i % 4], from + i / 4 * MAP_BYTES + (i % 4 * MAP_ROW + x) * PITCH + 32 * k);
+            for (int i = 0; i < 4; i++)
+                load_matrices(a[i], from + (i * MAP_ROW + x) * PITCH + 32 * k);
 #pragma unroll
             for (int dy = 0; dy < 3; dy++)
 #pragma unroll
@@ -201,20 +252,19 @@ __device__ __forceinline__ void forward2(const Thread &t, uint32_t map, float (&
                     uint32_t b[4];
                     load_matrices(b, weights + ((dy * 3 + x) * HALF2 + 16 * n) * PITCH + 32 * k);
 #pragma unroll
-                    for (int i = 0; i < 2 * N; i++) {
-                        multiply(sum[i / 2][i % 2][2 * n], a[i / 2][i % 2 + dy], b[0], b[1]);
-                        multiply(sum[i / 2][i % 2][2 * n + 1], a[i / 2][i % 2 + dy], b[2], b[3]);
+                    for (int m = 0; m < 2; m++) {
+                        multiply(sum[m][2 * n], a[m + dy], b[0], b[1]);
+                        multiply(sum[m][2 * n + 1], a[m + dy], b[2], b[3]);
                     }
                 }
         }
 #pragma unroll
-    for (int i = 0; i < 32 * N; i++)
-        y[i / 32][i % 32] = sum[i / 32][i / 16 % 2][i / 4 % 4][i % 4];
+    for (int i = 0; i < 32; i++)
+        y[i] = sum[i / 16][i / 4 % 4][i % 4];
 }
 
-// What a thread keeps of a picture from forward to backward: convolution 2's output, rounded, and which of its values
-// are the largest of their windows. Of more than one picture it goes to the workspace and comes back, and is asked for
-// well before it is needed; nobody else reads it.
+// What a thread keeps of its picture from forward to backward: convolution 2's output, rounded, and which of its values
+// are the largest of their windows.
 struct Kept {
     uint32_t y[16], largest;
 
@@ -231,50 +281,28 @@ struct Kept {
             values[2 * i] = low_of(y[i]), values[2 * i + 1] = high_of(y[i]);
     }
 };
-__device__ __forceinline__ uint32_t *spill_of(const Thread &t, int number)
-{
-    return t.workspace<uint32_t>(WS_SPILL) + (t.block * PICTURES + number) * 17 * THREADS;
-}
-__device__ __forceinline__ void spill(const Thread &t, int number, const Kept &kept)
-{
-    uint4 *to = (uint4 *)spill_of(t, number) + t.thread;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        __stcg(to + i * THREADS, make_uint4(kept.y[4 * i], kept.y[4 * i + 1], kept.y[4 * i + 2], kept.y[4 * i + 3]));
-}
-__device__ __forceinline__ void spill_largest(const Thread &t, int number, uint32_t largest)
-{
-    __stcg(spill_of(t, number) + 16 * THREADS + t.thread, largest);
-}
-__device__ __forceinline__ void unspill(const Thread &t, int number, Kept &kept)
-{
-    const uint4 *from = (const uint4 *)spill_of(t, number) + t.thread;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint4 v = __ldcg(from + i * THREADS);
-        kept.y[4 * i] = v.x, kept.y[4 * i + 1] = v.y, kept.y[4 * i + 2] = v.z, kept.y[4 * i + 3] = v.w;
-    }
-    kept.largest = __ldcg(spill_of(t, number) + 16 * THREADS + t.thread);
-}
 
 // What the second block's variance is taken around: any number near the mean will do, the same in all blocks.
-__device__ __forceinline__ float center2(const Thread &t, int channel)
+template <class L>
+__device__ __forceinline__ float center2(const Thread<L> &t, int channel)
 {
     return t.small.running_mean2[channel] - t.small.bias2[channel];
 }
 
-__device__ __forceinline__ bool is_pixel(const Thread &t, int e)
+template <class L>
+__device__ __forceinline__ bool is_pixel(const Thread<L> &t, int e)
 {
     return t.row + e / 2 % 2 * 8 < SIDE1;
 }
 
-__device__ __forceinline__ void statistics2(const Thread &t)
+template <class L>
+__device__ __forceinline__ void statistics2(const Thread<L> &t)
 {
     float sum, squares;
-    sum_over_clusters(t, t.workspace<const float>(WS_STATISTICS), sum, squares);
-    if (t.thread % 8 == 0) {
-        Small &s = t.small;
-        const int c = t.thread / 8;
+    sum_over_owners(t, t.template workspace<const float>(WS_STATISTICS), sum, squares);
+    if (t.thread % CHANNEL_LANES<L> == 0) {
+        Small<L> &s = t.small;
+        const int c = t.thread / CHANNEL_LANES<L>;
         const cuda_ops_mnist_block &block = t.a.parameters.block2;
         const float n = (float)t.a.batch * (SIDE1 * SIDE1), offset = __fdividef(sum, n), mean = center2(t, c) + offset;
         float variance = __fdividef(squares, n) - offset * offset;
@@ -293,7 +321,8 @@ __device__ __forceinline__ void statistics2(const Thread &t)
 // Normalises, rectifies and pools: the features to `stage`, [channel][7][7]; the bits of the result tell which of this
 // thread's values are the largest of their window and above 0; of equal ones that is the first. Columns x and x + 1 are
 // in lanes that differ by 4.
-__device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32], __nv_bfloat16 *stage)
+template <class L>
+__device__ __forceinline__ uint32_t pool2(const Thread<L> &t, const float (&y)[32], __nv_bfloat16 *stage)
 {
     uint32_t largest = 0, lower = 0;
     const bool odd = t.row % 2, inside = t.row + 8 < SIDE1; // columns from 14 on are garbage
@@ -317,7 +346,7 @@ __device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32],
     // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory, where each pair has
     // places of its own (the offsets below are multiples of 49, and there are fewer pairs with garbage).
     static_assert(CONV_WARPS * 4 < SIDE2 * SIDE2, "");
-    __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + AT_SCRATCH) + 4 * t.warp + t.quad;
+    __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + L::AT_SCRATCH) + 4 * t.warp + t.quad;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const bool wins = (mine[i] > other[i]) | ((mine[i] == other[i]) & (wins_ties >> i & 1));
@@ -325,7 +354,6 @@ __device__ __forceinline__ uint32_t pool2(const Thread &t, const float (&y)[32],
         const float best = (mine[i] < other[i]) | (other[i] != other[i]) ? other[i] : mine[i]; // NaN stays
         (i / 2 % 2 ? right : stage)[(i / 4 * 8 + i % 2) * SIDE2 * SIDE2] = __float2bfloat16_rn(best <= 0 ? 0 : best);
     }
-    __syncwarp(); // one lane of a pair may be at the next picture before the other
     if (!inside)
         largest &= 0x3333;
     return (largest & ~lower) | (largest & lower) << 16;

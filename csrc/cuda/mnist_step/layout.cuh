@@ -3,15 +3,15 @@
 #define CUDA_OPS_MNIST_STEP_LAYOUT_CUH
 
 #include <stddef.h>
+#include <type_traits>
 
 #include "common.cuh"
 #include "cuda_ops/mnist_step.h"
 
 static constexpr int CLUSTERS = 64, BLOCKS = 2 * CLUSTERS;
 [[maybe_unused]] static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
-static constexpr int PICTURES = CUDA_OPS_MNIST_STEP_MOST / CLUSTERS; // of a cluster, at most
-static constexpr int SIDE = 28, PIXELS = SIDE * SIDE;                // of a picture
-static constexpr int SIDE1 = 14, CHANNELS1 = 32;                     // of the first block's output
+static constexpr int SIDE = 28, PIXELS = SIDE * SIDE; // of a picture
+static constexpr int SIDE1 = 14, CHANNELS1 = 32;      // of the first block's output
 static constexpr int SIDE2 = 7, CHANNELS2 = 64, HALF2 = CHANNELS2 / 2;
 static constexpr int FEATURES = CHANNELS2 * SIDE2 * SIDE2, HIDDEN = 128, CLASSES = 10;
 static constexpr int SLICE = 32, SLICES = FEATURES / SLICE; // of the features; a block has one, or none
@@ -41,7 +41,6 @@ static constexpr int PICTURE_ROW = 32, PICTURE_BYTES = (30 * PICTURE_ROW + 8) * 
 static constexpr int PITCH = 80;                                                   // of 32 channels
 static constexpr int MAP_ROW = 18,
                      MAP_BYTES = 16 * MAP_ROW * PITCH; // 14 x 14 with padding; tiles are 16 wide, plus taps
-static constexpr int PLACES_BYTES = SIDE1 * 16 * 16;   // [row][16 columns][this block's channels]
 // Of a picture, what a block gets from the other one: every second row, all channels, and the places of its own.
 static constexpr int ROWS_BYTES = SIDE1 / 2 * SIDE1 * (CHANNELS1 * 2 + CHANNELS1 / 2);
 static constexpr int WEIGHTS_BYTES = TAPS * HALF2 * PITCH;
@@ -50,58 +49,104 @@ static constexpr int KERNEL1_ROW = 6, KERNEL1 = 5 * KERNEL1_ROW; // of the first
 static constexpr int HIDDEN_PITCH = HIDDEN * 2 + 16, HIDDEN_BYTES = CHUNK * HIDDEN_PITCH;
 static constexpr int SLICE_BYTES = CHUNK * PITCH, LINEAR1_BYTES = HIDDEN * PITCH;
 static constexpr int WIDE_PITCH = WIDE * 2 + 16, LINEAR2_BYTES = (CLASSES * HIDDEN + CLASSES + HIDDEN) * 4;
-static constexpr int STAGE_BYTES = HALF2 * SIDE2 * SIDE2 * 2; // half a picture's features
 
-static constexpr int AT_PICTURES = 0; // this batch's and the next one's
-static constexpr int AT_MAPS = AT_PICTURES + 2 * PICTURES * PICTURE_BYTES;
-static constexpr int AT_PLACES = AT_MAPS + PICTURES * MAP_BYTES;
-static constexpr int AT_GRADIENT = AT_PLACES + PICTURES * PLACES_BYTES; // of convolution 2's output, this block's half
-static constexpr int AT_WEIGHTS2 = AT_GRADIENT + MAP_BYTES;             // [tap][out channel][in channel]
-// Two buffers that the other block writes, for pictures in turn. The second is also where linear1 keeps gradients, and
-// is scratch memory for sums: neither while the other block may write there (see `backward_conv2`). The first also
-// holds linear2's parameters.
-static constexpr int AT_EXCHANGE = AT_WEIGHTS2 + WEIGHTS_BYTES, AT_LINEAR2 = AT_EXCHANGE;
-static constexpr int AT_HIDDEN = AT_EXCHANGE + EXCHANGE_BYTES, AT_SCRATCH = AT_HIDDEN;
-static constexpr int AT_SLICE = AT_HIDDEN + HIDDEN_BYTES;
-static constexpr int AT_LINEAR1 = AT_SLICE + SLICE_BYTES;
-static constexpr int AT_STAGE = AT_LINEAR1 + LINEAR1_BYTES;
-static constexpr int AT_SMALL = AT_STAGE + PICTURES * STAGE_BYTES;
-static_assert(EXCHANGE_BYTES <= HIDDEN_BYTES && LINEAR2_BYTES <= EXCHANGE_BYTES, "");
-// What linear1 works on forward, behind linear2's parameters up to AT_LINEAR1: weights [unit][feature], then features
-// [picture][feature].
-static constexpr int AT_WIDE_WEIGHTS = (AT_LINEAR2 + LINEAR2_BYTES + 15) / 16 * 16,
-                     AT_WIDE = AT_WIDE_WEIGHTS + UNITS * WIDE_PITCH;
-static_assert(AT_WIDE + WIDE_CHUNK * WIDE_PITCH <= AT_LINEAR1, "");
-
+template <class L>
 struct Small {
-    uint64_t arrived[2], mapped; // mbarriers of the two exchange buffers, and of the maps and places
+    // Mbarriers: of what the cluster's other block sends backward; and of the maps and places that it makes, or, where
+    // pictures are whole, of convolution 2's weights.
+    uint64_t arrived, mapped;
     float moments[MOMENTS];
-    float running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[HALF2], running_variance2[HALF2];
+    float running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[L::CHANNELS],
+        running_variance2[L::CHANNELS];
     float norm_weight1[CHANNELS1], norm_bias1[CHANNELS1];
     __align__(16) float scale1[CHANNELS1];
     __align__(16) float shift1[CHANNELS1]; // the absolute value; a negative sign is with the kernel
-    float norm_weight2[HALF2], norm_bias2[HALF2], scale2[HALF2], shift2[HALF2], mean2[HALF2], rstd2[HALF2],
-        bias2[HALF2];
-    float by_dz[HALF2], by_y[HALF2], constant[HALF2];
-    int64_t index[2][PICTURES];
-    int label[2][PICTURES];
+    float norm_weight2[L::CHANNELS], norm_bias2[L::CHANNELS], scale2[L::CHANNELS], shift2[L::CHANNELS],
+        mean2[L::CHANNELS], rstd2[L::CHANNELS], bias2[L::CHANNELS];
+    float by_dz[L::CHANNELS], by_y[L::CHANNELS], constant[L::CHANNELS];
+    int64_t index[2][L::PICTURES];
+    int label[2][L::PICTURES];
     __align__(16) __nv_bfloat16 kernel1[CHANNELS1 * KERNEL1];
 };
-static constexpr int SHARED_BYTES = AT_SMALL + (int)sizeof(Small);
-static_assert(SHARED_BYTES <= 232448, "more than a block of Hopper has");
+
+// Two ways to deal out a batch. The blocks of an owner share its pictures: owner, owner + OWNERS, ...
+
+// Up to 64 pictures: two blocks, a cluster, share one, with half of the second convolution's channels each.
+struct Halves {
+    static constexpr int MEMBERS = 2, OWNERS = BLOCKS / MEMBERS, PICTURES = 1;
+    static constexpr int CHANNELS = CHANNELS2 / MEMBERS; // of convolution 2, a block's
+    // Half a picture's features; the places of block 1's maxima, [row][16 columns][a block's channels]
+    static constexpr int STAGE_BYTES = CHANNELS * SIDE2 * SIDE2 * 2, PLACES_BYTES = SIDE1 * 16 * CHANNELS1 / MEMBERS;
+
+    static constexpr int AT_PICTURES = 0; // this batch's and the next one's
+    static constexpr int AT_MAPS = AT_PICTURES + 2 * PICTURES * PICTURE_BYTES;
+    static constexpr int AT_PLACES = AT_MAPS + PICTURES * MAP_BYTES;
+    static constexpr int AT_GRADIENT = AT_PLACES + PICTURES * PLACES_BYTES; // of convolution 2's output, a block's half
+    static constexpr int AT_WEIGHTS2 = AT_GRADIENT + MAP_BYTES;             // [tap][out channel][in channel]
+    // What the other block sends, and elsewhere in a step linear2's parameters.
+    static constexpr int AT_EXCHANGE = AT_WEIGHTS2 + WEIGHTS_BYTES, AT_LINEAR2 = AT_EXCHANGE;
+    static constexpr int AT_HIDDEN = AT_EXCHANGE + EXCHANGE_BYTES, AT_SCRATCH = AT_HIDDEN;
+    static constexpr int AT_SLICE = AT_HIDDEN + HIDDEN_BYTES;
+    static constexpr int AT_LINEAR1 = AT_SLICE + SLICE_BYTES;
+    static constexpr int AT_STAGE = AT_LINEAR1 + LINEAR1_BYTES;
+    static constexpr int AT_SMALL = AT_STAGE + PICTURES * STAGE_BYTES;
+    static_assert(EXCHANGE_BYTES <= HIDDEN_BYTES && LINEAR2_BYTES <= EXCHANGE_BYTES, "");
+    // What linear1 works on forward, behind linear2's parameters up to AT_LINEAR1: weights [unit][feature], then
+    // features [picture][feature].
+    static constexpr int AT_WIDE_WEIGHTS = (AT_LINEAR2 + LINEAR2_BYTES + 15) / 16 * 16,
+                         AT_WIDE = AT_WIDE_WEIGHTS + UNITS * WIDE_PITCH;
+    static_assert(AT_WIDE + WIDE_CHUNK * WIDE_PITCH <= AT_LINEAR1, "");
+};
+
+// More: a block has a picture or two for itself, and each of its warpgroups one of them. Convolution 2's products are
+// wgmma, on tiles as in conv_bn_relu_pool_sm90.cu: 16 x 16 pixels with padding, and what garbage columns reach.
+static constexpr int TILE_PIXEL = CHANNELS1 * 2, TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
+static constexpr int GRAD_PIXEL = CHANNELS2 * 2, GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
+static constexpr int INPUT_BYTES = SIDE1 * 16 * TILE_PIXEL; // a gradient of convolution 2's input
+static constexpr int WARPGROUP = 128, WARPGROUPS = THREADS / WARPGROUP;
+struct Whole {
+    static constexpr int MEMBERS = 1, OWNERS = BLOCKS, PICTURES = CUDA_OPS_MNIST_STEP_MOST / OWNERS;
+    static constexpr int CHANNELS = CHANNELS2;
+    static constexpr int STAGE_BYTES = CHANNELS * SIDE2 * SIDE2 * 2, PLACES_BYTES = SIDE1 * 16 * CHANNELS1;
+    static_assert(PICTURES == WARPGROUPS, "");
+
+    static constexpr int AT_GRADIENT = 0, AT_MAPS = AT_GRADIENT + PICTURES * GRAD_TILE_BYTES; // whole swizzles
+    static constexpr int AT_PICTURES = AT_MAPS + PICTURES * TILE_BYTES;                       // of two batches
+    static constexpr int AT_PLACES = AT_PICTURES + 2 * PICTURES * PICTURE_BYTES;
+    static constexpr int AT_WEIGHTS2 = AT_PLACES + PICTURES * PLACES_BYTES; // [tap][out channel][in channel]
+    static constexpr int AT_LINEAR1 = AT_WEIGHTS2 + TAPS * CHANNELS2 * PITCH;
+    static constexpr int AT_LINEAR2 = AT_LINEAR1 + LINEAR1_BYTES;
+    static constexpr int AT_HIDDEN = (AT_LINEAR2 + LINEAR2_BYTES + 15) / 16 * 16, AT_SCRATCH = AT_HIDDEN;
+    static constexpr int AT_SLICE = AT_HIDDEN + HIDDEN_BYTES;
+    static constexpr int AT_STAGE = AT_SLICE + SLICE_BYTES;
+    static constexpr int AT_SMALL = AT_STAGE + PICTURES * STAGE_BYTES;
+    // What linear1 works on forward, when nothing is staged.
+    static constexpr int AT_WIDE_WEIGHTS = AT_HIDDEN, AT_WIDE = AT_WIDE_WEIGHTS + UNITS * WIDE_PITCH;
+    static_assert(AT_WIDE + WIDE_CHUNK * WIDE_PITCH <= AT_SMALL, "");
+    // Gradients of convolution 2's input, when what was staged has been read, and at the end block 1's sums of warps.
+    static constexpr int AT_INPUT = AT_HIDDEN, AT_SUMS1 = AT_LINEAR2;
+    static_assert(AT_INPUT + PICTURES * INPUT_BYTES <= AT_SMALL, "");
+    // The part of the weights' gradient that the cluster's other block sends, where the weights were.
+    static constexpr int AT_EXCHANGE = AT_WEIGHTS2, EXCHANGED_VECTORS = TAPS * 2;
+    static_assert(EXCHANGED_VECTORS * WARPGROUP * 16 <= TAPS * CHANNELS2 * PITCH, "");
+    static_assert(AT_SUMS1 + WARPS * (4 * 16 + 1) * 16 * 4 <= AT_SMALL, "");
+};
+template <class L>
+static constexpr int SHARED_BYTES = L::AT_SMALL + (int)sizeof(Small<L>);
+static_assert(SHARED_BYTES<Halves> <= 232448 && SHARED_BYTES<Whole> <= 232448, "more than a block of Hopper has");
 
 // ---- Workspace, in bytes ----
 static constexpr int64_t align_256(int64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
 }
-static constexpr int64_t WS_BARRIER = 0;                                        // arrivals, blocks that have left
-static constexpr int64_t WS_GRAM = 256;                                         // [block][GRAM] float
-static constexpr int64_t WS_MOMENTS = WS_GRAM + align_256(BLOCKS * GRAM * 4);   // [MOMENTS] float
-static constexpr int64_t WS_WEIGHTS2 = WS_MOMENTS + align_256(MOMENTS * 4);     // [tap][out][in] bfloat16
-static constexpr int64_t WS_STATISTICS = WS_WEIGHTS2 + align_256(WEIGHTS2 * 2); // [cluster][rank][2][HALF2]
-static constexpr int64_t WS_SUMS2 = WS_STATISTICS + align_256(BLOCKS * 2 * HALF2 * 4); // the same
-static constexpr int64_t WS_POOLED = WS_SUMS2 + align_256(BLOCKS * 2 * HALF2 * 4);     // [batch][FEATURES] bfloat16
+static constexpr int64_t WS_BARRIER = 0;                                      // arrivals, blocks that have left
+static constexpr int64_t WS_GRAM = 256;                                       // [block][GRAM] float
+static constexpr int64_t WS_MOMENTS = WS_GRAM + align_256(BLOCKS * GRAM * 4); // [MOMENTS] float
+static constexpr int64_t WS_WEIGHTS2 = WS_MOMENTS + align_256(MOMENTS * 4);   // [tap][out][in] bfloat16, see weight2_of
+static constexpr int64_t WS_STATISTICS = WS_WEIGHTS2 + align_256(WEIGHTS2 / CHANNELS1 * PITCH); // [block][2][CHANNELS]
+static constexpr int64_t WS_SUMS2 = WS_STATISTICS + align_256(BLOCKS * 2 * CHANNELS2 * 4);      // the same
+static constexpr int64_t WS_POOLED = WS_SUMS2 + align_256(BLOCKS * 2 * CHANNELS2 * 4); // [batch][FEATURES] bfloat16
 static constexpr int64_t FEATURE_BYTES = (int64_t)CUDA_OPS_MNIST_STEP_MOST * FEATURES * 2;
 static constexpr int64_t WS_GRAD_POOLED = WS_POOLED + FEATURE_BYTES;  // the same
 static constexpr int64_t WS_PARTIAL = WS_GRAD_POOLED + FEATURE_BYTES; // [pair of slices][batch][HIDDEN] float
@@ -113,10 +158,8 @@ static constexpr int64_t WS_GRAD_LOGITS = WS_GRAD_HIDDEN + HIDDEN_VALUES * 2;   
 static constexpr int64_t WS_LOSS = WS_GRAD_LOGITS + CUDA_OPS_MNIST_STEP_MOST * 16 * 4; // [batch] float
 static constexpr int64_t WS_GRAD_WEIGHTS2 =
     WS_LOSS + align_256(CUDA_OPS_MNIST_STEP_MOST * 4);                                   // [cluster][tap][out][in]
-static constexpr int64_t WS_SUMS1 = WS_GRAD_WEIGHTS2 + (int64_t)CLUSTERS * WEIGHTS2 * 4; // [cluster][channel][SUMS1]
-static constexpr int64_t WS_SPILL = WS_SUMS1 + align_256(CLUSTERS * CHANNELS1 * SUMS1 * 4);
-static constexpr int64_t SPILL_BYTES = (int64_t)BLOCKS * PICTURES * 17 * THREADS * 4;
-static constexpr int64_t WORKSPACE_BYTES = WS_SPILL + SPILL_BYTES;
+static constexpr int64_t WS_SUMS1 = WS_GRAD_WEIGHTS2 + (int64_t)CLUSTERS * WEIGHTS2 * 4; // [owner][channel][SUMS1]
+static constexpr int64_t WORKSPACE_BYTES = WS_SUMS1 + align_256(BLOCKS * CHANNELS1 * SUMS1 * 4);
 
 struct Arguments {
     float *losses;

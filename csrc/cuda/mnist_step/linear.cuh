@@ -9,82 +9,91 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // This block's slice of the features.
-__device__ __forceinline__ uint4 slice_of(const Thread &t, int first)
+template <class L>
+__device__ __forceinline__ uint4 slice_of(const Thread<L> &t, int first)
 {
     const int picture = first + t.thread / 4;
-    return picture < t.a.batch ? __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
+    return picture < t.a.batch ? __ldcg((const uint4 *)(t.template workspace<const __nv_bfloat16>(WS_POOLED) +
                                                         (int64_t)picture * FEATURES + t.block * SLICE) +
                                         t.thread % 4)
                                : make_uint4(0, 0, 0, 0);
 }
-__device__ __forceinline__ void store_slice(const Thread &t, uint4 value)
+template <class L>
+__device__ __forceinline__ void store_slice(const Thread<L> &t, uint4 value)
 {
-    *(uint4 *)(shared + AT_SLICE + t.thread / 4 * PITCH + t.thread % 4 * 16) = value;
+    *(uint4 *)(shared + L::AT_SLICE + t.thread / 4 * PITCH + t.thread % 4 * 16) = value;
 }
 static_assert(THREADS == CHUNK * 4, "");
 
 // This block's part of linear1's weights forward, on its way to shared memory.
-__device__ __forceinline__ void start_linear1(const Thread &t)
+template <class L>
+__device__ __forceinline__ void start_linear1(const Thread<L> &t)
 {
     const __nv_bfloat16 *weights =
-        t.workspace<const __nv_bfloat16>(WS_LINEAR1) + t.rank * UNITS * FEATURES + t.cluster * WIDE;
+        t.template workspace<const __nv_bfloat16>(WS_LINEAR1) + t.rank * UNITS * FEATURES + t.cluster * WIDE;
     for (int i = t.thread; i < UNITS * WIDE / 8; i += THREADS)
-        copy_async_16(shared_address(shared + AT_WIDE_WEIGHTS) + i / (WIDE / 8) * WIDE_PITCH + i % (WIDE / 8) * 16,
+        copy_async_16(shared_address(shared + L::AT_WIDE_WEIGHTS) + i / (WIDE / 8) * WIDE_PITCH + i % (WIDE / 8) * 16,
                       weights + i / (WIDE / 8) * FEATURES + i % (WIDE / 8) * 8);
     copy_async_commit();
 }
 
 // linear1: the cluster's two slices of the features times their weights for this block's half of the units.
 static constexpr int WIDE_VECTORS = WIDE_CHUNK * WIDE / 8 / THREADS; // of a thread
-__device__ __forceinline__ void load_wide(const Thread &t, int first, uint4 (&values)[WIDE_VECTORS])
+template <class L>
+__device__ __forceinline__ void load_wide(const Thread<L> &t, int first, uint4 (&values)[WIDE_VECTORS])
 {
 #pragma unroll
     for (int i = 0; i < WIDE_VECTORS; i++) {
         const int vector = t.thread + i * THREADS, picture = first + vector / (WIDE / 8);
-        values[i] = picture < t.a.batch ? __ldcg((const uint4 *)(t.workspace<const __nv_bfloat16>(WS_POOLED) +
+        values[i] = picture < t.a.batch ? __ldcg((const uint4 *)(t.template workspace<const __nv_bfloat16>(WS_POOLED) +
                                                                  (int64_t)picture * FEATURES + t.cluster * WIDE) +
                                                  vector % (WIDE / 8))
                                         : make_uint4(0, 0, 0, 0);
     }
 }
-__device__ __forceinline__ void forward_linear1(const Thread &t)
+template <class L>
+__device__ __forceinline__ void forward_linear1(const Thread<L> &t)
 {
     uint4 next[WIDE_VECTORS];
     load_wide(t, 0, next);
     copy_async_wait<0>();
+    const int m = t.warp % 4, n = t.warp / 4;
+    uint32_t weights[WIDE / 16][2][4]; // the same for all pictures
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < WIDE / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            load_matrices(weights[k][i], shared_address(shared + L::AT_WIDE_WEIGHTS) + (32 * n + 16 * i) * WIDE_PITCH +
+                                             beside_first(t.lane, WIDE_PITCH) + 32 * k);
     for (int first = 0; first < t.a.batch; first += WIDE_CHUNK) {
         if (first)
             __syncthreads();
 #pragma unroll
         for (int i = 0; i < WIDE_VECTORS; i++) {
             const int vector = t.thread + i * THREADS;
-            *(uint4 *)(shared + AT_WIDE + vector / (WIDE / 8) * WIDE_PITCH + vector % (WIDE / 8) * 16) = next[i];
+            *(uint4 *)(shared + L::AT_WIDE + vector / (WIDE / 8) * WIDE_PITCH + vector % (WIDE / 8) * 16) = next[i];
         }
         __syncthreads();
         if (first + WIDE_CHUNK < t.a.batch)
             load_wide(t, first + WIDE_CHUNK, next);
-        const int m = t.warp % 4, n = t.warp / 4;
-        const uint32_t right =
-            shared_address(shared + AT_WIDE_WEIGHTS) + 32 * n * WIDE_PITCH + beside_first(t.lane, WIDE_PITCH);
-#pragma unroll
+#pragma unroll 1
         for (int part = 0; part < 2; part++) {
             const int start = first + CHUNK * part;
             if (start >= t.a.batch)
                 break;
-            const uint32_t left = shared_address(shared + AT_WIDE) + (CHUNK * part + 16 * m) * WIDE_PITCH +
+            const uint32_t left = shared_address(shared + L::AT_WIDE) + (CHUNK * part + 16 * m) * WIDE_PITCH +
                                   below_first(t.lane, WIDE_PITCH);
             float sum[4][4] = {};
 #pragma unroll
             for (int k = 0; k < WIDE / 16; k++) {
-                uint32_t a[4], b[2][4];
+                uint32_t a[4];
                 load_matrices(a, left + 32 * k);
-                load_matrices(b[0], right + 32 * k);
-                load_matrices(b[1], right + 16 * WIDE_PITCH + 32 * k);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    multiply(sum[j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                    multiply(sum[j], a, weights[k][j / 2][j % 2 * 2], weights[k][j / 2][j % 2 * 2 + 1]);
             }
-            float *to = t.workspace<float>(WS_PARTIAL) +
+            float *to = t.template workspace<float>(WS_PARTIAL) +
                         ((int64_t)t.cluster * CUDA_OPS_MNIST_STEP_MOST + start) * HIDDEN + t.rank * UNITS + 32 * n;
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -99,24 +108,42 @@ __device__ __forceinline__ void forward_linear1(const Thread &t)
     }
 }
 
-// linear2's weights and bias and linear1's bias, to shared memory.
-__device__ __forceinline__ void load_linear2(const Thread &t)
-{
-    float *to = (float *)(shared + AT_LINEAR2);
-    const cuda_ops_mnist_parameters &p = t.a.parameters;
-    for (int i = t.thread; i < CLASSES * HIDDEN; i += THREADS)
-        to[i] = __ldcg(p.linear2_weight + i);
-    if (t.thread < HIDDEN)
-        to[CLASSES * HIDDEN + t.thread] = __ldcg(p.linear1_bias + t.thread);
-    if (t.thread < CLASSES)
-        to[CLASSES * HIDDEN + HIDDEN + t.thread] = __ldcg(p.linear2_bias + t.thread);
-}
+// linear2's weights and bias and linear1's bias, on their way, and then to shared memory.
+struct Linear2 {
+    static constexpr int EACH = CLASSES * HIDDEN / THREADS;
+    static_assert(EACH * THREADS == CLASSES * HIDDEN && HIDDEN + CLASSES <= THREADS, "");
+    float weights[EACH], bias;
+
+    template <class L>
+    __device__ __forceinline__ void load(const Thread<L> &t)
+    {
+        const cuda_ops_mnist_parameters &p = t.a.parameters;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            weights[i] = __ldcg(p.linear2_weight + t.thread + i * THREADS);
+        const int second = t.thread - HIDDEN;
+        bias = second < 0         ? __ldcg(p.linear1_bias + t.thread)
+               : second < CLASSES ? __ldcg(p.linear2_bias + second)
+                                  : 0.0f;
+    }
+    template <class L>
+    __device__ __forceinline__ void store(const Thread<L> &t) const
+    {
+        float *to = (float *)(shared + L::AT_LINEAR2) + t.thread;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            to[i * THREADS] = weights[i];
+        if (t.thread < HIDDEN + CLASSES)
+            to[CLASSES * HIDDEN] = bias;
+    }
+};
 
 // The parts of a picture's hidden units: of pairs of slices warp, warp + 8, ..., four units each.
 static constexpr int HEAD_PARTS = (PAIRS + WARPS - 1) / WARPS;
-__device__ __forceinline__ void load_partials(const Thread &t, int picture, float4 (&values)[HEAD_PARTS])
+template <class L>
+__device__ __forceinline__ void load_partials(const Thread<L> &t, int picture, float4 (&values)[HEAD_PARTS])
 {
-    const float *partial = t.workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
+    const float *partial = t.template workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
 #pragma unroll
     for (int i = 0; i < HEAD_PARTS; i++) {
         const int pair = t.warp + i * WARPS;
@@ -126,11 +153,12 @@ __device__ __forceinline__ void load_partials(const Thread &t, int picture, floa
 }
 
 // From the parts of a picture's hidden units to their gradient; then those of the picture `next`, if that is one.
-__device__ __forceinline__ void head(const Thread &t, int picture, int label, int next, float4 (&values)[HEAD_PARTS])
+template <class L>
+__device__ __forceinline__ void head(const Thread<L> &t, int picture, int label, int next, float4 (&values)[HEAD_PARTS])
 {
-    const float *weight = (const float *)(shared + AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN,
+    const float *weight = (const float *)(shared + L::AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN,
                 *bias2 = bias1 + HIDDEN;
-    float *groups = (float *)(shared + AT_SCRATCH), *hidden = groups + WARPS * HIDDEN, *logits = hidden + HIDDEN;
+    float *groups = (float *)(shared + L::AT_SCRATCH), *hidden = groups + WARPS * HIDDEN, *logits = hidden + HIDDEN;
     float4 sum = values[0];
 #pragma unroll
     for (int i = 1; i < HEAD_PARTS; i++)
@@ -190,25 +218,27 @@ __device__ __forceinline__ void head(const Thread &t, int picture, int label, in
         for (int j = 0; j < CLASSES; j++)
             sum += gradient[j] * weight[j * HIDDEN + t.thread];
         const int64_t at = (int64_t)picture * HIDDEN + t.thread;
-        t.workspace<__nv_bfloat16>(WS_GRAD_HIDDEN)[at] = __float2bfloat16_rn(h <= 0 ? 0.0f : sum);
-        t.workspace<__nv_bfloat16>(WS_HIDDEN)[at] = __float2bfloat16_rn(h);
+        t.template workspace<__nv_bfloat16>(WS_GRAD_HIDDEN)[at] = __float2bfloat16_rn(h <= 0 ? 0.0f : sum);
+        t.template workspace<__nv_bfloat16>(WS_HIDDEN)[at] = __float2bfloat16_rn(h);
     }
-#pragma unroll
-    for (int j = 0; j < CLASSES; j++) // unrolled, since registers have no numbers
-        if (t.thread == j)
-            t.workspace<float>(WS_GRAD_LOGITS)[picture * 16 + j] = gradient[j];
+    if (t.thread < CLASSES) { // once more, since registers have no numbers
+        const float wanted = share + (t.thread == label ? 1 - smoothing : 0.0f);
+        t.template workspace<float>(WS_GRAD_LOGITS)[picture * 16 + t.thread] =
+            good ? __expf(logits[t.thread] - most) * factor - wanted * each : 0.0f;
+    }
     if (t.thread == 0) {
         // -sum of wanted * log-probability, with all wanted adding up to 1.
         const float logit = good ? logits[label] - most : CUDART_NAN_F;
-        t.workspace<float>(WS_LOSS)[picture] = logf(total) - (1 - smoothing) * logit - share * all;
+        t.template workspace<float>(WS_LOSS)[picture] = logf(total) - (1 - smoothing) * logit - share * all;
     }
 }
 
 // This block's slice of the weights: for its own backward, and for the cluster's forward.
-__device__ __forceinline__ void store_linear1(const Thread &t, const float (&weight)[4][4])
+template <class L>
+__device__ __forceinline__ void store_linear1(const Thread<L> &t, const float (&weight)[4][4])
 {
-    __nv_bfloat16 *to = (__nv_bfloat16 *)(shared + AT_LINEAR1),
-                  *forward = t.workspace<__nv_bfloat16>(WS_LINEAR1) + t.block * SLICE;
+    __nv_bfloat16 *to = (__nv_bfloat16 *)(shared + L::AT_LINEAR1),
+                  *forward = t.template workspace<__nv_bfloat16>(WS_LINEAR1) + t.block * SLICE;
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -220,25 +250,34 @@ __device__ __forceinline__ void store_linear1(const Thread &t, const float (&wei
         }
 }
 
-__device__ __forceinline__ void load_grad_hidden(const Thread &t, int first, uint4 (&values)[4])
+template <class L>
+__device__ __forceinline__ void load_grad_hidden(const Thread<L> &t, int first, uint4 (&values)[4])
 {
     static_assert(CHUNK * HIDDEN * 2 == 4 * THREADS * 16, "");
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int vector = t.thread + i * THREADS, picture = first + vector / 16;
-        values[i] = picture < t.a.batch ? __ldcg(t.workspace<const uint4>(WS_GRAD_HIDDEN) + picture * 16 + vector % 16)
-                                        : make_uint4(0, 0, 0, 0);
+        values[i] = picture < t.a.batch
+                        ? __ldcg(t.template workspace<const uint4>(WS_GRAD_HIDDEN) + picture * 16 + vector % 16)
+                        : make_uint4(0, 0, 0, 0);
     }
 }
 
 // The gradient of this block's slice of the features, then, behind the barrier's back, that of its weights, and their
 // update. `weight`: rows 16 warp + row + 8 (e / 2), columns 8 n + 2 quad + e % 2 of the slice.
-__device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight)[4][4], float rate)
+template <class L>
+__device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&weight)[4][4], float rate)
 {
     float sum[4][4] = {};
-    const uint32_t hidden = shared_address(shared + AT_HIDDEN), slice = shared_address(shared + AT_SLICE);
+    const uint32_t hidden = shared_address(shared + L::AT_HIDDEN), slice = shared_address(shared + L::AT_SLICE);
     uint4 next[4], next_slice = slice_of(t, 0);
     load_grad_hidden(t, 0, next);
+    const int m = t.warp % 4, n = t.warp / 4;
+    uint32_t weights[HIDDEN / 16][4]; // the same for all pictures
+#pragma unroll
+    for (int k = 0; k < HIDDEN / 16; k++)
+        load_matrices_transposed(weights[k], shared_address(shared + L::AT_LINEAR1) + 32 * n +
+                                                 below_first(t.lane, PITCH) + 16 * k * PITCH);
     for (int first = 0; first < t.a.batch; first += CHUNK) {
         const bool last = first + CHUNK >= t.a.batch;
         if (first)
@@ -246,7 +285,7 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int vector = t.thread + i * THREADS;
-            *(uint4 *)(shared + AT_HIDDEN + vector / 16 * HIDDEN_PITCH + vector % 16 * 16) = next[i];
+            *(uint4 *)(shared + L::AT_HIDDEN + vector / 16 * HIDDEN_PITCH + vector % 16 * 16) = next[i];
         }
         store_slice(t, next_slice);
         __syncthreads();
@@ -254,19 +293,16 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
             load_grad_hidden(t, first + CHUNK, next);
             next_slice = slice_of(t, first + CHUNK);
         }
-        const int m = t.warp % 4, n = t.warp / 4;
         float halves[2][2][4] = {}; // of even and odd steps, so that two sums are under way
         const uint32_t left = hidden + 16 * m * HIDDEN_PITCH + below_first(t.lane, HIDDEN_PITCH);
-        const uint32_t right = shared_address(shared + AT_LINEAR1) + 32 * n + below_first(t.lane, PITCH);
 #pragma unroll
         for (int k = 0; k < HIDDEN / 16; k++) {
-            uint32_t a[4], b[4];
+            uint32_t a[4];
             load_matrices(a, left + 32 * k);
-            load_matrices_transposed(b, right + 16 * k * PITCH);
-            multiply(halves[k % 2][0], a, b[0], b[1]);
-            multiply(halves[k % 2][1], a, b[2], b[3]);
+            multiply(halves[k % 2][0], a, weights[k][0], weights[k][1]);
+            multiply(halves[k % 2][1], a, weights[k][2], weights[k][3]);
         }
-        __nv_bfloat16 *to = t.workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
+        __nv_bfloat16 *to = t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
@@ -300,14 +336,15 @@ __device__ __forceinline__ void backward_linear1(const Thread &t, float (&weight
 }
 
 // By one block for each class: linear2's gradient and update; the first one also has the loss of the batch.
-__device__ __forceinline__ void update_linear2(const Thread &t, int label, int64_t step, float rate)
+template <class L>
+__device__ __forceinline__ void update_linear2(const Thread<L> &t, int label, int64_t step, float rate)
 {
     const cuda_ops_mnist_parameters &p = t.a.parameters;
     static constexpr int PARTS = THREADS / (HIDDEN / 4);
     const int column = t.thread % (HIDDEN / 4), part = t.thread / (HIDDEN / 4);
-    const uint2 *hidden = t.workspace<const uint2>(WS_HIDDEN) + column;
-    const float *logits = t.workspace<const float>(WS_GRAD_LOGITS) + label;
-    float4 *parts = (float4 *)(shared + AT_SCRATCH);
+    const uint2 *hidden = t.template workspace<const uint2>(WS_HIDDEN) + column;
+    const float *logits = t.template workspace<const float>(WS_GRAD_LOGITS) + label;
+    float4 *parts = (float4 *)(shared + L::AT_SCRATCH);
     float4 sum = {0, 0, 0, 0};
 #pragma unroll 8
     for (int i = part; i < t.a.batch; i += PARTS) {
@@ -323,7 +360,7 @@ __device__ __forceinline__ void update_linear2(const Thread &t, int label, int64
             bias += __ldcg(logits + i * 16);
     if (t.warp == 7 && label == 0)
         for (int i = t.lane; i < t.a.batch; i += WARP_SIZE)
-            loss += __ldcg(t.workspace<const float>(WS_LOSS) + i);
+            loss += __ldcg(t.template workspace<const float>(WS_LOSS) + i);
     __syncthreads();
     if (t.thread < HIDDEN) {
         float total = 0;
@@ -340,11 +377,12 @@ __device__ __forceinline__ void update_linear2(const Thread &t, int label, int64
         t.a.losses[step] = loss / t.a.batch;
 }
 
-__device__ __forceinline__ void update_bias1(const Thread &t, float rate)
+template <class L>
+__device__ __forceinline__ void update_bias1(const Thread<L> &t, float rate)
 {
     if (t.thread >= HIDDEN)
         return;
-    const uint16_t *gradient = t.workspace<const uint16_t>(WS_GRAD_HIDDEN) + t.thread;
+    const uint16_t *gradient = t.template workspace<const uint16_t>(WS_GRAD_HIDDEN) + t.thread;
     float sum = 0;
 #pragma unroll 16
     for (int i = 0; i < t.a.batch; i++)

@@ -24,6 +24,12 @@ __device__ __forceinline__ void load_two_transposed(uint32_t (&m)[2], uint32_t a
                  : "r"(address)
                  : "memory");
 }
+// Likewise from registers: column c of matrix m goes to the address of lane 8 m + c.
+__device__ __forceinline__ void store_two_transposed(uint32_t address, uint32_t m0, uint32_t m1)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m0), "r"(m1)
+                 : "memory");
+}
 __device__ __forceinline__ uint32_t pack_pair(float low, float high)
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -58,14 +64,18 @@ __device__ __forceinline__ uint32_t beside_first(int lane, int pitch)
     return (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
 }
 
+// The thread that arrives and waits for its block: of the last warp, which has the least to do in a barrier's shadow.
+static constexpr int AT_BARRIER = THREADS - WARP_SIZE;
+
 // What a thread knows of the launch. Barrier: `arrive` when all that others wait for is written, `wait` before what
 // they wrote is read.
+template <class L>
 struct Thread {
     const Arguments &a;
-    Small &small;
-    int thread, lane, warp, row, quad; // row = lane / 4, quad = lane % 4: the coordinates of mma's registers
-    int block, cluster, rank;
-    int pictures; // of this cluster: cluster, cluster + CLUSTERS, ...
+    Small<L> &small;
+    int thread, lane, warp, row, quad;       // row = lane / 4, quad = lane % 4: the coordinates of mma's registers
+    int block, cluster, rank, owner, member; // cluster and owner: of which block `rank` or `member`
+    int pictures;                            // of the owner: owner, owner + OWNERS, ...
     unsigned int phase;
 
     template <typename T>
@@ -76,13 +86,13 @@ struct Thread {
     __device__ __forceinline__ void arrive() const
     {
         __syncthreads();
-        if (thread == 0)
+        if (thread == AT_BARRIER)
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.workspace + WS_BARRIER) : "memory");
     }
     __device__ __forceinline__ void wait()
     {
         phase += BLOCKS;
-        if (thread == 0) {
+        if (thread == AT_BARRIER) {
             unsigned int arrived;
             do
                 asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -97,8 +107,39 @@ struct Thread {
     }
 };
 
+template <class L>
+__device__ __forceinline__ Thread<L> thread_of(const Arguments &a)
+{
+    Thread<L> t = {a, *(Small<L> *)(shared + L::AT_SMALL), (int)threadIdx.x};
+    t.lane = t.thread % WARP_SIZE, t.warp = warp_uniform(t.thread / WARP_SIZE);
+    t.row = t.lane / 4, t.quad = t.lane % 4;
+    t.block = blockIdx.x, t.cluster = t.block / 2, t.rank = t.block % 2;
+    t.owner = t.block / L::MEMBERS, t.member = t.block % L::MEMBERS;
+    t.pictures = a.batch <= t.owner ? 0 : (a.batch - t.owner + L::OWNERS - 1) / L::OWNERS;
+    t.phase = 0;
+    return t;
+}
+
+// Global memory written by ordinary stores, here or by those whose barrier was waited for, becomes visible to bulk
+// copies.
+__device__ __forceinline__ void fence_async_proxy_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// All threads of the cluster's blocks; `arrive` when the other block may go on behind `wait`.
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // An address in this block's shared memory, as one in that of the other block of the cluster.
-__device__ __forceinline__ uint32_t of_other(const Thread &t, uint32_t address)
+template <class L>
+__device__ __forceinline__ uint32_t of_other(const Thread<L> &t, uint32_t address)
 {
     uint32_t other;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(1 - t.rank));
@@ -118,40 +159,47 @@ __device__ __forceinline__ void store_to_other(uint32_t to, uint2 value, uint32_
                  : "memory");
 }
 
-// Sums over all clusters, in a fixed order, of this rank's two values a channel: lane 0 of the eight threads that a
-// channel has gets both.
-__device__ __forceinline__ void sum_over_clusters(const Thread &t, const float *partials, float &first, float &second)
+// Sums over all owners, in a fixed order, of this block's channels' two values: lane 0 of the threads that a channel
+// has gets both.
+template <class L>
+static constexpr int CHANNEL_LANES = THREADS / L::CHANNELS;
+template <class L>
+__device__ __forceinline__ void sum_over_owners(const Thread<L> &t, const float *partials, float &first, float &second)
 {
-    static constexpr int VALUES = 2 * HALF2, VECTORS = VALUES / 4, GROUPS = THREADS / VECTORS, EACH = CLUSTERS / GROUPS;
+    static constexpr int VALUES = 2 * L::CHANNELS, VECTORS = VALUES / 4, GROUPS = THREADS / VECTORS,
+                         EACH = L::OWNERS / GROUPS, PARTS = CHANNEL_LANES<L> / 2;
     static constexpr int PITCH_OF_GROUP = VALUES + 4;
-    float *groups = (float *)(shared + AT_SCRATCH);
+    float *groups = (float *)(shared + L::AT_SCRATCH);
     const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
     float4 values[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        values[i] = __ldcg((const float4 *)(partials + ((group * EACH + i) * 2 + t.rank) * VALUES) + vector);
+        values[i] = __ldcg((const float4 *)(partials + ((group * EACH + i) * L::MEMBERS + t.member) * VALUES) + vector);
     float4 sum = values[0];
 #pragma unroll
     for (int i = 1; i < EACH; i++)
         sum.x += values[i].x, sum.y += values[i].y, sum.z += values[i].z, sum.w += values[i].w;
     *(float4 *)(groups + group * PITCH_OF_GROUP + 4 * vector) = sum;
     __syncthreads();
-    const int value = t.thread / 8 + t.thread / 4 % 2 * HALF2, part = t.thread % 4;
+    const int value = t.thread / CHANNEL_LANES<L> + t.thread / PARTS % 2 * L::CHANNELS, part = t.thread % PARTS;
     float total = 0;
 #pragma unroll
-    for (int g = 0; g < GROUPS / 4; g++)
-        total += groups[(4 * g + part) * PITCH_OF_GROUP + value];
-    total += __shfl_xor_sync(FULL_WARP, total, 1);
-    total += __shfl_xor_sync(FULL_WARP, total, 2);
+    for (int g = 0; g < GROUPS / PARTS; g++)
+        total += groups[(PARTS * g + part) * PITCH_OF_GROUP + value];
+#pragma unroll
+    for (int lanes = 1; lanes < PARTS; lanes *= 2)
+        total += __shfl_xor_sync(FULL_WARP, total, lanes);
     first = total;
-    second = __shfl_xor_sync(FULL_WARP, total, 4);
+    second = __shfl_xor_sync(FULL_WARP, total, PARTS);
 }
 
 // Two sums of each thread for the eight channels of its accumulators' columns (2 quad + i of each of four tiles), over
 // all pixels of the block: to partials[2][HALF2] of this block.
-__device__ __forceinline__ void sum_over_pixels(const Thread &t, float (&first)[8], float (&second)[8], float *partials)
+template <class L>
+__device__ __forceinline__ void sum_over_pixels(const Thread<L> &t, float (&first)[8], float (&second)[8],
+                                                float *partials)
 {
-    float *warps = (float *)(shared + AT_SCRATCH);
+    float *warps = (float *)(shared + L::AT_SCRATCH);
     // Over the eight rows of lanes: each round halves the values that a lane cares for, so that it ends with two.
     float four[2][4], two[2][2], one[2];
 #pragma unroll

@@ -1,0 +1,508 @@
+// mnist_step: the second block of pictures that a block has for itself, one for each of its warpgroups.
+//
+// As in conv_bn_relu_pool_sm90.cu, the convolution is nine shifted products by wgmma, whose 112 accumulators a thread
+// are channels 16 warp + row and 8 further, pixels 2 quad and the next of each half of the 14 image rows: whole pooling
+// windows. What backward needs of them, rounded, goes to where their gradient comes to be later, a warp's values by
+// stmatrix to places that no other warp looks at.
+#ifndef CUDA_OPS_MNIST_STEP_WHOLE_CUH
+#define CUDA_OPS_MNIST_STEP_WHOLE_CUH
+
+#include "mnist_step/batch.cuh"
+#include "mnist_step/forward.cuh"
+#include "mnist_step/thread.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Of this warpgroup's picture, if it has one: a nibble a window tells which of its four values is the largest, if that
+// is above 0.
+struct KeptWhole {
+    uint32_t largest[4]; // four nibbles for each row of windows, the first one's lowest
+
+    // The next row's nibbles to the lowest place; eight times is once round.
+    __device__ __forceinline__ void next_row()
+    {
+        const uint32_t first = largest[0];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            largest[i] = __funnelshift_r(largest[i], i < 3 ? largest[i + 1] : first, 16);
+    }
+};
+
+__device__ __forceinline__ int warpgroup_of(const Thread<Whole> &t)
+{
+    return t.warp / 4;
+}
+__device__ __forceinline__ int channel_of(const Thread<Whole> &t)
+{
+    return t.warp % 4 * 16 + t.row;
+}
+
+// For stmatrix and ldmatrix, transposed: what this lane gives as the address of the first image row of a picture's tile
+// of convolution 2's output or its gradient. Lane l: pixel l % 8 of matrix l / 8 (two channel vectors, then the next 8
+// pixels), so that register 2 half + h has two neighbouring pixels of half a row of the channel row + 8 h.
+__device__ __forceinline__ uint32_t row_of_output2(const Thread<Whole> &t, int picture)
+{
+    const int pixel = 16 + 1 + t.lane % 8 + t.lane / 16 * 8;
+    return shared_address(shared + Whole::AT_GRADIENT) + picture * GRAD_TILE_BYTES + pixel * GRAD_PIXEL +
+           ((2 * (t.warp % 4) + t.lane / 8 % 2) ^ (pixel & 7)) * 16;
+}
+static constexpr int ROW_OF_OUTPUT2 = 16 * GRAD_PIXEL; // to the next one
+
+// Two sums of each thread's two channels: over its warpgroup's picture and the other's, to partials[2][CHANNELS2] of
+// this block.
+__device__ __forceinline__ void sum_over_pictures(const Thread<Whole> &t, const float (&first)[2],
+                                                  const float (&second)[2], float *partials)
+{
+    float *sums = (float *)(shared + Whole::AT_SCRATCH) + warpgroup_of(t) * 2 * CHANNELS2 + channel_of(t);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float a = first[h], b = second[h];
+#pragma unroll
+        for (int lanes = 1; lanes < 4; lanes *= 2) {
+            a += __shfl_xor_sync(FULL_WARP, a, lanes);
+            b += __shfl_xor_sync(FULL_WARP, b, lanes);
+        }
+        if (t.quad == 0)
+            sums[8 * h] = a, sums[CHANNELS2 + 8 * h] = b;
+    }
+    __syncthreads();
+    const float *totals = (const float *)(shared + Whole::AT_SCRATCH);
+    if (t.thread < 2 * CHANNELS2)
+        partials[t.block * 2 * CHANNELS2 + t.thread] = totals[t.thread] + totals[2 * CHANNELS2 + t.thread];
+}
+
+// Convolution 2, and its sums.
+__device__ __forceinline__ void convolve2(const Thread<Whole> &t)
+{
+    float first[2] = {0, 0}, second[2] = {0, 0};
+    const int group = warpgroup_of(t);
+    if (group < t.pictures) {
+        uint32_t left[2 * TAPS][4];
+        const uint32_t weights =
+            shared_address(shared + Whole::AT_WEIGHTS2) + t.warp % 4 * 16 * PITCH + below_first(t.lane, PITCH);
+#pragma unroll
+        for (int k = 0; k < 2 * TAPS; k++)
+            load_matrices(left[k], weights + k / 2 * CHANNELS2 * PITCH + k % 2 * 32);
+        const uint64_t tile = wgmma_descriptor(shared_address(shared + Whole::AT_MAPS) + group * TILE_BYTES,
+                                               WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
+        float d[8 * SIDE1];
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 2 * TAPS; k++)
+            wgmma_m64n224k16(d, left[k], wgmma_advance(tile, (k / 6 * 16 + k / 2 % 3) * TILE_PIXEL + k % 2 * 32), k > 0,
+                             __nv_bfloat16());
+        wgmma_commit();
+        wgmma_wait<0>();
+        const bool inside = t.quad < 3; // else the second half's columns are 14 and 15
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float center = center2(t, channel_of(t) + 8 * h);
+            float sums[2] = {0, 0}, squares[2] = {0, 0};
+#pragma unroll
+            for (int i = 0; i < 4 * SIDE1; i++) {
+                const int half = i / 2 % 2;
+                const float v = d[i / 4 * 8 + half * 4 + h * 2 + i % 2] - center;
+                sums[half] += v;
+                squares[half] += v * v;
+            }
+            first[h] = sums[0] + (inside ? sums[1] : 0.0f);
+            second[h] = squares[0] + (inside ? squares[1] : 0.0f);
+        }
+#pragma unroll
+        for (int y = 0; y < SIDE1; y++) {
+            const float *v = d + 8 * y;
+            store_matrices_transposed(row_of_output2(t, group) + y * ROW_OF_OUTPUT2, pack_pair(v[0], v[1]),
+                                      pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
+        }
+    }
+    sum_over_pictures(t, first, second, t.workspace<float>(WS_STATISTICS));
+}
+
+__device__ __forceinline__ float largest_or_nan(float a, float b)
+{
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
+// Normalises, rectifies and pools: the features to AT_STAGE. Of equal values the first is the largest.
+__device__ __forceinline__ void pool_whole(const Thread<Whole> &t, KeptWhole &kept)
+{
+    const int group = warpgroup_of(t), channel = channel_of(t);
+    if (group < t.pictures) {
+        __nv_bfloat16 *stage =
+            (__nv_bfloat16 *)(shared + Whole::AT_STAGE + group * Whole::STAGE_BYTES) + channel * SIDE2 * SIDE2 + t.quad;
+        const float scale[2] = {t.small.scale2[channel], t.small.scale2[channel + 8]};
+        const float shift[2] = {t.small.shift2[channel], t.small.shift2[channel + 8]};
+        kept.largest[0] = kept.largest[1] = kept.largest[2] = kept.largest[3] = 0;
+#pragma unroll 1
+        for (int row = 0; row < SIDE2; row++) {
+            uint32_t ups[4], downs[4];
+            load_matrices_transposed(ups, row_of_output2(t, group) + 2 * row * ROW_OF_OUTPUT2);
+            load_matrices_transposed(downs, row_of_output2(t, group) + (2 * row + 1) * ROW_OF_OUTPUT2);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                const int h = w % 2;
+                const uint32_t up = ups[w], down = downs[w];
+                const float v0 = low_of(up) * scale[h] + shift[h], v1 = high_of(up) * scale[h] + shift[h];
+                const float v2 = low_of(down) * scale[h] + shift[h], v3 = high_of(down) * scale[h] + shift[h];
+                const uint32_t above = v1 > v0 ? 2 : 1, below = v3 > v2 ? 8 : 4;
+                const float upper = largest_or_nan(v0, v1), lower = largest_or_nan(v2, v3);
+                const float best = largest_or_nan(upper, lower);
+                const uint32_t place = best > 0 ? (lower > upper ? below : above) : 0;
+                kept.largest[0] |= (w < 2 || t.quad < 3 ? place : 0) << w * 4; // columns 14 and 15 are none
+                if (w < 2 || t.quad < 3)
+                    stage[8 * h * SIDE2 * SIDE2 + row * SIDE2 + w / 2 * 4] =
+                        __float2bfloat16_rn(best <= 0 ? 0 : best); // NaN stays
+            }
+            kept.next_row();
+        }
+        kept.next_row();
+    }
+    __syncthreads();
+    static constexpr int VECTORS = Whole::STAGE_BYTES / 16;
+    for (int i = t.thread; i < t.pictures * VECTORS; i += THREADS)
+        ((uint4 *)(t.workspace<char>(WS_POOLED) + (int64_t)(t.owner + i / VECTORS * Whole::OWNERS) * FEATURES *
+                                                      2))[i % VECTORS] = ((const uint4 *)(shared + Whole::AT_STAGE))[i];
+}
+
+// The gradient behind the pooling of this thread's window `w` of a row; of what is no window, any number.
+__device__ __forceinline__ float staged_whole(const Thread<Whole> &t, const __nv_bfloat16 *stage, int row, int w)
+{
+    return __bfloat162float(stage[8 * (w % 2) * SIDE2 * SIDE2 + row * SIDE2 + (w / 2 && t.quad == 3 ? 3 : w / 2 * 4)]);
+}
+__device__ __forceinline__ const __nv_bfloat16 *stage_of(const Thread<Whole> &t)
+{
+    return (const __nv_bfloat16 *)(shared + Whole::AT_STAGE + warpgroup_of(t) * Whole::STAGE_BYTES) +
+           channel_of(t) * SIDE2 * SIDE2 + t.quad;
+}
+
+// The gradient of the features to AT_STAGE; through pooling and ReLU, and batch norm's sums.
+__device__ __forceinline__ void sums_whole(const Thread<Whole> &t, KeptWhole kept)
+{
+    static constexpr int VECTORS = Whole::STAGE_BYTES / 16, EACH = (Whole::PICTURES * VECTORS + THREADS - 1) / THREADS;
+    uint4 values[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int vector = t.thread + i * THREADS;
+        if (vector < t.pictures * VECTORS)
+            values[i] = __ldcg((const uint4 *)(t.workspace<const char>(WS_GRAD_POOLED) +
+                                               (int64_t)(t.owner + vector / VECTORS * Whole::OWNERS) * FEATURES * 2) +
+                               vector % VECTORS);
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int vector = t.thread + i * THREADS;
+        if (vector < t.pictures * VECTORS)
+            ((uint4 *)(shared + Whole::AT_STAGE))[vector] = values[i];
+    }
+    __syncthreads();
+    float first[2] = {0, 0}, second[2] = {0, 0};
+    if (warpgroup_of(t) < t.pictures) {
+        const __nv_bfloat16 *stage = stage_of(t);
+        const float mean[2] = {t.small.mean2[channel_of(t)], t.small.mean2[channel_of(t) + 8]};
+#pragma unroll 1
+        for (int row = 0; row < SIDE2; row++) {
+            uint32_t up[4], down[4];
+            load_matrices_transposed(up, row_of_output2(t, warpgroup_of(t)) + 2 * row * ROW_OF_OUTPUT2);
+            load_matrices_transposed(down, row_of_output2(t, warpgroup_of(t)) + (2 * row + 1) * ROW_OF_OUTPUT2);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                const int h = w % 2;
+                const uint32_t bits = kept.largest[0] >> w * 4;
+                const uint32_t pair = bits & 12 ? down[w] : up[w];
+                const float y = bits & 10 ? high_of(pair) : low_of(pair);
+                const float dz = bits & 15 ? staged_whole(t, stage, row, w) : 0.0f;
+                first[h] += dz;
+                second[h] += dz * (y - mean[h]);
+            }
+            kept.next_row();
+        }
+    }
+    sum_over_pictures(t, first, second, t.workspace<float>(WS_SUMS2));
+}
+
+// The gradient of convolution 2's output of this warpgroup's picture, to where that output is.
+__device__ __forceinline__ void store_gradient_whole(const Thread<Whole> &t, KeptWhole kept)
+{
+    const int channel = channel_of(t);
+    const __nv_bfloat16 *stage = stage_of(t);
+    const Small<Whole> &s = t.small;
+    const float by_dz[2] = {s.by_dz[channel], s.by_dz[channel + 8]}, by_y[2] = {s.by_y[channel], s.by_y[channel + 8]},
+                constant[2] = {s.constant[channel], s.constant[channel + 8]};
+    const uint32_t keep_second = t.quad == 3 ? 0 : ~0u; // columns 14 and 15 are padding
+#pragma unroll 1
+    for (int row = 0; row < SIDE2; row++) {
+        const uint32_t above = row_of_output2(t, warpgroup_of(t)) + 2 * row * ROW_OF_OUTPUT2,
+                       below = above + ROW_OF_OUTPUT2;
+        uint32_t up[4], down[4];
+        load_matrices_transposed(up, above);
+        load_matrices_transposed(down, below);
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const int h = w % 2;
+            const uint32_t bits = kept.largest[0] >> w * 4;
+            const float dz = by_dz[h] * staged_whole(t, stage, row, w);
+            const uint32_t y0 = up[w], y1 = down[w];
+            const float v0 = by_y[h] * low_of(y0) + constant[h] + (bits & 1 ? dz : 0.0f);
+            const float v1 = by_y[h] * high_of(y0) + constant[h] + (bits & 2 ? dz : 0.0f);
+            const float v2 = by_y[h] * low_of(y1) + constant[h] + (bits & 4 ? dz : 0.0f);
+            const float v3 = by_y[h] * high_of(y1) + constant[h] + (bits & 8 ? dz : 0.0f);
+            up[w] = pack_pair(v0, v1) & (w >= 2 ? keep_second : ~0u);
+            down[w] = pack_pair(v2, v3) & (w >= 2 ? keep_second : ~0u);
+        }
+        __syncwarp(); // all lanes have what was there
+        store_matrices_transposed(above, up[0], up[1], up[2], up[3]);
+        store_matrices_transposed(below, down[0], down[1], down[2], down[3]);
+        kept.next_row();
+    }
+}
+
+__device__ __forceinline__ void clear(float (&sums)[4][2][4], float (&plain)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        sums[i / 8][i / 4 % 2][i % 4] = 0.0f;
+    plain[0] = plain[1] = 0.0f;
+}
+
+// Adds the first block's sums from rows `from` to `to` of a picture, by a warp: channels 16 (warp % 2) on.
+// sums[place][n]: of channels row + 8 (e / 2) and the pixels 8 n + 2 quad + e % 2 of the 4 x 4 under a window, where
+// `place` has the window's maximum; and of the gradients alone.
+__device__ __forceinline__ void backward1_whole(const Thread<Whole> &t, const char *picture, const char *places,
+                                                uint32_t input, int from, int to, float (&sums)[4][2][4],
+                                                float (&plain)[2])
+{
+    const int first_channel = t.warp % 2 * 16;
+#pragma unroll 1
+    for (int y = from; y < to; y++) {
+        uint32_t packed[4], where[4], b[2][2];
+        {
+            const int pixel = y * 16 + t.lane / 16 * 8 + t.lane % 8;
+            load_matrices_transposed(packed, input + pixel * TILE_PIXEL +
+                                                 ((first_channel / 8 + t.lane / 8 % 2) ^ (pixel >> 1 & 3)) * 16);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // rows row + 8 (i % 2), windows 2 quad + 8 (i / 2) and the next
+            const char *at = places + (y * 16 + i / 2 * 8 + 2 * t.quad) * CHANNELS1 + first_channel + t.row + i % 2 * 8;
+            const uint32_t low = *(const uint8_t *)at, high = *(const uint8_t *)(at + CHANNELS1);
+            packed[i] &= (low == 4 ? 0 : 0xffffu) | (high == 4 ? 0 : 0xffff0000u);
+            where[i] = low | high << 8;
+            plain[i % 2] += low_of(packed[i]) + high_of(packed[i]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const char *at =
+                    picture + ((2 * y + 2 * n + t.row / 4) * PICTURE_ROW + 2 * (8 * half + 2 * t.quad) + t.row % 4) * 2;
+                b[n][half] = two_halves(at, at + 4);
+            }
+#pragma unroll
+        for (int place = 0; place < 4; place++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[i] = packed[i] &
+                       (((where[i] & 255) == place ? 0xffffu : 0u) | (where[i] >> 8 == place ? 0xffff0000u : 0u));
+            multiply(sums[place][0], a, b[0][0], b[0][1]);
+            multiply(sums[place][1], a, b[1][0], b[1][1]);
+        }
+    }
+}
+
+// The sums of all warps, turned from places and pixels into taps: to WS_SUMS1. A barrier of the block before it.
+__device__ __forceinline__ void store_sums1_whole(const Thread<Whole> &t, const float (&sums)[4][2][4],
+                                                  float (&plain)[2])
+{
+    float *warps = (float *)(shared + Whole::AT_SUMS1), *sum_dz = warps + WARPS * 4 * 16 * 16;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int lanes = 1; lanes < 4; lanes *= 2)
+            plain[i] += __shfl_xor_sync(FULL_WARP, plain[i], lanes);
+#pragma unroll
+    for (int place = 0; place < 4; place++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                *(float2 *)(warps + ((t.warp * 4 + place) * 16 + t.row + 8 * half) * 16 + 8 * n + 2 * t.quad) =
+                    make_float2(sums[place][n][2 * half], sums[place][n][2 * half + 1]);
+    if (t.quad == 0)
+        sum_dz[t.warp * 16 + t.row] = plain[0], sum_dz[t.warp * 16 + t.row + 8] = plain[1];
+    __syncthreads();
+    for (int i = t.thread; i < CHANNELS1 * GRAM_SIDE; i += THREADS) {
+        const int channel = i / GRAM_SIDE, tap = i % GRAM_SIDE;
+        float total = 0;
+        if (tap < TAPS) {
+#pragma unroll
+            for (int w = 0; w < WARPS; w += 2)
+#pragma unroll
+                for (int place = 0; place < 4; place++)
+                    total += warps[(((w + channel / 16) * 4 + place) * 16 + channel % 16) * 16 +
+                                   (place / 2 + tap / 3) * 4 + place % 2 + tap % 3];
+        } else {
+#pragma unroll
+            for (int w = 0; w < WARPS; w += 2)
+                total += sum_dz[(w + channel / 16) * 16 + channel % 16];
+        }
+        t.workspace<float>(WS_SUMS1)[(t.block * CHANNELS1 + channel) * SUMS1 + tap] = total;
+    }
+}
+
+static constexpr int BARRIER_INPUT = 1, BARRIER_SECOND = 2; // named barriers
+
+// Gradients of both weights and of the first convolution's sums. The gradient of convolution 2's output is made by each
+// warpgroup for its picture; then the first warpgroup makes the weights' gradient from both pictures, and the second
+// one both pictures' gradient of the input, which is what block 1 needs, a warpgroup a picture again.
+__device__ __forceinline__ void backward_whole(const Thread<Whole> &t, int parity, const KeptWhole &kept)
+{
+    const int group = warpgroup_of(t), warp = t.warp % 4;
+    const uint32_t input = shared_address(shared + Whole::AT_INPUT);
+    if (group < t.pictures)
+        store_gradient_whole(t, kept);
+    fence_async_proxy();
+    __syncthreads();
+    float sums[4][2][4], plain[2];
+    const char *const picture = picture_of<Whole>(parity, 0), *const places = shared + Whole::AT_PLACES;
+    const int half = warp / 2;
+    if (group == 0) {
+        cluster_arrive();
+        if (t.thread == 0)
+            bulk_expect(shared_address(&t.small.arrived), Whole::EXCHANGED_VECTORS * WARPGROUP * 16);
+        float d[TAPS][16];
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                d[tap][i] = 0.0f;
+        const uint64_t tiles =
+            wgmma_descriptor(shared_address(shared + Whole::AT_MAPS), WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
+#pragma unroll 1
+        for (int i = 0; i < t.pictures; i++) {
+            const uint64_t tile = wgmma_advance(tiles, i * TILE_BYTES);
+#pragma unroll
+            for (int row = 0; row < SIDE2; row++) {
+                uint32_t a[2][4];
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    load_matrices_transposed(a[h], row_of_output2(t, i) + (2 * row + h) * ROW_OF_OUTPUT2);
+                wgmma_fence();
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+#pragma unroll
+                    for (int tap = 0; tap < TAPS; tap++)
+                        wgmma_m64n32k16_transposed(
+                            d[tap], a[h], wgmma_advance(tile, ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL), 1,
+                            __nv_bfloat16());
+                wgmma_commit();
+                if (row == SIDE2 - 1)
+                    wgmma_wait<0>();
+                else
+                    wgmma_wait<1>();
+            }
+        }
+        // Each block of the cluster adds up half of the channels: those row + 8 rank.
+        float4 ours[Whole::EXCHANGED_VECTORS];
+        cluster_wait();
+        {
+            const uint32_t to = of_other(t, shared_address(shared + Whole::AT_EXCHANGE) + t.thread * 16);
+            const uint32_t arrived = of_other(t, shared_address(&t.small.arrived));
+#pragma unroll
+            for (int i = 0; i < Whole::EXCHANGED_VECTORS; i++) {
+                const float(&v)[16] = d[i / 2];
+                const int at = i % 2 * 8;
+                float4 theirs = {v[at], v[at + 1], v[at + 4], v[at + 5]};
+                const float4 second = {v[at + 2], v[at + 3], v[at + 6], v[at + 7]};
+                ours[i] = t.rank ? second : theirs;
+                theirs = t.rank ? theirs : second;
+                asm volatile(
+                    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                        to + i * WARPGROUP * 16),
+                    "f"(theirs.x), "f"(theirs.y), "f"(theirs.z), "f"(theirs.w), "r"(arrived)
+                    : "memory");
+            }
+        }
+        clear(sums, plain);
+        if (t.pictures) {
+            named_barrier_sync(BARRIER_INPUT, THREADS);
+            backward1_whole(t, picture, places, input, half * 3, half * 3 + 3, sums, plain);
+        }
+        bulk_wait(shared_address(&t.small.arrived), parity);
+        const float4 *theirs = (const float4 *)(shared + Whole::AT_EXCHANGE) + t.thread;
+        float *to = t.workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2 +
+                    (channel_of(t) + 8 * t.rank) * CHANNELS1 + 2 * t.quad;
+#pragma unroll
+        for (int i = 0; i < Whole::EXCHANGED_VECTORS; i++) {
+            const float4 other = theirs[i * WARPGROUP];
+            float *const at = to + i / 2 * CHANNELS2 * CHANNELS1 + i % 2 * 16;
+            __stcg((float2 *)at, make_float2(ours[i].x + other.x, ours[i].y + other.y));
+            __stcg((float2 *)(at + 8), make_float2(ours[i].z + other.z, ours[i].w + other.w));
+        }
+    } else {
+        // a[k]: depth 16 output channels of column tap f; k < 12: the gradient's row above, tap row 2 in rows 0..7 and
+        // tap row 1 in rows 8..15; else its row below, tap row 0 in rows 0..7.
+        uint32_t a[24][4];
+        const uint32_t weights =
+            shared_address(shared + Whole::AT_WEIGHTS2) + (t.lane / 16 * 8 + t.lane % 8) * PITCH + warp * 16;
+        const bool second = t.lane / 8 % 2;
+#pragma unroll
+        for (int k = 0; k < 24; k++) {
+            const int f = k / 4 % 3, tap = (k >= 12 ? 0 : second ? 1 : 2) * 3 + 2 - f;
+            load_matrices_transposed(a[k], weights + (tap * CHANNELS2 + k % 4 * 16) * PITCH);
+            if (k >= 12)
+                a[k][1] = a[k][3] = 0;
+        }
+        cluster_arrive(); // the weights have been read, so that the other block may write there
+        const uint64_t tiles =
+            wgmma_descriptor(shared_address(shared + Whole::AT_GRADIENT), WGMMA_SWIZZLE_128, 8 * GRAD_PIXEL);
+#pragma unroll 1
+        for (int i = 0; i < t.pictures; i++) {
+            // Seven rows at a time, and the one that belongs to the next: all fourteen would leave no registers for
+            // what the other phases keep, which were then spilled throughout.
+#pragma unroll 1
+            for (int first = 0; first < SIDE1; first += SIDE1 / 2) {
+                const uint64_t tile = wgmma_advance(tiles, i * GRAD_TILE_BYTES + first * 16 * GRAD_PIXEL);
+                float d[64];
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 24; k++)
+                    wgmma_m64n128k16(d, a[k],
+                                     wgmma_advance(tile, ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32),
+                                     k > 0, __nv_bfloat16());
+                wgmma_commit();
+                wgmma_wait<0>();
+                // Rows 8..15 of a warp hold what belongs one image row up. [pixel][32 channels], the four vectors of a
+                // pixel rotated so that eight pixels fall into different banks.
+#pragma unroll
+                for (int j = 0; j < SIDE1; j += 2) {
+                    uint32_t m[2];
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const float *v = d + (j + e) * 4;
+                        m[e] = pack_pair(v[0] + v[8 + 2], v[1] + v[8 + 3]);
+                    }
+                    const int pixel = first * 16 + j * 8 + t.lane % 16;
+                    store_two_transposed(input + i * INPUT_BYTES + pixel * TILE_PIXEL + (warp ^ (pixel >> 1 & 3)) * 16,
+                                         m[0], m[1]);
+                }
+            }
+            if (i == 0)
+                named_barrier_arrive(BARRIER_INPUT, THREADS);
+        }
+        cluster_wait();
+        named_barrier_sync(BARRIER_SECOND, WARPGROUP);
+        clear(sums, plain);
+        // The first warpgroup has less time left, and gets fewer rows of the first picture.
+#pragma unroll 1
+        for (int i = 0; i < t.pictures; i++)
+            backward1_whole(t, picture + i * PICTURE_BYTES, places + i * Whole::PLACES_BYTES, input + i * INPUT_BYTES,
+                            i ? half * 7 : 6 + half * 4, i ? half * 7 + 7 : 10 + half * 4, sums, plain);
+    }
+    __syncthreads();
+    store_sums1_whole(t, sums, plain);
+}
+
+#endif
+#endif
