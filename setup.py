@@ -5,7 +5,7 @@
 
 Environment:
     CUDA_OPS_CUDA=0|1       without / with the CUDA kernels; default: with, if PyTorch is a CUDA build and nvcc is found
-    TORCH_CUDA_ARCH_LIST    compute capabilities, such as "8.0;9.0+PTX"; default: the visible GPUs, else a fixed list
+    TORCH_CUDA_ARCH_LIST    compute capabilities, such as "8.0;9.0+PTX"; default: the visible GPUs, else 9.0 and PTX
     CUDA_OPS_WERROR=1       compiler warnings are errors
     MAX_JOBS                compile jobs; default: one a core, and at most one for each 3 GB of memory
 """
@@ -14,11 +14,11 @@ import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import setup
@@ -33,8 +33,6 @@ os.chdir(ROOT)
 
 CORE = Path("csrc/include/cuda_ops/core.h")
 VERSION = re.search(r'CUDA_OPS_VERSION "(.+)"', CORE.read_text()).group(1)
-# Every architecture from Turing on runs one of these, newer ones through the PTX of the last.
-DEFAULT_ARCHITECTURES = "7.5;8.0;9.0+PTX"
 GIGABYTES_PER_JOB = 3
 
 
@@ -67,15 +65,13 @@ def extensions():
         fail(error)
     if cuda_home:
         os.environ["CUDA_HOME"] = cuda_home  # read by torch.utils.cpp_extension when it is imported
-        if not torch.cuda.is_available():
-            os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
     limit_jobs()
     from torch.utils import cpp_extension
 
     werror = os.environ.get("CUDA_OPS_WERROR") == "1"
     warnings = ["-Wall", "-Wextra", *(["-Werror"] if werror else [])]
     c_flags = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-ffp-contract=fast"]
-    c_flags += ["-fno-math-errno", "-fno-trapping-math", *warnings]
+    c_flags += ["-fno-math-errno", "-fno-trapping-math", "-g0", *warnings]
     # Without -fopenmp at::parallel_for, a template, runs on one thread. The libgomp that the link names is the one that
     # PyTorch has loaded by then.
     cxx_flags = ["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", "-fopenmp", *warnings]
@@ -84,32 +80,19 @@ def extensions():
     # Two architectures at a time: while one file is worked on, its build is half as long.
     nvcc_flags = ["-std=c++17", "-O3", "--threads=2", "-Icsrc/cuda", "-Xcompiler=-fvisibility=hidden"]
     nvcc_flags += ["-Xcompiler=-Wall,-Wextra", *(["-Werror=all-warnings"] if werror else [])]
-    include_dirs = [str(ROOT / "csrc" / folder) for folder in ("include", "cpu", "cuda", "torch")]
+    # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
+    include_dirs = [f"csrc/{folder}" for folder in ("include", "cpu", "cuda", "torch")]
+    c_sources = sorted(glob.glob("csrc/cpu/*.c"))
+    cuda_sources = compiling.longest_first(sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))) if cuda_home else []
 
-    # setuptools hands C files of an extension to the C++ compiler; a library of its own gets the C compiler.
-    headers = glob.glob("csrc/cpu/*.h") + glob.glob("csrc/include/cuda_ops/*.h")
-    sources = sorted(glob.glob("csrc/cpu/*.c"))
-    # A file that includes itself depends on itself alone, so that any header is a dependency of each file.
-    dependencies = dict.fromkeys(sources, headers)
-    c_library = (
-        "cuda_ops_cpu",
-        {
-            "sources": sources,
-            "include_dirs": include_dirs,
-            "cflags": c_flags,
-            "obj_deps": {"": headers, **dependencies},
-        },
-    )
-
-    libraries, macros, link_flags = [], [], ["-fopenmp", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
+    macros, link_flags = [], ["-fopenmp", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
     make_extension = cpp_extension.CppExtension
-    ops_sources = sorted(glob.glob("csrc/torch/*.cpp"))
     architectures = None
     if cuda_home:
         make_extension = cpp_extension.CUDAExtension
-        ops_sources += sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))
-        flags = cpp_extension._get_cuda_arch_flags()
-        nvcc_flags += flags  # with these there, PyTorch adds none of its own
+        named = os.environ.get("TORCH_CUDA_ARCH_LIST") or torch.cuda.is_available()
+        flags = cpp_extension._get_cuda_arch_flags() if named else compiling.WITHOUT_GPU
+        nvcc_flags += flags
         if any("sm_90a" in flag for flag in flags):
             nvcc_flags += ["-DCUDA_OPS_SM90A=1"]
         flags = {*flags, *compiling.for_sm90a(flags)}
@@ -117,10 +100,8 @@ def extensions():
         macros = [("CUDA_OPS_WITH_CUDA", "1"), ("CUDA_OPS_ARCH_LIST", f'"{architectures}"')]
     ops = make_extension(
         name="cuda_ops._ops",
-        sources=ops_sources,
-        include_dirs=include_dirs,
+        sources=[*sorted(glob.glob("csrc/torch/*.cpp")), *c_sources, *cuda_sources],
         define_macros=macros,
-        libraries=libraries,
         extra_compile_args={"cxx": cxx_flags, "nvcc": nvcc_flags},
         extra_link_args=link_flags,
         py_limited_api=True,  # of all it means, this is what counts: no Python symbol is linked
@@ -135,41 +116,54 @@ def extensions():
     module = cpp_extension.CppExtension(
         name="cuda_ops._C",
         sources=["csrc/python/module.cpp"],
-        include_dirs=include_dirs,
         define_macros=macros,
         extra_compile_args={"cxx": cxx_flags},
     )
 
-    class BuildExtension(cpp_extension.BuildExtension):
+    # All that is left to PyTorch and setuptools is to link: they know a file's flags by its language alone, and
+    # compile one extension after the other.
+    class BuildExtension(cpp_extension.BuildExtension.with_options(use_ninja=False)):
         def finalize_options(self):
             super().finalize_options()
             # An editable install would compile into a temporary folder, and the next build would start anew.
-            self.build_temp = str(ROOT / "build" / "temp")
+            self.build_temp = "build/temp"
+            self.force = True  # links anew: sources say nothing of the headers that have changed
+
+        def commands(self):
+            """{extension: [(source, object, command)]}"""
+            # The user's CFLAGS, and Python's: the rest of what setuptools compiles C with.
+            c_compiler = self.compiler.compiler_so
+            common = c_compiler[len(shlex.split(os.environ.get("CC", sysconfig.get_config_var("CC")))) :]
+            includes = [f"-I{folder}" for folder in include_dirs]
+            defines = [f"-D{name}={value}" for name, value in macros]
+            python = [f"-I{sysconfig.get_path('include')}"]
+            cxx = [*shlex.split(os.environ.get("CXX", "c++")), *common, *includes, *defines]
+            nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", f"{cuda_home}/bin/nvcc"))
+            nvcc += ["-Xcompiler=-fPIC", *([f"-ccbin={os.environ['CC']}"] if "CC" in os.environ else []), *includes]
+
+            def steps(sources, command):
+                return [(source, f"{self.build_temp}/{source}.o", command(source)) for source in sources]
+
+            glue = compiling.glue_units(glob.glob("csrc/torch/*.cpp"), f"{self.build_temp}/glue")
+            glue_command = [*cxx, "-I.", *ops.extra_compile_args["cxx"]]
+            return {
+                ops: [
+                    *[(unit, f"{unit}.o", glue_command) for unit in glue],
+                    *steps(cuda_sources, lambda s: [*nvcc, *defines, *compiling.flags_for(s, nvcc_flags)]),
+                    *steps(c_sources, lambda _: [*c_compiler, *includes, *c_flags]),
+                ],
+                module: steps(module.sources, lambda _: [*cxx, *python, *module.extra_compile_args["cxx"]]),
+            }
 
         def build_extension(self, extension):
-            compile_round = self.compiler.compile
-
-            # Rounds by what they are compiled for; objects and records of dependencies lie apart.
-            def compile_rounds(sources, output_dir, extra_postargs, macros, **rest):
-                prelude = compiling.start_prelude(torch, self.compiler, output_dir, macros, extra_postargs["cxx"])
-                objects, flags = [], dict(extra_postargs)
-                for folder, some, flags["nvcc"] in compiling.rounds(sources, extra_postargs["nvcc"]):
-                    if folder == "":  # the last, which has the glue
-                        flags["cxx"] = [*flags["cxx"], *compiling.finish_prelude(*prelude)]
-                    if some:
-                        place = str(Path(output_dir, folder))
-                        objects += compile_round(
-                            some, output_dir=place, extra_postargs=dict(flags), macros=macros, **rest
-                        )
-                self.c_library.result()  # is linked next
-                return objects
-
-            if extension is ops:
-                self.compiler.compile = compile_rounds
-            try:
-                super().build_extension(extension)
-            finally:
-                self.compiler.compile = compile_round
+            if not self.objects:
+                commands = self.commands()
+                # The module's one file before the many of the ops, of which the last are short.
+                steps = [step for extension in reversed(self.extensions) for step in commands[extension]]
+                compiling.compile_all(steps, self.build_temp, os.environ["MAX_JOBS"])
+                self.objects = {extension: [step[1] for step in some] for extension, some in commands.items()}
+            extension.sources, extension.extra_objects = [], self.objects[extension]
+            super().build_extension(extension)
 
         def run(self):
             print(f"cuda_ops: building {'with CUDA' if cuda_home else 'the CPU backend alone'} ({why})", flush=True)
@@ -179,11 +173,8 @@ def extensions():
                 )
             if shutil.which(os.environ.get("CXX", "c++")) is None:
                 fail("no C++ compiler was found. Install one (Debian, Ubuntu: `apt install g++`) or name it in CXX.")
-            # setuptools compiles C one file after the other. Beside it, the rest keeps the other cores busy.
-            self.get_finalized_command("build_clib")
-            with ThreadPoolExecutor(1) as pool:
-                self.c_library = pool.submit(self.run_command, "build_clib")
-                super().run()
+            self.objects = {}
+            super().run()
             folder = ROOT / "cuda_ops" if self.inplace else Path(self.build_lib) / "cuda_ops"
             info = {
                 "cuda_ops": VERSION,
@@ -200,18 +191,10 @@ def extensions():
             backends = f"CPU and CUDA ({architectures})" if cuda_home else "CPU"
             print(f"cuda_ops: built for {backends}, against PyTorch {torch.__version__}", flush=True)
 
-    from setuptools.command.build_clib import build_clib
-
-    class BuildCLibrary(build_clib):
-        def finalize_options(self):
-            super().finalize_options()
-            self.build_temp = self.build_clib = str(ROOT / "build" / "temp")
-
     major_minor = ".".join(torch.__version__.split(".")[:2])
     return {
         "ext_modules": [ops, *([module] if has_python_headers else [])],
-        "libraries": [c_library],
-        "cmdclass": {"build_ext": BuildExtension, "build_clib": BuildCLibrary},
+        "cmdclass": {"build_ext": BuildExtension},
         "install_requires": [f"torch=={major_minor}.*", "numpy"],
     }
 

@@ -1,15 +1,22 @@
 """What setup.py knows of compiling that makes a build short."""
 
-import hashlib
-import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
+# Where neither a GPU nor TORCH_CUDA_ARCH_LIST says what to build for: machine code for 9.0, and PTX, which the driver
+# compiles at the first use, for all others from 8.0 on. Machine code for 8.0 and 7.5 would cost a third more.
+WITHOUT_GPU = [
+    "-gencode=arch=compute_80,code=compute_80",
+    "-gencode=arch=compute_90,code=compute_90",
+    "-gencode=arch=compute_90,code=sm_90",
+]
 
 # wgmma and setmaxnreg exist in sm_90a alone, whose machine code runs on 9.0 and nothing else. A file that names
 # CUDA_OPS_SM90A, or includes what does, holds kernels for such devices alone, and is compiled for no others.
@@ -72,55 +79,71 @@ def without_turing(flags):
     return kept if any(flag.startswith("-gencode") for flag in kept) else flags
 
 
-def rounds(sources, flags):
-    """What is compiled together: [(folder for the objects, sources, nvcc's flags)], the longest first. Sources that
-    are not CUDA's come last, in a folder without a name."""
-    found = {"sm_90a": ([], for_sm90a(flags)), "compute_80": ([], from_one_front_end(flags))}
-    found["ampere"] = ([], without_turing(flags))
-    found["ampere_compute_80"] = ([], from_one_front_end(without_turing(flags)))
-    found[""] = ([], flags)
-    size = {}
-    for source in sources:
-        texts = with_includes(Path(source).resolve())
-        size[source] = sum(map(len, texts.values()))
-        if not texts:
-            folder = ""
-        elif matches(SM90A, texts):
-            folder = "sm_90a"
-        else:
-            folder = "ampere" if matches(AMPERE, texts) else ""
-            if not matches(HOPPER, texts):
-                folder = "ampere_compute_80" if folder else "compute_80"
-        found[folder if found[folder][1] != flags else ""][0].append(source)
-    return [(folder, sorted(some, key=lambda source: -size[source]), own) for folder, (some, own) in found.items()]
+def flags_for(source, flags):
+    """nvcc's flags for a file, of those for all that is asked for."""
+    texts = with_includes(Path(source).resolve())
+    if matches(SM90A, texts):
+        return for_sm90a(flags)
+    if matches(AMPERE, texts):
+        flags = without_turing(flags)
+    return flags if matches(HOPPER, texts) else from_one_front_end(flags)
 
 
-# Parsing PyTorch's headers is most of what a glue file costs, so it is done once. The result is named after all that it
-# depends on, since compilers do not look whether a header has changed since; where one cannot use it, it reads the
-# header. ccache does better, and would not work with it.
-def start_prelude(torch, compiler, folder, macros, flags):
-    """Starts to precompile the glue's headers, unless that is done; what finish_prelude wants to know."""
-    cxx = os.environ.get("CXX", "c++")
-    if "ccache" in cxx or Path(shutil.which(shlex.split(cxx)[0]) or cxx).resolve().name == "ccache":
-        return None, None
-    header = CSRC / "torch/prelude.h"
-    command = [*shlex.split(cxx), *compiler.compiler_so[1:], *flags]
-    command += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in macros]
-    version = subprocess.run([*shlex.split(cxx), "--version"], capture_output=True, check=False).stdout
-    key = repr((command, version, torch.__version__, torch.version.git_version, torch.__file__, header.read_text()))
-    copy = Path(folder).resolve() / "prelude" / hashlib.sha256(key.encode()).hexdigest()[:16] / header.name
-    if Path(f"{copy}.gch").exists():
-        return copy, None
-    shutil.rmtree(copy.parent.parent, ignore_errors=True)  # hundreds of megabytes
-    copy.parent.mkdir(parents=True)
-    shutil.copy(header, copy)
-    return copy, subprocess.Popen([*command, "-x", "c++-header", str(copy), "-o", f"{copy}.part"])
+def longest_first(sources):
+    """CUDA files by how much there is to read, which tells roughly how long they take: what comes last is short, so
+    that no core waits for another for long."""
+    return sorted(sources, key=lambda source: -sum(map(len, with_includes(Path(source).resolve()).values())))
 
 
-def finish_prelude(copy, compilation):
-    """Flags that make a glue file use it."""
-    if compilation:
-        if compilation.wait() != 0:
-            return []
-        Path(f"{copy}.part").rename(f"{copy}.gch")
-    return ["-include", str(copy)] if copy else []
+# Parsing PyTorch's headers is most of what a glue file costs, and autograd's are twice the others'. So the files are
+# compiled as two: those with autograd, which take the longest, and those without. What is static in one has a name of
+# its own among them.
+def glue_units(sources, folder):
+    """Writes a file that includes those sources that need autograd's headers, and one that includes the rest."""
+    units = {"glue_autograd.cpp": [], "glue.cpp": []}
+    for source in sorted(sources):
+        text = Path(source).read_text()
+        units["glue_autograd.cpp" if '#include "autograd.h"' in text else "glue.cpp"].append(source)
+    paths = []
+    for name, included in units.items():
+        path = Path(folder, name)
+        text = "".join(f'#include "{source}"\n' for source in included)
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        paths += [str(path)] if included else []
+    return paths
+
+
+RULE = """ninja_required_version = 1.3
+builddir = {folder}
+rule compile
+  command = $compiler -MD -MF $out.d -c $in -o $out
+  description = compiling $in
+  depfile = $out.d
+  deps = gcc
+"""
+
+
+def compile_all(steps, folder, jobs):
+    """Runs those of [(source, object, command)] whose result is older than what went into it, in the order given.
+
+    All of them at once, whichever compiler they need, so that a core waits only at the very end."""
+
+    def escape(path):
+        return re.sub(r"([$ :])", r"$\1", path)
+
+    text = RULE.format(folder=escape(folder))
+    for source, result, command in steps:
+        text += f"build {escape(result)}: compile {escape(source)}\n"
+        text += f"  compiler = {shlex.join(command).replace('$', '$$')}\n"
+    path = Path(folder, "build.ninja")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    # An environment's ninja lies beside its Python, also where that was started by its path.
+    ninja = shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
+    if ninja is None:
+        sys.exit("cuda_ops: building needs ninja. Run `pip install ninja` first.")
+    sys.stdout.flush()
+    if subprocess.run([ninja, "-f", str(path), "-j", jobs], check=False).returncode != 0:
+        sys.exit("cuda_ops: compiling failed; the compiler's message is above.")

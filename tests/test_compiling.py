@@ -15,8 +15,8 @@ HOPPER = "-gencode=arch=compute_90,code=sm_90"
 
 def uses_sm90a(source):
     """Whether a build compiles the file for sm_90a alone."""
-    (folder,) = (folder for folder, sources, _ in compiling.rounds([source], [*FLAGS, HOPPER]) if sources)
-    return folder == "sm_90a"
+    flags = [*FLAGS, HOPPER]
+    return compiling.flags_for(source, flags) == compiling.for_sm90a(flags)
 
 
 def test_files_for_sm90a_are_found_through_their_headers(tmp_path):
@@ -50,59 +50,113 @@ def test_flags_stay_where_9_0_is_not_asked_for():
     assert compiling.for_sm90a(FLAGS) == FLAGS
 
 
-# The default: 7.5, 8.0 and 9.0, and PTX for newer devices.
-DEFAULT = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in (75, 80, 90)] + [
-    "-gencode=arch=compute_90,code=compute_90"
-]
+# What CI asks for: 7.5, 8.0 and 9.0, and PTX for newer devices.
+CI = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in (75, 80, 90)] + ["-gencode=arch=compute_90,code=compute_90"]
 COMPUTE_80 = [f"-gencode=arch=compute_80,code={code}" for code in ("sm_80", "sm_90", "compute_80")]
 
 
 def test_one_front_end_serves_all_from_8_0_on():
-    assert compiling.from_one_front_end(["-O3", *DEFAULT]) == ["-O3", DEFAULT[0], *COMPUTE_80]
+    assert compiling.from_one_front_end(["-O3", *CI]) == ["-O3", CI[0], *COMPUTE_80]
     newer = [f"-gencode=arch=compute_{a},code={c}" for a, c in ((90, "sm_90"), (120, "sm_120"), (120, "compute_120"))]
     ours = [f"-gencode=arch=compute_90,code={c}" for c in ("sm_90", "sm_120", "compute_90")]
     assert compiling.from_one_front_end(newer) == ours
-    for alone in (["-O3"], DEFAULT[:1], ["-gencode=arch=compute_90a,code=sm_90a"]):
+    for alone in (["-O3"], CI[:1], ["-gencode=arch=compute_90a,code=sm_90a"]):
         assert compiling.from_one_front_end(alone) == alone
 
 
 def test_turing_is_left_out_where_there_is_more():
-    assert compiling.without_turing(["-O3", *DEFAULT]) == ["-O3", *DEFAULT[1:]]
-    assert compiling.without_turing(["-O3", DEFAULT[0]]) == ["-O3", DEFAULT[0]]
+    assert compiling.without_turing(["-O3", *CI]) == ["-O3", *CI[1:]]
+    assert compiling.without_turing(["-O3", CI[0]]) == ["-O3", CI[0]]
     assert compiling.without_turing(["-gencode=arch=compute_120,code=sm_120"]) == [
         "-gencode=arch=compute_120,code=sm_120"
     ]
 
 
-def test_rounds(tmp_path):
+def test_flags_by_what_a_file_says(tmp_path):
     (tmp_path / "common.cuh").write_text("#if __CUDA_ARCH__ >= 900\n#endif\n")
-    sources = {
+    texts = {
         "hopper.cu": "#if defined(CUDA_OPS_SM90A)\n",
         "plain.cu": '#include "common.cuh"\n',
-        "longer.cu": '#include "common.cuh"\n// more\n',
         "dependent.cu": '#include "common.cuh"\nwait_for_predecessor();\n',
         "chooses.cu": "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n",
         "ampere.cu": "#define CUDA_OPS_LEAST_CAPABILITY 80 // cp.async\n",
         "both.cu": "#define CUDA_OPS_LEAST_CAPABILITY 80\n    release_successor();\n",
-        "glue.cpp": "// CUDA_OPS_SM90A\n",
     }
-    for name, text in sources.items():
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    paths = [str(tmp_path / name) for name in sources]
-
-    def names(flags):
-        return {folder: [Path(s).name for s in some] for folder, some, _ in compiling.rounds(paths, flags) if some}
-
-    assert names(DEFAULT) == {
-        "sm_90a": ["hopper.cu"],
-        "compute_80": ["longer.cu", "plain.cu"],
-        "ampere": ["both.cu"],
-        "ampere_compute_80": ["ampere.cu"],
-        "": ["dependent.cu", "chooses.cu", "glue.cpp"],
+    assert {name: compiling.flags_for(tmp_path / name, CI) for name in texts} == {
+        "hopper.cu": ["-gencode=arch=compute_90a,code=sm_90a", "-DCUDA_OPS_SM90A=1"],
+        "plain.cu": [CI[0], *COMPUTE_80],
+        "dependent.cu": CI,
+        "chooses.cu": CI,
+        "ampere.cu": COMPUTE_80,
+        "both.cu": CI[1:],
     }
-    flags = {folder: flags for folder, _, flags in compiling.rounds(paths, DEFAULT)}
-    assert flags[""] == DEFAULT
-    assert flags["ampere_compute_80"] == COMPUTE_80
-    # One architecture: nothing to tell apart, and all in one round.
-    assert list(names(DEFAULT[:1])) == [""]
-    assert list(names(["-gencode=arch=compute_90a,code=sm_90a"])) == [""]
+    # One architecture: nothing to tell apart.
+    for flags in (CI[:1], ["-gencode=arch=compute_90a,code=sm_90a"]):
+        assert all(compiling.flags_for(tmp_path / name, flags) == flags for name in texts)
+
+
+def test_without_a_gpu_all_from_8_0_on_find_code(tmp_path):
+    # Machine code for 9.0, and PTX of 8.0 for those before and, from one front end, for those to come.
+    assert compiling.from_one_front_end(compiling.WITHOUT_GPU) == [COMPUTE_80[2], COMPUTE_80[1]]
+    assert compiling.without_turing(compiling.WITHOUT_GPU) == compiling.WITHOUT_GPU
+    assert compiling.for_sm90a(compiling.WITHOUT_GPU)[-2] == "-gencode=arch=compute_90a,code=sm_90a"
+
+
+def test_longer_files_come_first(tmp_path):
+    (tmp_path / "common.cuh").write_text("// much\n" * 100)
+    for name, text in {"short.cu": "//\n", "long.cu": '#include "common.cuh"\n', "some.cu": "// some\n"}.items():
+        (tmp_path / name).write_text(text)
+    paths = [str(tmp_path / name) for name in ("short.cu", "long.cu", "some.cu")]
+    assert compiling.longest_first(paths) == [paths[1], paths[2], paths[0]]
+
+
+def test_glue_is_compiled_as_two_files_that_stay_as_they_are(tmp_path):
+    for name, text in {"b.cpp": "", "a.cpp": '#include "autograd.h"\n', "c.cpp": ""}.items():
+        (tmp_path / name).write_text(text)
+    a, b, c = (str(tmp_path / name) for name in ("a.cpp", "b.cpp", "c.cpp"))
+    units = [Path(unit) for unit in compiling.glue_units([c, a, b], tmp_path / "glue")]
+    assert [unit.read_text() for unit in units] == [f'#include "{a}"\n', f'#include "{b}"\n#include "{c}"\n']
+    before = [unit.stat().st_mtime_ns for unit in units]
+    assert compiling.glue_units([b, c, a], tmp_path / "glue") == [str(unit) for unit in units]
+    assert [unit.stat().st_mtime_ns for unit in units] == before
+    assert compiling.glue_units([b], tmp_path / "glue") == [str(units[1])]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A file of C and its header, in a folder whose name a build file has to escape."""
+    folder = tmp_path / "a b: $c"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("one.h").write_text("#define ONE 1\n")
+    Path("one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
+    return [("one.c", str(folder / "one.o"), ["cc", '-DQUOTED="$1 2"'])]
+
+
+def test_what_has_changed_is_compiled_again(project, capfd):
+    def compiled():
+        compiling.compile_all(project, "temp", "2")
+        return "compiling one.c" in capfd.readouterr().out
+
+    assert compiled()
+    assert not compiled()
+    Path("one.h").write_text("#define ONE 2\n")  # found through the compiler's own list
+    assert compiled()
+    project[0][2].append("-O1")
+    assert compiled()
+    assert not compiled()
+
+
+def test_a_broken_file_ends_the_build(project, capfd):
+    Path("one.c").write_text("int one(void) { return nothing; }\n")
+    with pytest.raises(SystemExit, match="compiling failed"):
+        compiling.compile_all(project, "temp", "1")
+    assert "one.c:1" in capfd.readouterr().out
+
+
+def test_without_ninja_the_cure_is_named(project, monkeypatch):
+    monkeypatch.setattr(compiling.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(SystemExit, match="pip install ninja"):
+        compiling.compile_all(project, "temp", "1")

@@ -28,12 +28,12 @@ BACKBONE = [
     "csrc/cpu/undef_real.h",
     "csrc/cuda/common.cuh",
     "csrc/torch/checks.h",
-    "csrc/torch/prelude.h",
     "csrc/torch/library.cpp",
     "csrc/python/module.cpp",
     "cuda_ops/__init__.py",
     "cuda_ops/_arguments.py",
     "cuda_ops/_autograd.py",
+    "cuda_ops/_fakes.py",
     "cuda_ops/_library.py",
     "cuda_ops/ops/__init__.py",
     "tests/conftest.py",
@@ -62,7 +62,11 @@ def blocks():
 
 @pytest.fixture
 def copy(tmp_path):
-    squares = [path for path in ROOT.glob("[!.]*/**/*square*") if path.is_file() and "build" not in path.parts]
+    squares = [
+        path
+        for path in ROOT.glob("[!.]*/**/*square*")
+        if path.is_file() and "build" not in path.relative_to(ROOT).parts
+    ]
     named = [str(path.relative_to(ROOT)) for path in squares if path.suffix in {".h", ".c", ".cu", ".cpp", ".py"}]
     for name in [*BACKBONE, *named]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -787,10 +787,10 @@ static std::string conv_bn_relu_pool_path(bool cuda, at::ScalarType type, IntArr
 }
 
 // For create_graph; cuda_ops/ops/conv_bn_relu_pool.py implements it.
-using ComposedGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
-                                        const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
-                                        const std::optional<Tensor> &bn_bias, double eps, IntArrayRef geometry,
-                                        std::array<bool, 5> wanted);
+using ConvBnReluPoolGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
+                                              const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
+                                              const std::optional<Tensor> &bn_bias, double eps, IntArrayRef geometry,
+                                              std::array<bool, 5> wanted);
 
 struct RunningStatistics {
     const std::optional<Tensor> &mean, &variance, &batches;
@@ -821,7 +821,7 @@ struct ConvBNReLUPoolFunction : torch::autograd::Function<ConvBNReLUPoolFunction
     {
         static const auto op =
             registered_op<decltype(conv_bn_relu_pool_backward)>("cuda_ops::conv_bn_relu_pool_backward");
-        static const auto composed = registered_op<ComposedGradients>("cuda_ops::conv_bn_relu_pool_gradients");
+        static const auto composed = registered_op<ConvBnReluPoolGradients>("cuda_ops::conv_bn_relu_pool_gradients");
         const variable_list saved = context->get_saved_variables();
         const double eps = context->saved_data["eps"].toDouble();
         const std::vector<int64_t> geometry = context->saved_data["geometry"].toIntVector();

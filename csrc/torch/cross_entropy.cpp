@@ -9,7 +9,7 @@
 namespace cuda_ops
 {
 
-static IndexErrors index_errors("cross_entropy");
+static IndexErrors cross_entropy_index_errors("cross_entropy");
 
 // The arguments that forward and backward share, checked, and dense where a kernel reads them.
 struct CrossEntropy {
@@ -87,7 +87,7 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
         return {loss, statistics.zero_(), total_weight};
     }
     if (p.input.is_cuda()) {
-        cuda_ops_index_error *error = index_errors.record();
+        cuda_ops_index_error *error = cross_entropy_index_errors.record();
         const Tensor workspace = empty_workspace(
             p.input,
             CUDA_OPS_WORKSPACE_BYTES(cuda_ops_cross_entropy_workspace_cuda(shape.outer, shape.classes, shape.inner)));
@@ -96,7 +96,7 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
                                 error, p.input.const_data_ptr(), p.indices(), p.probabilities(),
                                 pointer_or_null(p.weight), shape.outer, shape.classes, shape.inner, ignore_index,
                                 label_smoothing, p.reduction, p.dtype, current_stream(op)));
-        index_errors.check_now(error);
+        cross_entropy_index_errors.check_now(error);
         return {loss, statistics, total_weight};
     }
     if (!p.has_probabilities)
@@ -133,7 +133,7 @@ static Tensor cross_entropy_backward(const Tensor &grad_output, const Tensor &in
     if (grad_input.numel() == 0)
         return grad_input;
     if (p.input.is_cuda()) {
-        index_errors.record(); // raises what forward found, if it is known by now
+        cross_entropy_index_errors.record(); // raises what forward found, if it is known by now
         CUDA_OPS_LAUNCH(op, cuda_ops_cross_entropy_backward_cuda(
                                 grad_input.data_ptr(), g.const_data_ptr(), p.input.const_data_ptr(), p.indices(),
                                 p.probabilities(), pointer_or_null(p.weight), statistics.const_data_ptr(),

@@ -11,7 +11,7 @@
 namespace cuda_ops
 {
 
-static IndexErrors index_errors("gather_normalize", "indices");
+static IndexErrors gather_normalize_index_errors("gather_normalize", "indices");
 
 static void check(const char *op, const Tensor &images, const Tensor &indices, double mean, double std,
                   const std::optional<Tensor> &labels)
@@ -34,7 +34,7 @@ static void check(const char *op, const Tensor &images, const Tensor &indices, d
                 images.size(0), "], one for each picture, got ", labels->sizes());
 }
 
-static bool is_channels_last(const Tensor &images)
+static bool is_dense_channels_last(const Tensor &images)
 {
     return images.dim() == 4 && !images.is_contiguous() && images.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
@@ -42,7 +42,7 @@ static bool is_channels_last(const Tensor &images)
 // `images` with each picture in one gap-free block, one after another: contiguous or channels_last.
 static Tensor dense_pictures(const Tensor &images)
 {
-    return is_channels_last(images) ? images : images.contiguous();
+    return is_dense_channels_last(images) ? images : images.contiguous();
 }
 
 // The batch, in the memory format of images, and its labels (no elements without labels).
@@ -60,7 +60,7 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     sizes[0] = rows;
     // Not by source.strides(): those of a single picture may be anything along the batch.
     const at::MemoryFormat format =
-        is_channels_last(source) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+        is_dense_channels_last(source) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     Tensor output = empty(sizes, source.options().dtype(dtype).memory_format(format));
     Tensor output_labels = empty({labels ? rows : 0}, source.options().dtype(at::kLong));
     const cuda_ops_dtype kernel_dtype = check_dtype(op, "dtype", output);
@@ -71,17 +71,17 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const int index_bytes = static_cast<int>(i.element_size());
     const int label_bytes = labels ? static_cast<int>(l.element_size()) : 0;
     if (source.is_cuda()) {
-        cuda_ops_index_error *error = index_errors.record();
+        cuda_ops_index_error *error = gather_normalize_index_errors.record();
         CUDA_OPS_LAUNCH(op, cuda_ops_gather_normalize_cuda(output.data_ptr(), to_labels, error,
                                                            source.const_data_ptr<uint8_t>(), i.const_data_ptr(),
                                                            index_bytes, pointer_or_null(l), label_bytes, count, rows,
                                                            row_size, mean, std, kernel_dtype, current_stream(op)));
-        index_errors.check_now(error);
+        gather_normalize_index_errors.check_now(error);
         return {output, output_labels};
     }
     const int64_t bad = cuda_ops_gather_normalize_find_bad_index_cpu(i.const_data_ptr(), index_bytes, rows, count);
     if (bad >= 0)
-        index_errors.raise(count, i[bad].item<int64_t>(), bad);
+        gather_normalize_index_errors.raise(count, i[bad].item<int64_t>(), bad);
     parallel_ranges(op, rows, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(row_size, 1)),
                     [&](int64_t begin, int64_t end) {
                         return cuda_ops_gather_normalize_cpu(output.data_ptr(), to_labels,

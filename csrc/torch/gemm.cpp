@@ -27,12 +27,12 @@ static cuda_ops_dtype check_operands(const char *op, const Tensor &a, const Tens
 }
 
 // How a matrix is stored: row by row, or as its transpose; neither, and it has to be copied.
-struct Layout {
+struct MatrixLayout {
     bool known, transposed;
     int64_t pitch, stride; // between rows as they are stored, and between matrices
 };
 
-static Layout layout_of(const Tensor &matrix)
+static MatrixLayout layout_of(const Tensor &matrix)
 {
     const int64_t stride = matrix.dim() == 3 && matrix.size(0) > 1 ? matrix.stride(0) : 0;
     if (!matrix.is_neg())
@@ -53,7 +53,7 @@ Tensor with_layout(const Tensor &matrix)
 
 cuda_ops_gemm_problem problem_of(const Tensor &a, const Tensor &b, cuda_ops_dtype dtype)
 {
-    const Layout left = layout_of(a), right = layout_of(b);
+    const MatrixLayout left = layout_of(a), right = layout_of(b);
     cuda_ops_gemm_problem problem =
         dense_problem(a.size(-2), b.size(-1), a.size(-1), left.transposed, right.transposed, dtype);
     problem.lda = left.pitch;

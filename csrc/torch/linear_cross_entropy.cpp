@@ -13,7 +13,7 @@
 namespace cuda_ops
 {
 
-static IndexErrors index_errors("linear_cross_entropy");
+static IndexErrors linear_cross_entropy_index_errors("linear_cross_entropy");
 
 // The leading dimensions of input are one: all that the kernels know are rows.
 struct LinearCrossEntropy {
@@ -174,7 +174,7 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
     const Gradients gradients{with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
                               with_bias ? grad_bias : Tensor()};
     if (p.input.is_cuda()) {
-        cuda_ops_index_error *error = index_errors.record();
+        cuda_ops_index_error *error = linear_cross_entropy_index_errors.record();
         const Tensor workspace =
             empty_workspace(p.input, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_linear_cross_entropy_workspace_cuda(
                                          p.rows, p.in_features, p.classes, p.dtype)));
@@ -185,7 +185,7 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
                                 p.target.const_data_ptr<int64_t>(), pointer_or_null(p.row_scale), p.rows, p.in_features,
                                 p.classes, ignore_index, label_smoothing, p.reduction, p.dtype, p.parameter_dtype,
                                 current_stream(op)));
-        index_errors.check_now(error);
+        linear_cross_entropy_index_errors.check_now(error);
         return results();
     }
     check_targets_cpu(op, p.target, {1, p.classes, 1, {}}, ignore_index);
@@ -220,7 +220,7 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
     Tensor output_weight = empty(w.sizes(), grad_output.options());
     Tensor output_bias = empty(b.sizes(), grad_output.options());
     if (x.is_cuda()) {
-        index_errors.record(); // raises what forward found, if it is known by now
+        linear_cross_entropy_index_errors.record(); // raises what forward found, if it is known by now
         CUDA_OPS_LAUNCH(op, cuda_ops_linear_cross_entropy_scale_cuda(
                                 output_input.data_ptr(), output_weight.data_ptr(), output_bias.data_ptr(),
                                 x.const_data_ptr(), w.const_data_ptr(), b.const_data_ptr(),
@@ -241,9 +241,10 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
 }
 
 // For create_graph; cuda_ops/ops/linear_cross_entropy.py implements it.
-using ComposedGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
-                                        const Tensor &target, const std::optional<Tensor> &bias, int64_t reduction,
-                                        int64_t ignore_index, double label_smoothing, std::array<bool, 3> wanted);
+using LinearCrossEntropyGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
+                                                  const Tensor &target, const std::optional<Tensor> &bias,
+                                                  int64_t reduction, int64_t ignore_index, double label_smoothing,
+                                                  std::array<bool, 3> wanted);
 
 // Where something requires grad, forward computes the gradients along with the loss, since the logits are at hand, and
 // backward only multiplies them by grad_output and by what a mean divides by. Without a reduction they wait for
@@ -271,7 +272,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
             registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
         static const auto scale =
             registered_op<decltype(linear_cross_entropy_scale)>("cuda_ops::linear_cross_entropy_scale");
-        static const auto composed = registered_op<ComposedGradients>("cuda_ops::linear_cross_entropy_gradients");
+        static const auto composed =
+            registered_op<LinearCrossEntropyGradients>("cuda_ops::linear_cross_entropy_gradients");
         const variable_list saved = context->get_saved_variables();
         const Tensor &grad_output = grad_outputs[0], &input = saved[0], &weight = saved[1], &target = saved[3];
         const std::optional<Tensor> bias = or_none(saved[2]);

@@ -252,8 +252,8 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
 }
 
 // For create_graph; cuda_ops/ops/linear_relu.py implements it.
-using Gradients = variable_list(const Tensor &grad_output, const Tensor &output, const Tensor &input,
-                                const Tensor &weight, std::array<bool, 3> wanted);
+using LinearReluGradients = variable_list(const Tensor &grad_output, const Tensor &output, const Tensor &input,
+                                          const Tensor &weight, std::array<bool, 3> wanted);
 
 // Saves its output for the mask, and weight also for its shape and dtype.
 struct LinearReLUFunction : torch::autograd::Function<LinearReLUFunction> {
@@ -271,7 +271,7 @@ struct LinearReLUFunction : torch::autograd::Function<LinearReLUFunction> {
     static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
     {
         static const auto op = registered_op<decltype(linear_relu_backward)>("cuda_ops::linear_relu_backward");
-        static const auto composed = registered_op<Gradients>("cuda_ops::linear_relu_gradients");
+        static const auto composed = registered_op<LinearReluGradients>("cuda_ops::linear_relu_gradients");
         const variable_list saved = context->get_saved_variables();
         const Tensor &input = saved[0], &weight = saved[1], &output = saved[2];
         const bool with_bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);

@@ -13,7 +13,7 @@
 namespace cuda_ops
 {
 
-static IndexErrors index_errors("mnist_step", "indices");
+static IndexErrors mnist_step_index_errors("mnist_step", "indices");
 
 // The order of `parameters`, and their sizes.
 struct ParameterSize {
@@ -135,13 +135,13 @@ static void mnist_step_(at::TensorList parameters, const Tensor &losses, const T
     };
     const cuda_ops_mnist_parameters kernel_parameters = {
         block(0, options[0], options[1]), block(7, options[2], options[3]), at(14), at(15), at(16), at(17)};
-    cuda_ops_index_error *error = index_errors.record();
+    cuda_ops_index_error *error = mnist_step_index_errors.record();
     CUDA_OPS_LAUNCH(op, cuda_ops_mnist_step_cuda(losses.mutable_data_ptr<float>(), &kernel_parameters,
                                                  workspace.mutable_data_ptr(), error, images.const_data_ptr<uint8_t>(),
                                                  labels.const_data_ptr<int64_t>(), images.size(0),
                                                  indices.const_data_ptr<int64_t>(), rates.const_data_ptr<float>(),
                                                  steps, batch, mean, std, options[6], current_stream(op)));
-    index_errors.check_now(error);
+    mnist_step_index_errors.check_now(error);
 #endif
     // Autograd sees nothing of the writes above, so that backward through values from before the steps is told here.
     const at::AutoDispatchBelowADInplaceOrView below;

@@ -9,7 +9,7 @@
 namespace cuda_ops
 {
 
-static IndexErrors index_errors("nll_loss");
+static IndexErrors nll_loss_index_errors("nll_loss");
 
 // The loss and total_weight, which is empty without a reduction.
 static std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor &input, const Tensor &target,
@@ -32,14 +32,14 @@ static std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor &input, const Te
     }
     const int64_t *indices = t.const_data_ptr<int64_t>();
     if (x.is_cuda()) {
-        cuda_ops_index_error *error = index_errors.record();
+        cuda_ops_index_error *error = nll_loss_index_errors.record();
         const Tensor workspace =
             empty_workspace(x, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_nll_loss_workspace_cuda(shape.outer, shape.inner)));
         CUDA_OPS_LAUNCH(op, cuda_ops_nll_loss_forward_cuda(loss.data_ptr(), total_weight.data_ptr(),
                                                            workspace.data_ptr(), error, x.const_data_ptr(), indices,
                                                            pointer_or_null(w), shape.outer, shape.classes, shape.inner,
                                                            ignore_index, reduction, dtype, current_stream(op)));
-        index_errors.check_now(error);
+        nll_loss_index_errors.check_now(error);
         return {loss, total_weight};
     }
     check_targets_cpu(op, t, shape, ignore_index);
@@ -72,7 +72,7 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
         return grad_input;
     const int64_t *indices = t.const_data_ptr<int64_t>();
     if (input.is_cuda()) {
-        index_errors.record(); // raises what forward found, if it is known by now
+        nll_loss_index_errors.record(); // raises what forward found, if it is known by now
         CUDA_OPS_LAUNCH(op, cuda_ops_nll_loss_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), indices,
                                                             pointer_or_null(w), total_weight.const_data_ptr(),
                                                             shape.outer, shape.classes, shape.inner, ignore_index,
