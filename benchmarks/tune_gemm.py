@@ -68,7 +68,7 @@ def operands(m, n, k, dtype, order):
 
 
 def measure(row, dtype, order, samples):
-    """The row with its times in place: several lengths of k in one and two waves, and of rung 13 a short one in four."""
+    """The row with its times in place: several lengths of k in one and two waves, of rung 13 a short one in four."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
     if row["rung"] == 13 and dtype == torch.float32 and order == "NN":
