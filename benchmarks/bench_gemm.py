@@ -36,11 +36,16 @@ def case(m, n, k, devices=("cpu", "cuda")):
 
 @functools.cache
 def peer(name):
-    """The module benchmarks/peers/<name>_gemm.py, or None, said once, where its package is not installed."""
+    """The module benchmarks/peers/<name>_gemm.py, or None, said once, where its package is not installed, or fails (as
+    Numba does with a NumPy that is newer than itself)."""
     if importlib.util.find_spec(name) is None:
         print(f"gemm: peer {name} is left out, the package is not installed")
         return None
-    return importlib.import_module(f"peers.{name}_gemm")
+    try:
+        return importlib.import_module(f"peers.{name}_gemm")
+    except Exception as error:
+        print(f"gemm: peer {name} is left out, its import fails: {error}")
+        return None
 
 
 @functools.cache

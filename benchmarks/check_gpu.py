@@ -129,7 +129,12 @@ def check_sanitizer(logs, arguments):
     start = time.monotonic()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         outcomes = list(pool.map(lambda pair: sanitize(*pair, logs), pairs))
-    results = {"ok": all(clean for _, clean in outcomes), "seconds": round(time.monotonic() - start, 1)}
+    version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True, check=False).stdout
+    results = {
+        "ok": all(clean for _, clean in outcomes),
+        "seconds": round(time.monotonic() - start, 1),
+        "version": next(iter(re.findall(r"Version ([\d.]+)", version)), None),
+    }
     for name in SANITIZERS:
         results[name] = {
             " ".join(group): summary

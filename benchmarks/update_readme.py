@@ -188,7 +188,8 @@ def check():
             found = sanitizer[tool]
             if not isinstance(found, str):
                 found = "; ".join(f"{ops}: {what.splitlines()[0]}" for ops, what in found.items()) + "; clean elsewhere"
-            lines.append(f"- compute-sanitizer {tool}: {found}{at(sanitizer)}")
+            version = f" {sanitizer['version']}" if sanitizer.get("version") else ""
+            lines.append(f"- compute-sanitizer{version} {tool}: {found}{at(sanitizer)}")
     return lines
 
 
