@@ -12,7 +12,7 @@ one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 256 p
 floor        the least time in which a copy could move the bytes that no step can do without, or torch.mm do its
              operations, both timed in this run
 
-python -m cuda_ops bench mnist [--seconds 300] [--quick] [--no-compile] [--device cpu]
+python -m cuda_ops bench mnist [--seconds 600] [--quick] [--no-compile] [--device cpu]
 """
 
 import contextlib

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--seconds",
         type=float,
         help="about how long an op's samples may take (there are fewer then, but 3), or the race mnist; default: 31 "
-        "samples each, in at most 30 seconds a case; mnist: 300",
+        "samples each, in at most 30 seconds a case; mnist: 600",
     )
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
@@ -86,7 +86,7 @@ def _race(args, device, out: Path) -> int:
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
     race = importlib.import_module(RACES[args.ops[0]])
-    seconds = 300 if args.seconds is None else args.seconds
+    seconds = 600 if args.seconds is None else args.seconds
     race.run(device, out, seconds, args.quick, args.compile, args.batch, args.precision)
     return 0
 
