@@ -137,15 +137,6 @@ __device__ __forceinline__ moments<A> warp_merge(moments<A> value)
     return value;
 }
 
-// What the values of a channel are taken relative to: the median of three of them, which a single value far from the
-// others (a first one, say) cannot be. Relative to a value that is far off, all others would lose their last digits.
-template <typename A>
-__device__ __forceinline__ A middle_of(A a, A b, A c)
-{
-    const A low = a < b ? a : b, high = a < b ? b : a;
-    return c < low ? low : (c > high ? high : c);
-}
-
 // Moments of one split of one channel, for inner > 1. `segments` is how many units a plane is.
 template <typename T>
 __global__ void moments_of_planes_kernel(double *partials, const T *input, int64_t channels, int64_t inner,

@@ -87,14 +87,6 @@ __device__ __forceinline__ void keep(P *kept, const P *tensor, const walk &w, in
     }
 }
 
-// See batch_norm.cu: a value that the others are taken relative to.
-template <typename A>
-__device__ __forceinline__ A middle_of(A a, A b, A c)
-{
-    const A low = a < b ? a : b, high = a < b ? b : a;
-    return c < low ? low : (c > high ? high : c);
-}
-
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(MOST_THREADS, 2)
     resident_forward_kernel(T *output, double *mean, double *variance, const T *input, const void *weight,
@@ -196,18 +188,13 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
     });
 }
 
-static int64_t size_of(cuda_ops_dtype dtype)
-{
-    return dtype == CUDA_OPS_FLOAT64 ? 8 : dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-}
-
 bool batch_norm_is_resident(int64_t outer, int64_t channels, int64_t inner, cuda_ops_dtype dtype, int tensors)
 {
     int device = 0, room = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     // Channels that lie side by side, value by value, are no pieces of memory. The scratch is shared memory too.
-    const int64_t limit = (room - (int)sizeof(double) * WARP_SIZE) / (tensors * size_of(dtype));
+    const int64_t limit = (room - (int)sizeof(double) * WARP_SIZE) / (tensors * dtype_size(dtype));
     return inner > 1 && channels <= INT32_MAX && outer <= limit / inner;
 }
 
@@ -264,7 +251,7 @@ cuda_ops_status batch_norm_resident_forward(void *output, double *mean, double *
                                             int64_t inner, double eps, cuda_ops_dtype dtype,
                                             cuda_ops_dtype parameter_dtype, cudaStream_t stream)
 {
-    const int piece = piece_bytes(inner * size_of(dtype), output, input, nullptr);
+    const int piece = piece_bytes(inner * dtype_size(dtype), output, input, nullptr);
     CUDA_OPS_DISPATCH(
         dtype, T,
         const auto launch = piece == 16  ? launch_forward<T, 16>
@@ -281,7 +268,7 @@ cuda_ops_status batch_norm_resident_backward(void *grad_input, void *grad_weight
                                              cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype,
                                              cudaStream_t stream)
 {
-    const int piece = piece_bytes(inner * size_of(dtype), grad_input, grad_output, input);
+    const int piece = piece_bytes(inner * dtype_size(dtype), grad_input, grad_output, input);
     CUDA_OPS_DISPATCH(dtype, T,
                       const auto launch = piece == 16  ? launch_backward<T, 16>
                                           : piece == 8 ? launch_backward<T, 8>

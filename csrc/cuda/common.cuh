@@ -187,6 +187,12 @@ static inline cuda_ops_status launch_status()
     return error == cudaSuccess ? CUDA_OPS_SUCCESS : CUDA_OPS_CUDA_ERROR + (int)error;
 }
 
+// Bytes of an element.
+static inline int64_t dtype_size(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT64 ? 8 : dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+}
+
 // Runs the statement with `T` standing for the element type that `dtype` names.
 #define CUDA_OPS_DISPATCH(dtype, T, ...)                                                                               \
     switch (dtype) {                                                                                                   \

@@ -53,11 +53,6 @@ static constexpr double PIECES_RATE = 3e6;  // of pieces of k that are written a
 static constexpr double SHOWN = 0.1;
 static constexpr int64_t SMALLEST_PIECE = 256;
 
-static int64_t dtype_size(cuda_ops_dtype dtype)
-{
-    return dtype == CUDA_OPS_FLOAT64 ? 8 : dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-}
-
 // m and n as the kernel sees them.
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                        GemmDevice device)

@@ -44,4 +44,13 @@ __device__ __forceinline__ void store_value(void *values, cuda_ops_dtype dtype, 
     }
 }
 
+// What the values of a channel are taken relative to: the median of three of them, which a single value far from the
+// others (a first one, say) cannot be. Relative to a value that is far off, all others would lose their last digits.
+template <typename A>
+__device__ __forceinline__ A middle_of(A a, A b, A c)
+{
+    const A low = a < b ? a : b, high = a < b ? b : a;
+    return c < low ? low : (c > high ? high : c);
+}
+
 #endif

@@ -17,11 +17,6 @@ static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t 
     return is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-static int64_t element_size(cuda_ops_dtype dtype)
-{
-    return dtype == CUDA_OPS_FLOAT64 ? 8 : dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-}
-
 static int64_t tile_m_of(const cuda_ops_gemm_problem &p)
 {
     return p.dtype == CUDA_OPS_FLOAT64 ? 64 : 128;
@@ -51,7 +46,7 @@ cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     int64_t pieces = pieces_of(p, device);
-    const int64_t chunk = pieces > 1 ? ceil_div(ceil_div(p.k, pieces), 32) * 32 : p.k, size = element_size(p.dtype);
+    const int64_t chunk = pieces > 1 ? ceil_div(ceil_div(p.k, pieces), 32) * 32 : p.k, size = dtype_size(p.dtype);
     pieces = pieces > 1 ? ceil_div(p.k, chunk) : 1; // none of them empty
     MmaWork work = {};
     work.a = call.a, work.b = call.b, work.bias = call.bias, work.d = call.d;
