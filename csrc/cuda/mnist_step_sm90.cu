@@ -65,6 +65,8 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
     if (t.thread == 0) {
         bulk_barrier_init(shared_address(&t.small.arrived));
         bulk_barrier_init(shared_address(&t.small.mapped));
+        bulk_barrier_init(shared_address(&t.small.first_made), WARPGROUP);
+        bulk_barrier_init(shared_address(&t.small.all_made), WARPGROUP);
     }
     look_up(t, 0);
     __syncthreads();

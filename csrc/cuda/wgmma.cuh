@@ -174,11 +174,17 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Bulk copies: one thread announces the bytes and starts them; every reader waits for the phase.
-__device__ __forceinline__ void bulk_barrier_init(uint32_t barrier)
+// Mbarriers. Of bulk copies: one thread announces the bytes and starts them; every reader waits for the phase. Of
+// threads: each of `arrivals` arrives once a phase.
+__device__ __forceinline__ void bulk_barrier_init(uint32_t barrier, int arrivals = 1)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; fence.mbarrier_init.release.cluster;" ::"r"(barrier)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;" ::"r"(barrier),
+                 "r"(arrivals)
                  : "memory");
+}
+__device__ __forceinline__ void bulk_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void bulk_expect(uint32_t barrier, uint32_t bytes)
 {

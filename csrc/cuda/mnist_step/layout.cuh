@@ -53,8 +53,9 @@ static constexpr int WIDE_PITCH = WIDE * 2 + 16, LINEAR2_BYTES = (CLASSES * HIDD
 template <class L>
 struct Small {
     // Mbarriers: of what the cluster's other block sends backward; and of the maps and places that it makes, or, where
-    // pictures are whole, of convolution 2's weights.
-    uint64_t arrived, mapped;
+    // pictures are whole, of convolution 2's weights. Backward, where pictures are whole, the second warpgroup has the
+    // first picture's gradient of the input, and all that it makes.
+    uint64_t arrived, mapped, first_made, all_made;
     float moments[MOMENTS];
     float running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[L::CHANNELS],
         running_variance2[L::CHANNELS];

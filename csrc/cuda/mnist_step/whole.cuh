@@ -351,11 +351,11 @@ __device__ __forceinline__ void store_sums1_whole(const Thread<Whole> &t, const 
     }
 }
 
-static constexpr int BARRIER_INPUT = 1, BARRIER_SECOND = 2; // named barriers
-
 // Gradients of both weights and of the first convolution's sums. The gradient of convolution 2's output is made by each
 // warpgroup for its picture; then the first warpgroup makes the weights' gradient from both pictures, and the second
-// one both pictures' gradient of the input, which is what block 1 needs, a warpgroup a picture again.
+// one both pictures' gradient of the input, which is what block 1 needs, a warpgroup a picture again. What a warpgroup
+// waits for meanwhile are mbarriers: they cost no more than named barriers of 128 threads, behind which racecheck
+// 2025.3 loses count of the whole block's.
 __device__ __forceinline__ void backward_whole(const Thread<Whole> &t, int parity, const KeptWhole &kept)
 {
     const int group = warpgroup_of(t), warp = t.warp % 4;
@@ -426,7 +426,7 @@ __device__ __forceinline__ void backward_whole(const Thread<Whole> &t, int parit
         }
         clear(sums, plain);
         if (t.pictures) {
-            named_barrier_sync(BARRIER_INPUT, THREADS);
+            bulk_wait(shared_address(&t.small.first_made), parity);
             backward1_whole(t, picture, places, input, half * 3, half * 3 + 3, sums, plain);
         }
         bulk_wait(shared_address(&t.small.arrived), parity);
@@ -489,10 +489,11 @@ __device__ __forceinline__ void backward_whole(const Thread<Whole> &t, int parit
                 }
             }
             if (i == 0)
-                named_barrier_arrive(BARRIER_INPUT, THREADS);
+                bulk_arrive(shared_address(&t.small.first_made));
         }
         cluster_wait();
-        named_barrier_sync(BARRIER_SECOND, WARPGROUP);
+        bulk_arrive(shared_address(&t.small.all_made));
+        bulk_wait(shared_address(&t.small.all_made), parity);
         clear(sums, plain);
         // The first warpgroup has less time left, and gets fewer rows of the first picture.
 #pragma unroll 1
@@ -500,6 +501,8 @@ __device__ __forceinline__ void backward_whole(const Thread<Whole> &t, int parit
             backward1_whole(t, picture + i * PICTURE_BYTES, places + i * Whole::PLACES_BYTES, input + i * INPUT_BYTES,
                             i ? half * 7 : 6 + half * 4, i ? half * 7 + 7 : 10 + half * 4, sums, plain);
     }
+    // What has been read where the weights were is read: the next step's come there by a bulk copy.
+    fence_async_proxy();
     __syncthreads();
     store_sums1_whole(t, sums, plain);
 }
