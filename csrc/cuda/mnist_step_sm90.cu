@@ -46,6 +46,8 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
 {
     for (int i = t.thread; i < L::AT_SMALL / 16; i += THREADS)
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
+    if constexpr (L::MEMBERS == 1)
+        fence_async_proxy(); // a bulk copy brings the weights there
     const cuda_ops_mnist_parameters &p = t.a.parameters;
     Small<L> &s = t.small;
     if (t.thread < CHANNELS1) {

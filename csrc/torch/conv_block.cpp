@@ -2,9 +2,10 @@
 #include "conv_block.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
+
+#include "cpu_workspace.h"
 
 namespace cuda_ops
 {
@@ -68,8 +69,8 @@ template <typename Kernel>
 static void over_chunks(const char *op, const cuda_ops_conv_block_plan &plan, const Kernel &kernel)
 {
     parallel_ranges(op, plan.chunks, 1, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(plan.workspace_bytes);
-        return kernel(begin, end, workspace.get());
+        void *const workspace = thread_workspace(plan.workspace_bytes);
+        return kernel(begin, end, workspace);
     });
 }
 

@@ -3,11 +3,10 @@
 
 #include "cuda_ops/linear.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 
 #include "checks.h"
+#include "cpu_workspace.h"
 
 namespace cuda_ops
 {
@@ -32,10 +31,10 @@ void parallel_blocks(const char *op, int64_t rows, int64_t columns, int64_t dept
     const int64_t other = std::max<int64_t>(1, (by_rows ? columns : rows) * depth);
     const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / other);
     parallel_ranges(op, by_rows ? rows : columns, grain, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_linear_workspace_cpu());
+        void *const workspace = thread_workspace(cuda_ops_linear_workspace_cpu());
         const cuda_ops_linear_block block =
             by_rows ? cuda_ops_linear_block{begin, end, 0, columns} : cuda_ops_linear_block{0, rows, begin, end};
-        return kernel(block, workspace.get());
+        return kernel(block, workspace);
     });
 }
 

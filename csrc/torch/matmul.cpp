@@ -1,11 +1,11 @@
 // matmul for PyTorch: the product of two matrices, or of a batch of pairs of them. Other shapes, and broadcasting, are
 // views that cuda_ops/ops/matmul.py makes; gradients are products again, of transposed views, which need no copy.
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 
 #include "checks.h"
+#include "cpu_workspace.h"
 #include "gemm.h"
 #include "linear.h"
 
@@ -20,15 +20,15 @@ static void matmul_cpu(const Tensor &output, const Tensor &a, const Tensor &b, c
     const int64_t lines = by_rows ? problem.m : problem.n, other = by_rows ? problem.n : problem.m;
     const int64_t grain = std::max<int64_t>(1, PRODUCT_GRAIN / std::max<int64_t>(1, other * problem.k));
     parallel_ranges("matmul", problem.batch * lines, grain, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_matmul_workspace_cpu());
+        void *const workspace = thread_workspace(cuda_ops_matmul_workspace_cpu());
         cuda_ops_status status = CUDA_OPS_SUCCESS;
         while (begin < end && status == CUDA_OPS_SUCCESS) {
             const int64_t index = begin / lines, first = begin - index * lines;
             const int64_t last = std::min(lines, first + end - begin);
             const cuda_ops_gemm_block block = by_rows ? cuda_ops_gemm_block{first, last, 0, problem.n}
                                                       : cuda_ops_gemm_block{0, problem.m, first, last};
-            status = cuda_ops_matmul_cpu(output.data_ptr(), a.const_data_ptr(), b.const_data_ptr(), workspace.get(),
-                                         &problem, index, block);
+            status = cuda_ops_matmul_cpu(output.data_ptr(), a.const_data_ptr(), b.const_data_ptr(), workspace, &problem,
+                                         index, block);
             begin += last - first;
         }
         return status;
