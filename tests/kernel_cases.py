@@ -116,7 +116,7 @@ def run_conv_paths():
             for allowed in (False, True):
                 torch.backends.cudnn.allow_tf32 = allowed
                 run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
-        for channels, kernel in [((36, 36), 3), ((8, 8), 5), ((8, 8), 7), ((3, 6), 3), ((3, 3), 1)]:
+        for channels, kernel in [((36, 36), 3), ((68, 68), 5), ((8, 8), 7), ((3, 6), 3), ((3, 3), 1)]:
             run_conv_path("depthwise", dtype, channels, kernel, size, channels[0], memory_format)
 
 

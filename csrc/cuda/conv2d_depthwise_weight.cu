@@ -4,15 +4,18 @@
 //
 // Every thread sums all taps over its share of the pixels, blocks share images and rows, and a second kernel adds up
 // what they found, in order. `planes` (contiguous) works on patches in shared memory, a block for a channel and some
-// images; `pixels` (channels_last) reads from global memory, a thread for a run of channels; `any` takes the rest, a
-// few taps at a time. Bound by memory.
+// images; `pixels` (channels_last) reads from global memory, a warp for a strip of pixels of 64 channels; `any` takes
+// the rest, a few taps at a time. Bound by memory.
+#include <algorithm>
+#include <type_traits>
+
 #include "conv2d_depthwise.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 static constexpr int PLANE_ROWS = 2;
-static constexpr int PIXEL_CHANNELS = 8; // threads of a block along runs of channels
+static constexpr int PIXEL_CHANNELS = 2; // of a thread of `pixels`
 static constexpr int ANY_TAPS = 8;       // taps that a block of `any` sums
-static constexpr int64_t WANTED_BLOCKS = 1056;
+static constexpr int64_t WANTED_BLOCKS = 1056, PIXEL_BLOCKS = 264;
 
 template <typename T, int K>
 __global__ void __launch_bounds__(THREADS)
@@ -99,97 +102,172 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// CHANNELS neighbours for a thread: fewer of them where there are many taps.
-template <typename T, int K, int CHANNELS>
-__global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
-    conv2d_depthwise_pixels_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p)
+// Columns of a warp's strip of `pixels`: as many as there are registers for.
+__host__ __device__ static constexpr int pixel_strip(int kernel)
 {
-    struct __align__(CHANNELS * sizeof(T)) Run {
-        T element[CHANNELS];
-    };
-    __shared__ float sums[WARPS][PIXEL_CHANNELS * CHANNELS][K];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int run = threadIdx.x % PIXEL_CHANNELS, place = threadIdx.x / PIXEL_CHANNELS;
-    const int64_t channel_tiles = (p.channels + PIXEL_CHANNELS * CHANNELS - 1) / (PIXEL_CHANNELS * CHANNELS);
-    const int64_t first_channel = blockIdx.x % channel_tiles * (PIXEL_CHANNELS * CHANNELS),
-                  part = blockIdx.x / channel_tiles;
-    const int64_t channel = first_channel + run * CHANNELS;
-    const bool there = channel < p.channels;
+    return kernel == 5 ? 2 : 4;
+}
 
-    float sum[K][K][CHANNELS] = {};
-    // An item is a row of an image in runs of 4 pixels; each part has a range of them, so that rows that share their
-    // input come one after the other.
-    const int64_t runs = (p.out_width + RUN - 1) / RUN, items = p.batch * p.out_height * runs;
-    const int64_t each = (items + p.parts - 1) / p.parts, end = min(items, (part + 1) * each);
-    const int in_line = (int)p.in.y, out_column = (int)p.out.x;
-    typedef DepthwiseWindow<T, K, CHANNELS> Window;
-    Window window;
-    for (int64_t item = part * each + place; there && item < end; item += THREADS / PIXEL_CHANNELS) {
+template <typename T>
+__device__ __forceinline__ void two_channels(float (&value)[PIXEL_CHANNELS], const T *from)
+{
+    if constexpr (sizeof(T) == 4) {
+        const float2 two = *(const float2 *)from;
+        value[0] = two.x, value[1] = two.y;
+    } else {
+        const float2 two = unpack<T>(*(const uint32_t *)from);
+        value[0] = two.x, value[1] = two.y;
+    }
+}
+
+// A warp's lanes have two neighbouring channels each, and walk down STRIP columns of some rows of an image. A row of
+// input is read once, for all K rows of grad_output that it meets, which stay in registers. Rows of both come to shared
+// memory past the registers, some ahead of the one that is multiplied: a place in a warp's ring has what the strip sees
+// of a row of input, COLUMNS pixels, and its pixels of a row of grad_output, of 64 channels.
+template <typename T, int K>
+struct PixelRing {
+    static constexpr int STRIP = pixel_strip(K), COLUMNS = STRIP + K - 1, ACROSS = WARP_SIZE * PIXEL_CHANNELS;
+    static constexpr int PIXEL_BYTES = ACROSS * sizeof(T), BYTES = (COLUMNS + STRIP) * PIXEL_BYTES;
+    static constexpr int PIECE = 8, PIECES = PIXEL_BYTES / PIECE, EACH = (COLUMNS + STRIP) * PIECES / WARP_SIZE;
+    static constexpr int APART = WARP_SIZE / PIECES; // pixels that a warp copies at once
+    static_assert(COLUMNS % APART == 0 && STRIP % APART == 0, "each time of input, or of grad_output");
+};
+static constexpr int MOST_AHEAD = 3; // rows of input on their way; a ring has a place more, a power of two
+
+template <typename T, int K>
+__global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
+    conv2d_depthwise_pixels_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p, int places)
+{
+    typedef PixelRing<T, K> Ring;
+    constexpr int STRIP = Ring::STRIP, ACROSS = Ring::ACROSS;
+    extern __shared__ __align__(16) char rings[];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int64_t channel_tiles = (p.channels + ACROSS - 1) / ACROSS, part = blockIdx.x / channel_tiles;
+    const int64_t first_channel = blockIdx.x % channel_tiles * ACROSS;
+    const int in_line = (int)p.in.y, out_line = (int)p.out.y, column_step = (int)p.channels;
+    char *const ring = rings + warp * places * Ring::BYTES;
+    // The piece of a pixel's channels that this lane copies is the same for all pixels.
+    const int piece = lane % Ring::PIECES, beside = lane / Ring::PIECES;
+    const int64_t copied_channel = first_channel + piece * (Ring::PIECE / (int)sizeof(T));
+    const bool copies = copied_channel < p.channels;
+
+    float sum[K][K][PIXEL_CHANNELS] = {};
+    const int64_t items = p.batch * p.tiles_y * p.tiles_x;
+    for (int64_t item = part * WARPS + warp; item < items; item += p.parts * WARPS) {
         int64_t n = item;
-        const int x = (int)split(n, runs) * RUN, y = (int)split(n, p.out_height);
-        const T *const grad = (const T *)p.output + n * p.out.n + y * (int)p.out.y + x * out_column + channel;
-        const T *const image = (const T *)p.input + n * p.in.n + channel;
-        const int pixels = p.out_width - x;
-        window.aim(p, x - p.padding_left);
-        const auto fetch = [&](uint32_t(&raw)[Window::COLUMNS][Window::WORDS], int r) {
-            const int source_y = y + r - p.padding_top;
-            window.fetch(raw, image + source_y * in_line, (unsigned int)source_y < (unsigned int)p.height);
-        };
-        uint32_t raw[2][Window::COLUMNS][Window::WORDS];
-        fetch(raw[0], 0);
-        Run from[RUN] = {};
+        const int x = (int)split(n, p.tiles_x) * STRIP, y0 = (int)split(n, p.tiles_y) * p.tile_height;
+        const int pixels = p.out_width - x, rows = min(p.tile_height, p.out_height - y0), steps = rows + K - 1;
+        const T *grad = (const T *)p.output + n * p.out.n + y0 * out_line + x * column_step + copied_channel;
+        const T *const image = (const T *)p.input + n * p.in.n + copied_channel;
+        int offset[Ring::EACH]; // of what this lane copies, in a row of either
+        unsigned int there = 0; // what of it is neither past the input nor past the output
 #pragma unroll
-        for (int j = 0; j < RUN; j++)
-            if (j < pixels)
-                from[j] = *(const Run *)(grad + j * out_column);
-        float value[RUN][CHANNELS];
-#pragma unroll
-        for (int r = 0; r < K; r++) {
-            if (r + 1 < K)
-                fetch(raw[(r + 1) % 2], r + 1);
-            if (r == 0)
-#pragma unroll
-                for (int j = 0; j < RUN; j++)
-#pragma unroll
-                    for (int k = 0; k < CHANNELS; k++)
-                        value[j][k] = load_as_accumulate(from[j].element[k]);
-            float seen[Window::COLUMNS][CHANNELS];
-            Window::convert(seen, raw[r % 2]);
-#pragma unroll
-            for (int j = 0; j < RUN; j++)
-                if (j < pixels)
-#pragma unroll
-                    for (int s = 0; s < K; s++)
-#pragma unroll
-                        for (int k = 0; k < CHANNELS; k++)
-                            sum[r][s][k] += value[j][k] * seen[s + j][k];
+        for (int i = 0; i < Ring::EACH; i++) {
+            const int pixel = i * Ring::APART + beside, j = pixel - Ring::COLUMNS;
+            const int column = i * Ring::APART < Ring::COLUMNS ? x - p.padding_left + pixel : j;
+            const int columns = i * Ring::APART < Ring::COLUMNS ? p.width : pixels;
+            offset[i] = column * column_step;
+            there |= (unsigned int)((unsigned int)column < (unsigned int)columns) << i;
         }
+        const auto fetch = [&](int step) {
+            if (step < steps && copies) {
+                const int y = y0 - p.padding_top + step;
+                const bool inside = (unsigned int)y < (unsigned int)p.height;
+                const T *const line = image + (int64_t)y * in_line;
+                char *const to = ring + (step & (places - 1)) * Ring::BYTES + lane * Ring::PIECE;
+#pragma unroll
+                for (int i = 0; i < Ring::EACH; i++) {
+                    const bool of_input = i * Ring::APART < Ring::COLUMNS;
+                    copy_to_shared<Ring::PIECE>(to + i * WARP_SIZE * Ring::PIECE, (of_input ? line : grad) + offset[i],
+                                                (of_input ? inside : step < rows) && (there >> i & 1));
+                }
+                grad += out_line;
+            }
+            end_step_of_copies();
+        };
+        for (int step = 0; step < places - 1; step++)
+            fetch(step);
+        float value[K][STRIP][PIXEL_CHANNELS]; // of grad_output, row y0 + step in value[step % K]
+#pragma unroll 1
+        for (int first = 0; first < steps; first += K)
+#pragma unroll
+            for (int now = 0; now < K; now++) {
+                const int step = first + now;
+                if (step >= steps)
+                    break;
+                if (places > MOST_AHEAD)
+                    wait_for_steps_of_copies<MOST_AHEAD - 1>();
+                else
+                    wait_for_steps_of_copies<0>();
+                __syncwarp(); // what the other lanes copied is there, and they have read the row before
+                fetch(step + places - 1);
+                const T *const row = (const T *)(ring + (step & (places - 1)) * Ring::BYTES) + lane * PIXEL_CHANNELS;
+                float seen[Ring::COLUMNS][PIXEL_CHANNELS];
+#pragma unroll
+                for (int i = 0; i < Ring::COLUMNS; i++)
+                    two_channels(seen[i], row + i * ACROSS);
+#pragma unroll
+                for (int j = 0; j < STRIP; j++)
+                    two_channels(value[now][j], row + (Ring::COLUMNS + j) * ACROSS);
+                // Of rows and columns past the output nothing is multiplied, not even by zero: input may be infinite.
+                const auto multiply = [&](auto all) {
+#pragma unroll
+                    for (int r = 0; r < K; r++) {
+                        if (!all.value && (step - r < 0 || step - r >= rows))
+                            continue;
+#pragma unroll
+                        for (int j = 0; j < STRIP; j++)
+                            if (all.value || j < pixels)
+#pragma unroll
+                                for (int s = 0; s < K; s++)
+#pragma unroll
+                                    for (int k = 0; k < PIXEL_CHANNELS; k++)
+                                        sum[r][s][k] += value[(now - r + K) % K][j][k] * seen[s + j][k];
+                    }
+                };
+                if (step >= K - 1 && step < rows && pixels >= STRIP)
+                    multiply(std::true_type());
+                else
+                    multiply(std::false_type());
+            }
+        __syncwarp(); // the next strip's rows come to where this one's were
     }
 
-    // The four threads of a warp that have the same channels, then the warps, a row of the kernel at a time.
+    // Over the warps, a row of the kernel at a time, where the rings were.
+    float *const sums = (float *)rings; // [warp][K][ACROSS]
+    wait_for_copies_to_shared();
+    __syncthreads();
 #pragma unroll
     for (int r = 0; r < K; r++) {
 #pragma unroll
         for (int s = 0; s < K; s++)
 #pragma unroll
-            for (int k = 0; k < CHANNELS; k++) {
-                float all = sum[r][s][k];
-                all += __shfl_xor_sync(FULL_WARP, all, PIXEL_CHANNELS);
-                all += __shfl_xor_sync(FULL_WARP, all, 2 * PIXEL_CHANNELS);
-                if (lane < PIXEL_CHANNELS)
-                    sums[warp][run * CHANNELS + k][s] = all;
-            }
+            for (int k = 0; k < PIXEL_CHANNELS; k++)
+                sums[(warp * K + s) * ACROSS + lane * PIXEL_CHANNELS + k] = sum[r][s][k];
         __syncthreads();
-        for (int i = threadIdx.x; i < PIXEL_CHANNELS * CHANNELS * K; i += THREADS) {
+        for (int i = threadIdx.x; i < ACROSS * K; i += THREADS) {
             const int c = i / K, s = i % K;
             float all = 0;
+#pragma unroll
             for (int w = 0; w < WARPS; w++)
-                all += sums[w][c][s];
+                all += sums[(w * K + s) * ACROSS + c];
             if (first_channel + c < p.channels)
                 partial[(part * p.channels + first_channel + c) * (K * K) + r * K + s] = all;
         }
         __syncthreads();
     }
+}
+
+// The places of the rings, as many as leave room for two blocks, and what a block then takes; the last sums too.
+template <typename T, int K>
+static size_t pixel_ring_bytes(int *places)
+{
+    int device = 0, room = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    constexpr size_t each = WARPS * PixelRing<T, K>::BYTES, last = sizeof(float) * WARPS * K * PixelRing<T, K>::ACROSS;
+    *places = 2 * (MOST_AHEAD + 1) * each <= (size_t)room ? MOST_AHEAD + 1 : 2;
+    return std::max(*places * each, last);
 }
 
 // ANY_TAPS taps of one channel (contiguous), or of 32 of them (channels_last), and a part of the pixels of all images.
@@ -270,10 +348,10 @@ __global__ void __launch_bounds__(THREADS)
 
 enum WeightKernel { PLANES, PIXELS, ANY };
 
-// Channels of a run of `pixels`: as many as leave registers for two blocks.
-static constexpr int pixel_run(int element, int kernel)
+// Blocks of `pixels` that an H200 runs at once.
+static int64_t pixel_blocks(int64_t kernel)
 {
-    return element == 2 && kernel == 3 ? 4 : 2;
+    return kernel == 7 ? PIXEL_BLOCKS / 2 : PIXEL_BLOCKS;
 }
 
 // Which kernel, and its parts; the launcher and the query for the workspace must agree.
@@ -285,9 +363,21 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
     WeightKernel kernel = ANY;
     if (usual && s.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && aligned) {
         kernel = PIXELS;
-        blocks =
-            ceil_div(p.channels, PIXEL_CHANNELS * pixel_run(call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, p.kernel_width));
-        items = ceil_div(p.batch * p.out_height * ceil_div(p.out_width, RUN), 4 * THREADS / PIXEL_CHANNELS);
+        blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS);
+        p.tiles_x = (int)ceil_div(p.out_width, pixel_strip(p.kernel_width));
+        // An item of more rows reads less of the input twice; of fewer, the last round of items is no longer alone.
+        const int64_t strips = p.batch * p.tiles_x * blocks, at_once = WARPS * pixel_blocks(p.kernel_width);
+        int64_t least = INT64_MAX;
+        for (int64_t cuts = 1; cuts <= std::min<int64_t>(p.out_height, 64); cuts++) {
+            const int64_t rows = ceil_div(p.out_height, cuts), tiles = ceil_div(p.out_height, rows);
+            const int64_t time = ceil_div(strips * tiles, at_once) * (rows + p.kernel_height - 1);
+            if (time < least) {
+                least = time;
+                p.tile_height = (int)rows;
+            }
+        }
+        p.tiles_y = (int)ceil_div(p.out_height, p.tile_height);
+        items = ceil_div(p.batch * p.tiles_x * p.tiles_y, WARPS);
     } else if (usual && !s.input_channels_last) {
         kernel = PLANES;
         const int K = p.kernel_width;
@@ -315,8 +405,9 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         blocks = taps * (p.out.c == 1 ? ceil_div(p.out_channels, WARP_SIZE) : p.out_channels);
         items = ceil_div(p.batch * p.out_height * p.out_width, 4 * THREADS);
     }
-    // Of `pixels` fewer, whose last sums are many.
-    const int64_t wanted = ceil_div(kernel == PIXELS ? WANTED_BLOCKS / 2 : WANTED_BLOCKS, blocks);
+    // Of `pixels` as many as run at once, whose last sums are many.
+    const int64_t wanted = kernel == PIXELS ? std::max<int64_t>(1, pixel_blocks(p.kernel_width) / blocks)
+                                            : ceil_div(WANTED_BLOCKS, blocks);
     p.parts = items < wanted ? (items > 0 ? items : 1) : wanted;
     return kernel;
 }
@@ -325,9 +416,12 @@ template <typename T, int K>
 static void launch_usual(const DepthwiseProblem &p, WeightKernel kernel, float *partial, cudaStream_t stream)
 {
     if (kernel == PIXELS) {
-        constexpr int CHANNELS = pixel_run(sizeof(T), K);
-        const int64_t blocks = ceil_div(p.channels, PIXEL_CHANNELS * CHANNELS) * p.parts;
-        conv2d_depthwise_pixels_weight_kernel<T, K, CHANNELS><<<(unsigned int)blocks, THREADS, 0, stream>>>(partial, p);
+        const int64_t blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS) * p.parts;
+        int places;
+        const size_t bytes = pixel_ring_bytes<T, K>(&places);
+        const auto pixels = conv2d_depthwise_pixels_weight_kernel<T, K>;
+        cudaFuncSetAttribute(pixels, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        pixels<<<(unsigned int)blocks, THREADS, bytes, stream>>>(partial, p, places);
         return;
     }
     const size_t shared = ((size_t)p.planes * (p.tile_height + K - 1) * p.pitch + 4) * sizeof(float);

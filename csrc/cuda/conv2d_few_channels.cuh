@@ -52,39 +52,6 @@ static inline FewStrides few_strides(int64_t channels, int64_t height, int64_t w
     return {channels * height * width, height * width, width, 1};
 }
 
-__device__ __forceinline__ uint32_t few_address(const void *shared)
-{
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
-
-// Copies BYTES from device to shared memory past the registers, zeros if not `inside`.
-template <int BYTES>
-__device__ __forceinline__ void few_copy(void *shared, const void *global, bool inside)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what cp.async copies");
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(few_address(shared)), "l"(global),
-                     "r"(inside ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(few_address(shared)), "l"(global),
-                     "n"(BYTES), "r"(inside ? BYTES : 0)
-                     : "memory");
-#else
-#pragma unroll
-    for (int i = 0; i < BYTES / 4; i++)
-        ((uint32_t *)shared)[i] = inside ? ((const uint32_t *)global)[i] : 0;
-#endif
-}
-
-__device__ __forceinline__ void few_wait_for_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 template <int MATH>
 __device__ __forceinline__ uint32_t few_operand(uint32_t word)
 {
@@ -202,7 +169,7 @@ struct FewPatch {
                 int offset, column;
                 const bool inside =
                     locate(p, places[i], offset, column) && (unsigned int)column < (unsigned int)p.width;
-                few_copy<4>(patch + i, image + (inside ? offset : 0), inside);
+                copy_to_shared<4>(patch + i, image + (inside ? offset : 0), inside);
             }
         } else {
 #pragma unroll

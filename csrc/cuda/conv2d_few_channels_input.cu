@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
                     uint32_t *const to = patch + at * WORDS + (part ^ (column / 4 % 2)) * 4;
                     const T *const from = image + y * p.out.y + x * p.out.x + o;
                     if (p.vector == 16)
-                        few_copy<16>(to, inside && o < p.out_channels ? from : image, inside && o < p.out_channels);
+                        copy_to_shared<16>(to, inside && o < p.out_channels ? from : image,
+                                           inside && o < p.out_channels);
                     else {
 #pragma unroll
                         for (int e = 0; e < RUN; e++)
@@ -131,15 +132,15 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
                         to[(e + quad_lane) % 4 * WORDS] = v[e];
                 }
             }
-            few_wait_for_copies();
+            wait_for_copies_to_shared();
             __syncthreads();
 
             const uint32_t *const chunk_weights = weights + chunk * kernel * 32;
             for (int s = 0; s < p.kernel_width; s++) {
                 // ldmatrix: lanes 0-15 address the first halves of 16 columns, lanes 16-31 the second ones.
                 const int column = left - aligned_left + warp_x + lane % 16 + s * p.dilation_width;
-                const uint32_t from =
-                    few_address(patch + (warp_y * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
+                const uint32_t from = address_in_shared(patch + (warp_y * p.columns + column) * WORDS +
+                                                        (lane / 16 ^ (column / 4 % 2)) * 4);
                 const uint32_t row_bytes = p.columns * WORDS * 4;
                 const auto load = [&](uint32_t(&a)[4], uint32_t address) {
                     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -272,8 +273,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                         const int y = top + row, x = aligned_left + column;
                         const bool inside =
                             (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
-                        few_copy<16>(patch + o * plane + row * p.columns + column,
-                                     inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
+                        copy_to_shared<16>(patch + o * plane + row * p.columns + column,
+                                           inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
                     }
             } else {
                 for (int o = 0; o < there; o++)
@@ -282,11 +283,11 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                                   x = aligned_left + i - row * p.columns;
                         const bool inside =
                             (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
-                        few_copy<4>(patch + o * plane + i,
-                                    inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
+                        copy_to_shared<4>(patch + o * plane + i,
+                                          inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
                     }
             }
-            few_wait_for_copies();
+            wait_for_copies_to_shared();
             __syncthreads();
 
             for (int o = 0; o < there; o++) {

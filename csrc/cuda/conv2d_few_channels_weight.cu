@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_grad(uint32_t *grad, const int *pixel_of, c
         T *const to =
             (T *)(grad + (last ? slot * Tile::PIXEL_LINE : channel * Tile::CHANNEL_LINE)) + (last ? channel : slot);
         if constexpr (BYTES >= 4)
-            few_copy<BYTES>(to, from, inside);
+            copy_to_shared<BYTES>(to, from, inside);
         else
             *to = inside ? *from : store_from_accumulate<T>(0.0f);
     }
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
             const int next_third = third == 2 ? 0 : third + 1;
             if (more)
                 locate(tile + gridDim.x, next_third);
-            few_wait_for_copies();
+            wait_for_copies_to_shared();
             __syncthreads();
             if (more)
                 fetch(tile + gridDim.x, turn ^ 1, next_third);
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                         for (int i = 0; i < OUT; i++)
                             asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                                          : "=r"(a[i][0]), "=r"(a[i][1]), "=r"(a[i][2]), "=r"(a[i][3])
-                                         : "r"(few_address(from + i * 8))
+                                         : "r"(address_in_shared(from + i * 8))
                                          : "memory");
                     } else {
                         const int channel_step = last ? 1 : Tile::CHANNEL_LINE, word_step = last ? Tile::PIXEL_LINE : 1;
