@@ -170,6 +170,44 @@ def test_sums_that_are_split_repeat_bitwise():
             assert_close(actual, reference, 2e-6)
 
 
+# Rows of whole pieces of 16 bytes and others, which are read several at a time; one column; more columns than a block
+# has; rows for one block, for several, and some left over.
+BIAS_SHAPES = [
+    (1, 1),
+    (7, 10),
+    (1024, 10),
+    (30_011, 10),
+    (70_003, 1),
+    (2049, 33),
+    (4097, 257),
+    (100, 1281),
+    (5, 50_257),
+]
+BIAS_SHAPES += [(3001, 264), (1500, 640), (20, 8192), (255, 1023), (0, 5)]
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_bias_gradient_of_any_shape(device_dtype, offset):
+    """Small integers, whose sums are exact, also where the array is not aligned to 16 bytes."""
+    device, dtype = device_dtype
+    for rows, columns in BIAS_SHAPES:
+        values = Make(seed=rows).integers(rows * columns + offset, low=-2, high=3).to(device, dtype)
+        grad_output = values[offset:].view(rows, columns)
+        expected = grad_output.double().sum(0).to(dtype)
+        for _ in range(2):
+            assert torch.equal(torch.ops.cuda_ops.linear_backward_bias(grad_output), expected), (rows, columns)
+
+
+@pytest.mark.cuda
+def test_bias_gradient_repeats_bitwise():
+    for rows, columns in [(30_011, 10), (5120, 640), (999, 1281)]:
+        grad_output = Make("cuda", torch.float32)(rows, columns)
+        first = torch.ops.cuda_ops.linear_backward_bias(grad_output)
+        assert_close(first, grad_output.double().sum(0).cpu(), 2e-6)
+        for _ in range(10):
+            assert torch.equal(torch.ops.cuda_ops.linear_backward_bias(grad_output), first)
+
+
 @pytest.mark.cuda
 @pytest.mark.large
 def test_more_than_2_31_elements():
@@ -184,3 +222,4 @@ def test_more_than_2_31_elements():
     grad_output = torch.zeros_like(output)
     grad_output[-1] = 1
     assert (torch.ops.cuda_ops.linear_backward_weight(grad_output, input) == 1).all()
+    assert (torch.ops.cuda_ops.linear_backward_bias(input) == 3).all()

@@ -7,9 +7,11 @@
 // shared memory, kept there in the accumulation type. The next slice is loaded into registers while the present one is
 // multiplied. Bound by arithmetic on the CUDA cores (no tensor cores).
 // Where the tiles are too few to fill a GPU, the common dimension is split among blocks, and the partial results are
-// added in order by a second kernel, so that results repeat bit by bit.
+// added in order by a second kernel, so that results repeat bit by bit. grad_bias is column_sums.cuh's, bound by
+// memory.
 #include "cuda_ops/linear.h"
 
+#include "column_sums.cuh"
 #include "common.cuh"
 
 static constexpr int THREADS = 256;
@@ -179,67 +181,6 @@ static cuda_ops_status product(T *output, const T *a, const T *b, const T *bias,
     return split.splits == 1 ? launch_status() : add_partial(output, workspace, bias, m * n, n, split.splits, stream);
 }
 
-// grad_bias: a block sums 32 columns over a piece of the rows; its 8 warps take every eighth row, and lanes are
-// columns, so that loads are coalesced.
-static constexpr int BIAS_WARPS = THREADS / WARP_SIZE;
-static constexpr int64_t SMALLEST_BIAS_CHUNK = 128;
-
-static Split split_bias(int64_t rows, int64_t out_features)
-{
-    int64_t splits = out_features > 0 ? WANTED_BLOCKS / ceil_div(out_features, WARP_SIZE) : 1;
-    splits = splits < rows / SMALLEST_BIAS_CHUNK ? splits : rows / SMALLEST_BIAS_CHUNK;
-    if (splits <= 1)
-        return {1, rows};
-    const int64_t chunk = ceil_div(rows, splits);
-    return {ceil_div(rows, chunk), chunk};
-}
-
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    linear_backward_bias_kernel(T *grad_bias, accumulate_type<T> *partial, const T *grad_output, int64_t rows,
-                                int64_t columns, int64_t splits, int64_t chunk)
-{
-    typedef accumulate_type<T> A;
-    __shared__ A shared[BIAS_WARPS][WARP_SIZE];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t groups = ceil_div(columns, WARP_SIZE);
-
-    for (int64_t work = blockIdx.x; work < groups * splits; work += gridDim.x) {
-        const int64_t split = work / groups, column = work % groups * WARP_SIZE + lane;
-        const int64_t begin = split * chunk, end = begin + chunk < rows ? begin + chunk : rows;
-        A sum = 0;
-        if (column < columns)
-            for (int64_t row = begin + warp; row < end; row += BIAS_WARPS)
-                sum += load_as_accumulate(grad_output[row * columns + column]);
-        shared[warp][lane] = sum;
-        __syncthreads();
-        if (warp == 0 && column < columns) {
-            for (int w = 1; w < BIAS_WARPS; w++)
-                sum += shared[w][lane];
-            if (splits > 1)
-                partial[split * columns + column] = sum;
-            else
-                grad_bias[column] = store_from_accumulate<T>(sum);
-        }
-        // The sums are overwritten by the block's next piece.
-        __syncthreads();
-    }
-}
-
-template <typename T>
-static cuda_ops_status backward_bias(T *grad_bias, const T *grad_output, void *workspace, int64_t rows, int64_t columns,
-                                     cudaStream_t stream)
-{
-    if (columns == 0)
-        return CUDA_OPS_SUCCESS;
-    const Split split = split_bias(rows, columns);
-    linear_backward_bias_kernel<<<clamp_grid(ceil_div(columns, WARP_SIZE) * split.splits), THREADS, 0, stream>>>(
-        grad_bias, (accumulate_type<T> *)workspace, grad_output, rows, columns, split.splits, split.chunk);
-    if (split.splits == 1)
-        return launch_status();
-    return add_partial<T>(grad_bias, workspace, nullptr, columns, columns, split.splits, stream);
-}
-
 extern "C" int64_t cuda_ops_linear_forward_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features,
                                                           cuda_ops_dtype dtype)
 {
@@ -261,8 +202,7 @@ extern "C" int64_t cuda_ops_linear_backward_weight_workspace_cuda(int64_t rows, 
 extern "C" int64_t cuda_ops_linear_backward_bias_workspace_cuda(int64_t rows, int64_t out_features,
                                                                 cuda_ops_dtype dtype)
 {
-    const int64_t splits = split_bias(rows, out_features).splits;
-    return splits > 1 ? splits * out_features * accumulate_size(dtype) : 0;
+    return column_sums_workspace(rows, out_features, dtype);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_forward_cuda(void *output, const void *input, const void *weight,
@@ -303,6 +243,6 @@ extern "C" cuda_ops_status cuda_ops_linear_backward_bias_cuda(void *grad_bias, c
                                                               cuda_ops_stream stream)
 {
     CUDA_OPS_DISPATCH(
-        dtype, T, return backward_bias((T *)grad_bias, (const T *)grad_output, workspace, rows, out_features, stream));
+        dtype, T, return column_sums((T *)grad_bias, workspace, (const T *)grad_output, rows, out_features, stream));
     return CUDA_OPS_SUCCESS;
 }

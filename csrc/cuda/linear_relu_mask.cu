@@ -4,6 +4,7 @@
 // a fixed order. Meanwhile further blocks may round float32 weights to halves. Bound by memory: 3 elements an element.
 #include "cuda_ops/linear_relu.h"
 
+#include "column_sums.cuh"
 #include "common.cuh"
 #include "prefetch.cuh"
 
@@ -135,32 +136,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// A warp has every eighth block's sums of 32 columns.
-template <typename P>
-__global__ void __launch_bounds__(THREADS)
-    linear_relu_bias_kernel(P *grad_bias, const float *partials, int blocks, int64_t columns)
-{
-    __shared__ float shared[WARPS][WARP_SIZE];
-    wait_for_predecessor();
-    release_successor();
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t column = (int64_t)blockIdx.x * WARP_SIZE + lane;
-    float sum = 0;
-    if (column < columns)
-#pragma unroll 8
-        for (int block = warp; block < blocks; block += WARPS)
-            sum += partials[block * columns + column];
-    shared[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && column < columns) {
-        float total = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            total += shared[w][lane];
-        grad_bias[column] = store_from_accumulate<P>(total);
-    }
-}
-
 // masked and partials, *parts of them, and copy, as far as they are asked for.
 template <typename T>
 static cuda_ops_status prepare(T *masked, float *partials, int64_t *parts, T *copy, const T *grad_output,
@@ -194,14 +169,9 @@ static cuda_ops_status mask(T *masked, void *grad_bias, float *partials, const T
     const cuda_ops_status status = prepare(masked, grad_bias ? partials : nullptr, &blocks, (T *)nullptr, grad_output,
                                            output, nullptr, rows, columns, 0, stream);
     if (status == CUDA_OPS_SUCCESS && grad_bias) {
-        const unsigned int grid = (unsigned int)ceil_div(columns, WARP_SIZE);
-        if (bias_dtype == CUDA_OPS_FLOAT32)
-            launch_dependent(linear_relu_bias_kernel<float>, grid, THREADS, 0, stream, (float *)grad_bias, partials,
-                             (int)blocks, columns);
-        else
-            launch_dependent(linear_relu_bias_kernel<T>, grid, THREADS, 0, stream, (T *)grad_bias, partials,
-                             (int)blocks, columns);
-        return launch_status();
+        return bias_dtype == CUDA_OPS_FLOAT32
+                   ? add_column_sums((float *)grad_bias, (const float *)partials, blocks, columns, stream)
+                   : add_column_sums((T *)grad_bias, (const float *)partials, blocks, columns, stream);
     }
     return status;
 }
