@@ -59,7 +59,7 @@ static inline column_cut cut_columns(int64_t rows, int64_t columns, int count)
 
 // COUNT elements a piece: 16 bytes, or one. `sums` has the result if cut.sums() is 1, else it is `partials`.
 template <typename T, int COUNT>
-__global__ void __launch_bounds__(COLUMN_THREADS, 3)
+__global__ void __launch_bounds__(COLUMN_THREADS)
     column_sums_kernel(T *sums, accumulate_type<T> *partials, const T *input, int64_t rows, int64_t columns,
                        column_cut cut)
 {
