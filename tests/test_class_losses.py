@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opspec import as_tuple, assert_close
+from opspec import RELATIVE_NORM, as_tuple, assert_close
 
 import cuda_ops
 from cuda_ops.functional import cross_entropy, nll_loss
@@ -191,15 +191,17 @@ def test_mean_over_no_weight_is_nan(loss, device):
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_infinite_logits(device, label_smoothing, reduction):
+@pytest.mark.parametrize("classes", [3, 40, 1030])
+def test_infinite_logits(device, label_smoothing, reduction, classes):
     rows = [[1.0, -INF, 2.0], [1.0, INF, 2.0], [NAN, 0.0, 1.0], [-INF, -INF, -INF], [1e4, -1e4, 0.0]]
+    rows = [row + [row[0]] * (classes - 3) for row in rows]
     for target in range(3):
         for ignore_index in (-100, target):
             for row in rows:
                 compare(
                     device,
                     cross_entropy,
-                    torch.tensor([row, [0.5, 1.0, 2.0]]),
+                    torch.tensor([row, [0.5, 1.0, 2.0] + [1.0] * (classes - 3)]),
                     torch.tensor([target, (target + 1) % 3]),
                     dtype=torch.float32,
                     reduction=reduction,
@@ -287,6 +289,70 @@ def test_fifty_thousand_classes(device):
     compare(device, cross_entropy, input, target, dtype=torch.float32)
     columns = input.t().reshape(1, 50_257, 3)
     compare(device, cross_entropy, columns, target[None], dtype=torch.float32)
+
+
+def at_offset(values, offset):
+    """A copy of `values` that starts `offset` elements after an allocation does."""
+    storage = torch.empty(values.numel() + offset, dtype=values.dtype, device=values.device)
+    return storage[offset:].view(values.shape).copy_(values)
+
+
+# Around what a part of a warp, a warp and a block take; rows that start anywhere against 16 bytes, and pieces of 16
+# bytes for a part of the threads in the last round.
+ROW_CLASSES = [1, 2, 7, 8, 9, 31, 32, 33, 40, 64, 257, 1000, 1023, 1024, 1025, 1032, 4095, 4096, 4104, 5003, 9001]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_rows_that_start_anywhere(device_dtype, offset):
+    """With every kind of target; the gradient where the input lies, and elsewhere against 16 bytes."""
+    device, dtype = device_dtype
+    tolerance = RELATIVE_NORM[dtype]
+    forward, backward = torch.ops.cuda_ops.cross_entropy_forward, torch.ops.cuda_ops.cross_entropy_backward
+    generator = torch.Generator().manual_seed(offset)
+    for number, classes in enumerate(ROW_CLASSES):
+        rows = (3, 9, 37)[number % 3]
+        random = torch.rand(3, rows, classes, generator=generator).to(device, dtype)
+        input = at_offset((random[0] - 0.5) * 8, offset)
+        target = torch.randint(0, classes, (rows,), generator=generator).to(device)
+        weight = at_offset(random[1, 0] + 0.1, offset)
+        for kind, (q, w, ignored, smoothing) in {
+            "plain": (target, None, -100, 0.0),
+            "smoothing": (target, None, -100, 0.1),
+            "weight": (target, weight, -100, 0.0),
+            "weight, smoothing, ignored": (target, weight, int(target[0]), 0.1),
+            "probabilities": (at_offset(random[2], offset), weight, -100, 0.1),
+        }.items():
+            reduction = (number + len(kind)) % 3  # none, mean, sum
+            loss, statistics, total = forward(input, q, w, reduction, ignored, smoothing)
+            grad_output = (torch.rand(loss.shape, generator=generator) + 0.5).to(device, dtype)
+            # PyTorch's allocator aligns grad_input, so that an input at an offset lies otherwise than it.
+            grad = backward(grad_output, input, q, w, statistics, total, reduction, ignored, smoothing)
+            copies = [None if t is None else t.cpu().double() for t in (input, w)]
+            x = copies[0].requires_grad_()
+            exact = torch.nn.functional.cross_entropy(
+                x,
+                q.cpu().double() if q.is_floating_point() else q.cpu(),
+                copies[1],
+                ignore_index=ignored,
+                label_smoothing=smoothing,
+                reduction=("none", "mean", "sum")[reduction],
+            )
+            (exact_grad,) = torch.autograd.grad(exact, x, grad_output.cpu().double())
+            what = f"{kind}, {rows} rows of {classes}"
+            assert_close(loss, exact, tolerance, what)
+            if classes > 1:  # with one the gradient is nothing but rounding
+                assert_close(grad, exact_grad, tolerance, f"gradient of {what}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("classes", [10, 1000, 5003])
+def test_loss_repeats_bitwise(classes):
+    for rows in (1, 64, 128, 129, 3000):  # for one block, and for several
+        input, target = torch.randn(rows, classes, device="cuda"), torch.randint(0, classes, (rows,), device="cuda")
+        first = cross_entropy(input, target)
+        assert_close(first, torch.nn.functional.cross_entropy(input.double(), target).cpu(), 2e-6)
+        for _ in range(10):
+            assert torch.equal(cross_entropy(input, target), first)
 
 
 def test_results_do_not_depend_on_threads():

@@ -1,8 +1,9 @@
 // cross_entropy: loss = sum(q * (logsumexp - input)) for each column; grad_input = scale * (sum(q) * softmax - q),
 // where q is how much each class counts (see the header).
-// Maps a team of threads (team.cuh) to a column. Forward reads a column once for the largest and the sum of
-// exponentials; for class indices without smoothing the loss then takes one more element, else one more pass, mostly
-// from cache. It keeps three numbers a column, from which backward makes the softmax again in one pass.
+// Maps a team of threads (team.cuh) to a column, which goes through it in pieces of 16 bytes where it is a row
+// (rows.cuh). Forward reads a column once for the largest and the sum of exponentials; for class indices without
+// smoothing the loss then takes one more element, else one more pass, mostly from cache. It keeps three numbers a
+// column, from which backward makes the softmax again in one pass.
 // Bound by memory: one read forward, one read and one write backward.
 #include "cuda_ops/cross_entropy.h"
 
@@ -36,11 +37,13 @@ __device__ __forceinline__ accumulate_type<T> share_of_class(const problem<T> &p
     return class_weight(p, c) * share;
 }
 
-// `losses` without a reduction, `partials` with one; the other is null.
-template <typename T, int TEAM, bool STRIDED>
-__global__ void __launch_bounds__(TEAM_THREADS)
-    cross_entropy_forward_kernel(T *losses, accumulate_type<T> *statistics, double *partials,
-                                 cuda_ops_index_error *error, problem<T> p)
+// `losses` are those of the columns without a reduction. With one, a grid of one block has the one loss and
+// total_weight at once; larger ones leave `partials`. ALL_COUNT: other classes than the target count, too.
+template <typename T, int TEAM, bool STRIDED, bool ALL_COUNT>
+__global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4 : 2)
+    cross_entropy_forward_kernel(T *losses, accumulate_type<T> *statistics, accumulate_type<T> *total_weight,
+                                 double *partials, cuda_ops_index_error *error, problem<T> p,
+                                 cuda_ops_reduction reduction)
 {
     typedef accumulate_type<T> A;
     constexpr int SLOTS = TEAM_THREADS / TEAM;
@@ -48,33 +51,55 @@ __global__ void __launch_bounds__(TEAM_THREADS)
     __shared__ A sum_scratch[TEAM_THREADS];
     __shared__ double partial_scratch[WARP_SIZE];
     const team_place place = place_in_team(TEAM, STRIDED);
-    const bool all_classes_count = p.probabilities || p.spread > 0;
     double loss_sum = 0, weight_sum = 0;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < p.columns; first += (int64_t)gridDim.x * SLOTS) {
         const int64_t column = first + place.slot;
-        const int64_t offset = column_offset(column, p.classes, p.inner);
+        const int64_t offset = column_offset(column, p.classes, STRIDED ? p.inner : 1);
         const int64_t length = column < p.columns ? p.classes : 0;
-        const log_sum_exp<A> state =
-            team_log_sum_exp<TEAM, STRIDED>(p.input + offset, length, p.inner, place.rank, scratch);
+        const bool finishes = place.rank == 0 && column < p.columns;
+        // The target is on its way while the column is read, its input and weight while the team adds up.
+        int64_t t = -1;
+        if (finishes && !p.probabilities)
+            t = p.target[column];
+        log_sum_exp<A> state = column_log_sum_exp<TEAM, STRIDED>(p.input + offset, length, p.inner, place.rank);
+        A target_input = 0, target_weight = 0;
+        if (finishes && !p.probabilities && t != p.ignore_index && is_class(t, p.classes)) {
+            target_input = load_as_accumulate(p.input[offset + t * p.inner]);
+            target_weight = class_weight(p, t);
+        }
+        state = team_reduce<TEAM, STRIDED>(state, scratch);
         const A log_sum = log_of_sum(state);
         A loss = 0, q_sum = 0;
-        if (all_classes_count) {
-            for (int64_t c = place.rank; c < length; c += TEAM) {
-                const int64_t at = offset + c * p.inner;
-                const A share = share_of_class(p, c, at);
-                loss += share * (log_sum - (load_as_accumulate(p.input[at]) - state.maximum));
-                q_sum += share;
+        if (ALL_COUNT) {
+            if (!STRIDED && !p.probabilities && !p.weight) { // all count the same, but for the target
+                const T *const inputs[1] = {p.input + offset};
+                for_row((T *)nullptr, inputs, length, place.rank, TEAM, [&](int64_t, const auto &x) {
+#pragma unroll
+                    for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
+                        loss += log_sum - (x[0][e] - state.maximum);
+                });
+                loss *= p.spread;
+                q_sum = place.rank == 0 ? p.spread * (A)length : A(0);
+            } else {
+#pragma unroll 4
+                for (int64_t c = place.rank; c < length; c += TEAM) {
+                    const int64_t at = offset + c * p.inner;
+                    const A share = share_of_class(p, c, at);
+                    loss += share * (log_sum - (load_as_accumulate(p.input[at]) - state.maximum));
+                    q_sum += share;
+                }
             }
             loss = team_reduce<TEAM, STRIDED>(loss, sum_scratch);
             q_sum = team_reduce<TEAM, STRIDED>(q_sum, sum_scratch);
         }
         // No barrier from here to the end of the loop: one thread of each team finishes its column.
-        if (place.rank != 0 || column >= p.columns)
+        if (!finishes)
             continue;
         A column_weight = 1;
         if (!p.probabilities) {
-            const int64_t t = p.target[column];
-            column_weight = 0;
+            column_weight = target_weight;
             if (t == p.ignore_index) {
                 loss = q_sum = 0;
             } else if (!is_class(t, p.classes)) {
@@ -82,65 +107,107 @@ __global__ void __launch_bounds__(TEAM_THREADS)
                 loss = A(CUDART_NAN);
                 q_sum = 0;
             } else {
-                column_weight = class_weight(p, t);
                 const A q = p.keep * column_weight;
-                loss += q * (log_sum - (load_as_accumulate(p.input[offset + t * p.inner]) - state.maximum));
+                loss += q * (log_sum - (target_input - state.maximum));
                 q_sum += q;
             }
         }
         statistics[column] = state.maximum;
         statistics[p.columns + column] = log_sum;
         statistics[2 * p.columns + column] = q_sum;
-        if (losses)
+        if (reduction == CUDA_OPS_REDUCTION_NONE)
             losses[column] = store_from_accumulate<T>(loss);
         loss_sum += loss;
         weight_sum += column_weight;
     }
-    if (partials)
+    if (reduction == CUDA_OPS_REDUCTION_NONE)
+        return;
+    if (gridDim.x > 1) {
         write_partials(partials, loss_sum, weight_sum, partial_scratch);
+        return;
+    }
+    loss_sum = block_sum(loss_sum, partial_scratch);
+    weight_sum = block_sum(weight_sum, partial_scratch);
+    if (threadIdx.x == 0)
+        write_loss(losses, total_weight, loss_sum, weight_sum, reduction == CUDA_OPS_REDUCTION_MEAN);
 }
 
-// total_weight is null unless the reduction was a mean.
+// total_weight is null unless the reduction was a mean. `vectors`: columns are rows, whose classes all count the same
+// but for the target, and go by pieces of 16 bytes.
 template <typename T>
-__global__ void __launch_bounds__(TEAM_THREADS)
+__global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 ? 4 : 2)
     cross_entropy_backward_kernel(T *grad_input, const T *grad_output, const accumulate_type<T> *statistics,
                                   const accumulate_type<T> *total_weight, problem<T> p, bool grad_per_column,
-                                  team_shape shape)
+                                  team_shape shape, bool vectors)
 {
     typedef accumulate_type<T> A;
     const team_place place = place_in_team(shape.team, shape.strided);
     const int slots = TEAM_THREADS / shape.team;
     const bool all_classes_count = p.probabilities || p.spread > 0;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t column = (int64_t)blockIdx.x * slots + place.slot; column < p.columns;
          column += (int64_t)gridDim.x * slots) {
+        // Nothing here depends on the target, so that all of it is asked for at once.
         const int64_t t = p.probabilities ? -1 : p.target[column];
+        const A grad = load_as_accumulate(grad_output[grad_per_column ? column : 0]);
+        const A divisor = total_weight ? *total_weight : A(1);
+        const A maximum = statistics[column], log_sum = statistics[p.columns + column];
+        const A q_sum = statistics[2 * p.columns + column];
         const bool bad = !p.probabilities && t != p.ignore_index && !is_class(t, p.classes);
         const bool counts = p.probabilities || (t != p.ignore_index && !bad);
-        A scale = 0; // zero, even where grad_output is NaN, for a column that is left out
-        if (counts) {
-            scale = load_as_accumulate(grad_output[grad_per_column ? column : 0]);
-            if (total_weight) // the mean itself is 0 / 0 without any weight
-                scale = *total_weight == A(0) ? A(CUDART_NAN) : scale / *total_weight;
-        }
-        const A maximum = statistics[column], log_sum = statistics[p.columns + column];
-        const A factor = counts ? scale * statistics[2 * p.columns + column] : A(0);
+        // Zero, even where grad_output is NaN, for a column that is left out. The mean itself is 0 / 0 without weight.
+        const A scale = !counts ? A(0) : divisor == A(0) ? A(CUDART_NAN) : grad / divisor;
+        const A factor = counts ? scale * q_sum : A(0);
         const A target_share = counts && !p.probabilities ? p.keep * class_weight(p, t) : A(0);
         const int64_t offset = column_offset(column, p.classes, p.inner);
+        if (vectors) {
+            const T *const inputs[1] = {p.input + offset};
+            const A even_share = p.spread > A(0) ? scale * p.spread : A(0), share_of_target = scale * target_share;
+            for_row(grad_input + offset, inputs, p.classes, place.rank, shape.team, [&](int64_t c, auto &x) {
+                constexpr int COUNT = (int)(sizeof(x[0]) / sizeof(A));
+                const int target = c <= t && t < c + COUNT ? (int)(t - c) : -1;
+#pragma unroll
+                for (int e = 0; e < COUNT; e++)
+                    x[0][e] = factor * exp_for<T>((x[0][e] - maximum) - log_sum) - even_share;
+                if (target >= 0 || bad)
+#pragma unroll
+                    for (int e = 0; e < COUNT; e++)
+                        x[0][e] = bad ? A(0) : e == target ? x[0][e] - share_of_target : x[0][e];
+            });
+            continue;
+        }
+#pragma unroll 4
         for (int64_t c = place.rank; c < p.classes; c += shape.team) {
             const int64_t at = offset + c * p.inner;
-            A grad = factor * exp((load_as_accumulate(p.input[at]) - maximum) - log_sum);
+            A value = factor * exp_for<T>((load_as_accumulate(p.input[at]) - maximum) - log_sum);
             if (all_classes_count)
-                grad -= scale * share_of_class(p, c, at);
+                value -= scale * share_of_class(p, c, at);
             if (c == t)
-                grad -= scale * target_share;
-            grad_input[at] = store_from_accumulate<T>(bad ? A(0) : grad);
+                value -= scale * target_share;
+            grad_input[at] = store_from_accumulate<T>(bad ? A(0) : value);
         }
     }
 }
 
+// A few short columns are sooner done by one block, in some rounds, than by several and a second kernel.
+static constexpr int64_t ROUNDS_OF_ONE_BLOCK = 4;
+
+static team_shape forward_team(int64_t columns, int64_t classes, int64_t inner)
+{
+    return choose_team(classes, inner, longest_of_warp(columns, 4));
+}
+
+static unsigned int forward_grid(int64_t columns, int64_t classes, int64_t inner)
+{
+    const team_shape shape = forward_team(columns, classes, inner);
+    const int64_t blocks = team_blocks(columns, shape);
+    return classes <= WARP_SIZE && blocks <= ROUNDS_OF_ONE_BLOCK ? 1 : clamp_to_partials(blocks);
+}
+
 extern "C" size_t cuda_ops_cross_entropy_workspace_cuda(int64_t outer, int64_t classes, int64_t inner)
 {
-    return partials_bytes(clamp_to_partials(team_blocks(outer * inner, choose_team(classes, inner))));
+    return partials_bytes(forward_grid(outer * inner, classes, inner));
 }
 
 template <typename T>
@@ -166,16 +233,18 @@ static cuda_ops_status cross_entropy_forward(T *losses, void *statistics, void *
                                              cuda_ops_index_error *error, const problem<T> &p,
                                              cuda_ops_reduction reduction, cudaStream_t stream)
 {
-    const team_shape shape = choose_team(p.classes, p.inner);
-    const unsigned int grid = clamp_to_partials(team_blocks(p.columns, shape));
+    const team_shape shape = forward_team(p.columns, p.classes, p.inner);
     const bool reduced = reduction != CUDA_OPS_REDUCTION_NONE;
-    T *column_losses = reduced ? nullptr : losses;
-    double *block_sums = reduced ? partials : nullptr;
-    CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
-                           (cross_entropy_forward_kernel<T, TEAM, STRIDED><<<grid, TEAM_THREADS, 0, stream>>>(
-                               column_losses, (accumulate_type<T> *)statistics, block_sums, error, p)));
+    const unsigned int grid =
+        reduced ? forward_grid(p.columns, p.classes, p.inner) : clamp_grid(team_blocks(p.columns, shape));
+    CUDA_OPS_TEAM_DISPATCH(
+        shape, TEAM, STRIDED,
+        launch_dependent(p.probabilities || p.spread > 0 ? cross_entropy_forward_kernel<T, TEAM, STRIDED, true>
+                                                         : cross_entropy_forward_kernel<T, TEAM, STRIDED, false>,
+                         dim3(grid), dim3(TEAM_THREADS), 0, stream, losses, (accumulate_type<T> *)statistics,
+                         (accumulate_type<T> *)total_weight, partials, error, p, reduction));
     const cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS || !reduced)
+    if (status != CUDA_OPS_SUCCESS || !reduced || grid == 1)
         return status;
     return launch_loss_reduce(losses, total_weight, partials, grid, reduction, stream);
 }
@@ -186,11 +255,13 @@ static cuda_ops_status cross_entropy_backward(T *grad_input, const T *grad_outpu
                                               cuda_ops_reduction reduction, cudaStream_t stream)
 {
     typedef accumulate_type<T> A;
-    const team_shape shape = choose_team(p.classes, p.inner);
+    const team_shape shape = choose_team(p.classes, p.inner, longest_of_warp(p.columns, 2));
     const void *divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
-    cross_entropy_backward_kernel<<<clamp_grid(team_blocks(p.columns, shape)), TEAM_THREADS, 0, stream>>>(
-        grad_input, grad_output, (const A *)statistics, (const A *)divisor, p, reduction == CUDA_OPS_REDUCTION_NONE,
-        shape);
+    const bool vectors = p.inner == 1 && p.classes > WARP_SIZE && !p.probabilities && !(p.weight && p.spread > 0) &&
+                         lie_alike(grad_input, p.input);
+    launch_dependent(cross_entropy_backward_kernel<T>, dim3(clamp_grid(team_blocks(p.columns, shape))),
+                     dim3(TEAM_THREADS), 0, stream, grad_input, grad_output, (const A *)statistics, (const A *)divisor,
+                     p, reduction == CUDA_OPS_REDUCTION_NONE, shape, vectors);
     return launch_status();
 }
 

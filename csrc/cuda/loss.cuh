@@ -64,15 +64,18 @@ __device__ __forceinline__ void write_loss(T *loss, accumulate_type<T> *total_we
     *total_weight = (accumulate_type<T>)weight;
 }
 
-static constexpr int REDUCE_THREADS = 256;
+static constexpr int REDUCE_THREADS = 512;
 
-// Second stage, one block.
+// Second stage, one block; it is on its way while the first one runs.
 template <typename T>
-__global__ void loss_reduce_kernel(T *loss, accumulate_type<T> *total_weight, const double *partials, int count,
-                                   bool mean)
+__global__ void __launch_bounds__(REDUCE_THREADS)
+    loss_reduce_kernel(T *loss, accumulate_type<T> *total_weight, const double *partials, int count, bool mean)
 {
     __shared__ double scratch[WARP_SIZE];
+    wait_for_predecessor();
+    release_successor();
     double sum = 0, weight = 0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < count; i += REDUCE_THREADS) {
         sum += partials[2 * i];
         weight += partials[2 * i + 1];
@@ -87,8 +90,8 @@ template <typename T>
 static cuda_ops_status launch_loss_reduce(T *loss, void *total_weight, const double *partials, unsigned int count,
                                           cuda_ops_reduction reduction, cudaStream_t stream)
 {
-    loss_reduce_kernel<T><<<1, REDUCE_THREADS, 0, stream>>>(loss, (accumulate_type<T> *)total_weight, partials,
-                                                            (int)count, reduction == CUDA_OPS_REDUCTION_MEAN);
+    launch_dependent(loss_reduce_kernel<T>, dim3(1), dim3(REDUCE_THREADS), 0, stream, loss,
+                     (accumulate_type<T> *)total_weight, partials, (int)count, reduction == CUDA_OPS_REDUCTION_MEAN);
     return launch_status();
 }
 

@@ -10,9 +10,7 @@
 #ifndef CUDA_OPS_TEAM_CUH
 #define CUDA_OPS_TEAM_CUH
 
-#include <math_constants.h>
-
-#include "common.cuh"
+#include "rows.cuh"
 
 static constexpr int TEAM_THREADS = 256;
 
@@ -36,37 +34,12 @@ __device__ __forceinline__ int64_t column_offset(int64_t column, int64_t cols, i
     return inner == 1 ? column * cols : column / inner * cols * inner + column % inner;
 }
 
-// The largest of some elements, and the sum of exp(element - largest). -inf and 0 for no elements.
-template <typename A>
-struct log_sum_exp {
-    A maximum, sum;
-};
-
-template <typename A>
-__device__ __forceinline__ log_sum_exp<A> log_sum_exp_of_none()
-{
-    return {-A(CUDART_INF), A(0)};
-}
-
-// Adds one element. The maximum passes over NaN; the sum takes it up. Equal infinities are counted, not subtracted.
-template <typename A>
-__device__ __forceinline__ void add_element(log_sum_exp<A> &state, A x)
-{
-    if (x > state.maximum) {
-        state.sum = state.sum * exp(state.maximum - x) + A(1);
-        state.maximum = x;
-    } else {
-        state.sum += x == state.maximum ? A(1) : exp(x - state.maximum);
-    }
-}
-
 template <typename A>
 __device__ __forceinline__ A combine(A a, A b)
 {
     return a + b;
 }
 
-// Symmetric to the last bit, so that all threads of a butterfly end with the same.
 template <typename A>
 __device__ __forceinline__ log_sum_exp<A> combine(log_sum_exp<A> a, log_sum_exp<A> b)
 {
@@ -84,16 +57,26 @@ __device__ __forceinline__ A log_of_sum(log_sum_exp<A> state)
     return state.maximum == A(CUDART_INF) ? A(CUDART_NAN) : log(state.sum);
 }
 
-template <typename A>
-__device__ __forceinline__ A shuffle_xor(A value, int mask)
+// Over LANES neighbouring lanes of a warp, which all get the same bits: butterflies of symmetric operations.
+template <int LANES, typename A>
+__device__ __forceinline__ A lanes_combine(A value)
 {
-    return __shfl_xor_sync(FULL_WARP, value, mask);
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2)
+        value += __shfl_xor_sync(FULL_WARP, value, offset);
+    return value;
 }
 
-template <typename A>
-__device__ __forceinline__ log_sum_exp<A> shuffle_xor(log_sum_exp<A> value, int mask)
+// First the largest of all, so that each sum is rescaled once.
+template <int LANES, typename A>
+__device__ __forceinline__ log_sum_exp<A> lanes_combine(log_sum_exp<A> value)
 {
-    return {__shfl_xor_sync(FULL_WARP, value.maximum, mask), __shfl_xor_sync(FULL_WARP, value.sum, mask)};
+    A maximum = value.maximum; // never NaN
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2)
+        maximum = fmax(maximum, __shfl_xor_sync(FULL_WARP, maximum, offset));
+    const A shift = maximum == -A(CUDART_INF) ? A(0) : maximum;
+    return {maximum, lanes_combine<LANES>(value.sum * exp(value.maximum - shift))};
 }
 
 // `combine` over the values of a team, in a fixed order; every thread of it gets the result. `scratch` holds
@@ -115,49 +98,68 @@ __device__ __forceinline__ V team_reduce(V value, V *scratch)
         __syncthreads(); // nobody may write the next values while another still reads these
         return result;
     } else {
-        constexpr int LANES = TEAM < WARP_SIZE ? TEAM : WARP_SIZE;
-#pragma unroll
-        for (int offset = LANES / 2; offset > 0; offset /= 2)
-            value = combine(value, shuffle_xor(value, offset));
+        value = lanes_combine<(TEAM < WARP_SIZE ? TEAM : WARP_SIZE)>(value);
         if constexpr (TEAM > WARP_SIZE) {
             static_assert(TEAM == TEAM_THREADS, "a team is a part of a warp, a warp, or the block");
-            if (threadIdx.x % WARP_SIZE == 0)
+            constexpr int WARPS = TEAM / WARP_SIZE;
+            const int lane = threadIdx.x % WARP_SIZE;
+            if (lane == 0)
                 scratch[threadIdx.x / WARP_SIZE] = value;
             __syncthreads();
-            value = scratch[0];
-#pragma unroll
-            for (int warp = 1; warp < TEAM / WARP_SIZE; warp++)
-                value = combine(value, scratch[warp]);
+            value = lanes_combine<WARPS>(scratch[lane % WARPS]);
             __syncthreads();
         }
         return value;
     }
 }
 
-// The log-sum-exp of a column: `cols` elements from `input` on; all of its team's threads get it.
+// The log-sum-exp of thread `rank`'s share of a column: `cols` elements from `input` on.
+template <int TEAM, bool STRIDED, typename T>
+__device__ __forceinline__ log_sum_exp<accumulate_type<T>> column_log_sum_exp(const T *input, int64_t cols,
+                                                                              int64_t inner, int rank)
+{
+    typedef accumulate_type<T> A;
+    if constexpr (STRIDED) {
+        log_sum_exp<A> state = log_sum_exp_of_none<A>();
+        for (int64_t c = rank; c < cols; c += TEAM)
+            add_element(state, load_as_accumulate(input[c * inner]));
+        return state;
+    } else {
+        return row_log_sum_exp<TEAM>(input, cols, rank);
+    }
+}
+
+// The log-sum-exp of a column; all of its team's threads get it.
 template <int TEAM, bool STRIDED, typename T>
 __device__ __forceinline__ log_sum_exp<accumulate_type<T>>
 team_log_sum_exp(const T *input, int64_t cols, int64_t inner, int rank, log_sum_exp<accumulate_type<T>> *scratch)
 {
-    typedef accumulate_type<T> A;
-    log_sum_exp<A> state = log_sum_exp_of_none<A>();
-    for (int64_t c = rank; c < cols; c += TEAM)
-        add_element(state, load_as_accumulate(input[c * inner]));
-    return team_reduce<TEAM, STRIDED>(state, scratch);
+    return team_reduce<TEAM, STRIDED>(column_log_sum_exp<TEAM, STRIDED>(input, cols, inner, rank), scratch);
 }
 
 // Size and kind of the teams for a shape. Rows of up to 32 (ten digits) would leave most of a warp idle; a warp takes
-// rows of up to 1024, a block longer ones. Columns are split only when they are long, since there are often many.
+// rows of up to `longest_of_warp`, a block longer ones. Columns are split only when they are long, since there are
+// often many.
 struct team_shape {
     int team;
     bool strided;
 };
 
-static inline team_shape choose_team(int64_t cols, int64_t inner)
+static constexpr int64_t SHORT_ROW = 1024;
+
+static inline team_shape choose_team(int64_t cols, int64_t inner, int64_t longest_of_warp = SHORT_ROW)
 {
     if (inner == 1)
-        return {cols <= 32 ? 8 : cols <= 1024 ? 32 : TEAM_THREADS, false};
+        return {cols <= 32 ? 8 : cols <= longest_of_warp ? WARP_SIZE : TEAM_THREADS, false};
     return {cols < 32 ? 1 : 8, true};
+}
+
+// A warp needs no barrier and, for a row, far fewer instructions than the warps of a block do together, but with few
+// rows it leaves multiprocessors idle: so it takes rows of up to 8192, if that is no more than so many times the rows.
+static inline int64_t longest_of_warp(int64_t columns, int times)
+{
+    const int64_t most = columns * times < 8 * SHORT_ROW ? columns * times : 8 * SHORT_ROW;
+    return most > SHORT_ROW ? most : SHORT_ROW;
 }
 
 static inline int64_t team_blocks(int64_t columns, team_shape shape)
