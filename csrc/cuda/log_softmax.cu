@@ -1,28 +1,42 @@
 // log_softmax: output = (input - max) - log(sum(exp(input - max))); grad_input = grad_output - exp(output) *
 // sum(grad_output); sums along the middle dimension of [outer, cols, inner].
-// Rows (inner = 1) that fit into the registers of 32, 128 or 512 threads are read once, by 16-byte loads, and kept
-// there. Everything else goes to a team of threads (team.cuh) a column, which it reads twice: once for the largest and
-// the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to write the result.
+// Rows (inner = 1) that fit into the registers of 32 to 1024 threads are read once, by 16-byte loads, and kept there;
+// rows of up to 32 elements are kept by eight threads, which load them one by one. Everything else goes to a team of
+// threads (team.cuh) a column, which it reads twice: once for the largest and the sum at one go (the sum is rescaled
+// when a larger element turns up), once, mostly from cache, to write the result; rows by 16-byte pieces, wherever they
+// start (rows.cuh).
 // Bound by memory: one read, one write forward; two reads, one write backward.
 #include "cuda_ops/log_softmax.h"
 
 #include "team.cuh"
 
+// `vectors`: columns are rows, and the arrays lie alike.
 template <typename T, int TEAM, bool STRIDED>
 __global__ void __launch_bounds__(TEAM_THREADS)
-    log_softmax_forward_kernel(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner)
+    log_softmax_forward_kernel(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner, bool vectors)
 {
     typedef accumulate_type<T> A;
     constexpr int SLOTS = TEAM_THREADS / TEAM;
     __shared__ log_sum_exp<A> scratch[TEAM_THREADS];
     const team_place place = place_in_team(TEAM, STRIDED);
+    wait_for_predecessor();
+    release_successor();
     for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < columns; first += (int64_t)gridDim.x * SLOTS) {
         const int64_t column = first + place.slot;
-        const int64_t offset = column_offset(column, cols, inner);
+        const int64_t offset = column_offset(column, cols, STRIDED ? inner : 1);
         const int64_t length = column < columns ? cols : 0;
         const log_sum_exp<A> state =
             team_log_sum_exp<TEAM, STRIDED>(input + offset, length, inner, place.rank, scratch);
         const A log_sum = log_of_sum(state);
+        if (!STRIDED && vectors) {
+            const T *const inputs[1] = {input + offset};
+            for_row(output + offset, inputs, length, place.rank, TEAM, [&](int64_t, auto &x) {
+#pragma unroll
+                for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
+                    x[0][e] = (x[0][e] - state.maximum) - log_sum;
+            });
+            continue;
+        }
         for (int64_t c = place.rank; c < length; c += TEAM) {
             const int64_t at = offset + c * inner;
             output[at] = store_from_accumulate<T>((load_as_accumulate(input[at]) - state.maximum) - log_sum);
@@ -33,23 +47,40 @@ __global__ void __launch_bounds__(TEAM_THREADS)
 template <typename T, int TEAM, bool STRIDED>
 __global__ void __launch_bounds__(TEAM_THREADS)
     log_softmax_backward_kernel(T *grad_input, const T *grad_output, const T *output, int64_t columns, int64_t cols,
-                                int64_t inner)
+                                int64_t inner, bool vectors)
 {
     typedef accumulate_type<T> A;
     constexpr int SLOTS = TEAM_THREADS / TEAM;
     __shared__ A scratch[TEAM_THREADS];
     const team_place place = place_in_team(TEAM, STRIDED);
+    wait_for_predecessor();
+    release_successor();
     for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < columns; first += (int64_t)gridDim.x * SLOTS) {
         const int64_t column = first + place.slot;
-        const int64_t offset = column_offset(column, cols, inner);
+        const int64_t offset = column_offset(column, cols, STRIDED ? inner : 1);
         const int64_t length = column < columns ? cols : 0;
         A sum = 0;
+        if (!STRIDED && vectors) {
+            const T *const grads[1] = {grad_output + offset}, *const both[2] = {grad_output + offset, output + offset};
+            for_row((T *)nullptr, grads, length, place.rank, TEAM, [&](int64_t, const auto &g) {
+#pragma unroll
+                for (int e = 0; e < (int)(sizeof(g[0]) / sizeof(A)); e++)
+                    sum += g[0][e];
+            });
+            sum = team_reduce<TEAM, STRIDED>(sum, scratch);
+            for_row(grad_input + offset, both, length, place.rank, TEAM, [&](int64_t, auto &x) {
+#pragma unroll
+                for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
+                    x[0][e] -= exp_for<T>(x[1][e]) * sum;
+            });
+            continue;
+        }
         for (int64_t c = place.rank; c < length; c += TEAM)
             sum += load_as_accumulate(grad_output[offset + c * inner]);
         sum = team_reduce<TEAM, STRIDED>(sum, scratch);
         for (int64_t c = place.rank; c < length; c += TEAM) {
             const int64_t at = offset + c * inner;
-            const A softmax = exp(load_as_accumulate(output[at]));
+            const A softmax = exp_for<T>(load_as_accumulate(output[at]));
             grad_input[at] = store_from_accumulate<T>(load_as_accumulate(grad_output[at]) - softmax * sum);
         }
     }
@@ -57,197 +88,223 @@ __global__ void __launch_bounds__(TEAM_THREADS)
 
 // --- rows in registers ----------------------------------------------------------------------------------------------
 
-static constexpr int ROW_BLOCK = 128; // threads of a block at the least: 4 rows of a warp each, or one row
+static constexpr int ROW_BLOCK = 128; // threads of a block at the least: several rows, or one
 
-// Sum or largest over the THREADS that share a row; all of them get it. One row a block if THREADS > 32.
+// Sum, or largest with NaN passed over, over the THREADS that share a row; all of them get it. One row a block if
+// THREADS > 32, and then nobody may write `scratch` again before another barrier.
 template <int THREADS, bool MAXIMUM, typename A>
 __device__ __forceinline__ A row_reduce(A value, A *scratch)
 {
-    value = MAXIMUM ? warp_max(value) : warp_sum(value);
+    constexpr int WARPS = THREADS / WARP_SIZE;
+    const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int offset = (THREADS < WARP_SIZE ? THREADS : WARP_SIZE) / 2; offset > 0; offset /= 2) {
+        const A other = __shfl_xor_sync(FULL_WARP, value, offset);
+        value = MAXIMUM ? fmax(value, other) : value + other;
+    }
     if constexpr (THREADS > WARP_SIZE) {
-        constexpr int WARPS = THREADS / WARP_SIZE;
-        if (threadIdx.x % WARP_SIZE == 0)
+        static_assert((WARPS & (WARPS - 1)) == 0, "the warps' values are added by a butterfly");
+        if (lane == 0)
             scratch[threadIdx.x / WARP_SIZE] = value;
         __syncthreads();
-        value = scratch[0];
+        value = scratch[lane % WARPS];
 #pragma unroll
-        for (int warp = 1; warp < WARPS; warp++) {
-            const A other = scratch[warp];
-            if (MAXIMUM)
-                value = (other > value || other != other) ? other : value;
-            else
-                value += other;
+        for (int offset = WARPS / 2; offset > 0; offset /= 2) {
+            const A other = __shfl_xor_sync(FULL_WARP, value, offset);
+            value = MAXIMUM ? fmax(value, other) : value + other;
         }
-        __syncthreads(); // nobody may write the next values while another still reads these
     }
     return value;
 }
 
-// `cols` is a multiple of a vector's elements, and at most THREADS * VECTORS vectors. A warp-wide row's warp may end
-// early: nothing waits for it.
-template <typename T, int THREADS, int VECTORS>
+// Pieces are 16 bytes, or single elements where a row has a part of a warp.
+template <typename T>
+__host__ __device__ constexpr int elements_of_piece(int threads)
+{
+    return threads < WARP_SIZE ? 1 : whole_piece<T>::size;
+}
+
+// Rows of at most THREADS * PIECES pieces, and of whole ones alone.
+// Whole warps go through the loop together, with rows past the end as rows without elements.
+template <typename T, int THREADS, int PIECES>
 __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     log_softmax_forward_row_kernel(T *output, const T *input, int64_t rows, int cols)
 {
     typedef accumulate_type<T> A;
-    typedef vector16<T> V;
-    __shared__ A scratch[THREADS / WARP_SIZE];
-    const int rank = threadIdx.x % THREADS, vectors = cols / V::size, rows_a_block = blockDim.x / THREADS;
-    for (int64_t row = (int64_t)blockIdx.x * rows_a_block + threadIdx.x / THREADS; row < rows;
-         row += (int64_t)gridDim.x * rows_a_block) {
-        const V *from = reinterpret_cast<const V *>(input + row * cols);
-        V *to = reinterpret_cast<V *>(output + row * cols);
-        V x[VECTORS];
+    constexpr int COUNT = elements_of_piece<T>(THREADS);
+    typedef piece<T, COUNT> P;
+    __shared__ A scratch[2][(THREADS + WARP_SIZE - 1) / WARP_SIZE];
+    const int rank = threadIdx.x % THREADS, rows_a_block = blockDim.x / THREADS;
+    const P none = piece_of_equal<T, COUNT>(-A(CUDART_INF));
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = (int64_t)blockIdx.x * rows_a_block; first < rows; first += (int64_t)gridDim.x * rows_a_block) {
+        const int64_t row = first + threadIdx.x / THREADS;
+        const int pieces = row < rows ? cols / COUNT : 0;
+        const P *const from = reinterpret_cast<const P *>(input + row * cols);
+        P *const to = reinterpret_cast<P *>(output + row * cols);
+        P x[PIECES];
+#pragma unroll
+        for (int v = 0; v < PIECES; v++)
+            x[v] = load_piece(from + rank + v * THREADS, rank + v * THREADS < pieces, none);
         A maximum = -A(CUDART_INF);
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors)
-                x[v] = from[rank + v * THREADS];
+        for (int v = 0; v < PIECES; v++)
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors)
-#pragma unroll
-                for (int i = 0; i < V::size; i++) {
-                    const A element = load_as_accumulate(x[v].element[i]);
-                    maximum = element > maximum ? element : maximum; // passes over NaN, which the sum takes up
-                }
-        maximum = row_reduce<THREADS, true>(maximum, scratch);
+            for (int e = 0; e < COUNT; e++)
+                maximum = fmax(maximum, element_of(x[v], e)); // passes over NaN, which the sum takes up
+        maximum = row_reduce<THREADS, true>(maximum, scratch[0]);
+        const A shift = maximum == -A(CUDART_INF) ? A(0) : maximum; // all -inf: NaN comes of the subtraction below
         A sum = 0;
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors)
+        for (int v = 0; v < PIECES; v++) {
+            A part = 0;
 #pragma unroll
-                for (int i = 0; i < V::size; i++) {
-                    const A element = load_as_accumulate(x[v].element[i]);
-                    sum += element == maximum ? A(1) : exp(element - maximum);
-                }
-        const log_sum_exp<A> state = {maximum, row_reduce<THREADS, false>(sum, scratch)};
+            for (int e = 0; e < COUNT; e++)
+                part += exp_for<T>(element_of(x[v], e) - shift);
+            sum += part;
+        }
+        const log_sum_exp<A> state = {maximum, row_reduce<THREADS, false>(sum, scratch[1])};
         const A log_sum = log_of_sum(state);
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors) {
-                V result;
+        for (int v = 0; v < PIECES; v++)
+            if (rank + v * THREADS < pieces) {
+                A result[COUNT];
 #pragma unroll
-                for (int i = 0; i < V::size; i++)
-                    result.element[i] =
-                        store_from_accumulate<T>((load_as_accumulate(x[v].element[i]) - maximum) - log_sum);
-                to[rank + v * THREADS] = result;
+                for (int e = 0; e < COUNT; e++)
+                    result[e] = (element_of(x[v], e) - maximum) - log_sum;
+                to[rank + v * THREADS] = piece_of<T>(result);
             }
     }
 }
 
-template <typename T, int THREADS, int VECTORS>
+template <typename T, int THREADS, int PIECES>
 __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     log_softmax_backward_row_kernel(T *grad_input, const T *grad_output, const T *output, int64_t rows, int cols)
 {
     typedef accumulate_type<T> A;
-    typedef vector16<T> V;
-    __shared__ A scratch[THREADS / WARP_SIZE];
-    const int rank = threadIdx.x % THREADS, vectors = cols / V::size, rows_a_block = blockDim.x / THREADS;
-    for (int64_t row = (int64_t)blockIdx.x * rows_a_block + threadIdx.x / THREADS; row < rows;
-         row += (int64_t)gridDim.x * rows_a_block) {
-        const V *grads = reinterpret_cast<const V *>(grad_output + row * cols);
-        const V *outputs = reinterpret_cast<const V *>(output + row * cols);
-        V *to = reinterpret_cast<V *>(grad_input + row * cols);
-        V g[VECTORS], y[VECTORS]; // both loaded before the sum, so that all loads of a row are under way together
-        A sum = 0;
+    constexpr int COUNT = elements_of_piece<T>(THREADS);
+    typedef piece<T, COUNT> P;
+    __shared__ A scratch[2][(THREADS + WARP_SIZE - 1) / WARP_SIZE];
+    const int rank = threadIdx.x % THREADS, rows_a_block = blockDim.x / THREADS;
+    int turn = 0; // of the two scratches, so that a row's barrier is enough
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = (int64_t)blockIdx.x * rows_a_block; first < rows; first += (int64_t)gridDim.x * rows_a_block) {
+        const int64_t row = first + threadIdx.x / THREADS;
+        const int pieces = row < rows ? cols / COUNT : 0;
+        const P *const grads = reinterpret_cast<const P *>(grad_output + row * cols);
+        const P *const outputs = reinterpret_cast<const P *>(output + row * cols);
+        P *const to = reinterpret_cast<P *>(grad_input + row * cols);
+        P g[PIECES], y[PIECES]; // both loaded before the sum, so that all loads of a row are under way together
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors) {
+        for (int v = 0; v < PIECES; v++)
+            if (rank + v * THREADS < pieces) {
                 g[v] = grads[rank + v * THREADS];
                 y[v] = outputs[rank + v * THREADS];
             }
+        A sum = 0;
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors)
+        for (int v = 0; v < PIECES; v++)
+            if (rank + v * THREADS < pieces) {
+                A part = 0;
 #pragma unroll
-                for (int i = 0; i < V::size; i++)
-                    sum += load_as_accumulate(g[v].element[i]);
-        sum = row_reduce<THREADS, false>(sum, scratch);
+                for (int e = 0; e < COUNT; e++)
+                    part += element_of(g[v], e);
+                sum += part;
+            }
+        sum = row_reduce<THREADS, false>(sum, scratch[turn]);
+        turn ^= 1;
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            if (rank + v * THREADS < vectors) {
-                V result;
+        for (int v = 0; v < PIECES; v++)
+            if (rank + v * THREADS < pieces) {
+                A result[COUNT];
 #pragma unroll
-                for (int i = 0; i < V::size; i++) {
-                    const A softmax = exp(load_as_accumulate(y[v].element[i]));
-                    result.element[i] = store_from_accumulate<T>(load_as_accumulate(g[v].element[i]) - softmax * sum);
-                }
-                to[rank + v * THREADS] = result;
+                for (int e = 0; e < COUNT; e++)
+                    result[e] = element_of(g[v], e) - exp_for<T>(element_of(y[v], e)) * sum;
+                to[rank + v * THREADS] = piece_of<T>(result);
             }
     }
 }
 
-// How many threads share a row, and how many vectors each holds; 0 threads where rows do not fit or are not aligned.
+// How many threads share a row, and how many pieces each holds; 0 threads where rows do not fit or are not aligned.
+// Backward holds two arrays' pieces: with eight of each, 512 threads would be all that a multiprocessor has room for.
 struct row_shape {
-    int threads, vectors;
+    int threads, pieces;
 };
 
 template <typename T>
-static row_shape choose_row(int64_t cols, int64_t inner, const void *a, const void *b, const void *c)
+static row_shape choose_row(int64_t cols, int64_t inner, bool backward, const void *a, const void *b, const void *c)
 {
-    constexpr int SIZE = vector16<T>::size;
+    constexpr int SIZE = whole_piece<T>::size;
+    if (inner == 1 && cols <= WARP_SIZE)
+        return {8, 4};
     if (inner != 1 || cols % SIZE != 0 || !is_aligned_16(a) || !is_aligned_16(b) || !is_aligned_16(c))
         return {0, 0};
-    const int64_t vectors = cols / SIZE;
-    for (row_shape shape : {row_shape{32, 2}, {32, 4}, {32, 8}, {128, 4}, {128, 8}, {512, 4}, {512, 8}})
-        if (vectors <= (int64_t)shape.threads * shape.vectors && (sizeof(T) < sizeof(double) || shape.vectors == 8))
+    static constexpr row_shape shapes[] = {{32, 2}, {32, 4}, {32, 8}, {128, 4}, {128, 8}, {512, 4}, {512, 8}};
+    for (row_shape shape : shapes) {
+        if (sizeof(T) == sizeof(double))
+            shape.pieces = 8; // few kernels: its exponentials are long
+        else if (backward && shape.threads * shape.pieces == 512 * 8)
+            shape = {1024, 4};
+        if (cols / SIZE <= (int64_t)shape.threads * shape.pieces)
             return shape;
+    }
     return {0, 0};
 }
 
-// Runs the statement with the constants THREADS and VECTORS that the shape names, one of those that T has above:
-// float64 has few, since its exponentials are long.
-#define DISPATCH_THREADS(shape, THREADS, ...)                                                                          \
-    if ((shape).threads == 32) {                                                                                       \
-        constexpr int THREADS = 32;                                                                                    \
-        __VA_ARGS__;                                                                                                   \
-    } else if ((shape).threads == 128) {                                                                               \
-        constexpr int THREADS = 128;                                                                                   \
-        __VA_ARGS__;                                                                                                   \
-    } else {                                                                                                           \
-        constexpr int THREADS = 512;                                                                                   \
-        __VA_ARGS__;                                                                                                   \
-    }
-#define DISPATCH_ROW(T, shape, THREADS, VECTORS, ...)                                                                  \
-    constexpr bool any_vectors = sizeof(T) < sizeof(double);                                                           \
-    if (any_vectors && (shape).vectors == 2) {                                                                         \
-        constexpr int THREADS = 32, VECTORS = any_vectors ? 2 : 8;                                                     \
-        __VA_ARGS__;                                                                                                   \
-    } else if (any_vectors && (shape).vectors == 4) {                                                                  \
-        constexpr int VECTORS = any_vectors ? 4 : 8;                                                                   \
-        DISPATCH_THREADS(shape, THREADS, __VA_ARGS__)                                                                  \
-    } else {                                                                                                           \
-        constexpr int VECTORS = 8;                                                                                     \
-        DISPATCH_THREADS(shape, THREADS, __VA_ARGS__)                                                                  \
-    }
-
-static inline unsigned int row_grid(int64_t rows, row_shape shape)
+static inline dim3 row_grid(int64_t rows, row_shape shape)
 {
-    return clamp_grid(shape.threads < ROW_BLOCK ? ceil_div(rows, ROW_BLOCK / shape.threads) : rows);
+    return dim3(clamp_grid(shape.threads < ROW_BLOCK ? ceil_div(rows, ROW_BLOCK / shape.threads) : rows));
 }
 
-static inline int row_block(row_shape shape)
+static inline dim3 row_block(row_shape shape)
 {
-    return shape.threads < ROW_BLOCK ? ROW_BLOCK : shape.threads;
+    return dim3(shape.threads < ROW_BLOCK ? ROW_BLOCK : shape.threads);
+}
+
+// Launches the kernel for rows of this shape, if they are.
+template <typename T, int THREADS, int PIECES>
+static void forward_rows(row_shape shape, T *output, const T *input, int64_t rows, int64_t cols, cudaStream_t stream)
+{
+    if (shape.threads == THREADS && shape.pieces == PIECES)
+        launch_dependent(log_softmax_forward_row_kernel<T, THREADS, PIECES>, row_grid(rows, shape), row_block(shape), 0,
+                         stream, output, input, rows, (int)cols);
+}
+
+template <typename T, int THREADS, int PIECES>
+static void backward_rows(row_shape shape, T *grad_input, const T *grad_output, const T *output, int64_t rows,
+                          int64_t cols, cudaStream_t stream)
+{
+    if (shape.threads == THREADS && shape.pieces == PIECES)
+        launch_dependent(log_softmax_backward_row_kernel<T, THREADS, PIECES>, row_grid(rows, shape), row_block(shape),
+                         0, stream, grad_input, grad_output, output, rows, (int)cols);
 }
 
 template <typename T>
 static cuda_ops_status log_softmax_forward(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
                                            cudaStream_t stream)
 {
-    const row_shape row = choose_row<T>(cols, inner, output, input, input);
+    const row_shape row = choose_row<T>(cols, inner, false, output, input, input);
     if (row.threads != 0) {
-        DISPATCH_ROW(T, row, THREADS, VECTORS,
-                     (log_softmax_forward_row_kernel<T, THREADS, VECTORS>
-                      <<<row_grid(columns, row), row_block(row), 0, stream>>>(output, input, columns, (int)cols)));
+        forward_rows<T, 8, 4>(row, output, input, columns, cols, stream);
+        forward_rows<T, 32, 8>(row, output, input, columns, cols, stream);
+        forward_rows<T, 128, 8>(row, output, input, columns, cols, stream);
+        forward_rows<T, 512, 8>(row, output, input, columns, cols, stream);
+        if constexpr (sizeof(T) < sizeof(double)) {
+            forward_rows<T, 32, 2>(row, output, input, columns, cols, stream);
+            forward_rows<T, 32, 4>(row, output, input, columns, cols, stream);
+            forward_rows<T, 128, 4>(row, output, input, columns, cols, stream);
+            forward_rows<T, 512, 4>(row, output, input, columns, cols, stream);
+        }
         return launch_status();
     }
-    const team_shape shape = choose_team(cols, inner);
-    const unsigned int grid = clamp_grid(team_blocks(columns, shape));
+    const team_shape shape = choose_team(cols, inner, longest_of_warp(columns, 4));
+    const dim3 grid(clamp_grid(team_blocks(columns, shape)));
     CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
-                           (log_softmax_forward_kernel<T, TEAM, STRIDED>
-                            <<<grid, TEAM_THREADS, 0, stream>>>(output, input, columns, cols, inner)));
+                           if constexpr (STRIDED || TEAM >= WARP_SIZE) // shorter rows: above
+                           launch_dependent(log_softmax_forward_kernel<T, TEAM, STRIDED>, grid, dim3(TEAM_THREADS), 0,
+                                            stream, output, input, columns, cols, inner, lie_alike(output, input)));
     return launch_status();
 }
 
@@ -255,19 +312,29 @@ template <typename T>
 static cuda_ops_status log_softmax_backward(T *grad_input, const T *grad_output, const T *output, int64_t columns,
                                             int64_t cols, int64_t inner, cudaStream_t stream)
 {
-    const row_shape row = choose_row<T>(cols, inner, grad_input, grad_output, output);
+    const row_shape row = choose_row<T>(cols, inner, true, grad_input, grad_output, output);
     if (row.threads != 0) {
-        DISPATCH_ROW(T, row, THREADS, VECTORS,
-                     (log_softmax_backward_row_kernel<T, THREADS, VECTORS>
-                      <<<row_grid(columns, row), row_block(row), 0, stream>>>(grad_input, grad_output, output, columns,
-                                                                              (int)cols)));
+        backward_rows<T, 8, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 32, 8>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 128, 8>(row, grad_input, grad_output, output, columns, cols, stream);
+        if constexpr (sizeof(T) < sizeof(double)) {
+            backward_rows<T, 32, 2>(row, grad_input, grad_output, output, columns, cols, stream);
+            backward_rows<T, 32, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+            backward_rows<T, 128, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+            backward_rows<T, 512, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+            backward_rows<T, 1024, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+        } else {
+            backward_rows<T, 512, 8>(row, grad_input, grad_output, output, columns, cols, stream);
+        }
         return launch_status();
     }
-    const team_shape shape = choose_team(cols, inner);
-    const unsigned int grid = clamp_grid(team_blocks(columns, shape));
+    const team_shape shape = choose_team(cols, inner, longest_of_warp(columns, 2));
+    const dim3 grid(clamp_grid(team_blocks(columns, shape)));
+    const bool vectors = lie_alike(grad_input, grad_output) && lie_alike(grad_input, output);
     CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
-                           (log_softmax_backward_kernel<T, TEAM, STRIDED><<<grid, TEAM_THREADS, 0, stream>>>(
-                               grad_input, grad_output, output, columns, cols, inner)));
+                           if constexpr (STRIDED || TEAM >= WARP_SIZE) // shorter rows: above
+                           launch_dependent(log_softmax_backward_kernel<T, TEAM, STRIDED>, grid, dim3(TEAM_THREADS), 0,
+                                            stream, grad_input, grad_output, output, columns, cols, inner, vectors));
     return launch_status();
 }
 
