@@ -1,10 +1,10 @@
 // log_softmax: output = (input - max) - log(sum(exp(input - max))); grad_input = grad_output - exp(output) *
 // sum(grad_output); sums along the middle dimension of [outer, cols, inner].
 // Rows (inner = 1) that fit into the registers of 32 to 1024 threads are read once, by 16-byte loads, and kept there;
-// rows of up to 32 elements are kept by eight threads, which load them one by one. Everything else goes to a team of
-// threads (team.cuh) a column, which it reads twice: once for the largest and the sum at one go (the sum is rescaled
-// when a larger element turns up), once, mostly from cache, to write the result; rows by 16-byte pieces, wherever they
-// start (rows.cuh).
+// so are rows of up to 32 elements by eight threads, and of up to 256 that are not aligned by sixteen, one element a
+// load. Everything else goes to a team of threads (team.cuh) a column, which it reads twice: once for the largest and
+// the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to write the result;
+// rows by 16-byte pieces, wherever they start (rows.cuh).
 // Bound by memory: one read, one write forward; two reads, one write backward.
 #include "cuda_ops/log_softmax.h"
 
@@ -237,10 +237,10 @@ template <typename T>
 static row_shape choose_row(int64_t cols, int64_t inner, bool backward, const void *a, const void *b, const void *c)
 {
     constexpr int SIZE = whole_piece<T>::size;
-    if (inner == 1 && cols <= WARP_SIZE)
+    if (inner == 1 && cols <= 8 * 4)
         return {8, 4};
     if (inner != 1 || cols % SIZE != 0 || !is_aligned_16(a) || !is_aligned_16(b) || !is_aligned_16(c))
-        return {0, 0};
+        return inner == 1 && cols <= 16 * 16 ? row_shape{16, 16} : row_shape{0, 0};
     static constexpr row_shape shapes[] = {{32, 2}, {32, 4}, {32, 8}, {128, 4}, {128, 8}, {512, 4}, {512, 8}};
     for (row_shape shape : shapes) {
         if (sizeof(T) == sizeof(double))
@@ -288,6 +288,7 @@ static cuda_ops_status log_softmax_forward(T *output, const T *input, int64_t co
     const row_shape row = choose_row<T>(cols, inner, false, output, input, input);
     if (row.threads != 0) {
         forward_rows<T, 8, 4>(row, output, input, columns, cols, stream);
+        forward_rows<T, 16, 16>(row, output, input, columns, cols, stream);
         forward_rows<T, 32, 8>(row, output, input, columns, cols, stream);
         forward_rows<T, 128, 8>(row, output, input, columns, cols, stream);
         forward_rows<T, 512, 8>(row, output, input, columns, cols, stream);
@@ -315,6 +316,7 @@ static cuda_ops_status log_softmax_backward(T *grad_input, const T *grad_output,
     const row_shape row = choose_row<T>(cols, inner, true, grad_input, grad_output, output);
     if (row.threads != 0) {
         backward_rows<T, 8, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 16, 16>(row, grad_input, grad_output, output, columns, cols, stream);
         backward_rows<T, 32, 8>(row, grad_input, grad_output, output, columns, cols, stream);
         backward_rows<T, 128, 8>(row, grad_input, grad_output, output, columns, cols, stream);
         if constexpr (sizeof(T) < sizeof(double)) {
