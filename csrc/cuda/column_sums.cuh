@@ -159,9 +159,15 @@ __global__ void __launch_bounds__(ADD_THREADS)
         const int64_t column = first + threadIdx.x % across;
         A sum = 0;
         if (column < columns)
-#pragma unroll 8
-            for (int64_t i = threadIdx.x / across; i < count; i += height)
-                sum += partials[i * columns + column];
+            for (int64_t i = threadIdx.x / across; i < count; i += ROWS_UNDER_WAY * height) {
+                A row[ROWS_UNDER_WAY]; // as above: a loop that is unrolled loads what is left over one by one
+#pragma unroll
+                for (int r = 0; r < ROWS_UNDER_WAY; r++)
+                    row[r] = i + r * height < count ? partials[(i + r * height) * columns + column] : A(0);
+#pragma unroll
+                for (int r = 0; r < ROWS_UNDER_WAY; r++)
+                    sum += row[r];
+            }
         for (int apart = across; apart < WARP_SIZE; apart *= 2)
             sum += __shfl_xor_sync(FULL_WARP, sum, apart);
         shared[warp][lane] = sum;

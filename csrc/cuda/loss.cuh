@@ -64,7 +64,7 @@ __device__ __forceinline__ void write_loss(T *loss, accumulate_type<T> *total_we
     *total_weight = (accumulate_type<T>)weight;
 }
 
-static constexpr int REDUCE_THREADS = 512;
+static constexpr int REDUCE_THREADS = 512, PARTIALS_UNDER_WAY = MAX_PARTIALS / REDUCE_THREADS;
 
 // Second stage, one block; it is on its way while the first one runs.
 template <typename T>
@@ -75,10 +75,18 @@ __global__ void __launch_bounds__(REDUCE_THREADS)
     wait_for_predecessor();
     release_successor();
     double sum = 0, weight = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < count; i += REDUCE_THREADS) {
-        sum += partials[2 * i];
-        weight += partials[2 * i + 1];
+    for (int first = threadIdx.x; first < count; first += PARTIALS_UNDER_WAY * REDUCE_THREADS) {
+        double pairs[PARTIALS_UNDER_WAY][2];
+#pragma unroll
+        for (int i = 0; i < PARTIALS_UNDER_WAY; i++)
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                pairs[i][k] = first + i * REDUCE_THREADS < count ? partials[2 * (first + i * REDUCE_THREADS) + k] : 0;
+#pragma unroll
+        for (int i = 0; i < PARTIALS_UNDER_WAY; i++) {
+            sum += pairs[i][0];
+            weight += pairs[i][1];
+        }
     }
     sum = block_sum(sum, scratch);
     weight = block_sum(weight, scratch);
