@@ -26,6 +26,7 @@
 #include "common.cuh"
 #include "conv2d_choice.h"
 #include "conv2d_residue.h"
+#include "cuda_ops/linear.h"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -429,81 +430,6 @@ __global__ void conv2d_bias_planes_kernel(accumulate_type<T> *partial, const T *
     }
 }
 
-// The same for channels_last: a lane takes a channel, a warp every 8th pixel of the part's.
-template <typename T>
-__global__ void conv2d_bias_pixels_kernel(accumulate_type<T> *partial, const T *grad_output, int64_t rows,
-                                          int64_t channels, int64_t parts)
-{
-    typedef accumulate_type<T> A;
-    __shared__ A sums[WARPS][WARP_SIZE];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t tiles = ceil_div(channels, WARP_SIZE), part_rows = ceil_div(rows, parts);
-    wait_for_predecessor();
-    release_successor();
-    for (int64_t block = blockIdx.x; block < tiles * parts; block += gridDim.x) {
-        const int64_t channel = block % tiles * WARP_SIZE + lane, part = block / tiles;
-        const int64_t end = (part + 1) * part_rows < rows ? (part + 1) * part_rows : rows;
-        A sum = 0;
-        if (channel < channels)
-#pragma unroll 4
-            for (int64_t row = part * part_rows + warp; row < end; row += WARPS)
-                sum += load_as_accumulate(grad_output[row * channels + channel]);
-        sums[warp][lane] = sum;
-        __syncthreads();
-        if (warp == 0 && channel < channels) {
-            for (int w = 1; w < WARPS; w++)
-                sum += sums[w][lane];
-            partial[part * channels + channel] = sum;
-        }
-        __syncthreads();
-    }
-}
-
-// The same 16 bytes at a time: `across` threads side by side (a power of two, a warp at most) take the pieces of a row,
-// the block's others those of the rows below.
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    conv2d_bias_pieces_kernel(accumulate_type<T> *partial, const T *grad_output, int64_t rows, int64_t channels,
-                              int64_t parts, int across)
-{
-    typedef accumulate_type<T> A;
-    typedef vector16<T> V;
-    __shared__ A sums[WARPS][V::size][WARP_SIZE];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int column = threadIdx.x % across, down = threadIdx.x / across, height = THREADS / across;
-    const int64_t pieces = channels / V::size, tiles = ceil_div(pieces, across), part_rows = ceil_div(rows, parts);
-    wait_for_predecessor();
-    release_successor();
-    for (int64_t block = blockIdx.x; block < tiles * parts; block += gridDim.x) {
-        const int64_t first = block % tiles * across, part = block / tiles;
-        const int64_t end = (part + 1) * part_rows < rows ? (part + 1) * part_rows : rows;
-        A sum[V::size] = {};
-        if (first + column < pieces)
-#pragma unroll 4
-            for (int64_t row = part * part_rows + down; row < end; row += height) {
-                const V piece = *(const V *)(grad_output + row * channels + (first + column) * V::size);
-#pragma unroll
-                for (int e = 0; e < V::size; e++)
-                    sum[e] += load_as_accumulate(piece.element[e]);
-            }
-#pragma unroll
-        for (int e = 0; e < V::size; e++) {
-            for (int apart = across; apart < WARP_SIZE; apart *= 2)
-                sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], apart);
-            sums[warp][e][lane] = sum[e];
-        }
-        __syncthreads();
-        const int e = threadIdx.x / WARP_SIZE;
-        if (e < V::size && lane < across && first + lane < pieces) {
-            A total = 0;
-            for (int w = 0; w < WARPS; w++)
-                total += sums[w][e][lane];
-            partial[part * channels + (first + lane) * V::size + e] = total;
-        }
-        __syncthreads();
-    }
-}
-
 // The tiles that are compiled. The fastest has as many rows as fit; the others are there for results with few rows or
 // few columns. `cost` is for an element of the tile, against the first. float32 alone has them all: halves come here
 // where no tensor core takes them, float64 for its precision, and both have the first and the smallest.
@@ -783,35 +709,19 @@ static cuda_ops_status backward_weight(T *grad_weight, const T *grad_output, con
     return sum_parts(grad_weight, partial, p.part_size, p.parts, stream);
 }
 
-// channels_last: two blocks for each of most GPUs' multiprocessors, by the pieces of 16 bytes, with some rows for each
-// of their threads, and few enough parts to be added up in a moment.
-static int64_t bias_parts(int64_t batch, int64_t channels, int64_t pixels, int channels_last)
+static int64_t bias_parts(int64_t batch, int64_t channels, int64_t pixels)
 {
-    const int64_t blocks = channels_last ? ceil_div(channels, 4 * WARP_SIZE) : channels;
-    const int64_t units = channels_last ? ceil_div(batch * pixels, 32) : batch * ceil_div(pixels, BIAS_RUN);
-    const int64_t parts = (channels_last ? WANTED_BLOCKS / 2 : 2 * WANTED_BLOCKS) / (blocks > 0 ? blocks : 1);
+    const int64_t units = batch * ceil_div(pixels, BIAS_RUN), parts = 2 * WANTED_BLOCKS / (channels > 0 ? channels : 1);
     return parts < 1 || units < 1 ? 1 : parts < units ? parts : units;
 }
 
 template <typename T>
 static cuda_ops_status backward_bias(T *grad_bias, const T *grad_output, int64_t batch, int64_t channels,
-                                     int64_t pixels, int channels_last, accumulate_type<T> *partial,
-                                     cudaStream_t stream)
+                                     int64_t pixels, accumulate_type<T> *partial, cudaStream_t stream)
 {
-    const int64_t parts = bias_parts(batch, channels, pixels, channels_last), size = vector16<T>::size;
-    if (channels_last && channels % size == 0 && is_aligned_16(grad_output)) {
-        int across = 1;
-        while (across < WARP_SIZE && across < channels / size)
-            across *= 2;
-        launch_dependent(conv2d_bias_pieces_kernel<T>, dim3(clamp_grid(ceil_div(channels / size, across) * parts)),
-                         THREADS, 0, stream, partial, grad_output, batch * pixels, channels, parts, across);
-    } else if (channels_last) {
-        launch_dependent(conv2d_bias_pixels_kernel<T>, dim3(clamp_grid(ceil_div(channels, WARP_SIZE) * parts)), THREADS,
-                         0, stream, partial, grad_output, batch * pixels, channels, parts);
-    } else {
-        launch_dependent(conv2d_bias_planes_kernel<T>, dim3(clamp_grid(channels * parts)), THREADS, 0, stream, partial,
-                         grad_output, batch, channels, pixels, BIAS_RUN, parts);
-    }
+    const int64_t parts = bias_parts(batch, channels, pixels);
+    launch_dependent(conv2d_bias_planes_kernel<T>, dim3(clamp_grid(channels * parts)), THREADS, 0, stream, partial,
+                     grad_output, batch, channels, pixels, BIAS_RUN, parts);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
@@ -1024,7 +934,9 @@ extern "C" cuda_ops_status cuda_ops_conv2d_backward_weight_cuda(void *grad_weigh
 extern "C" size_t cuda_ops_conv2d_backward_bias_workspace_cuda(int64_t batch, int64_t channels, int64_t pixels,
                                                                int channels_last, cuda_ops_dtype dtype)
 {
-    return (size_t)(bias_parts(batch, channels, pixels, channels_last) * channels) * accumulate_size(dtype);
+    if (channels_last)
+        return (size_t)cuda_ops_linear_backward_bias_workspace_cuda(batch * pixels, channels, dtype);
+    return (size_t)(bias_parts(batch, channels, pixels) * channels) * accumulate_size(dtype);
 }
 
 extern "C" cuda_ops_status cuda_ops_conv2d_backward_bias_cuda(void *grad_bias, const void *grad_output, int64_t batch,
@@ -1034,8 +946,11 @@ extern "C" cuda_ops_status cuda_ops_conv2d_backward_bias_cuda(void *grad_bias, c
 {
     if (channels == 0)
         return CUDA_OPS_SUCCESS;
+    if (channels_last) // pixels are rows
+        return cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, workspace, batch * pixels, channels, dtype,
+                                                  stream);
     CUDA_OPS_DISPATCH(dtype, T,
                       return backward_bias((T *)grad_bias, (const T *)grad_output, batch, channels, pixels,
-                                           channels_last, (accumulate_type<T> *)workspace, stream));
+                                           (accumulate_type<T> *)workspace, stream));
     return CUDA_OPS_SUCCESS;
 }
