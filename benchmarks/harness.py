@@ -12,6 +12,10 @@
   written down, and the ratio is against the fastest.
 - TF32 is off on both sides; allowed on both in rows of the dtype "tf32", which is float32 with TF32. cuDNN may try its
   algorithms and keep the fastest (cudnn.benchmark).
+- What is timed beside the two sides, rungs of a ladder and other tools ("peers"), has on CUDA the kernel's clock alone;
+  a call of it that fills a sample by itself is taken SLOW_SAMPLES times, on CUDA between two events, and no more. A peer
+  whose package is missing, whose first call fails or whose result is wrong is left out, and that is said; a rung that
+  fails ends the run.
 - % of ceiling: the least time in which the bytes and floating-point operations that the op cannot do without could be
   moved and done, by a copy and a torch.mm timed in the same run, as a fraction of the time taken.
 
@@ -25,6 +29,7 @@ import datetime
 import functools
 import gc
 import importlib
+import itertools
 import math
 import os
 import platform
@@ -34,7 +39,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -48,7 +53,9 @@ HERE = Path(__file__).resolve().parent
 COLUMNS = ["op", "case", "dtype", "direction", "clock", "implementation", "median_us", "p10_us", "p90_us", "samples"]
 COLUMNS += ["cache", "gb_per_s", "tflop_per_s", "percent_of_ceiling"]
 MAX_SETS = 64
-OURS, BESIDE = "ours", ("rung ", "peer ")
+OURS, PEER = "ours", "peer "
+BESIDE = ("rung ", PEER)
+SLOW_SAMPLES = 3
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -229,6 +236,28 @@ def graph_sampler(calls: list[Callable], device, stream, least_seconds: float) -
     return lambda _outputs=outputs: run(replays)  # the outputs live as long as the graph that writes them
 
 
+def single_sampler(calls: list[Callable], device) -> Callable[[], float]:
+    """For calls that take milliseconds: one a sample, the next in turn, without a warm-up or a graph."""
+    turn = itertools.cycle(calls)
+
+    def wall():
+        call = next(turn)
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    def kernel():
+        call, start, end = next(turn), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(200_000)  # some 100 µs, so that the call is in the queue before the first event is reached
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+    return kernel if device.type == "cuda" else wall
+
+
 # --- calls ----------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +338,23 @@ def require_agreement_of_gradients(what, implementations, arguments, dtype):
     require_agreement(what, results, dtype)
 
 
+def run_peers(what, calls: dict[str, list[Callable]], results: dict[str, object], dtype, left_out: set):
+    """Adds each peer's result to `results`. A peer that raises, or differs from the first result, is taken out of `calls`
+    and put into `left_out`, and that is said in one line: another's package may be of a version that does not run here."""
+    first = next(iter(results))
+    for name in [name for name in calls if name.startswith(PEER)]:
+        try:
+            output = calls[name][0]()
+            require_agreement(what, {first: results[first], name: output}, dtype)  # which waits for the GPU
+        except Exception as error:
+            message = " ".join(str(error).split())[:300]
+            print(f"{what}: {name} is left out from here on: {type(error).__name__}: {message}", flush=True)
+            left_out.add(name)
+            del calls[name]
+        else:
+            results[name] = output
+
+
 # --- one run --------------------------------------------------------------------------------------------------------
 
 
@@ -325,9 +371,11 @@ class Settings:
     budget: int | None = None
     """Bytes for the sets of inputs of one side; None: memory_budget."""
     case_seconds: float = 30
-    """About how long the samples of one case may take; there are fewer of them (but 3) where they would take longer."""
+    """About how long one case may take; there are fewer samples (but 3) where they would take longer."""
     op_seconds: float | None = None
-    """About how long those of all cases of an op may take together."""
+    """About how long all cases of an op may take together, with all that comes before their samples."""
+    left_out: dict[str, set[str]] = field(default_factory=dict)
+    """By dtype, the peers that failed in this run."""
 
 
 QUICK = {"quick": True, "rounds": 5, "least_seconds": 0.0005, "budget": 256 << 20}
@@ -372,11 +420,57 @@ def measure_ceiling(device, name, quick) -> Ceiling:
     return Ceiling(2 * source.nbytes / best["copy"], 2 * size**3 / best["mm"])
 
 
+def samplers_of(what, calls: dict[str, list[Callable]], settings: Settings) -> tuple[dict, set]:
+    """({(clock, implementation): sampler}, those among them that are slow)."""
+    device, least = settings.device, settings.least_seconds
+    samplers, slow = {}, set()
+    for name, some in calls.items():
+        beside = name.startswith(BESIDE)
+        if beside and (single := single_sampler(some, device))() > least:
+            key = ("kernel" if device.type == "cuda" else "wall", name)
+            samplers[key] = single
+            slow.add(key)
+            continue
+        if device.type != "cuda" or not beside:
+            samplers["wall", name] = wall_sampler(some, device, least)
+        if device.type != "cuda":
+            continue
+        try:
+            samplers["kernel", name] = graph_sampler(some, device, torch.cuda.current_stream(), least)
+        except Exception as error:
+            if not (isinstance(error, RuntimeError) or name.startswith(PEER)):
+                raise
+            print(f"{what}: {name} cannot be captured into a CUDA graph: {str(error).splitlines()[0]}")
+    return samplers, slow
+
+
+def take_samples(samplers: dict, slow: set, settings: Settings, seconds: float) -> dict[object, list[float]]:
+    """Of all of them in turn, for about so many seconds; but SLOW_SAMPLES of the slow ones, and as many of all at the
+    least."""
+    cost = dict.fromkeys(samplers, 0.0)
+    samples = {key: [] for key in samplers}
+    for key, sample in samplers.items():
+        start = time.perf_counter()
+        samples[key] += [sample()]
+        cost[key] = time.perf_counter() - start
+    least = min(SLOW_SAMPLES, settings.rounds)
+    others = {key: sample for key, sample in samplers.items() if key not in slow}
+    seconds -= least * sum(cost[key] for key in slow)
+    wanted = int(seconds / sum(cost[key] for key in others)) if others else 0
+    rounds = min(settings.rounds, max(least, wanted))
+    for some, count in ((samplers, least - 1), (others, rounds - least)):
+        for key, found in interleaved(some, count).items():
+            samples[key] += found
+    return samples
+
+
 def time_case(bench: Bench, case: Case, dtype_name: str, direction: str, settings: Settings) -> list[dict]:
     """Rows of the CSV for one case: an implementation and a clock each."""
+    start = time.perf_counter()
     dtype, device, implementations = DTYPES[dtype_name], settings.device, bench.implementations()
+    left_out = settings.left_out.setdefault(dtype_name, set())
     if bench.beside:
-        implementations += bench.beside(device, dtype, case)
+        implementations += [i for i in bench.beside(device, dtype, case) if i.name not in left_out]
     index = ["forward", "backward"].index(direction)
     bytes_moved = case.elements[index] * dtype.itemsize + case.bytes[index]
     make = Make(device, dtype)
@@ -391,27 +485,20 @@ def time_case(bench: Bench, case: Case, dtype_name: str, direction: str, setting
                 make_call(implementation, implementation.prepare(*copy_arguments(arguments)))
             )
     what = f"{bench.op} {case.name} {dtype_name} {direction}"
-    if not bench.random:
-        if direction == "forward":
-            require_agreement(what, {name: some[0]() for name, some in calls.items()}, dtype)
-        else:
-            require_agreement_of_gradients(what, implementations, arguments, dtype)
-    samplers = {("wall", name): wall_sampler(some, device, settings.least_seconds) for name, some in calls.items()}
-    if device.type == "cuda":
-        for name, some in calls.items():
-            try:
-                stream = torch.cuda.current_stream()
-                samplers["kernel", name] = graph_sampler(some, device, stream, settings.least_seconds)
-            except RuntimeError as error:
-                print(f"{what}: {name} cannot be captured into a CUDA graph: {str(error).splitlines()[0]}")
+    if direction == "forward":
+        results = {name: some[0]() for name, some in calls.items() if not name.startswith(PEER)}
+        if not bench.random:
+            require_agreement(what, results, dtype)
+        run_peers(what, calls, results, dtype, left_out)
+        del results
+    elif not bench.random:
+        require_agreement_of_gradients(what, implementations, arguments, dtype)
+    samplers, slow = samplers_of(what, calls, settings)
     ceiling = measure_ceiling(device, dtype_name, settings.quick)
     flops = case.flops[index]
-    start = time.perf_counter()
-    first = interleaved(samplers, 1)
-    rounds = min(settings.rounds, max(3, int(settings.case_seconds / (time.perf_counter() - start)))) - 1
     rows = []
-    for (clock, name), seconds in interleaved(samplers, rounds).items():
-        seconds = first[clock, name] + seconds
+    left = settings.case_seconds - (time.perf_counter() - start)
+    for (clock, name), seconds in take_samples(samplers, slow, settings, left).items():
         summary = summarize(seconds)
         values = [bench.op, case.name, dtype_name, direction, clock, name]
         values += [f"{1e6 * s:.3f}" for s in (summary.median, summary.p10, summary.p90)] + [summary.samples, cache]
@@ -421,22 +508,25 @@ def time_case(bench: Bench, case: Case, dtype_name: str, direction: str, setting
     return rows
 
 
-def run_bench(bench: Bench, settings: Settings) -> list[dict]:
+def run_bench(bench: Bench, settings: Settings, keep: Callable[[list[dict]], None] = lambda rows: None) -> list[dict]:
+    """All rows; keep(rows so far) is called after each case."""
     rows = []
     cases = [case for case in bench.cases if settings.device.type in case.devices]
     cases = cases[:1] if settings.quick else cases
     directions = ["forward", "backward"] if bench.backward else ["forward"]
-    if settings.op_seconds is not None:
-        share = settings.op_seconds / (len(cases) * len(settings.dtypes) * len(directions))
-        settings = replace(settings, case_seconds=min(settings.case_seconds, share))
-    for case in cases:
-        for dtype in settings.dtypes:
-            for direction in directions:
-                with tf32(dtype == "tf32"):
-                    rows += time_case(bench, case, dtype, direction, settings)
-                gc.collect()  # graphs hold memory until their cycles are found
-                if settings.device.type == "cuda":
-                    torch.cuda.empty_cache()
+    runs = list(itertools.product(cases, settings.dtypes, directions))
+    start = time.perf_counter()
+    for done, (case, dtype, direction) in enumerate(runs):
+        share = settings.case_seconds
+        if settings.op_seconds is not None:
+            left = settings.op_seconds - (time.perf_counter() - start)
+            share = min(share, left / (len(runs) - done))
+        with tf32(dtype == "tf32"):
+            rows += time_case(bench, case, dtype, direction, replace(settings, case_seconds=share))
+        keep(rows)
+        gc.collect()  # graphs hold memory until their cycles are found
+        if settings.device.type == "cuda":
+            torch.cuda.empty_cache()
     return rows
 
 
@@ -573,8 +663,9 @@ def load_bench(op: str) -> Bench:
 
 
 def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
-    """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows."""
-    benches = [load_bench(op) for op in (all_ops() if ops in ([], ["all"]) else ops)]
+    """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows. Until an op is done
+    its rows are in <op>.partial.csv, so that a run that is cut loses neither them nor an earlier run's."""
+    benches = [load_bench(op) for op in (all_ops() if not ops or "all" in ops else dict.fromkeys(ops))]
     facts = environment(settings)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
     folder = out / slug(facts["device"])
@@ -583,14 +674,21 @@ def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
         if bench.ours is None and not hasattr(cuda_ops.functional, bench.op) and bench.op not in ops:
             print(f"{bench.op}: left out, cuda_ops.functional has no such op")
             continue
+        partial = folder / f"{bench.op}.partial.csv"
         with contextlib.ExitStack() as stack:
             if settings.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(settings.device))
                 # A graph is captured on a stream that is not the default one, and backward runs where its forward ran.
                 stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
-            found = run_bench(bench, settings)
+            try:
+                found = run_bench(bench, settings, functools.partial(write_csv, partial, facts=facts))
+            except BaseException:  # Ctrl-C too
+                if partial.exists():
+                    print(f"{bench.op}: unfinished; what was measured is in {partial}", flush=True)
+                raise
         # The facts are asked for again, so that the clocks are those of a GPU at work.
         write_csv(folder / f"{bench.op}.csv", found, environment(settings))
+        partial.unlink(missing_ok=True)
         if bench.report:
             bench.report(found, folder / f"{bench.op}.csv")
         print(f"{bench.op}: {len(found)} measurements in {folder / f'{bench.op}.csv'}", flush=True)

@@ -1,7 +1,8 @@
 """python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/.
 
 `bench mnist` is the race of whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` the time
-to 99 % of its test set (benchmarks/mnist_99.py).
+to 99 % of its test set (benchmarks/mnist_99.py). `bench gemm` is the ladder of matrix multiplication: every rung and,
+where they are installed, Triton, CUTLASS and Numba beside cuBLAS, with a plot (benchmarks/bench_gemm.py).
 """
 
 import argparse
@@ -15,7 +16,8 @@ import torch
 from . import _library
 
 RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99"}
-DTYPES = ["float32", "float64", "float16", "bfloat16", "tf32"]
+DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
+CPU_DTYPES = ["float32", "float64"]
 
 
 def benchmarks_folder() -> Path | None:
@@ -29,15 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=[*DTYPES, "all"],
         action="append",
-        help="may be repeated; tf32: float32 with TF32 allowed on both sides; default: float32, on CUDA bfloat16 too",
+        help="may be repeated; tf32: float32 with TF32 allowed on both sides; all: those of the device; default: "
+        "float32, on CUDA bfloat16 too",
     )
     parser.add_argument("--quick", action="store_true", help="the first case of each op and few samples")
     parser.add_argument(
         "--seconds",
         type=float,
-        help="about how long an op's samples may take (there are fewer then, but 3), or the race mnist; default: 31 "
+        help="about how long an op may take (there are fewer samples then, but 3), or the race mnist; default: 31 "
         "samples each, in at most 30 seconds a case; mnist: 600",
     )
     parser.add_argument(
@@ -78,14 +81,15 @@ def _require_writable(folder: Path):
 
 
 def _race(args, device, out: Path) -> int:
+    name = next(op for op in args.ops if op in RACES)
     if len(args.ops) > 1:
-        raise ValueError(f"{args.ops[0]} is a run of its own: name nothing beside it")
+        raise ValueError(f"{name} is a run of its own: name nothing beside it")
     if args.dtype:
-        raise ValueError(f"{args.ops[0]} has --precision in the place of --dtype")
+        raise ValueError(f"{name} has --precision in the place of --dtype")
     for batch in args.batch or ():
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
-    race = importlib.import_module(RACES[args.ops[0]])
+    race = importlib.import_module(RACES[name])
     seconds = 600 if args.seconds is None else args.seconds
     race.run(device, out, seconds, args.quick, args.compile, args.batch, args.precision)
     return 0
@@ -117,8 +121,10 @@ def main(args) -> int:
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
-        dtypes = args.dtype or default
-        if device.type == "cpu" and not {"float32", "float64"}.issuperset(dtypes):
+        dtypes = list(dict.fromkeys(args.dtype or default))
+        if "all" in dtypes:
+            dtypes = DTYPES if device.type == "cuda" else CPU_DTYPES
+        if device.type == "cpu" and not set(CPU_DTYPES).issuperset(dtypes):
             raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
         quick = harness.QUICK if args.quick else {}
         settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)

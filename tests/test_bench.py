@@ -139,6 +139,132 @@ def test_wrong_results_are_refused():
         harness.run_bench(wrong, settings)
 
 
+def bench_with(*beside):
+    """The bench of square on one small case, with these functions beside it, by name."""
+    implementations = [harness.Implementation(name, function) for name, function in dict(beside).items()]
+    return harness.Bench(
+        "square",
+        harness.elementwise_cases([(5, 7), (2, 3)], (2, 3)),
+        [harness.Implementation("eager", torch.square)],
+        backward=False,
+        beside=lambda device, dtype, case: list(implementations),
+    )
+
+
+def settings_of(**changes):
+    return harness.Settings(torch.device("cpu"), ["float32"], rounds=4, least_seconds=0.0005, budget=1, **changes)
+
+
+def test_peer_that_fails_or_is_wrong_is_left_out(capsys):
+    calls = []
+
+    def failing(x):
+        calls.append(x)
+        raise AttributeError("module 'numpy' has no\nattribute 'row_stack'")
+
+    peers = ("peer Failing", failing), ("peer Wrong", lambda x: x**3), ("peer Right", lambda x: x * x)
+    rows = harness.run_bench(bench_with(*peers), settings_of())
+    assert {row["implementation"] for row in rows} == {"ours", "eager", "peer Right"}
+    assert len(calls) == 1  # not tried again with the next case
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    left_out = "square 5x7 float32 forward: peer {} is left out from here on: "
+    why = "AttributeError: module 'numpy' has no attribute 'row_stack'"
+    assert lines[0] == left_out.format("Failing") + why
+    assert lines[1].startswith(left_out.format("Wrong") + "BenchError: ")
+
+
+def test_failure_of_ours_is_not_hidden():
+    def failing(x):
+        raise AttributeError("ours")
+
+    with pytest.raises(AttributeError, match="ours"):
+        harness.run_bench(bench_with(("rung 3 failing", failing)), settings_of())
+    with pytest.raises(harness.BenchError, match="ours and rung 3 wrong differ"):
+        harness.run_bench(bench_with(("rung 3 wrong", lambda x: x**3)), settings_of())
+
+
+def test_slow_rung_has_few_samples():
+    def slow(x):
+        time.sleep(0.002)
+        return x * x
+
+    rows = harness.run_bench(bench_with(("rung 1 slow", slow), ("rung 2 fast", torch.square)), settings_of())
+    samples = {row["implementation"]: int(row["samples"]) for row in rows}
+    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": harness.SLOW_SAMPLES}
+
+
+def test_seconds_bound_an_op():
+    """No samples but the fewest where its time is over."""
+    rows = harness.run_bench(bench_with(), settings_of(op_seconds=1e-9))
+    assert {row["samples"] for row in rows} == {harness.SLOW_SAMPLES}
+
+
+def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, capsys):
+    def interrupt(x):
+        if x.shape == (2, 3):
+            raise KeyboardInterrupt
+        return x * x
+
+    settings = settings_of()
+    folder = tmp_path / harness.slug(harness.device_name(settings.device))
+    bench_of = {"square": bench_with()}
+    monkeypatch.setattr(harness, "load_bench", bench_of.get)
+    harness.run(["square"], settings, tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["square.csv"]
+    before = (folder / "square.csv").read_text()
+    bench_of["square"] = bench_with(("rung 1 interrupted", interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        harness.run(["square"], settings, tmp_path)
+    assert (folder / "square.csv").read_text() == before
+    assert {row["case"] for row in harness.read_csv(folder / "square.partial.csv")} == {"5x7"}
+    assert "square: unfinished; what was measured is in" in capsys.readouterr().out
+
+
+def test_peers_of_the_ladder_without_their_packages(monkeypatch, capsys):
+    """Each missing one in one line, once; cuBLASLt is PyTorch's own."""
+    import bench_gemm
+
+    for name in ("triton", "numba", "cutlass_library"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("CUTLASS_PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_OPS_PEERS", "/nowhere")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    for name in ("triton", "numba", "cutlass"):
+        monkeypatch.delitem(sys.modules, f"peers.{name}_gemm", raising=False)
+    bench_gemm.peer.cache_clear()
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        found = bench_gemm.peers(torch.device("cuda"), dtype, 64, 64, 64)
+        assert [i.name for i in found] == ["peer cuBLASLt with bias"]
+    bench_gemm.peer.cache_clear()
+    assert capsys.readouterr().out.splitlines() == [
+        "gemm: peer Triton is left out, the package triton is not installed",
+        "gemm: peer CUTLASS is left out: CUTLASS_PATH is /nowhere, where there is no include/cutlass/cutlass.h",
+        "gemm: peer Numba is left out, the package numba is not installed",
+    ]
+    assert bench_gemm.peers(torch.device("cpu"), torch.float32, 64, 64, 64) == []
+
+
+def test_plot_of_the_ladder(tmp_path):
+    pytest.importorskip("matplotlib")
+    import bench_gemm
+
+    def row(dtype, implementation, size, median):
+        values = ["gemm", f"{size}x{size}x{size}", dtype, "forward", "kernel", implementation, median, median, median, 5]
+        return dict(zip(harness.COLUMNS, [*values, "cold", "1.0", "0.000", "50.0"], strict=True))
+
+    names = ["ours", "torch.mm", "peer Triton", "rung 4 naive", "rung 13 clusters, persistent"]
+    rows = [row(dtype, name, 64, "2.0") for dtype in bench.DTYPES for name in names]
+    rows.append(row("float32", "ours", 13, "1.0") | {"case": "13x17x5"})  # no square: not drawn
+    lines = bench_gemm.table([*rows[:-1], row("float32", "ours", 64, "1.0") | {"clock": "wall"}])
+    assert lines[0] == ["64x64x64", "float32", "ours", "2.0", "0.2621", "100.0", "50.0"]
+    assert len(lines) == len(rows) - 1
+    bench_gemm.plot(rows, tmp_path / "gemm.png")
+    assert (tmp_path / "gemm.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    bench_gemm.plot(rows[-1:], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
 def test_wrong_gradients_are_refused():
     detached = harness.Implementation("half", lambda x: x * x.detach())
     implementations = [harness.Implementation("ours", torch.square), detached]
@@ -240,6 +366,7 @@ def test_csv_is_written_whole(tmp_path):
     [
         (["mnist", "--dtype", "tf32"], "mnist has --precision in the place of --dtype"),
         (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
+        (["gemm", "mnist-99"], "mnist-99 is a run of its own: name nothing beside it"),
         (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),
         (["mnist", "--batch", "64", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
         (["mnist", "--device", "cpu", "--precision", "bf16"], "--precision bf16: the CPU races in fp32"),
@@ -262,6 +389,13 @@ def test_errors_are_one_line(arguments, message, capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"cuda_ops bench: {message}")
     assert error.count("\n") == 1
+
+
+def test_all_dtypes_of_the_cpu(tmp_path):
+    status, _, errors = run("square", "square", "--quick", "--device", "cpu", "--dtype", "all", "--out", tmp_path)
+    assert status == 0, errors
+    (path,) = tmp_path.glob("cpu-*/*")
+    assert {row["dtype"] for row in harness.read_csv(path)} == {"float32", "float64"}
 
 
 def test_without_the_repository(tmp_path):

@@ -1,8 +1,14 @@
 """Matrix multiplication in Numba-CUDA: shared-memory tiles of 32 x 32, as the lectures have it (rung 6 in Python)."""
 
+import numpy
 import torch
-from numba import cuda, float32, float64
-from torch import Tensor
+
+# numba-cuda up to 0.30 asks for this other name of vstack, which NumPy 2.5 has dropped, when it first compiles a kernel.
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
+
+from numba import cuda, float32, float64  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 TILE = 32
 

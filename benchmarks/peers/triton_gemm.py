@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import fastest
+
 
 @triton.jit
 def gemm_kernel(
@@ -43,46 +45,32 @@ def gemm_kernel(
     tl.store(d, total.to(d_pointer.dtype.element_ty), mask=(rows[:, None] < m) & (columns[None, :] < n))
 
 
-# (TILE_M, TILE_N, DEPTH, warps, stages), as Triton's tutorial has them; the fastest is found for each problem.
+# (TILE_M, TILE_N, DEPTH of 16-bit elements, warps, stages), as Triton's tutorial has them.
 CONFIGS = [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4)]
 
 
-def launch(a, b, d, config):
+def launch(d, a, b, config):
     m, k = a.shape
     n = b.shape[1]
     tile_m, tile_n, depth, warps, stages = config
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     grid = (triton.cdiv(m, tile_m) * triton.cdiv(n, tile_n),)
+    depth = depth * 2 // a.element_size()
     gemm_kernel[grid](a, b, d, m, n, k, tile_m, tile_n, depth, 8, precision, num_warps=warps, num_stages=stages)
     return d
 
 
-@functools.lru_cache
-def fastest(m, n, k, dtype, tf32, device):
-    """By a few timed launches of each."""
-    a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
-    d = a.new_empty((m, n))
-    best = None
-    for config in CONFIGS:
-        if dtype == torch.float32 and not tf32 and config[0] * config[1] > 128 * 128:
-            continue  # no tensor cores: its sums alone fill the registers
-        try:
-            launch(a, b, d, config)
-        except triton.runtime.errors.OutOfResources:
-            continue
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(3):
-            launch(a, b, d, config)
-        end.record()
-        end.synchronize()
-        taken = start.elapsed_time(end)
-        if best is None or taken < best[0]:
-            best = taken, config
-    return best[1]
+@functools.cache
+def choice(m, n, k, dtype, tf32, device):
+    """The fastest of CONFIGS; those that are not twice as large as d in a direction, as each has to be compiled."""
+    fit = [config for config in CONFIGS if config[0] < max(2 * m, 128) and config[1] < max(2 * n, 128)]
+    if dtype == torch.float32 and not tf32:  # no tensor cores: the sums of the largest alone would fill the registers
+        fit = [config for config in fit if config[0] * config[1] <= 128 * 128]
+    too_large = triton.runtime.errors.OutOfResources
+    return fastest(fit, lambda config, d, a, b: launch(d, a, b, config), m, n, k, dtype, device, too_large)
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of contiguous CUDA matrices; float32, float16 or bfloat16."""
-    config = fastest(a.shape[0], b.shape[1], a.shape[1], a.dtype, torch.backends.cuda.matmul.allow_tf32, str(a.device))
-    return launch(a, b, a.new_empty((a.shape[0], b.shape[1])), config)
+    config = choice(a.shape[0], b.shape[1], a.shape[1], a.dtype, torch.backends.cuda.matmul.allow_tf32, str(a.device))
+    return launch(a.new_empty((a.shape[0], b.shape[1])), a, b, config)
