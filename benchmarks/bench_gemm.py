@@ -25,8 +25,8 @@ RATES = {"python": 1e7, "c naive": 5e8, "c loop order": 1e10, "c blocked": 1e10,
 SIMULATED = 3e5
 NAIVE = 3e11
 SLOWEST_CALL = 0.25
-# Rungs that know no TF32: where it is allowed they are what they are in float32's rows, and are not timed again. Rung 10,
-# the fastest of them, is, to be compared with.
+# Rungs that know no TF32: where it is allowed they are what they are in float32's rows, and are not timed again. Rung
+# 10, the fastest of them, is, to be compared with.
 WITHOUT_TF32 = range(4, 10)
 
 

@@ -13,9 +13,9 @@
 - TF32 is off on both sides; allowed on both in rows of the dtype "tf32", which is float32 with TF32. cuDNN may try its
   algorithms and keep the fastest (cudnn.benchmark).
 - What is timed beside the two sides, rungs of a ladder and other tools ("peers"), has on CUDA the kernel's clock alone;
-  a call of it that fills a sample by itself is taken SLOW_SAMPLES times, on CUDA between two events, and no more. A peer
-  whose package is missing, whose first call fails or whose result is wrong is left out, and that is said; a rung that
-  fails ends the run.
+  a call of it that fills a sample by itself is taken SLOW_SAMPLES times, on CUDA between two events, and no more.
+  A peer whose package is missing, whose first call fails or whose result is wrong is left out, and that is said; a rung
+  that fails ends the run.
 - % of ceiling: the least time in which the bytes and floating-point operations that the op cannot do without could be
   moved and done, by a copy and a torch.mm timed in the same run, as a fraction of the time taken.
 
@@ -338,21 +338,21 @@ def require_agreement_of_gradients(what, implementations, arguments, dtype):
     require_agreement(what, results, dtype)
 
 
-def run_peers(what, calls: dict[str, list[Callable]], results: dict[str, object], dtype, left_out: set):
-    """Adds each peer's result to `results`. A peer that raises, or differs from the first result, is taken out of `calls`
-    and put into `left_out`, and that is said in one line: another's package may be of a version that does not run here."""
-    first = next(iter(results))
-    for name in [name for name in calls if name.startswith(PEER)]:
+def check_results(what, calls: dict[str, list[Callable]], dtype, left_out: set):
+    """The first call of each, against the first of all; peers come last. A peer that raises or differs is taken out of
+    `calls` and put into `left_out`, and that is said in one line: its package may be of a version that fails here."""
+    (first, some), *others = sorted(calls.items(), key=lambda item: item[0].startswith(PEER))
+    expected = some[0]()
+    for name, some in others:
         try:
-            output = calls[name][0]()
-            require_agreement(what, {first: results[first], name: output}, dtype)  # which waits for the GPU
+            require_agreement(what, {first: expected, name: some[0]()}, dtype)  # which waits for the GPU
         except Exception as error:
+            if not name.startswith(PEER):
+                raise
             message = " ".join(str(error).split())[:300]
             print(f"{what}: {name} is left out from here on: {type(error).__name__}: {message}", flush=True)
             left_out.add(name)
             del calls[name]
-        else:
-            results[name] = output
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -481,18 +481,15 @@ def time_case(bench: Bench, case: Case, dtype_name: str, direction: str, setting
     for _ in range(count):
         arguments = case.make(make)
         for implementation in implementations:
-            calls[implementation.name].append(
-                make_call(implementation, implementation.prepare(*copy_arguments(arguments)))
-            )
+            # Rungs and peers share one copy: with one for each of them the largest products fill a small GPU.
+            copy = arguments if implementation.name.startswith(BESIDE) else copy_arguments(arguments)
+            calls[implementation.name].append(make_call(implementation, implementation.prepare(*copy)))
     what = f"{bench.op} {case.name} {dtype_name} {direction}"
-    if direction == "forward":
-        results = {name: some[0]() for name, some in calls.items() if not name.startswith(PEER)}
-        if not bench.random:
-            require_agreement(what, results, dtype)
-        run_peers(what, calls, results, dtype, left_out)
-        del results
-    elif not bench.random:
-        require_agreement_of_gradients(what, implementations, arguments, dtype)
+    if not bench.random:
+        if direction == "forward":
+            check_results(what, calls, dtype, left_out)
+        else:
+            require_agreement_of_gradients(what, implementations, arguments, dtype)
     samplers, slow = samplers_of(what, calls, settings)
     ceiling = measure_ceiling(device, dtype_name, settings.quick)
     flops = case.flops[index]
@@ -663,8 +660,8 @@ def load_bench(op: str) -> Bench:
 
 
 def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
-    """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows. Until an op is done
-    its rows are in <op>.partial.csv, so that a run that is cut loses neither them nor an earlier run's."""
+    """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows. Until an op is
+    done its rows are in <op>.partial.csv, so that a run that is cut loses neither them nor an earlier run's."""
     benches = [load_bench(op) for op in (all_ops() if not ops or "all" in ops else dict.fromkeys(ops))]
     facts = environment(settings)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)

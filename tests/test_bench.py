@@ -250,7 +250,18 @@ def test_plot_of_the_ladder(tmp_path):
     import bench_gemm
 
     def row(dtype, implementation, size, median):
-        values = ["gemm", f"{size}x{size}x{size}", dtype, "forward", "kernel", implementation, median, median, median, 5]
+        values = [
+            "gemm",
+            f"{size}x{size}x{size}",
+            dtype,
+            "forward",
+            "kernel",
+            implementation,
+            median,
+            median,
+            median,
+            5,
+        ]
         return dict(zip(harness.COLUMNS, [*values, "cold", "1.0", "0.000", "50.0"], strict=True))
 
     names = ["ours", "torch.mm", "peer Triton", "rung 4 naive", "rung 13 clusters, persistent"]

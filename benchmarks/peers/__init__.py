@@ -10,9 +10,9 @@ import torch
 
 
 def fastest(candidates, launch, m, n, k, dtype, device, refused=()):
-    """Of `candidates` the one by which launch(candidate, d, a, b) takes the least of the GPU's time, for a @ b of m x k by
-    k x n; those that raise `refused` are passed over. By replays of a graph: beside a small product eager calls would
-    time the host."""
+    """Of `candidates` the one by which launch(candidate, d, a, b) takes the least of the GPU's time, for a @ b of m x k
+    by k x n; those that raise `refused` are passed over. By replays of a graph: beside a small product eager calls
+    would time the host."""
     a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
     d = a.new_empty((m, n))
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -61,9 +61,9 @@ template <typename Element, typename Tile, typename Cluster, typename Schedule, 
 static Status hopper(const Problem &problem, void *workspace, size_t *workspace_bytes, cudaStream_t stream)
 {
     constexpr int alignment = 16 / sizeof(Element);
-    using EpilogueSchedule = cute::conditional_t<cute::is_same_v<Schedule, Cooperative>,
-                                                 cutlass::epilogue::TmaWarpSpecializedCooperative,
-                                                 cutlass::epilogue::TmaWarpSpecialized>;
+    using EpilogueSchedule =
+        cute::conditional_t<cute::is_same_v<Schedule, Cooperative>, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                            cutlass::epilogue::TmaWarpSpecialized>;
     // C is void: nothing is read and added to the product.
     using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
@@ -72,23 +72,26 @@ static Status hopper(const Problem &problem, void *workspace, size_t *workspace_
     using Stages =
         cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>;
     using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, RowMajor, alignment, Element, RowMajor,
-        alignment, float, Tile, Cluster, Stages, Schedule>::CollectiveOp;
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, RowMajor, alignment, Element, RowMajor, alignment,
+        float, Tile, Cluster, Stages, Schedule>::CollectiveOp;
     using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, Scheduler>;
     using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
     // Asked for once: the answer takes longer than a small product, and the GPUs of a machine are alike.
     static const cutlass::KernelHardwareInfo hardware =
         cutlass::KernelHardwareInfo::make_kernel_hardware_info<Kernel>(0);
-    typename Gemm::Arguments arguments{
-        GemmUniversalMode::kGemm,
-        {problem.m, problem.n, problem.k, 1},
-        {static_cast<const Element *>(problem.a),
-         {problem.k, cute::_1{}, 0},
-         static_cast<const Element *>(problem.b),
-         {cute::_1{}, problem.n, 0}},
-        {{1.0f, 0.0f}, nullptr, {problem.n, cute::_1{}, 0}, static_cast<Element *>(problem.d), {problem.n, cute::_1{}, 0}},
-        hardware};
+    typename Gemm::Arguments arguments{GemmUniversalMode::kGemm,
+                                       {problem.m, problem.n, problem.k, 1},
+                                       {static_cast<const Element *>(problem.a),
+                                        {problem.k, cute::_1{}, 0},
+                                        static_cast<const Element *>(problem.b),
+                                        {cute::_1{}, problem.n, 0}},
+                                       {{1.0f, 0.0f},
+                                        nullptr,
+                                        {problem.n, cute::_1{}, 0},
+                                        static_cast<Element *>(problem.d),
+                                        {problem.n, cute::_1{}, 0}},
+                                       hardware};
     arguments.scheduler.max_swizzle_size = problem.option;
     return launch<Gemm>(arguments, workspace, workspace_bytes, stream);
 }

@@ -1,9 +1,9 @@
 """Matrix multiplication in CUTLASS: cutlass_gemm.cu, and the fastest of its candidates for each problem.
 
-The headers come from the package nvidia-cutlass (`pip install nvidia-cutlass`; it keeps them in the folder that it calls
-cutlass_library.source_path), or from a copy of CUTLASS's repository that CUTLASS_PATH names. nvcc compiles them on first
-use, a library for each dtype, which takes a minute or two each, into build/peers of this repository or the folder that
-CUDA_OPS_PEERS names. A library that lies there needs neither headers nor nvcc: `python -m
+The headers come from the package nvidia-cutlass (`pip install nvidia-cutlass`; it keeps them in the folder that it
+calls cutlass_library.source_path), or from a copy of CUTLASS's repository that CUTLASS_PATH names. nvcc compiles them
+on first use, a library for each dtype, which takes a minute or two each, into build/peers of this repository or the
+folder that CUDA_OPS_PEERS names. A library that lies there needs neither headers nor nvcc: `python -m
 benchmarks.peers.cutlass_gemm` compiles all of them ahead, also for a machine that has neither.
 """
 
@@ -135,10 +135,16 @@ def gemm(a: Tensor, b: Tensor) -> Tensor:
     return launch(library(kind), a.new_empty((a.shape[0], b.shape[1])), a, b, *how)
 
 
-if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
-    raise ImportError("its kernels here are for devices of compute capability 9.0")
-if missing() and not any(library_path(kind).is_file() for kind in KINDS):
-    raise ImportError(missing())
 if __name__ == "__main__":
-    for kind in sys.argv[1:] or KINDS:
-        print(build(kind))
+    if unknown := set(sys.argv[1:]) - set(KINDS):
+        sys.exit(f"cutlass_gemm: there is no {', '.join(unknown)}; there are: {', '.join(KINDS)}")
+    try:
+        for kind in sys.argv[1:] or KINDS:
+            print(build(kind), flush=True)
+    except ImportError as error:
+        sys.exit(f"cutlass_gemm: {error}")
+else:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        raise ImportError("its kernels here are for devices of compute capability 9.0")
+    if (why := missing()) and not any(library_path(kind).is_file() for kind in KINDS):
+        raise ImportError(why)

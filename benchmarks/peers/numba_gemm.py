@@ -3,12 +3,12 @@
 import numpy
 import torch
 
-# numba-cuda up to 0.30 asks for this other name of vstack, which NumPy 2.5 has dropped, when it first compiles a kernel.
+# numba-cuda up to 0.30 asks for this other name of vstack, which NumPy 2.5 has dropped, when it compiles a kernel.
 if not hasattr(numpy, "row_stack"):
     numpy.row_stack = numpy.vstack
 
-from numba import cuda, float32, float64  # noqa: E402
-from torch import Tensor  # noqa: E402
+from numba import cuda, float32, float64
+from torch import Tensor
 
 TILE = 32
 
