@@ -13,7 +13,7 @@
 - TF32 is off on both sides; allowed on both in rows of the dtype "tf32", which is float32 with TF32. cuDNN may try its
   algorithms and keep the fastest (cudnn.benchmark).
 - What is timed beside the two sides, rungs of a ladder and other tools ("peers"), has on CUDA the kernel's clock alone;
-  a call of it that fills a sample by itself is taken SLOW_SAMPLES times, on CUDA between two events, and no more.
+  a call of it that takes milliseconds is sampled SLOW_SAMPLES times, alone, on CUDA between two events, and no more.
   A peer whose package is missing, whose first call fails or whose result is wrong is left out, and that is said; a rung
   that fails ends the run.
 - % of ceiling: the least time in which the bytes and floating-point operations that the op cannot do without could be
@@ -420,13 +420,18 @@ def measure_ceiling(device, name, quick) -> Ceiling:
     return Ceiling(2 * source.nbytes / best["copy"], 2 * size**3 / best["mm"])
 
 
+def is_slow(seconds, sets, least_seconds) -> bool:
+    """Whether a call fills a sample, or one for each set of inputs does and a call alone can be timed well."""
+    return seconds > least_seconds or (seconds > 5e-4 and seconds * sets > least_seconds)
+
+
 def samplers_of(what, calls: dict[str, list[Callable]], settings: Settings) -> tuple[dict, set]:
     """({(clock, implementation): sampler}, those among them that are slow)."""
     device, least = settings.device, settings.least_seconds
     samplers, slow = {}, set()
     for name, some in calls.items():
         beside = name.startswith(BESIDE)
-        if beside and (single := single_sampler(some, device))() > least:
+        if beside and is_slow((single := single_sampler(some, device))(), len(some), least):
             key = ("kernel" if device.type == "cuda" else "wall", name)
             samplers[key] = single
             slow.add(key)

@@ -63,6 +63,21 @@ def test_quick_square_on_the_gpu(tmp_path):
     assert {r["dtype"] for r in rows} == {"float32", "bfloat16"}
 
 
+@pytest.mark.cuda
+def test_quick_ladder_on_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTLASS_PATH", "/nowhere")  # or its kernels would be compiled, for minutes
+    monkeypatch.setenv("CUDA_OPS_PEERS", str(tmp_path / "peers"))
+    status, output, errors = run("gemm", "--quick", "--device", "cuda", "--dtype", "all", "--out", tmp_path)
+    assert status == 0, errors
+    assert "gemm: peer CUTLASS is left out" in output
+    (path,) = tmp_path.glob("*/gemm.csv")
+    rows = harness.read_csv(path)
+    assert {row["dtype"] for row in rows} == set(bench.DTYPES)
+    clocks = {name: {r["clock"] for r in rows if r["implementation"] == name} for name in ("ours", "rung 10 cp.async")}
+    assert clocks == {"ours": {"wall", "kernel"}, "rung 10 cp.async": {"kernel"}}
+    assert {"peer cuBLASLt with bias", "torch.mm"} <= {row["implementation"] for row in rows}
+
+
 @pytest.mark.parametrize("op", harness.all_ops())
 def test_every_bench_runs(op):
     """The first case of each, once, with its comparison of values and gradients."""

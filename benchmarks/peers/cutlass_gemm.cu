@@ -56,41 +56,62 @@ using PingPong = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
 using Persistent = cutlass::gemm::PersistentScheduler;
 using StreamK = cutlass::gemm::StreamKScheduler;
 
-/* Tile and cluster are cute::Shape<m, n, k> of the block's tile in elements and of the cluster in blocks. */
+/* Of the matrix whose lines are so many elements apart. */
+template <typename Stride>
+static Stride stride_of(int64_t distance)
+{
+    Stride stride{};
+    if constexpr (cute::is_static<decltype(cute::get<0>(stride))>::value) {
+        cute::get<1>(stride) = distance;
+    } else {
+        cute::get<0>(stride) = distance;
+    }
+    return stride;
+}
+
+/* Tile and cluster are cute::Shape<m, n, k> of the block's tile in elements and of the cluster in blocks.
+
+   In 32 bits wgmma reads both operands along k alone, and B lies along n. CUTLASS has a main loop that turns B on its
+   way through shared memory; by it, products with a k that ends within a tile were NaN, and stream-K did not end
+   (4.2.0, on an H200). So there D^T = B^T A^T is asked for, in which B^T is the operand that goes through registers:
+   all three matrices are column-major then, and a tile's m is along n of D. */
 template <typename Element, typename Tile, typename Cluster, typename Schedule, typename Scheduler>
 static Status hopper(const Problem &problem, void *workspace, size_t *workspace_bytes, cudaStream_t stream)
 {
+    constexpr bool turned = sizeof(Element) == 4;
     constexpr int alignment = 16 / sizeof(Element);
+    using Layout = cute::conditional_t<turned, cutlass::layout::ColumnMajor, RowMajor>;
     using EpilogueSchedule =
         cute::conditional_t<cute::is_same_v<Schedule, Cooperative>, cutlass::epilogue::TmaWarpSpecializedCooperative,
                             cutlass::epilogue::TmaWarpSpecialized>;
     // C is void: nothing is read and added to the product.
     using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-        cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, RowMajor, alignment, Element, RowMajor,
+        cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, Layout, alignment, Element, Layout,
         alignment, EpilogueSchedule>::CollectiveOp;
     using Stages =
         cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>;
-    using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, RowMajor, alignment, Element, RowMajor, alignment,
-        float, Tile, Cluster, Stages, Schedule>::CollectiveOp;
+    using Mainloop =
+        typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+                                                              Element, Layout, alignment, Element, Layout, alignment,
+                                                              float, Tile, Cluster, Stages, Schedule>::CollectiveOp;
     using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, Scheduler>;
     using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
     // Asked for once: the answer takes longer than a small product, and the GPUs of a machine are alike.
     static const cutlass::KernelHardwareInfo hardware =
         cutlass::KernelHardwareInfo::make_kernel_hardware_info<Kernel>(0);
+    const Element *a = static_cast<const Element *>(problem.a), *b = static_cast<const Element *>(problem.b);
+    const int m = problem.m, n = problem.n, k = problem.k;
     typename Gemm::Arguments arguments{GemmUniversalMode::kGemm,
-                                       {problem.m, problem.n, problem.k, 1},
-                                       {static_cast<const Element *>(problem.a),
-                                        {problem.k, cute::_1{}, 0},
-                                        static_cast<const Element *>(problem.b),
-                                        {cute::_1{}, problem.n, 0}},
+                                       {turned ? n : m, turned ? m : n, k, 1},
+                                       {turned ? b : a, stride_of<typename Kernel::StrideA>(turned ? n : k),
+                                        turned ? a : b, stride_of<typename Kernel::StrideB>(turned ? k : n)},
                                        {{1.0f, 0.0f},
                                         nullptr,
-                                        {problem.n, cute::_1{}, 0},
+                                        stride_of<typename Kernel::StrideC>(n),
                                         static_cast<Element *>(problem.d),
-                                        {problem.n, cute::_1{}, 0}},
+                                        stride_of<typename Kernel::StrideD>(n)},
                                        hardware};
     arguments.scheduler.max_swizzle_size = problem.option;
     return launch<Gemm>(arguments, workspace, workspace_bytes, stream);
@@ -157,7 +178,6 @@ using TF32 = cutlass::tfloat32_t;
 static const Function wide = hopper<float, Shape<128, 256, 32>, Shape<2, 1, 1>, Cooperative, Persistent>;
 static const Function square = hopper<float, Shape<128, 128, 32>, Shape<2, 1, 1>, PingPong, Persistent>;
 static const Function narrow = hopper<float, Shape<128, 64, 32>, Shape<2, 1, 1>, Cooperative, Persistent>;
-static const Function stream_k = hopper<float, Shape<128, 128, 32>, Shape<2, 1, 1>, Cooperative, StreamK>;
 static const Function small = hopper<float, Shape<64, 64, 32>, Shape<1, 1, 1>, PingPong, Persistent>;
 static const Function odd = ampere<TF32, float, float, TensorOp, Sm80, Gemm2Shape<64, 64, 16>, Gemm2Shape<32, 32, 16>,
                                    Gemm2Shape<16, 8, 8>, 4>;
@@ -167,7 +187,6 @@ static const Candidate candidates[] = {
     {"128x128x32, clusters of 2x1, ping-pong", square, 1},
     {"128x128x32, clusters of 2x1, ping-pong, swizzle 8", square, 8},
     {"128x64x32, clusters of 2x1, cooperative", narrow, 1},
-    {"128x128x32, clusters of 2x1, stream-K", stream_k, 1},
     {"64x64x32, ping-pong", small, 1},
     {"64x64x16, mma.sync", odd, 1},
     {"64x64x16, mma.sync, k in 8 pieces", odd, 8},

@@ -1,11 +1,14 @@
 """Matrix multiplication in Numba-CUDA: shared-memory tiles of 32 x 32, as the lectures have it (rung 6 in Python)."""
 
+import os
+
 import numpy
 import torch
 
 # numba-cuda up to 0.30 asks for this other name of vstack, which NumPy 2.5 has dropped, when it compiles a kernel.
 if not hasattr(numpy, "row_stack"):
     numpy.row_stack = numpy.vstack
+os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # small products are meant
 
 from numba import cuda, float32, float64
 from torch import Tensor
