@@ -71,10 +71,10 @@ static Stride stride_of(int64_t distance)
 
 /* Tile and cluster are cute::Shape<m, n, k> of the block's tile in elements and of the cluster in blocks.
 
-   In 32 bits wgmma reads both operands along k alone, and B lies along n. CUTLASS has a main loop that turns B on its
-   way through shared memory; by it, products with a k that ends within a tile were NaN, and stream-K did not end
-   (4.2.0, on an H200). So there D^T = B^T A^T is asked for, in which B^T is the operand that goes through registers:
-   all three matrices are column-major then, and a tile's m is along n of D. */
+   In 32 bits wgmma reads both operands along k alone, and B lies along n. CUTLASS's builder takes it so, and turns it
+   in shared memory; but by those kernels some products were NaN, and one by stream-K did not end (4.2.0, on an H200).
+   So there D^T = B^T A^T is asked for, in which B^T goes through registers: all three matrices are column-major then,
+   and a tile's m is along n of D. */
 template <typename Element, typename Tile, typename Cluster, typename Schedule, typename Scheduler>
 static Status hopper(const Problem &problem, void *workspace, size_t *workspace_bytes, cudaStream_t stream)
 {
