@@ -145,6 +145,12 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     return {};
 }
 
+// Whether the plan's kernel can leave the preactivation beside D: those that finish D by themselves, in float32.
+static bool can_keep(const GemmPlan &plan)
+{
+    return (plan.rung == 13 && plan.splits == 1) || plan.rung == 14;
+}
+
 static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
 {
     return {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
@@ -189,7 +195,12 @@ static const GemmRung *choose(const GemmCall &call, int number, GemmDevice devic
 {
     if (!is_valid(call))
         return nullptr;
-    if (number != CUDA_OPS_GEMM_FASTEST) {
+    const bool fastest = number == CUDA_OPS_GEMM_FASTEST;
+    if (call.problem.preactivation) {
+        const GemmPlan plan = plan_for(call, device, fastest ? 0 : number);
+        return can_keep(plan) ? rung_numbered(plan.rung) : nullptr;
+    }
+    if (!fastest) {
         const GemmRung *const rung = rung_numbered(number);
         return rung && rung->supports(call, device) ? rung : nullptr;
     }
@@ -254,7 +265,7 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
         return is_valid(call) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
     if (!is_valid(call))
         return CUDA_OPS_INVALID_ARGUMENT;
-    if (rung != CUDA_OPS_GEMM_FASTEST) {
+    if (rung != CUDA_OPS_GEMM_FASTEST || problem->preactivation) {
         const GemmRung *const chosen = choose(call, rung, device);
         return chosen ? chosen->launch(call, device) : CUDA_OPS_INVALID_ARGUMENT;
     }
@@ -270,19 +281,20 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
     return status;
 }
 
+static GemmPlan internal(const cuda_ops_gemm_plan &plan)
+{
+    return {plan.rung, plan.tile, plan.splits, plan.swapped, 8};
+}
+
 // A plan that a caller made, for tests and for the tuning: is it one that a kernel knows?
 static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm_plan &plan)
 {
     const GemmRung *const rung = rung_numbered(plan.rung);
     return is_valid(call) && rung && rung->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
+           (!call.problem.preactivation || can_keep(internal(plan))) &&
            plan.splits <= (plan.rung == 13   ? 32
                            : plan.rung == 14 ? 8
                                              : 1);
-}
-
-static GemmPlan internal(const cuda_ops_gemm_plan &plan)
-{
-    return {plan.rung, plan.tile, plan.splits, plan.swapped, 8};
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem,

@@ -1,7 +1,9 @@
-// What a product's epilogue may apply to a sum. Rungs 12 and 13 have a gelu of their own, of fewer instructions.
+// What a product's epilogue may apply to a sum, and gelu's slope; "quickly": in fewer instructions, to some 1.5e-7, for
+// results that are rounded to 16 bits, or whose operands were rounded to TF32.
 #ifndef CUDA_OPS_GEMM_ACTIVATION_CUH
 #define CUDA_OPS_GEMM_ACTIVATION_CUH
 
+#include "common.cuh"
 #include "cuda_ops/gemm.h"
 
 // 1 + erf(u) is erfc(-u), which keeps its digits where the sum cancels: at x = -3, 1 + erf loses nine of float32's
@@ -25,6 +27,60 @@ __device__ __forceinline__ double gelu_tanh(double x)
     return x / (1 + exp(-1.59576912160573071 * x * (1 + 0.044715 * x * x)));
 }
 
+__device__ __forceinline__ float reciprocal(float x)
+{
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+__device__ __forceinline__ float exp2_quickly(float x)
+{
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// The normal distribution's function by Abramowitz and Stegun's 7.1.26: a polynomial in t times bell, exp(-x^2 / 2),
+// is what is beyond |x|.
+__device__ __forceinline__ float normal_share(float x, float bell)
+{
+    const float t = reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.0f));
+    float series = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
+    series = fmaf(series, t, 0.5f * 1.421413741f);
+    series = fmaf(series, t, 0.5f * -0.284496736f);
+    series = fmaf(series, t, 0.5f * 0.254829592f);
+    const float beyond = series * t * bell;
+    return x > 0.0f ? 1.0f - beyond : beyond;
+}
+__device__ __forceinline__ float bell_of(float x)
+{
+    return exp2_quickly(x * x * -0.72134752f);
+}
+__device__ __forceinline__ float gelu_quickly(float x)
+{
+    return x * normal_share(x, bell_of(x));
+}
+__device__ __forceinline__ float gelu_slope_quickly(float x)
+{
+    const float bell = bell_of(x);
+    return fmaf(0.3989422804f * x, bell, normal_share(x, bell));
+}
+
+// The tanh's share, 1 / (1 + exp(-2 u)).
+__device__ __forceinline__ float tanh_share(float x)
+{
+    return reciprocal(1.0f + exp2_quickly(x * fmaf(-0.1029432396f * x, x, -2.3022081991f)));
+}
+__device__ __forceinline__ float gelu_tanh_quickly(float x)
+{
+    return x * tanh_share(x);
+}
+__device__ __forceinline__ float gelu_tanh_slope_quickly(float x)
+{
+    const float share = tanh_share(x);
+    return fmaf(x * share * (1 - share), fmaf(0.2140644488f * x, x, 1.5957691216f), share);
+}
+
 template <typename A>
 __device__ __forceinline__ A activate(A x, int activation)
 {
@@ -38,6 +94,66 @@ __device__ __forceinline__ A activate(A x, int activation)
     default:
         return x;
     }
+}
+
+// The value, of which the compiler knows nothing: else it makes a copy of a loop for every choice within it.
+__device__ __forceinline__ int unknown(int value)
+{
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+template <int COUNT>
+__device__ __forceinline__ void activate_quickly(float (&x)[COUNT], int activation)
+{
+    if (activation == CUDA_OPS_GEMM_GELU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu_quickly(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_GELU_TANH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu_tanh_quickly(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_RELU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = x[e] < 0.0f ? 0.0f : x[e]; // NaN stays
+    }
+}
+
+// Neighbours in a line, of which `left` are left, as T or as float; x becomes what was stored. whole: 16 bytes may be
+// written at once.
+template <typename T, int COUNT>
+__device__ __forceinline__ void store_some(void *to, int64_t at, float (&x)[COUNT], bool as_float, bool whole, int left)
+{
+    if (sizeof(T) == 4 || as_float) {
+        float *const line = (float *)to + at;
+        if (whole && left >= COUNT)
+#pragma unroll
+            for (int e = 0; e < COUNT; e += 4)
+                *(float4 *)(line + e) = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+        else
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                if (e < left)
+                    line[e] = x[e];
+        return;
+    }
+    static_assert(COUNT * sizeof(T) == 16, "one store");
+    T *const line = (T *)to + at;
+    vector16<T> values;
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        values.element[e] = store_from_accumulate<T>(x[e]);
+        x[e] = load_as_accumulate(values.element[e]);
+    }
+    if (whole && left >= COUNT)
+        *(vector16<T> *)line = values;
+    else
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            if (e < left)
+                line[e] = values.element[e];
 }
 
 #endif
