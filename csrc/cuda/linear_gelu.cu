@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(THREADS)
                 piece y;
 #pragma unroll
                 for (int e = 0; e < COUNT; e++) {
-                    const A gradient =
-                        load_as_accumulate(g.element[e]) * gelu_slope_of(x.element[e], tanh);
+                    const A gradient = load_as_accumulate(g.element[e]) * gelu_slope_of(x.element[e], tanh);
                     y.element[e] = store_from_accumulate<T>(gradient);
                     sum[e] += gradient;
                 }

@@ -38,8 +38,7 @@ static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &preactiv
         return gemm_cuda(op, output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
     problem.activation = CUDA_OPS_GEMM_NONE;
     problem.preactivation = nullptr;
-    const cuda_ops_status status =
-        gemm_cuda(op, preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    const cuda_ops_status status = gemm_cuda(op, preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
     return status != CUDA_OPS_SUCCESS
                ? status
                : cuda_ops_linear_gelu_activate_cuda(output.data_ptr(), preactivation.const_data_ptr(), output.numel(),

@@ -267,9 +267,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                 for (int i = 0; i < 4; i++)
 #pragma unroll
                     for (int block = 0; block < C::BLOCKS; block++)
-                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum[block],
-                                                                     advance(a, i * A_STEP + block * A_BLOCK),
-                                                                     advance(b, i * B_STEP), 1);
+                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(
+                            sum[block], advance(a, i * A_STEP + block * A_BLOCK), advance(b, i * B_STEP), 1);
                 wgmma_commit();
                 // This stage's products are under way; those of the stage before are done.
                 wgmma_wait<1>();

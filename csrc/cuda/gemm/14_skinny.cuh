@@ -52,8 +52,8 @@ struct SkinnyWork {
     int a_shared, b_shared; // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
-    int swapped; // what the kernel makes is D transposed
-    int whole;   // 16 bytes of a line of D and of the preactivation may be written at once
+    int swapped;         // what the kernel makes is D transposed
+    int whole;           // 16 bytes of a line of D and of the preactivation may be written at once
     void *preactivation; // or null: what the activation is computed from is left here, laid out like D
 };
 

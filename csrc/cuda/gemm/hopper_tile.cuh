@@ -65,8 +65,8 @@ struct GemmWork {
     int a_shared, b_shared;     // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
-    int copies_out; // the copy engine writes D; by lines: 16 bytes may be written at once
-    int swapped;    // A and B have changed places: what the kernel makes is D transposed
+    int copies_out;      // the copy engine writes D; by lines: 16 bytes may be written at once
+    int swapped;         // A and B have changed places: what the kernel makes is D transposed
     void *preactivation; // or null: what the activation is computed from is left here, laid out like D
     int whole;           // 16 bytes of a line of D and of the preactivation may be written at once
 };
@@ -142,9 +142,9 @@ __device__ __forceinline__ float bias_at(const GemmWork &work, int column, int c
     return work.bias_is_float ? ((const float *)work.bias)[column] : load_as_accumulate(((const T *)work.bias)[column]);
 }
 
-// The bias of a tile's columns, dealt out over the lanes of a warp: lane l has columns l, 32 + l, ... of the tile. To be
-// loaded before the products, which hide the time it takes: afterwards every warp would wait for the L2 cache, which is
-// busiest then, once or several times a tile.
+// The bias of a tile's columns, dealt out over the lanes of a warp: lane l has columns l, 32 + l, ... of the tile. To
+// be loaded before the products, which hide the time it takes: afterwards every warp would wait for the L2 cache, which
+// is busiest then, once or several times a tile.
 template <typename C>
 struct Bias {
     float part[(C::N + 31) / 32];
