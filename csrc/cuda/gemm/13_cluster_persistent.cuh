@@ -421,6 +421,9 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
     case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
     case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 6 : 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 5:
+        if constexpr (!a_mn_major)
+            return launch<Tile<T, 128, 128, 2, 1, false, 5, false, b_mn_major, false, true>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

@@ -91,10 +91,12 @@ __device__ __forceinline__ void store_lines(const SkinnyWork &work, float *tile,
                                            : load_as_accumulate(((const T *)work.bias)[at]);
             }
         const int64_t to = matrix * work.stride_d + line * work.ldd + column;
+        const int left = all_columns - column;
+        const bool whole = work.whole && left >= MANY;
         if (unknown(work.preactivation != nullptr))
-            store_some<Output>(work.preactivation, to, x, false, work.whole, all_columns - column);
+            store_some<Output>(work.preactivation, to, x, false, whole, left);
         activate_quickly(x, unknown(work.activation));
-        store_some<Output>(work.d, to, x, false, work.whole, all_columns - column);
+        store_some<Output>(work.d, to, x, false, whole, left);
     }
 }
 

@@ -3,6 +3,8 @@
 #ifndef CUDA_OPS_GEMM_ACTIVATION_CUH
 #define CUDA_OPS_GEMM_ACTIVATION_CUH
 
+#include <string.h>
+
 #include "common.cuh"
 #include "cuda_ops/gemm.h"
 
@@ -121,14 +123,43 @@ __device__ __forceinline__ void activate_quickly(float (&x)[COUNT], int activati
     }
 }
 
-// Neighbours in a line, of which `left` are left, as T or as float; x becomes what was stored. whole: 16 bytes may be
-// written at once.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    uint32_t packed;
+    if constexpr (is_bfloat16<T>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&packed, &pair, 4);
+    } else {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&packed, &pair, 4);
+    }
+    return packed;
+}
+
+// Both back, as they were rounded.
+template <typename T>
+__device__ __forceinline__ void unpack(uint32_t packed, float &low, float &high)
+{
+    if constexpr (is_bfloat16<T>) {
+        low = __uint_as_float(packed << 16);
+        high = __uint_as_float(packed & 0xffff0000u);
+    } else {
+        __half2 pair;
+        memcpy(&pair, &packed, 4);
+        const float2 both = __half22float2(pair);
+        low = both.x, high = both.y;
+    }
+}
+
+// Neighbours in a line, of which `left` are left, as T or as float; x becomes what was stored. whole: all are, and 16
+// bytes may be written at once.
 template <typename T, int COUNT>
 __device__ __forceinline__ void store_some(void *to, int64_t at, float (&x)[COUNT], bool as_float, bool whole, int left)
 {
     if (sizeof(T) == 4 || as_float) {
         float *const line = (float *)to + at;
-        if (whole && left >= COUNT)
+        if (whole)
 #pragma unroll
             for (int e = 0; e < COUNT; e += 4)
                 *(float4 *)(line + e) = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
@@ -137,23 +168,23 @@ __device__ __forceinline__ void store_some(void *to, int64_t at, float (&x)[COUN
             for (int e = 0; e < COUNT; e++)
                 if (e < left)
                     line[e] = x[e];
-        return;
-    }
-    static_assert(COUNT * sizeof(T) == 16, "one store");
-    T *const line = (T *)to + at;
-    vector16<T> values;
+    } else if constexpr (sizeof(T) == 2) {
+        static_assert(COUNT == 8, "one store");
+        T *const line = (T *)to + at;
+        uint32_t packed[4];
 #pragma unroll
-    for (int e = 0; e < COUNT; e++) {
-        values.element[e] = store_from_accumulate<T>(x[e]);
-        x[e] = load_as_accumulate(values.element[e]);
-    }
-    if (whole && left >= COUNT)
-        *(vector16<T> *)line = values;
-    else
+        for (int e = 0; e < 4; e++) {
+            packed[e] = pack<T>(x[2 * e], x[2 * e + 1]);
+            unpack<T>(packed[e], x[2 * e], x[2 * e + 1]);
+        }
+        if (whole)
+            *(uint4 *)line = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+        else
 #pragma unroll
-        for (int e = 0; e < COUNT; e++)
-            if (e < left)
-                line[e] = values.element[e];
+            for (int e = 0; e < COUNT; e++)
+                if (e < left)
+                    line[e] = store_from_accumulate<T>(x[e]);
+    }
 }
 
 #endif

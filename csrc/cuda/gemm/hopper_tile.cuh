@@ -105,20 +105,6 @@ static inline bool can_copy_out(const GemmCall &call)
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    uint32_t packed;
-    if constexpr (is_bfloat16<T>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        memcpy(&packed, &pair, 4);
-    } else {
-        const __half2 pair = __floats2half2_rn(low, high);
-        memcpy(&packed, &pair, 4);
-    }
-    return packed;
-}
-
 // The row of a warpgroup's part that a thread's accumulators belong to, in the given block of 64 and its half. wgmma
 // gives a warp 16 rows of each block, a thread two of them. Where A came through registers, its rows were dealt out so
 // that a thread's, two or four, are neighbours (see load_left).
@@ -434,6 +420,24 @@ __device__ __forceinline__ int sum_offset(int row, int column)
     return row * C::PIECE * 4 + (piece ^ (row % 8) ^ (piece / 8)) * 16 + column % 4 * 4;
 }
 
+// Neighbours of a row, 16 bytes at a time, or of a column, from places `moved` bytes beyond `from`.
+template <int COUNT, int READS>
+__device__ __forceinline__ void read_sums(float (&x)[COUNT], const char *const (&from)[READS], int moved,
+                                          bool of_column)
+{
+    if (READS == COUNT && of_column) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = *(const float *)(from[e % READS] + moved);
+    } else {
+#pragma unroll
+        for (int e = 0; e < COUNT; e += 4) {
+            const float4 four = *(const float4 *)(from[e / 4] + moved);
+            x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
+        }
+    }
+}
+
 // Results that take more than a bias and relu: gelu, and what it is computed from. By way of shared memory in float32,
 // PIECE columns at a time, and from there in loops that are not unrolled: gelu for each of a thread's sums, one after
 // the other, is some thousand instructions, which a kernel of one or two tiles a block waits for as for its operands.
@@ -467,27 +471,27 @@ __device__ __forceinline__ void store_pieces(const float (&sum)[C::BLOCKS][C::N 
     const int64_t along_rows = swapped ? 1 : work.ldd, along_columns = swapped ? work.ldd : 1;
     const int c = first_column + FIRST + column, rows = min(C::GROUP_M, work.m - first_row);
     int64_t at = matrix * work.stride_d + (first_row + row) * along_rows + c * along_columns;
-    if (c < work.n && column < COLUMNS)
+    // A step is a multiple of eight rows, and the swizzle the same.
+    static_assert(WARPGROUP / (PIECE / MANY) % 8 == 0 && WARPGROUP / PIECE * MANY % 8 == 0, "one swizzle a thread");
+    constexpr int READS = EITHER ? MANY : MANY / 4;
+    const char *from[READS];
+#pragma unroll
+    for (int i = 0; i < READS; i++)
+        from[i] = buffer + (swapped ? sum_offset<C>(row + i, column) : sum_offset<C>(row, column + i % (MANY / 4) * 4));
+    if (c < work.n && column < COLUMNS) {
+        int moved = 0;
 #pragma unroll 1
-        for (int r = row; r < rows; r += step, at += step * along_rows) {
+        for (int r = row; r < rows; r += step, at += step * along_rows, moved += step * PIECE * 4) {
             float x[MANY];
-            if (swapped) {
-#pragma unroll
-                for (int e = 0; e < MANY; e++)
-                    x[e] = *(const float *)(buffer + sum_offset<C>(r + e, column));
-            } else {
-#pragma unroll
-                for (int e = 0; e < MANY; e += 4) {
-                    const float4 four = *(const float4 *)(buffer + sum_offset<C>(r, column + e));
-                    x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
-                }
-            }
+            read_sums(x, from, moved, swapped);
             const int left = swapped ? rows - r : work.n - c; // of the line
+            const bool whole = unknown(work.whole) && left >= MANY;
             if (unknown(work.preactivation != nullptr))
-                store_some<T>(work.preactivation, at, x, work.output_is_float, unknown(work.whole), left);
+                store_some<T>(work.preactivation, at, x, work.output_is_float, whole, left);
             activate_quickly(x, unknown(work.activation));
-            store_some<T>(work.d, at, x, work.output_is_float, unknown(work.whole), left);
+            store_some<T>(work.d, at, x, work.output_is_float, whole, left);
         }
+    }
     if constexpr (FIRST + PIECE < C::N)
         store_pieces<C, FIRST + PIECE>(sum, work, buffer, matrix, first_row, first_column, group, thread);
 }
