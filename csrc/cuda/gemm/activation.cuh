@@ -105,13 +105,43 @@ __device__ __forceinline__ int unknown(int value)
     return value;
 }
 
+// gelu_quickly of each, step by step: one after the other the compiler keeps few registers and waits for each step.
+template <int COUNT>
+__device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
+{
+    constexpr float C[5] = {0.5f * 1.061405429f, 0.5f * -1.453152027f, 0.5f * 1.421413741f, 0.5f * -0.284496736f,
+                            0.5f * 0.254829592f};
+    float t[COUNT], beyond[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        t[e] = reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(x[e]), 1.0f));
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        beyond[e] = fmaf(C[0], t[e], C[1]);
+#pragma unroll
+    for (int i = 2; i < 5; i++)
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            beyond[e] = fmaf(beyond[e], t[e], C[i]);
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        beyond[e] *= t[e];
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        t[e] = bell_of(x[e]);
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        beyond[e] *= t[e];
+        const float above = x[e] > 0.0f ? 1.0f : 0.0f;
+        x[e] *= fmaf(above, fmaf(-2.0f, beyond[e], 1.0f), beyond[e]);
+    }
+}
+
 template <int COUNT>
 __device__ __forceinline__ void activate_quickly(float (&x)[COUNT], int activation)
 {
     if (activation == CUDA_OPS_GEMM_GELU) {
-#pragma unroll
-        for (int e = 0; e < COUNT; e++)
-            x[e] = gelu_quickly(x[e]);
+        gelu_quickly(x);
     } else if (activation == CUDA_OPS_GEMM_GELU_TANH) {
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
