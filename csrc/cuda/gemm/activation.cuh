@@ -132,7 +132,7 @@ __device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
 #pragma unroll
     for (int e = 0; e < COUNT; e++) {
         beyond[e] *= t[e];
-        const float above = x[e] > 0.0f ? 1.0f : 0.0f;
+        const float above = x[e] > 0.0f ? 1.0f : 0.0f; // as a predicate it would be one of seven
         x[e] *= fmaf(above, fmaf(-2.0f, beyond[e], 1.0f), beyond[e]);
     }
 }
