@@ -91,6 +91,47 @@ def test_only_the_wanted_gradient_is_computed(device):
         assert calls == 2  # the product and one gradient
 
 
+def check_kept(x, weight, bias, approximate, expected, tolerance):
+    """linear_gelu with the preactivation for the gradient: it is linear's, and gelu is computed of it, as rounded."""
+    output, preactivation = ops.linear_gelu_forward(x, weight, bias, approximate, True)
+    assert_close(preactivation, expected, tolerance, "preactivation")
+    wanted = torch.nn.functional.gelu(preactivation.cpu().double(), approximate=approximate)
+    assert_close(output, wanted, RELATIVE_NORM[output.dtype], "gelu of the preactivation")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tf32", [False, True])
+def test_gelu_and_what_it_is_computed_from(tf32, allow_tf32, device_dtype):
+    """At sizes that take the tiles of rungs 13 and 14, whole and ragged; lines of 333 are not aligned to 16 bytes."""
+    device, dtype = device_dtype
+    if device != "cuda" or (tf32 and dtype != torch.float32):
+        pytest.skip("rungs are CUDA's, TF32 is float32's")
+    allow_tf32(tf32)
+    make = Make(device, dtype)
+    tolerance = 2e-3 if tf32 else RELATIVE_NORM[dtype]
+    for rows, outputs, inputs in [
+        (1024, 1536, 384),
+        (1000, 520, 64),
+        (300, 5000, 256),
+        (4100, 328, 128),
+        (700, 333, 72),
+        (16, 4096, 1024),
+        (64, 64, 256),
+        (5, 9, 3),
+    ]:
+        bound = 2 / inputs**0.5
+        x, weight = make(rows, inputs), make(outputs, inputs, low=-bound, high=bound)
+        for bias in (make(outputs, low=0, high=4), None):
+            expected = x.cpu().double() @ weight.cpu().double().T
+            expected += 0 if bias is None else bias.cpu().double()
+            for approximate in ("none", "tanh"):
+                check_kept(x, weight, bias, approximate, expected, tolerance)
+                first, again = (linear_gelu(x, weight, bias, approximate) for _ in range(2))
+                assert torch.equal(first, again)
+                wanted = torch.nn.functional.gelu(expected, approximate=approximate)
+                assert_close(first, wanted, tolerance, f"gelu {approximate} {(rows, outputs, inputs)}")
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("code", CUDA_CODES)
 def test_forced_rung(code, force, device_dtype):
@@ -124,6 +165,7 @@ def test_forced_rung(code, force, device_dtype):
                     actual = linear_gelu(a.contiguous(), b.T.contiguous(), bias, approximate)
                     wanted = torch.nn.functional.gelu(expected, approximate=approximate)
                     assert_close(actual, wanted, RELATIVE_NORM[dtype], f"gelu {approximate} {(m, n, k)} by {code}")
+                    check_kept(a.contiguous(), b.T.contiguous(), bias, approximate, expected, RELATIVE_NORM[dtype])
 
 
 @pytest.mark.cuda

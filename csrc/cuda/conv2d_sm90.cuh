@@ -342,10 +342,19 @@ __device__ __forceinline__ int64_t strided_row(const StridedWork &work, int row)
     return (((int64_t)image * work.result_height + y) * work.result_width + x) * work.ldd;
 }
 
+// Found in place of hopper_tile.cuh's for works of residues, which have no bias.
+struct NoBias {
+};
+template <typename C>
+__device__ __forceinline__ NoBias load_bias(const ResiduesWork &, int, int)
+{
+    return {};
+}
+
 // Found in place of hopper_tile.cuh's for a StridedWork: rows are not one after the other, so that the copy engine
 // cannot write them. Halves go through the buffers all the same, to leave as pieces of 16 bytes, 128 bytes of a row.
 template <typename C>
-__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const StridedWork &work,
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], NoBias, const StridedWork &work,
                                            const CUtensorMap *, char *buffers, int &buffer, int64_t, int first_row,
                                            int first_column, int group, int thread)
 {
@@ -394,11 +403,12 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
     }
 }
 template <typename C>
-__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const ResiduesWork &work,
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], NoBias none, const ResiduesWork &work,
                                            const CUtensorMap *map_d, char *buffers, int &buffer, int64_t residue,
                                            int first_row, int first_column, int group, int thread)
 {
-    store_tile<C>(sum, work.residues[residue].gemm, map_d, buffers, buffer, 0, first_row, first_column, group, thread);
+    store_tile<C>(sum, none, work.residues[residue].gemm, map_d, buffers, buffer, 0, first_row, first_column, group,
+                  thread);
 }
 #endif // CUDA_OPS_HOPPER_CODE
 
@@ -514,8 +524,9 @@ __device__ __forceinline__ void share_and_store(float (&sum)[C::BLOCKS][C::N / 2
         half[0][4 * i + 3] = sum[0][MINE * COUNT + 4 * i + 3] + other.w;
     }
     int buffer = 0;
-    store_tile<Half>(half, work, map_d, buffers + group * C::BUFFERS * C::BUFFER_BYTES, buffer, 0,
-                     place.m + group * C::GROUP_M, place.n + MINE * C::N / 2, group, thread);
+    store_tile<Half>(half, load_bias<Half>(work, place.n + MINE * C::N / 2, thread), work, map_d,
+                     buffers + group * C::BUFFERS * C::BUFFER_BYTES, buffer, 0, place.m + group * C::GROUP_M,
+                     place.n + MINE * C::N / 2, group, thread);
     if (C::BUFFERS > 0 && thread == 0)
         wait_copied_out<0>();
 }

@@ -133,16 +133,35 @@ static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, G
     return best;
 }
 
+// Rung 13's tile of 128 x 128 gives the warpgroups tiles in turn, and tile 5 is the same with both on each. As fast for
+// the products; but where a block has one tile, what finishes it is done by both, and gelu takes long.
+static constexpr int IN_TURN = 1, BOTH_ON_ONE = 5;
+
+static bool finishes_long(const GemmPlan &plan, const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan.rung == 13 && plan.tile == IN_TURN && plan.splits == 1 && !p.transpose_a &&
+           p.activation > CUDA_OPS_GEMM_RELU &&
+           ceil_div(p.m, 256) * ceil_div(p.n, 128) * p.batch <= device.multiprocessors / 2;
+}
+
 // A plan of rung 0 where the table has nothing for the problem. only: a rung, or 0.
 static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    if (p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16)
-        return quickest(HALVES_TIMES, call, device, only);
+    if (p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16) {
+        const GemmPlan plan = quickest(HALVES_TIMES, call, device, only);
+        return finishes_long(plan, p, device) ? GemmPlan{13, BOTH_ON_ONE, 1, 0, plan.group} : plan;
+    }
     if (p.dtype == CUDA_OPS_FLOAT32 && p.allow_tf32)
         return !p.transpose_a && p.transpose_b ? quickest(TF32_NT_TIMES, call, device, only)
                                                : quickest(TF32_TIMES, call, device, only);
     return {};
+}
+
+// Whether the plan's kernel can leave the preactivation beside D: those that finish D by themselves, in float32.
+static bool can_keep(const GemmPlan &plan)
+{
+    return (plan.rung == 13 && plan.splits == 1) || plan.rung == 14;
 }
 
 static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
@@ -189,7 +208,12 @@ static const GemmRung *choose(const GemmCall &call, int number, GemmDevice devic
 {
     if (!is_valid(call))
         return nullptr;
-    if (number != CUDA_OPS_GEMM_FASTEST) {
+    const bool fastest = number == CUDA_OPS_GEMM_FASTEST;
+    if (call.problem.preactivation) {
+        const GemmPlan plan = plan_for(call, device, fastest ? 0 : number);
+        return can_keep(plan) ? rung_numbered(plan.rung) : nullptr;
+    }
+    if (!fastest) {
         const GemmRung *const rung = rung_numbered(number);
         return rung && rung->supports(call, device) ? rung : nullptr;
     }
@@ -254,7 +278,7 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
         return is_valid(call) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
     if (!is_valid(call))
         return CUDA_OPS_INVALID_ARGUMENT;
-    if (rung != CUDA_OPS_GEMM_FASTEST) {
+    if (rung != CUDA_OPS_GEMM_FASTEST || problem->preactivation) {
         const GemmRung *const chosen = choose(call, rung, device);
         return chosen ? chosen->launch(call, device) : CUDA_OPS_INVALID_ARGUMENT;
     }
@@ -270,19 +294,20 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
     return status;
 }
 
+static GemmPlan internal(const cuda_ops_gemm_plan &plan)
+{
+    return {plan.rung, plan.tile, plan.splits, plan.swapped, 8};
+}
+
 // A plan that a caller made, for tests and for the tuning: is it one that a kernel knows?
 static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm_plan &plan)
 {
     const GemmRung *const rung = rung_numbered(plan.rung);
     return is_valid(call) && rung && rung->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
+           (!call.problem.preactivation || can_keep(internal(plan))) &&
            plan.splits <= (plan.rung == 13   ? 32
                            : plan.rung == 14 ? 8
                                              : 1);
-}
-
-static GemmPlan internal(const cuda_ops_gemm_plan &plan)
-{
-    return {plan.rung, plan.tile, plan.splits, plan.swapped, 8};
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem,

@@ -17,6 +17,18 @@ static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 static constexpr int64_t WANTED_BLOCKS = 1056;
 static constexpr int64_t SMALLEST_CHUNK = 32;
 
+// Halves go the quick way: at the accuracy of float32 the arithmetic would take longer than the memory.
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> gelu_of(T x, int activation)
+{
+    if constexpr (sizeof(T) == 2) {
+        const float value = load_as_accumulate(x);
+        return activation == CUDA_OPS_GEMM_GELU ? gelu_quickly(value) : gelu_tanh_quickly(value);
+    } else {
+        return activate(load_as_accumulate(x), activation);
+    }
+}
+
 // `vectors` is how many 16-byte pieces the arrays are read in: count / vector16<T>::size, or 0 when misaligned.
 template <typename T>
 __global__ void linear_gelu_activate_kernel(T *output, const T *preactivation, int64_t count, int64_t vectors,
@@ -29,11 +41,11 @@ __global__ void linear_gelu_activate_kernel(T *output, const T *preactivation, i
         vector16<T> y;
 #pragma unroll
         for (int e = 0; e < vector16<T>::size; e++)
-            y.element[e] = store_from_accumulate<T>(activate(load_as_accumulate(x.element[e]), activation));
+            y.element[e] = store_from_accumulate<T>(gelu_of(x.element[e], activation));
         reinterpret_cast<vector16<T> *>(output)[v] = y;
     }
     for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count())
-        output[i] = store_from_accumulate<T>(activate(load_as_accumulate(preactivation[i]), activation));
+        output[i] = store_from_accumulate<T>(gelu_of(preactivation[i], activation));
 }
 
 __device__ __forceinline__ float gelu_slope(float x, bool tanh)
@@ -51,6 +63,15 @@ __device__ __forceinline__ double gelu_slope(double x, bool tanh)
         return share + x * share * (1 - share) * (1.59576912160573071 + 0.21406444881780075 * x * x);
     }
     return 0.5 * erfc(-0.70710678118654752440 * x) + x * 0.39894228040143267794 * exp(-0.5 * x * x);
+}
+
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> gelu_slope_of(T x, bool tanh)
+{
+    if constexpr (sizeof(T) == 2)
+        return tanh ? gelu_tanh_slope_quickly(load_as_accumulate(x)) : gelu_slope_quickly(load_as_accumulate(x));
+    else
+        return gelu_slope(load_as_accumulate(x), tanh);
 }
 
 // COUNT columns a thread: 16 bytes, or one. grad_bias may be null; with several chunks it is `partial` that is written.
@@ -82,8 +103,7 @@ __global__ void __launch_bounds__(THREADS)
                 piece y;
 #pragma unroll
                 for (int e = 0; e < COUNT; e++) {
-                    const A gradient =
-                        load_as_accumulate(g.element[e]) * gelu_slope(load_as_accumulate(x.element[e]), tanh);
+                    const A gradient = load_as_accumulate(g.element[e]) * gelu_slope_of(x.element[e], tanh);
                     y.element[e] = store_from_accumulate<T>(gradient);
                     sum[e] += gradient;
                 }

@@ -24,21 +24,25 @@ static cuda_ops_gelu check_approximate(const char *op, std::string_view approxim
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// Without the preactivation all is one kernel. With it the product leaves that, and a second kernel makes the output.
+// One kernel, which leaves the preactivation too where it is wanted; of a product whose kernel cannot, that alone is
+// made, and a second kernel makes the output of it.
 static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &preactivation, const Tensor &x, const Tensor &w,
                                     const void *bias, int64_t rows, cuda_ops_gelu gelu, cuda_ops_dtype dtype)
 {
+    const char *const op = "linear_gelu";
     cuda_ops_gemm_problem problem = dense_problem(rows, w.size(0), w.size(1), false, true, dtype);
-    if (!preactivation.defined()) {
-        problem.activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
-        return gemm_cuda("linear_gelu", output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
-    }
-    const cuda_ops_status status =
-        gemm_cuda("linear_gelu", preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    problem.activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
+    if (preactivation.defined())
+        problem.preactivation = preactivation.data_ptr();
+    if (!preactivation.defined() || cuda_ops_gemm_rung_cuda(&problem, forced_gemm_rung(op)) >= 0)
+        return gemm_cuda(op, output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    problem.activation = CUDA_OPS_GEMM_NONE;
+    problem.preactivation = nullptr;
+    const cuda_ops_status status = gemm_cuda(op, preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
     return status != CUDA_OPS_SUCCESS
                ? status
                : cuda_ops_linear_gelu_activate_cuda(output.data_ptr(), preactivation.const_data_ptr(), output.numel(),
-                                                    gelu, dtype, current_stream("linear_gelu"));
+                                                    gelu, dtype, current_stream(op));
 }
 
 static cuda_ops_status backward_cuda(const Tensor &grad_preactivation, const Tensor &grad_bias, const Tensor &g,

@@ -1,4 +1,5 @@
-"""linear_gelu: gelu(input @ weight.T + bias), over any leading shape, in one kernel where no gradient is wanted."""
+"""linear_gelu: gelu(input @ weight.T + bias), over any leading shape, in one kernel, which for a gradient leaves
+the preactivation too."""
 
 import math
 

@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
         float sum[1][C::N / 2];
         int before = 0, buffer = 0;
+        const Bias<C> bias = load_bias<C>(work, n, thread);
         for (int step = 0; step < steps; step++) {
             barrier_wait(full + 8 * stage, phase);
             const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
         }
         wgmma_wait<0>();
         char *const mine = shared + (buffers - shared_address(shared)) + group * C::BUFFERS * C::BUFFER_BYTES;
-        store_tile<C>(sum, work, &map_d, mine, buffer, batch, m + my_row, n, group, thread);
+        store_tile<C>(sum, bias, work, &map_d, mine, buffer, batch, m + my_row, n, group, thread);
         if (C::BUFFERS > 0 && thread == 0)
             wait_copied_out<0>();
     }
@@ -137,7 +138,7 @@ static cuda_ops_status launch(const GemmCall &call)
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_wide(const GemmCall &call)
 {
-    return launch<Tile<T, 128, 256, 1, 1, false, 4, a_mn_major, b_mn_major>>(call);
+    return launch<Tile<T, 128, 256, 1, 1, false, 4, a_mn_major, b_mn_major, false, true>>(call);
 }
 
 template <typename T>

@@ -175,7 +175,7 @@ __device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, 
     }
 }
 
-// Work is GemmWork, or a struct made from it with a store_tile of its own (conv2d_sm90.cuh).
+// Work is GemmWork, or a struct made from it with a load_bias and store_tile of its own (conv2d_sm90.cuh).
 template <typename C, typename Work>
 __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
                                         uint32_t empty, char *buffers, int rank_m, int rank_n)
@@ -205,6 +205,14 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             stage %= C::STAGES;
             continue;
         }
+        const auto bias = load_bias<C>(work, place.n, thread);
+        // Sums of zero, and not first products that replace what was there: that would keep the last tile's sums in
+        // their registers for as long as it takes to store them.
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                sum[block][i] = 0;
         // Not before the other warpgroup has seen its last stage full: a barrier tells only the phase before its
         // present one from the others, so that it must not be asked two fills ahead.
         if (C::PINGPONG)
@@ -224,7 +232,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                 for (int i = 0; i < 4; i++)
 #pragma unroll
                     for (int block = 0; block < C::BLOCKS; block++)
-                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * B_STEP), step > 0 || i > 0);
+                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * B_STEP), 1);
                 wgmma_commit();
                 const int now = stage;
                 if (++stage == C::STAGES) {
@@ -259,9 +267,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                 for (int i = 0; i < 4; i++)
 #pragma unroll
                     for (int block = 0; block < C::BLOCKS; block++)
-                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum[block],
-                                                                     advance(a, i * A_STEP + block * A_BLOCK),
-                                                                     advance(b, i * B_STEP), step > 0 || i > 0);
+                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(
+                            sum[block], advance(a, i * A_STEP + block * A_BLOCK), advance(b, i * B_STEP), 1);
                 wgmma_commit();
                 // This stage's products are under way; those of the stage before are done.
                 wgmma_wait<1>();
@@ -276,7 +283,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             wgmma_wait<0>();
             release_stage<C>(empty, before, thread, rank_m, rank_n);
         }
-        store_tile<C>(sum, work, map_d, buffers, buffer, (int64_t)place.split * work.batch + place.batch,
+        store_tile<C>(sum, bias, work, map_d, buffers, buffer, (int64_t)place.split * work.batch + place.batch,
                       place.m + my_row, place.n, group, thread);
     }
     if (C::BUFFERS > 0 && thread == 0)
@@ -360,6 +367,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         work.stride_d = p.m * p.n;
         work.alpha = 1;
         work.activation = CUDA_OPS_GEMM_NONE;
+        work.preactivation = nullptr;
         work.output_is_float = 1;
     } else if (C::IN_LINES) {
         work.copies_out = is_aligned_16(call.d) && p.ldd % 8 == 0 && (p.batch == 1 || p.stride_d % 8 == 0);
@@ -408,11 +416,14 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     // clang-format off
     switch (plan.tile) {
     //                                      M    N   cluster ping-pong stages
-    case 0: return launch<Tile<T, 128, 256, 2, 1, false, 4, a_mn_major, b_mn_major>>(call, device, plan);
-    case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major>>(call, device, plan);
-    case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major>>(call, device, plan);
-    case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major>>(call, device, plan);
-    case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 6 : 7, a_mn_major, b_mn_major>>(call, device, plan);
+    case 0: return launch<Tile<T, 128, 256, 2, 1, false, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 6 : 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 5:
+        if constexpr (!a_mn_major)
+            return launch<Tile<T, 128, 128, 2, 1, false, 5, false, b_mn_major, false, true>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

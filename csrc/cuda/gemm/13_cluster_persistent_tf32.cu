@@ -81,9 +81,9 @@ static cuda_ops_status launch_registers(const GemmCall &call, GemmDevice device,
     // clang-format off
     switch (plan.tile) {
     //                                          M    N   cluster ping-pong stages          copied
-    case 0: return launch<Tile<float, 128, 256, 2, 1, false, 4, true, false, true>>(call, device, plan);
-    case 1: return launch<Tile<float, 128, 128, 2, 1, true, 5, true, false, true>>(call, device, plan);
-    case 2: return launch<Tile<float, 128, 64, 2, 1, false, 8, true, false, false>>(call, device, plan);
+    case 0: return launch<Tile<float, 128, 256, 2, 1, false, 4, true, false, true, true>>(call, device, plan);
+    case 1: return launch<Tile<float, 128, 128, 2, 1, true, 5, true, false, true, true>>(call, device, plan);
+    case 2: return launch<Tile<float, 128, 64, 2, 1, false, 8, true, false, false, true>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
@@ -94,10 +94,10 @@ static cuda_ops_status launch_shared(const GemmCall &call, GemmDevice device, co
     // clang-format off
     switch (plan.tile) {
     //                                          M    N   cluster ping-pong stages          copied
-    case 0: return launch<Tile<float, 128, 256, 2, 1, false, 4, false, false, true>>(call, device, plan);
-    case 1: return launch<Tile<float, 128, 128, 2, 1, true, 5, false, false, true>>(call, device, plan);
-    case 2: return launch<Tile<float, 128, 192, 2, 1, true, 4, false, false, true>>(call, device, plan);
-    case 3: return launch<Tile<float, 128, 64, 2, 1, false, 8, false, false, false>>(call, device, plan);
+    case 0: return launch<Tile<float, 128, 256, 2, 1, false, 4, false, false, true, true>>(call, device, plan);
+    case 1: return launch<Tile<float, 128, 128, 2, 1, true, 5, false, false, true, true>>(call, device, plan);
+    case 2: return launch<Tile<float, 128, 192, 2, 1, true, 4, false, false, true, true>>(call, device, plan);
+    case 3: return launch<Tile<float, 128, 64, 2, 1, false, 8, false, false, false, true>>(call, device, plan);
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;

@@ -52,8 +52,9 @@ struct SkinnyWork {
     int a_shared, b_shared; // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
-    int swapped; // what the kernel makes is D transposed
-    int whole;   // 16 bytes of a line of D may be written at once
+    int swapped;         // what the kernel makes is D transposed
+    int whole;           // 16 bytes of a line of D and of the preactivation may be written at once
+    void *preactivation; // or null: what the activation is computed from is left here, laid out like D
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -74,44 +75,28 @@ __device__ __forceinline__ void store_lines(const SkinnyWork &work, float *tile,
         const int line = first_line + in_line, column = first_column + in_column;
         if (line >= all_lines || column >= all_columns)
             continue;
-        float *const from = tile + in_line * pitch + in_column;
-        vector16<Output> out;
-        if (work.activation != CUDA_OPS_GEMM_NONE)
-#pragma unroll 1
-            for (int e = 0; e < MANY; e++) { // this thread's own elements
-                float x = from[e] * work.alpha;
-                if (work.bias && column + e < all_columns)
-                    x += work.bias_is_float ? ((const float *)work.bias)[column + e]
-                                            : load_as_accumulate(((const T *)work.bias)[column + e]);
-                from[e] = activate(x, work.activation);
-            }
+        const float *const from = tile + in_line * pitch + in_column;
         float x[MANY];
 #pragma unroll
         for (int e = 0; e < MANY; e += 4)
             *(float4 *)(x + e) = *(const float4 *)(from + e);
-        if (work.activation == CUDA_OPS_GEMM_NONE) {
-#pragma unroll
-            for (int e = 0; e < MANY; e++)
-                x[e] *= work.alpha;
-            if (work.bias)
-#pragma unroll
-                for (int e = 0; e < MANY; e++) {
-                    const int at = min(column + e, all_columns - 1);
-                    x[e] += work.bias_is_float ? ((const float *)work.bias)[at]
-                                               : load_as_accumulate(((const T *)work.bias)[at]);
-                }
-        }
 #pragma unroll
         for (int e = 0; e < MANY; e++)
-            out.element[e] = store_from_accumulate<Output>(x[e]);
-        Output *const to = (Output *)work.d + matrix * work.stride_d + line * work.ldd + column;
-        if (work.whole && column + MANY <= all_columns)
-            *(vector16<Output> *)to = out;
-        else
+            x[e] *= work.alpha;
+        if (work.bias)
 #pragma unroll
-            for (int e = 0; e < MANY; e++)
-                if (column + e < all_columns)
-                    to[e] = out.element[e];
+            for (int e = 0; e < MANY; e++) {
+                const int at = min(column + e, all_columns - 1);
+                x[e] += work.bias_is_float ? ((const float *)work.bias)[at]
+                                           : load_as_accumulate(((const T *)work.bias)[at]);
+            }
+        const int64_t to = matrix * work.stride_d + line * work.ldd + column;
+        const int left = all_columns - column;
+        const bool whole = work.whole && left >= MANY;
+        if (unknown(work.preactivation != nullptr))
+            store_some<Output>(work.preactivation, to, x, false, whole, left);
+        activate_quickly(x, unknown(work.activation));
+        store_some<Output>(work.d, to, x, false, whole, left);
     }
 }
 
@@ -309,8 +294,9 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
     work.swapped = plan.swapped;
     const int64_t output_size = work.output_is_float ? 4 : sizeof(typename C::T);
-    work.whole =
-        is_aligned_16(call.d) && p.ldd * output_size % 16 == 0 && (p.batch == 1 || p.stride_d * output_size % 16 == 0);
+    work.preactivation = p.preactivation;
+    work.whole = is_aligned_16(call.d) && is_aligned_16(p.preactivation) && p.ldd * output_size % 16 == 0 &&
+                 (p.batch == 1 || p.stride_d * output_size % 16 == 0);
     work.splits = 1; // none of the pieces is empty
     while (2 * work.splits <= plan.splits && 2 * work.splits <= ceil_div(p.k, C::K))
         work.splits *= 2;

@@ -4,12 +4,13 @@
 
 #include <string.h>
 
+#include "gemm/activation.cuh"
 #include "gemm/hopper.cuh"
 #include "gemm/rungs.h"
 
 // One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n.
 template <typename T_, int TILE_M_, int TILE_N_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, int STAGES_,
-          bool A_MN_MAJOR_, bool B_MN_MAJOR_, bool FLOATS_COPIED_ = false>
+          bool A_MN_MAJOR_, bool B_MN_MAJOR_, bool FLOATS_COPIED_ = false, bool PIECES_STORED_ = false>
 struct Tile {
     typedef T_ T;
     static constexpr int M = TILE_M_, N = TILE_N_, CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, STAGES = STAGES_;
@@ -29,20 +30,25 @@ struct Tile {
     static constexpr int B_BYTES = B_MN_MAJOR ? B_COLUMNS * COLUMN_BYTES : N * SWIZZLE_ROW;
     static constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
     // Results of 16 bits leave through shared memory, CHUNK columns at a time, in two buffers a warpgroup; those of
-    // TF32 where the configuration says so.
-    static constexpr bool FLOATS_COPIED = FLOATS_COPIED_;
+    // TF32 where the configuration says so. PIECES_STORED: the kernel may be asked for more than a bias and relu.
+    static constexpr bool FLOATS_COPIED = FLOATS_COPIED_, PIECES_STORED = PIECES_STORED_;
     static constexpr int CHUNK = sizeof(T) == 2 && N % 64 == 0 ? 64 : 32;
     static constexpr int CHUNK_ROW = CHUNK * (int)sizeof(T);
+    static constexpr int PIECE = 64; // columns that store_pieces takes at a time
     // The tile that makes D or D transposed: all of a warpgroup's results at once, as lines of D (see store_lines).
     static constexpr bool IN_LINES = sizeof(T) == 2 && N < 128 && N % 64 != 0;
+    static constexpr int PIECE_BYTES = PIECES_STORED ? GROUP_M * PIECE * 4 : 0;
     static constexpr int LINES_BYTES = (GROUP_M + 8) * (N + 8) * 2;
-    static constexpr int BUFFER_BYTES = IN_LINES ? LINES_BYTES : GROUP_M * CHUNK_ROW;
-    static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : FLOATS_COPIED ? 2 : 0;
+    static constexpr int BUFFER_BYTES = IN_LINES ? (LINES_BYTES > PIECE_BYTES ? LINES_BYTES : PIECE_BYTES)
+                                        : sizeof(T) == 4 && !FLOATS_COPIED ? PIECE_BYTES
+                                                                           : GROUP_M * CHUNK_ROW;
+    static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : FLOATS_COPIED ? 2 : PIECES_STORED ? 1 : 0;
     static constexpr int SHARED_BYTES =
         STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
     static_assert(sizeof(T) == 2 || !B_MN_MAJOR, "B of TF32 is K-major");
     static_assert(!IN_REGISTERS || BLOCKS <= 2, "two or four rows a thread");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
+    static_assert(!PIECES_STORED || BUFFERS * BUFFER_BYTES >= PIECE_BYTES, "a piece of the sums in float32");
     static_assert(M % (8 * CLUSTER_N) == 0 && N % (8 * CLUSTER_M) == 0, "each block of a cluster loads its part");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
 };
@@ -59,8 +65,10 @@ struct GemmWork {
     int a_shared, b_shared;     // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
-    int copies_out; // the copy engine writes D; by lines: 16 bytes may be written at once
-    int swapped;    // A and B have changed places: what the kernel makes is D transposed
+    int copies_out;      // the copy engine writes D; by lines: 16 bytes may be written at once
+    int swapped;         // A and B have changed places: what the kernel makes is D transposed
+    void *preactivation; // or null: what the activation is computed from is left here, laid out like D
+    int whole;           // 16 bytes of a line of D and of the preactivation may be written at once
 };
 
 // What a kernel is told of a call that it does alone, in one piece.
@@ -79,6 +87,10 @@ static inline GemmWork work_of(const GemmCall &call)
     work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
     work.activation = p.activation;
     work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
+    work.preactivation = p.preactivation;
+    const int64_t size = dtype_size(p.output_dtype);
+    work.whole = is_aligned_16(call.d) && is_aligned_16(p.preactivation) && p.ldd * size % 16 == 0 &&
+                 (p.batch == 1 || p.stride_d * size % 16 == 0);
     return work;
 }
 
@@ -92,20 +104,6 @@ static inline bool can_copy_out(const GemmCall &call)
 }
 
 #if defined(CUDA_OPS_HOPPER_CODE)
-
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    uint32_t packed;
-    if constexpr (is_bfloat16<T>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        memcpy(&packed, &pair, 4);
-    } else {
-        const __half2 pair = __floats2half2_rn(low, high);
-        memcpy(&packed, &pair, 4);
-    }
-    return packed;
-}
 
 // The row of a warpgroup's part that a thread's accumulators belong to, in the given block of 64 and its half. wgmma
 // gives a warp 16 rows of each block, a thread two of them. Where A came through registers, its rows were dealt out so
@@ -130,51 +128,34 @@ __device__ __forceinline__ float bias_at(const GemmWork &work, int column, int c
     return work.bias_is_float ? ((const float *)work.bias)[column] : load_as_accumulate(((const T *)work.bias)[column]);
 }
 
-// x / 2 * (1 + erf(x / sqrt(2))) in few instructions, since it is unrolled over all accumulators: erfc by Abramowitz
-// and Stegun's 7.1.26, to 1.5e-7, below what either output type shows.
-__device__ __forceinline__ float gelu(float x)
-{
-    const float z = fabsf(x) * 0.70710678118654752f, t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
-    float series = fmaf(1.061405429f, t, -1.453152027f);
-    series = fmaf(series, t, 1.421413741f);
-    series = fmaf(series, t, -0.284496736f);
-    series = fmaf(series, t, 0.254829592f);
-    const float half = 0.5f * series * t * __expf(-z * z);
-    return x * (x > 0.0f ? 1.0f - half : half);
-}
-
-// x / 2 * (1 + tanh(u)) as x / (1 + exp(-2 u)).
-__device__ __forceinline__ float gelu_tanh(float x)
-{
-    return __fdividef(x, 1.0f + __expf(x * fmaf(-0.071354816f * x, x, -1.5957691216f)));
-}
-
-// The bias of a thread's columns. Loads without a branch around them, so that they are under way together: one after
-// the other they take as long as the products of 1024 along k.
-template <typename C, typename B>
-__device__ __forceinline__ void add_to_columns(float (&sum)[C::BLOCKS][C::N / 2], const B *bias, int column,
-                                               int columns)
-{
-#pragma unroll
-    for (int i = 0; i < C::N / 8; i++) {
-        const int c = column + 8 * i; // past the last: any value will do, the results are not stored
-        const float x = load_as_accumulate(bias[min(c, columns - 1)]);
-        const float y = load_as_accumulate(bias[min(c + 1, columns - 1)]);
-#pragma unroll
-        for (int block = 0; block < C::BLOCKS; block++) {
-            sum[block][4 * i] += x;
-            sum[block][4 * i + 1] += y;
-            sum[block][4 * i + 2] += x;
-            sum[block][4 * i + 3] += y;
-        }
-    }
-}
-
-// alpha, bias and activation on the accumulators. A thread of a warp holds, of each 8 columns, two: of rows g and g
-// + 8.
+// The bias of a tile's columns, dealt out over the lanes of a warp: lane l has columns l, 32 + l, ... of the tile. To
+// be loaded before the products, which hide the time it takes: afterwards every warp would wait for the L2 cache, which
+// is busiest then, once or several times a tile.
 template <typename C>
-__device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work, int first_row,
-                                       int column, int thread)
+struct Bias {
+    float part[(C::N + 31) / 32];
+};
+
+template <typename C>
+__device__ __forceinline__ Bias<C> load_bias(const GemmWork &work, int first_column, int thread)
+{
+    typedef typename C::T T;
+    Bias<C> bias = {};
+    if (work.bias && !work.swapped)
+#pragma unroll
+        for (int i = 0; i < (C::N + 31) / 32; i++) {
+            // Past the last: any value will do, the results are not stored.
+            const int column = min(first_column + 32 * i + thread % 32, work.n - 1);
+            bias.part[i] = sizeof(T) == 4 || work.bias_is_float ? ((const float *)work.bias)[column]
+                                                                : load_as_accumulate(((const T *)work.bias)[column]);
+        }
+    return bias;
+}
+
+// alpha, bias and relu on the accumulators. A thread of a warp holds, of each 8 columns, two: of rows g and g + 8.
+template <typename C>
+__device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const Bias<C> &bias, const GemmWork &work,
+                                       int first_row, int thread)
 {
     if (work.alpha != 1.0f)
 #pragma unroll
@@ -187,37 +168,34 @@ __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const 
         for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const float bias = bias_at<C>(work, first_row + row_of<C>(thread, block, half), work.m);
+                const float of_row = bias_at<C>(work, first_row + row_of<C>(thread, block, half), work.m);
 #pragma unroll
                 for (int i = 0; i < C::N / 8; i++) {
-                    sum[block][4 * i + 2 * half] += bias;
-                    sum[block][4 * i + 2 * half + 1] += bias;
+                    sum[block][4 * i + 2 * half] += of_row;
+                    sum[block][4 * i + 2 * half + 1] += of_row;
                 }
             }
     } else if (work.bias) {
-        if (sizeof(typename C::T) == 4 || work.bias_is_float)
-            add_to_columns<C>(sum, (const float *)work.bias, column, work.n);
-        else
-            add_to_columns<C>(sum, (const typename C::T *)work.bias, column, work.n);
+#pragma unroll
+        for (int i = 0; i < C::N / 8; i++) {
+            const int from = i % 4 * 8 + 2 * (thread % 4);
+            const float x = __shfl_sync(FULL_WARP, bias.part[i / 4], from);
+            const float y = __shfl_sync(FULL_WARP, bias.part[i / 4], from + 1);
+#pragma unroll
+            for (int block = 0; block < C::BLOCKS; block++) {
+                sum[block][4 * i] += x;
+                sum[block][4 * i + 1] += y;
+                sum[block][4 * i + 2] += x;
+                sum[block][4 * i + 3] += y;
+            }
+        }
     }
-    if (work.activation == CUDA_OPS_GEMM_RELU)
+    if (work.activation == CUDA_OPS_GEMM_RELU && !work.preactivation)
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
             for (int i = 0; i < C::N / 2; i++)
                 sum[block][i] = sum[block][i] < 0.0f ? 0.0f : sum[block][i]; // NaN stays
-    if (work.activation == CUDA_OPS_GEMM_GELU)
-#pragma unroll
-        for (int block = 0; block < C::BLOCKS; block++)
-#pragma unroll
-            for (int i = 0; i < C::N / 2; i++)
-                sum[block][i] = gelu(sum[block][i]);
-    if (work.activation == CUDA_OPS_GEMM_GELU_TANH)
-#pragma unroll
-        for (int block = 0; block < C::BLOCKS; block++)
-#pragma unroll
-            for (int i = 0; i < C::N / 2; i++)
-                sum[block][i] = gelu_tanh(sum[block][i]);
 }
 
 // float32 results straight from registers: a quad of threads writes 32 bytes of a row, a whole sector.
@@ -433,14 +411,105 @@ __device__ __forceinline__ void store_floats_turned(const float (&sum)[C::BLOCKS
     }
 }
 
+// Where column `column` of a row of PIECE sums in float32 lies: swizzled so that neither eight rows' pairs nor 16 or 32
+// bytes of each of a row's readers meet in a bank.
+template <typename C>
+__device__ __forceinline__ int sum_offset(int row, int column)
+{
+    const int piece = column / 4;
+    return row * C::PIECE * 4 + (piece ^ (row % 8) ^ (piece / 8)) * 16 + column % 4 * 4;
+}
+
+// Neighbours of a row, 16 bytes at a time, or of a column, from places `moved` bytes beyond `from`.
+template <int COUNT, int READS>
+__device__ __forceinline__ void read_sums(float (&x)[COUNT], const char *const (&from)[READS], int moved,
+                                          bool of_column)
+{
+    if (READS == COUNT && of_column) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = *(const float *)(from[e % READS] + moved);
+    } else {
+#pragma unroll
+        for (int e = 0; e < COUNT; e += 4) {
+            const float4 four = *(const float4 *)(from[e / 4] + moved);
+            x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
+        }
+    }
+}
+
+// Results that take more than a bias and relu: gelu, and what it is computed from. By way of shared memory in float32,
+// PIECE columns at a time, and from there in loops that are not unrolled: gelu for each of a thread's sums, one after
+// the other, is some thousand instructions, which a kernel of one or two tiles a block waits for as for its operands.
+// In a loop over the pieces all sums would stay in their registers to its end, and gelu have too few. FIRST: the
+// piece's first column, a constant to the compiler from the beginning, so that the sums stay in registers at all.
+template <typename C, int FIRST>
+__device__ __forceinline__ void store_pieces(const float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+                                             char *buffer, int64_t matrix, int first_row, int first_column, int group,
+                                             int thread)
+{
+    typedef typename C::T T;
+    constexpr int MANY = 16 / sizeof(T), PIECE = C::PIECE, COLUMNS = C::N - FIRST < PIECE ? C::N - FIRST : PIECE;
+    named_barrier(1 + group, WARPGROUP); // the last piece has been read
+#pragma unroll
+    for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 8; i++) {
+                const float *const s = sum[block] + FIRST / 2 + 4 * i + 2 * half;
+                *(float2 *)(buffer + sum_offset<C>(row_of<C>(thread, block, half), 8 * i + 2 * (thread % 4))) =
+                    make_float2(s[0], s[1]);
+            }
+    named_barrier(1 + group, WARPGROUP);
+    // A thread takes neighbours in D: of a row of the tile, or of a column where D is made transposed.
+    constexpr bool EITHER = C::IN_LINES || C::IN_REGISTERS;
+    const bool swapped = EITHER && work.swapped;
+    const int row = swapped ? thread / PIECE * MANY : thread / (PIECE / MANY);
+    const int column = swapped ? thread % PIECE : thread % (PIECE / MANY) * MANY;
+    const int step = swapped ? WARPGROUP / PIECE * MANY : WARPGROUP / (PIECE / MANY);
+    const int64_t along_rows = swapped ? 1 : work.ldd, along_columns = swapped ? work.ldd : 1;
+    const int c = first_column + FIRST + column, rows = min(C::GROUP_M, work.m - first_row);
+    int64_t at = matrix * work.stride_d + (first_row + row) * along_rows + c * along_columns;
+    // A step is a multiple of eight rows, and the swizzle the same.
+    static_assert(WARPGROUP / (PIECE / MANY) % 8 == 0 && WARPGROUP / PIECE * MANY % 8 == 0, "one swizzle a thread");
+    constexpr int READS = EITHER ? MANY : MANY / 4;
+    const char *from[READS];
+#pragma unroll
+    for (int i = 0; i < READS; i++)
+        from[i] = buffer + (swapped ? sum_offset<C>(row + i, column) : sum_offset<C>(row, column + i % (MANY / 4) * 4));
+    if (c < work.n && column < COLUMNS) {
+        int moved = 0;
+#pragma unroll 1
+        for (int r = row; r < rows; r += step, at += step * along_rows, moved += step * PIECE * 4) {
+            float x[MANY];
+            read_sums(x, from, moved, swapped);
+            const int left = swapped ? rows - r : work.n - c; // of the line
+            const bool whole = unknown(work.whole) && left >= MANY;
+            if (unknown(work.preactivation != nullptr))
+                store_some<T>(work.preactivation, at, x, work.output_is_float, whole, left);
+            activate_quickly(x, unknown(work.activation));
+            store_some<T>(work.d, at, x, work.output_is_float, whole, left);
+        }
+    }
+    if constexpr (FIRST + PIECE < C::N)
+        store_pieces<C, FIRST + PIECE>(sum, work, buffer, matrix, first_row, first_column, group, thread);
+}
+
 // A tile's results, from the accumulators to D.
 template <typename C>
-__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
+__device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], const Bias<C> &bias, const GemmWork &work,
                                            const CUtensorMap *map_d, char *buffers, int &buffer, int64_t matrix,
                                            int first_row, int first_column, int group, int thread)
 {
     const int column = first_column + 2 * (thread % 4);
-    finish<C>(sum, work, first_row, column, thread);
+    finish<C>(sum, bias, work, first_row, thread);
+    if constexpr (C::PIECES_STORED) {
+        if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
+            store_pieces<C, 0>(sum, work, buffers, matrix, first_row, first_column, group, thread);
+            return;
+        }
+    }
     if constexpr (C::IN_LINES) {
         if (!work.output_is_float)
             store_lines<C>(sum, work, buffers, matrix, first_row, first_column, group, thread);

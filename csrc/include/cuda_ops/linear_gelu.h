@@ -34,8 +34,9 @@ cuda_ops_status cuda_ops_linear_gelu_backward_cpu(void *grad_preactivation, cons
                                                   const void *preactivation, int64_t begin, int64_t end,
                                                   cuda_ops_gelu gelu, cuda_ops_dtype dtype);
 
-/* On CUDA the product is that of gemm.h, with bias and activation in its epilogue. Where the preactivation is kept for
- * the gradient, that is what the product leaves, and this makes `count` elements of output of it. */
+/* On CUDA the product is that of gemm.h, with bias and activation in its epilogue, and the preactivation beside the
+ * output where it is kept for the gradient. Where no kernel can leave both, the preactivation is what the product
+ * leaves, and this makes `count` elements of output of it. */
 cuda_ops_status cuda_ops_linear_gelu_activate_cuda(void *output, const void *preactivation, int64_t count,
                                                    cuda_ops_gelu gelu, cuda_ops_dtype dtype, cuda_ops_stream stream);
 /* grad_preactivation, which may be grad_output, and in the same pass grad_bias (NULL: not computed), the sum of its
