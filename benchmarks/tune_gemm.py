@@ -25,6 +25,8 @@ TABLES = {
     "HALVES_TIMES": (torch.bfloat16, "NT"),
     "TF32_NT_TIMES": (torch.float32, "NT"),
     "TF32_TIMES": (torch.float32, "NN"),
+    "FLOAT32_TIMES": (torch.float32, "NN"),
+    "FLOAT64_TIMES": (torch.float64, "NN"),
 }
 FIELDS = ("rung", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
 
@@ -67,8 +69,9 @@ def operands(m, n, k, dtype, order):
     ]
 
 
-def measure(row, dtype, order, samples):
-    """The row with its times in place: several lengths of k in one and two waves, of rung 13 a short one in four."""
+def measure(row, dtype, order, cores, samples):
+    """The row with its times in place: several lengths of k in one and two waves, of rung 13 a short one in four.
+    cores: not by TF32, and shorter lengths, which is what rung 15 then is for."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
     if row["rung"] == 13 and dtype == torch.float32 and order == "NN":
@@ -79,11 +82,12 @@ def measure(row, dtype, order, samples):
         m, n = grid(tiles, tile_m, tile_n)
         a, b = operands(m, n, k, dtype, order)
         plan = (row["rung"], row["tile"], splits, 0)
-        return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=True), samples)
+        return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=not cores), samples)
 
     # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
-    waves = (1,) if row["rung"] == 14 and row["blocks"] == 1 else (1, 2)
-    pairs = [(wave, k) for wave in waves for k in (256, 1024, 2048)]
+    clustered = row["rung"] == 14 or (row["rung"] == 15 and cores)  # k is cut among the blocks of a cluster
+    waves = (1,) if clustered and row["blocks"] == 1 else (1, 2)
+    pairs = [(wave, k) for wave in waves for k in ((64, 256, 1024) if cores else (256, 1024, 2048))]
     if row["rung"] == 13:  # later waves begin while D is written
         pairs.append((4, 256))
     points = [(wave, k, time(wave * room, k, 1)) for wave, k in pairs]
@@ -97,7 +101,7 @@ def measure(row, dtype, order, samples):
         m, n = grid(tiles, tile_m, tile_n)
         cut = time(tiles, 2048, 2) - 16 * m * n / 3e6
         row["split"] = max(1.0, cut - row["start"] - row["sum"] - row["rest"])
-    if row["rung"] == 14:  # what a second piece costs that another block of the cluster makes
+    if clustered:  # what a second piece costs that another block of the cluster makes
         row["split"] = max(0.1, time(room // 2, 2048, 2) - row["start"] - row["sum"] - row["rest"])
     return row
 
@@ -111,7 +115,7 @@ def tuned(samples):
         if match := ROW.match(line):
             row = dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
             dtype, order = TABLES[kind]
-            row = measure(row, dtype, order, samples)
+            row = measure(row, dtype, order, kind.startswith("FLOAT"), samples)
             line = "    {" + ", ".join(
                 f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS
             )

@@ -121,7 +121,7 @@ def run_conv_paths():
 
 
 def run_plans():
-    """Each tile of rungs 13 and 14, with k whole and cut, at a size that no tile divides."""
+    """Each tile of rungs 13, 14 and 15, with k whole and cut, at a size that no tile divides."""
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(5) for splits in (1, 2)] + [(13, 4, 1, 1)]
@@ -133,6 +133,10 @@ def run_plans():
                 ops.gemm_planned(*operands, plan, allow_tf32=True)
             except NotImplementedError:  # not for this dtype and these storage orders
                 continue
+    for tile, splits, dtype in itertools.product(range(6), (1, 4), [torch.float32, torch.float64]):
+        a, b = (torch.randn(lines, 200, device="cuda", dtype=dtype) for lines in (72, 134))
+        for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):
+            ops.gemm_planned(*operands, (15, tile, splits, 0))
 
 
 def run_mnist_step():

@@ -13,6 +13,8 @@ from cuda_ops.ladder import gemm
 
 C_RUNGS = [rung for rung in gemm.rungs.values() if rung.number == 3]
 CUDA_RUNGS = [rung for rung in gemm.rungs.values() if rung.device == "cuda"]
+CORES_RUNGS = [rung for rung in CUDA_RUNGS if rung.number in (*range(11), 15)]  # float32 and float64 on the CUDA cores
+CORES_TILES = 6  # of rung 15
 # One element; the lecture's odd sizes; primes; a tile of 16 to 128 and one less and more; k over a slice and over the
 # pieces that split k makes; a row, a column; nothing, and no sum.
 SIZES = [(1, 1, 1), (35, 79, 19), (31, 37, 41), (127, 131, 61), (128, 128, 128), (129, 127, 65), (64, 10, 128)]
@@ -40,13 +42,13 @@ def check(rung, a, b, what):
     expected, magnitude = a64 @ b64, a64.abs() @ b64.abs()
     assert actual.shape == expected.shape, what
     assert actual.dtype == a.dtype, what
-    if a.shape[1] == 0:
+    if a.shape[-1] == 0:
         assert torch.equal(actual.double(), expected), what
         return
     accumulate = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
     store = torch.finfo(a.dtype).eps if a.dtype.itemsize == 2 else 0
     # A sum of k terms in any order is off by at most (k - 1) eps of their magnitudes; in practice by its root.
-    bound = 4 * math.sqrt(a.shape[1] + 4) * accumulate * magnitude + store * expected.abs()
+    bound = 4 * math.sqrt(a.shape[-1] + 4) * accumulate * magnitude + store * expected.abs()
     # Below the smallest normal number (6e-5 in float16) neighbours are equally far apart: half of that at most is lost.
     bound += torch.finfo(a.dtype).smallest_normal * torch.finfo(a.dtype).eps / 2
     wrong = ~((actual.double() - expected).abs() <= bound)  # and so NaN is wrong
@@ -83,7 +85,7 @@ def test_cuda_rungs(rung, dtype):
             continue
         check(rung, a, b, f"{rung.name} {sizes}")
         ran += 1
-    if rung.number <= 10 and dtype in rung.dtypes:
+    if rung.number in (*range(11), 15) and dtype in rung.dtypes:
         assert ran == len(SIZES) + 100
     elif ran < 10:
         pytest.skip("not for this dtype, or not on this device")
@@ -117,9 +119,12 @@ def test_storage_orders(name, dtype):
 
 # All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds,
 # and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
-# the blocks of a cluster.
+# the blocks of a cluster; rung 15 on the tensor cores.
 PLANS = [(13, tile, splits, swapped) for tile in range(5) for splits in (1, 3) for swapped in range(1 + (tile > 3))]
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
+PLANS += [(15, 0, 1, 0)]
+# Rung 15 on the CUDA cores: its tiles, with k whole and cut among the blocks of a cluster.
+CORES_PLANS = [(15, tile, splits, 0) for tile in range(CORES_TILES) for splits in (1, 4, 16)]
 
 
 @pytest.mark.cuda
@@ -145,6 +150,20 @@ def test_plans(plan, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("plan", CORES_PLANS, ids=str)
+def test_cores_plans(plan, dtype):
+    """Sizes below a tile, odd, of rows that 16 bytes fit and of others; k of fewer slices than warps and blocks, of
+    more than the rings hold, and none; a batch."""
+    sizes = [(1, 1, 1), (17, 33, 19), (64, 10, 128), (36, 132, 700), (3, 65, 2049), (130, 70, 48), (5, 4, 0)]
+    for (m, n, k), (ta, tb) in itertools.product(sizes, itertools.product([False, True], repeat=2)):
+        a, b = operands(m, n, k, dtype, "cuda", ta, tb)
+        check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} {(m, n, k)} {ta} {tb}")
+    a, b = torch.randn(7, 20, 50, device="cuda", dtype=dtype), torch.randn(7, 50, 36, device="cuda", dtype=dtype)
+    check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} batch")
+
+
+@pytest.mark.cuda
 def test_float64_of_many_tiles():
     """Rung 11's float64 has another kernel where there are more tiles than multiprocessors."""
     for ta, tb, odd in itertools.product([False, True], [False, True], [0, 1]):
@@ -155,7 +174,7 @@ def test_float64_of_many_tiles():
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_own_plan(dtype):
-    """What is chosen runs, at sizes for which it is each of the rungs; float32 without TF32 has none of the table's."""
+    """What is chosen runs, at sizes for which it is each of the rungs."""
     chosen = set()
     for sizes in [(16, 4096, 512), (64, 128, 3136), (64, 10, 128), (1024, 1024, 64), (2048, 2048, 32), (30, 31, 33)]:
         a, b = operands(*sizes, dtype, "cuda", False, True)
@@ -163,12 +182,12 @@ def test_own_plan(dtype):
         chosen.add(plan[0])
         assert plan[0] in (10, 11, 13, 14, 15)
         check(lambda a, b, plan=plan: ops.gemm_planned(a, b, plan), a, b, f"{plan} {sizes}")
-    if dtype.itemsize == 2 and torch.cuda.get_device_capability()[0] == 9:
-        assert chosen == {13, 14, 15}
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert chosen == {torch.float32: {10, 15}, torch.float64: {11, 15}}.get(dtype, {13, 14, 15})
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("rung", [r for r in CUDA_RUNGS if r.number <= 10], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", CORES_RUNGS, ids=lambda rung: rung.name)
 def test_misaligned_and_strided(rung):
     """Pointers that are not aligned to 16 bytes, and rows wider than the matrix: views of a larger one."""
     for dtype in (torch.float32, torch.float64):
@@ -189,7 +208,7 @@ def test_same_bits_again(rung):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("rung", [r for r in CUDA_RUNGS if r.number <= 10], ids=lambda rung: rung.name)
+@pytest.mark.parametrize("rung", CORES_RUNGS, ids=lambda rung: rung.name)
 def test_nan_and_infinity_travel(rung):
     a, b = operands(40, 50, 30, torch.float32, "cuda")
     a[3, 4], b[5, 6], a[7, 8] = math.nan, math.inf, -math.inf

@@ -51,7 +51,13 @@ static const int PREFERENCE[] = {13, 11, 10, 4};
 static constexpr double BYTES_RATE = 4.2e6; // a microsecond
 static constexpr double PIECES_RATE = 3e6;  // of pieces of k that are written and read again
 static constexpr double SHOWN = 0.1;
-static constexpr int64_t SMALLEST_PIECE = 256;
+static constexpr int64_t SMALLEST_PIECE = 256, SMALLEST_DIRECT_PIECE = 32;
+
+// Rungs whose pieces of k the blocks of a cluster make, as many as a power of two.
+static bool cuts_in_clusters(int rung)
+{
+    return rung == 14 || rung == 15;
+}
 
 // m and n as the kernel sees them.
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
@@ -61,9 +67,9 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
     const int64_t waves = ceil_div(clusters, room > 0 ? room : 1);
     double time = (double)waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
-    if (splits > 1) // rung 14's pieces go from block to block, rung 13's by way of memory
-        time += t.rung == 14 ? t.split * (double)(splits - 1)
-                             : t.split + (double)(8 * splits * p.batch * m * n) / PIECES_RATE;
+    if (splits > 1) // pieces go from block to block, or by way of memory
+        time += cuts_in_clusters(t.rung) ? t.split * (double)(splits - 1)
+                                         : t.split + (double)(8 * splits * p.batch * m * n) / PIECES_RATE;
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
@@ -87,7 +93,9 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
 {
     const int64_t blocks =
         ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * t.cluster_m * t.cluster_n * splits;
-    return p.k / splits >= SMALLEST_PIECE && blocks <= device.multiprocessors * t.blocks;
+    return (t.rung != 15 || device.capability >= 90) && // clusters
+           p.k / splits >= (t.rung == 15 ? SMALLEST_DIRECT_PIECE : SMALLEST_PIECE) &&
+           blocks <= device.multiprocessors * t.blocks;
 }
 
 // Whether the tile takes the problem as it is, or with A and B changed so that D is made transposed.
@@ -104,7 +112,8 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
 }
 
 template <int COUNT>
-static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, GemmDevice device, int only)
+static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, GemmDevice device, int only,
+                         double *microseconds = nullptr)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const bool turns = p.dtype == CUDA_OPS_FLOAT32 && gemm_cluster_persistent_tf32_turns(p);
@@ -118,7 +127,7 @@ static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, G
                 continue;
             const bool turned = swapped || (turns && t.rung == 13);
             const int64_t m = turned ? p.n : p.m, n = turned ? p.m : p.n;
-            for (int splits = 1; splits <= t.splits; splits = t.rung == 14 ? 2 * splits : splits + 1) {
+            for (int splits = 1; splits <= t.splits; splits = cuts_in_clusters(t.rung) ? 2 * splits : splits + 1) {
                 if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
                     break;
                 const double time =
@@ -130,6 +139,8 @@ static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, G
             }
         }
     }
+    if (microseconds)
+        *microseconds = least;
     return best;
 }
 
@@ -152,7 +163,15 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
         const GemmPlan plan = quickest(HALVES_TIMES, call, device, only);
         return finishes_long(plan, p, device) ? GemmPlan{13, BOTH_ON_ONE, 1, 0, plan.group} : plan;
     }
-    if (p.dtype == CUDA_OPS_FLOAT32 && p.allow_tf32)
+    if (p.dtype == CUDA_OPS_FLOAT64)
+        return quickest(FLOAT64_TIMES, call, device, only);
+    if (p.dtype == CUDA_OPS_FLOAT32 && gemm_direct_uses_cores(p, device)) {
+        double direct = 0;
+        const GemmPlan plan = quickest(FLOAT32_TIMES, call, device, only, &direct);
+        const bool tiled = only == 0 && gemm_cp_async_microseconds(p, device) < direct;
+        return tiled ? GemmPlan{10, 0, 1, 0, 8} : plan;
+    }
+    if (p.dtype == CUDA_OPS_FLOAT32)
         return !p.transpose_a && p.transpose_b ? quickest(TF32_NT_TIMES, call, device, only)
                                                : quickest(TF32_TIMES, call, device, only);
     return {};
@@ -177,6 +196,11 @@ GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &p, GemmDevice
 GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, 14);
+}
+
+GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan_for(without_pointers(p), device, 15);
 }
 
 static GemmDevice current_gemm_device()
@@ -234,6 +258,8 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
         return gemm_cluster_persistent_planned(call, device, plan);
     case 14:
         return gemm_skinny_planned(call, device, plan);
+    case 15:
+        return gemm_direct_planned(call, device, plan);
     default:
         return rung_numbered(plan.rung)->launch(call, device);
     }
@@ -307,6 +333,7 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
            (!call.problem.preactivation || can_keep(internal(plan))) &&
            plan.splits <= (plan.rung == 13   ? 32
                            : plan.rung == 14 ? 8
+                           : plan.rung == 15 ? 16
                                              : 1);
 }
 
@@ -319,8 +346,7 @@ extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, con
     if (!chosen)
         return CUDA_OPS_INVALID_ARGUMENT;
     const GemmPlan found = plan_for(call, device, chosen->number);
-    *plan = {chosen->number, found.tile, chosen->number >= 13 && chosen->number <= 14 ? found.splits : 1,
-             found.swapped}; // 11 cuts by itself
+    *plan = {chosen->number, found.tile, chosen->number >= 13 ? found.splits : 1, found.swapped}; // 11 cuts by itself
     return CUDA_OPS_SUCCESS;
 }
 

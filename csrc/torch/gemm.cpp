@@ -15,14 +15,15 @@
 namespace cuda_ops
 {
 
-static cuda_ops_dtype check_operands(const char *op, const Tensor &a, const Tensor &b)
+// Two matrices, or, with most_dims 3, two batches of them.
+static cuda_ops_dtype check_operands(const char *op, const Tensor &a, const Tensor &b, int64_t most_dims = 2)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "a", a);
     check_like(op, "b", b, "a", a);
-    check_dim(op, "a", a, 2, 2);
-    check_dim(op, "b", b, 2, 2);
-    TORCH_CHECK(a.size(1) == b.size(0), op, ": expected b to have as many rows as a has columns, ", a.size(1),
-                ", got shape ", b.sizes());
+    check_dim(op, "a", a, 2, most_dims);
+    check_dim(op, "b", b, a.dim(), a.dim());
+    TORCH_CHECK(a.size(-1) == b.size(-2) && (a.dim() == 2 || a.size(0) == b.size(0)), op,
+                ": expected b to have as many rows as a has columns, ", a.size(-1), ", got shape ", b.sizes());
     return dtype;
 }
 
@@ -184,12 +185,13 @@ static Tensor gemm_rung(const Tensor &a, const Tensor &b, int64_t rung, bool all
 static Tensor gemm_planned(const Tensor &a, const Tensor &b, at::IntArrayRef plan, bool allow_tf32)
 {
     const char *const op = "gemm_planned";
-    const cuda_ops_dtype dtype = check_operands(op, a, b);
+    const cuda_ops_dtype dtype = check_operands(op, a, b, 3);
     TORCH_CHECK(plan.size() == 4, op, ": expected plan to be rung, tile, splits and swapped, got ", plan.size(),
                 " numbers");
     TORCH_CHECK_NOT_IMPLEMENTED(a.is_cuda(), op, ": expected a to be on CUDA, got ", a.device());
     const c10::OptionalDeviceGuard guard(at::device_of(a));
-    const Tensor d = at::empty({a.size(0), b.size(1)}, a.options());
+    const Tensor d = a.dim() == 2 ? at::empty({a.size(0), b.size(1)}, a.options())
+                                  : at::empty({a.size(0), a.size(1), b.size(2)}, a.options());
 #ifdef CUDA_OPS_WITH_CUDA
     const Tensor left = with_layout(a), right = with_layout(b);
     cuda_ops_gemm_problem problem = problem_of(left, right, dtype);
@@ -214,7 +216,7 @@ static Tensor gemm_planned(const Tensor &a, const Tensor &b, at::IntArrayRef pla
 static std::vector<int64_t> gemm_plan(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
 {
     const char *const op = "gemm_plan";
-    const cuda_ops_dtype dtype = check_operands(op, a, b);
+    const cuda_ops_dtype dtype = check_operands(op, a, b, 3);
     TORCH_CHECK_NOT_IMPLEMENTED(a.is_cuda(), op, ": expected a to be on CUDA, got ", a.device());
 #ifdef CUDA_OPS_WITH_CUDA
     const c10::OptionalDeviceGuard guard(at::device_of(a));

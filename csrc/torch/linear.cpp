@@ -2,7 +2,6 @@
 // its own, so that a gradient that nobody needs costs nothing and each can be differentiated again.
 #include "cuda_ops/linear.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -53,56 +52,25 @@ static Tensor workspace_of(int64_t bytes, const Tensor &tensor)
     return at::empty({bytes}, tensor.options().dtype(at::kByte));
 }
 
-// The multiply-adds from which on a product goes to the GEMM of gemm.h. In halves and TF32 it has kernels for small
-// products; on the CUDA cores, and in float64, its larger tiles and rings of slices have no time to pay there. A rung
-// that is forced takes them all.
-static bool uses_gemm(const char *op, LinearSizes size, cuda_ops_dtype dtype)
-{
-    const bool tensor_cores = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 ||
-                              (dtype == CUDA_OPS_FLOAT32 && at::globalContext().allowTF32CuBLAS());
-    const int64_t least = tensor_cores ? 1 : 1 << 22;
-    return size.rows * size.in_features * size.out_features >= least || forced_gemm_rung(op) != CUDA_OPS_GEMM_FASTEST;
-}
-
 static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
                                     LinearSizes size, cuda_ops_dtype dtype)
 {
-    if (uses_gemm("linear", size, dtype))
-        return gemm_cuda("linear", output, x.const_data_ptr(), w.const_data_ptr(), bias,
-                         dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype));
-    const Tensor workspace =
-        workspace_of(cuda_ops_linear_forward_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), x);
-    return cuda_ops_linear_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), bias,
-                                        workspace.data_ptr(), size.rows, size.in_features, size.out_features, dtype,
-                                        current_stream("linear"));
+    return gemm_cuda("linear", output, x.const_data_ptr(), w.const_data_ptr(), bias,
+                     dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype));
 }
 
 static cuda_ops_status backward_input_cuda(const Tensor &grad_input, const Tensor &g, const Tensor &w, LinearSizes size,
                                            cuda_ops_dtype dtype)
 {
-    const char *const op = "linear_backward_input";
-    if (uses_gemm(op, size, dtype))
-        return gemm_cuda(op, grad_input, g.const_data_ptr(), w.const_data_ptr(), nullptr,
-                         dense_problem(size.rows, size.in_features, size.out_features, false, false, dtype));
-    const Tensor workspace = workspace_of(
-        cuda_ops_linear_backward_input_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), g);
-    return cuda_ops_linear_backward_input_cuda(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
-                                               workspace.data_ptr(), size.rows, size.in_features, size.out_features,
-                                               dtype, current_stream(op));
+    return gemm_cuda("linear_backward_input", grad_input, g.const_data_ptr(), w.const_data_ptr(), nullptr,
+                     dense_problem(size.rows, size.in_features, size.out_features, false, false, dtype));
 }
 
 static cuda_ops_status backward_weight_cuda(const Tensor &grad_weight, const Tensor &g, const Tensor &x,
                                             LinearSizes size, cuda_ops_dtype dtype)
 {
-    const char *const op = "linear_backward_weight";
-    if (uses_gemm(op, size, dtype))
-        return gemm_cuda(op, grad_weight, g.const_data_ptr(), x.const_data_ptr(), nullptr,
-                         dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype));
-    const Tensor workspace = workspace_of(
-        cuda_ops_linear_backward_weight_workspace_cuda(size.rows, size.in_features, size.out_features, dtype), g);
-    return cuda_ops_linear_backward_weight_cuda(grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                workspace.data_ptr(), size.rows, size.in_features, size.out_features,
-                                                dtype, current_stream(op));
+    return gemm_cuda("linear_backward_weight", grad_weight, g.const_data_ptr(), x.const_data_ptr(), nullptr,
+                     dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype));
 }
 
 static cuda_ops_status backward_bias_cuda(const Tensor &grad_bias, const Tensor &g, int64_t rows, cuda_ops_dtype dtype)

@@ -158,7 +158,7 @@ class Rung:
     """One way to multiply two matrices; call it with a (m x k) and b (k x n)."""
 
     number: int
-    """The rung of the ladder, 1 to 13. Variants of one rung share it."""
+    """The rung of the ladder, 1 to 15. Variants of one rung share it."""
     name: str
     device: str
     """ "cpu" or "cuda": where its tensors have to be."""
@@ -226,7 +226,7 @@ if _library.problem is None:
 
     @register_fake("cuda_ops::gemm_planned")
     def _(a, b, plan, *, allow_tf32=False):
-        return a.new_empty((a.shape[0], b.shape[1]))
+        return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
 FLOATS = (torch.float32, torch.float64)

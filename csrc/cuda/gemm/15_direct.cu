@@ -1,4 +1,5 @@
-// Rung 15: D = activation(alpha * op(A) op(B) + bias) for small products in halves and TF32, of any alignment.
+// Rung 15: D = activation(alpha * op(A) op(B) + bias) for small products, of any alignment: in halves and TF32 here; in
+// float32 and float64 on the CUDA cores by the kernel of 15_direct_cores.cuh, in 15_direct_float32.cu and _float64.cu.
 // A block makes a tile of 16 x 16. Its eight warps share k: each loads the fragments of mma.sync straight from device
 // memory into registers, with no shared memory, no barrier and no ring to fill on the way, and the warps' sums are
 // added up in their order at the end. A thread takes 16 bytes of a line: which of the instruction's places in k it
@@ -152,15 +153,29 @@ static DirectOperand operand_of(const void *matrix, int64_t lines, int64_t pitch
     return {matrix, lines, by_depth ? pitch : 1, by_depth ? 1 : pitch, stride, vectors};
 }
 
-bool gemm_direct_supports(const GemmCall &call, GemmDevice device)
+bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    const cuda_ops_gemm_problem &p = call.problem;
-    return device.capability >= 80 && p.dtype != CUDA_OPS_FLOAT64 && (p.dtype != CUDA_OPS_FLOAT32 || p.allow_tf32);
+    return p.dtype == CUDA_OPS_FLOAT64 || (p.dtype == CUDA_OPS_FLOAT32 && (!p.allow_tf32 || device.capability < 80));
 }
 
-cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice)
+bool gemm_direct_supports(const GemmCall &call, GemmDevice device)
+{
+    return device.capability >= 80 || gemm_direct_uses_cores(call.problem, device);
+}
+
+cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device)
+{
+    return gemm_direct_planned(call, device, gemm_direct_plan(call.problem, device));
+}
+
+cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     const cuda_ops_gemm_problem &p = call.problem;
+    if (gemm_direct_uses_cores(p, device))
+        return p.dtype == CUDA_OPS_FLOAT64 ? gemm_direct_float64(call, device, plan)
+                                           : gemm_direct_float32(call, device, plan);
+    if (plan.tile > 0 || plan.splits > 1 || plan.swapped)
+        return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t size = p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     DirectWork work = {};
     work.a = operand_of(call.a, p.m, p.lda, p.stride_a, !p.transpose_a, size);

@@ -48,7 +48,7 @@ static inline GemmCall exchanged(const GemmCall &call)
     return other;
 }
 
-// How a problem is done: the rung, its tile's number, the pieces that k is split in (rung 13), whether A and B change
+// How a problem is done: the rung, its tile's number, the pieces that k is split in, whether A and B change
 // places so that D is made transposed (rung 14, and rung 13's tile of 80 columns; for TF32 rung 13 sees to it by
 // itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
 struct GemmPlan {
@@ -76,6 +76,16 @@ cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, con
 cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// Rung 15's. float64, and float32 where TF32 is not to be used, go by the CUDA cores and have tiles to choose from.
+bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &problem, GemmDevice device);
+GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_direct_float64(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// About how long rung 10 takes in float32.
+double gemm_cp_async_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
 // For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
 // accumulation type; gemm_add_pieces makes D of them.

@@ -426,6 +426,7 @@ struct SimtChoice {
 struct SimtPlan {
     int tile;       // index into the choices
     int64_t pieces; // of k
+    double time;    // estimated
 };
 
 // The tile and the cut of k with the least estimated time, in multiply-adds of one SM. Time goes by the busiest SM; a
@@ -437,7 +438,7 @@ static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gem
     // With more tiles k stays whole: SMs are busy, and pieces would be traffic alone.
     const int64_t full_tiles = 4 * device.multiprocessors;
     constexpr double SECOND_LAUNCH = 8e5, ADD_PIECE = 1.0 / 100; // an element of a piece, shared by the SMs
-    SimtPlan best = {0, 1};
+    SimtPlan best = {0, 1, 0};
     double least = 0;
     for (int tile = 0; tile < COUNT; tile++) {
         const SimtChoice c = choices[tile];
@@ -452,7 +453,7 @@ static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gem
                 time += SECOND_LAUNCH + ADD_PIECE * (double)(p.batch * p.m * p.n) * (double)pieces;
             if ((tile == 0 && pieces == 1) || time < least) {
                 least = time;
-                best = {tile, pieces};
+                best = {tile, pieces, time};
             }
         }
     }

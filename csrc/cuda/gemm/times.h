@@ -1,9 +1,9 @@
-// How long the tiles of rungs 11 and 13 to 15 take, which the choice in gemm.cu goes by. Measured and written by
+// How long the tiles of rungs 10, 11 and 13 to 15 take, which the choice in gemm.cu goes by. Measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
 // m x n: the tile; cluster: its blocks that make neighbouring tiles, m and n; blocks: that share an SM, rung 14's tiles
-// alone and by two; splits: the most pieces that k may be cut in, and `split` what a cut costs: rung 13's beside the
-// bytes of the pieces, rung 14's for each piece but the first.
+// alone and by two, rung 15's alone and with others; splits: the most pieces that k may be cut in, and `split` what a
+// cut costs: rung 13's beside the bytes of the pieces, those of rungs 14 and 15 for each piece but the first.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H
 
@@ -49,6 +49,32 @@ static const GemmTime TF32_TIMES[] = {
     { 13,   2, 128,  64,   2,   1,   1,  32,  1.97,  7.70,  1.53,  1.13},
     { 15,   0,  16,  16,   1,   1,   4,   1,  1.38, 11.80,  1.37,  0.00},
     { 11,   0, 128, 128,   1,   1,   2,  32,  4.96, 95.78,  9.58,  8.00},
+};
+// The CUDA cores: rung 15 (rung 10's times, by a model of its own, are beside it), in float64 with rung 11 too. These two
+// tables are not the tuner's yet: rung 15's rows are fitted to the times of 24 products in float32 and 6 in float64, of
+// 60 ways each (benchmarks/notes/gemm.md), rungs 10 and 11 estimates.
+static const GemmTime FLOAT32_TIMES[] = {
+    { 15,   0,  16,  16,   1,   1,   1,  16,  2.67,  4.12,  0.58,  0.07},
+    { 15,   0,  16,  16,   1,   1,   4,  16,  1.98, 14.28,  2.39,  0.31},
+    { 15,   1,  16,  32,   1,   1,   1,  16,  2.47,  6.42,  0.81,  0.10},
+    { 15,   1,  16,  32,   1,   1,   2,  16,  2.37, 11.37,  1.23,  0.28},
+    { 15,   2,  32,  32,   1,   1,   1,  16,  2.17,  9.66,  1.19,  0.10},
+    { 15,   2,  32,  32,   1,   1,   2,  16,  2.01, 17.30,  2.08,  0.57},
+    { 15,   3,  32,  32,   1,   1,   1,  16,  2.98, 12.28,  0.42,  0.08},
+    { 15,   3,  32,  32,   1,   1,   3,  16,  3.36, 18.45,  1.70,  0.02},
+    { 15,   4,  16,  64,   1,   1,   1,  16,  2.48, 10.07,  0.93,  0.09},
+    { 15,   5,  64,  16,   1,   1,   1,  16,  2.36,  9.74,  1.02,  0.21},
+    { 15,   5,  64,  16,   1,   1,   2,  16,  0.36, 21.85,  3.43,  0.73},
+};
+static const GemmTime FLOAT64_TIMES[] = {
+    { 15,   0,  16,  16,   1,   1,   1,  16,  1.87, 11.17,  0.25,  0.28},
+    { 15,   1,  16,  32,   1,   1,   1,  16,  2.77, 10.12,  0.46,  0.56},
+    { 15,   2,  32,  32,   1,   1,   1,  16,  3.12, 16.66,  0.76,  0.24},
+    { 15,   3,  32,  32,   1,   1,   1,  16,  0.46, 30.33,  2.70,  0.11},
+    { 15,   4,  16,  64,   1,   1,   1,  16,  2.20, 16.81,  1.19,  0.42},
+    { 15,   5,  64,  16,   1,   1,   1,  16,  3.10, 16.90,  0.81,  0.41},
+    { 11,   0,  64, 128,   1,   1,   1,  32,  2.00, 36.50,  2.00,  8.00},
+    { 10,   0, 128,  64,   1,   1,   1,   1,  4.00, 90.00,  2.00,  8.00},
 };
 // clang-format on
 

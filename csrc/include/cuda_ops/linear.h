@@ -7,7 +7,8 @@
  *
  * All are row-major and dense. in_features = 0 makes the output the bias (or zero), rows = 0 makes the gradients of
  * weight and bias zero.
- * workspace: bytes from the *_workspace_* functions (zero: may be NULL), aligned to 64, for this call alone.
+ * workspace: bytes from the *_workspace_* functions (zero: may be NULL), aligned to 64 (on CUDA 256), for this call
+ * alone. On CUDA the products are those of gemm.h, without TF32.
  * Every element is summed in an order that depends on the sizes alone, so that results repeat bit by bit; on the CPU
  * the cut into blocks makes no difference to it either.
  */
