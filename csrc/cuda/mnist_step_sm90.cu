@@ -85,8 +85,6 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
         }
     }
     look_up(t, 0);
-    if constexpr (L::ROUNDS > 1)
-        fence_async_proxy(); // where bulk copies come to
     __syncthreads();
     for (int i = t.thread; i < L::AT_ONCE * L::PLACES_BYTES / 4; i += THREADS)
         ((uint32_t *)(shared + L::AT_PLACES))[i] = 0x04040404u; // of what is no window
