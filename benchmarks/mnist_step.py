@@ -8,7 +8,7 @@ synchronisation before and after it, so that launching counts where it is what t
 precisions   fp32: TF32 off on both sides; tf32: allowed on both; bf16: torch.autocast for PyTorch, which normalises in
              float32, and for ours
 graph        training.GraphedStep, for PyTorch's side as for ours, several steps in a graph
-one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 256 pictures
+one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 1024 pictures
 floor        the least time in which a copy could move the bytes that no step can do without, or torch.mm do its
              operations, both timed in this run
 

@@ -140,13 +140,13 @@ def run_plans():
 
 
 def run_mnist_step():
-    """Pictures that two blocks share, where some have none; pictures of a block alone, where some have two or none. Two
-    steps, so that all phases repeat."""
+    """Pictures that two blocks share, where some have none; pictures of a block alone, where some have two or none; and
+    in rounds, where blocks have four or five. Two steps, so that all phases repeat."""
     import cuda_ops
     from cuda_ops.models import MnistCNN
     from cuda_ops.training import MnistStep
 
-    for batch in (5, 130, 70):
+    for batch in (5, 130, 70, 600):
         if MnistStep.why_not("cuda", batch) is not None:
             continue
         model = MnistCNN("fused").cuda()

@@ -14,9 +14,10 @@
 //     gradients   all pictures' weight gradients         -> their sum, update of the convolutions
 //
 // Of up to 64 pictures two blocks, a cluster, share each: both make every second row of its first convolution for both,
-// and have half of the second one's output channels. Of more, a block has one or two for itself (whole.cuh). A barrier
-// is arrived at when a block has written what others wait for; what nobody waits for (linear1's update, the next
-// batch's pictures and their moments, linear2) is done between arriving and waiting.
+// and have half of the second one's output channels. Of more, a block has one or two for itself (whole.cuh), of more
+// than 256 in rounds of two (rounds.cuh, linear_rounds.cuh). A barrier is arrived at when a block has written what
+// others wait for; what nobody waits for (linear1's update, the next batch's pictures and their moments, linear2) is
+// done between arriving and waiting.
 //
 // The first convolution's batch norm needs no pass over its output: its statistics follow from the mean and covariance
 // of the nine pixels under the kernel (conv_bn_relu_pool_one.cu has the formulas). All products but those of whole
@@ -35,6 +36,8 @@
 #include "mnist_step/batch.cuh"
 #include "mnist_step/forward.cuh"
 #include "mnist_step/linear.cuh"
+#include "mnist_step/linear_rounds.cuh"
+#include "mnist_step/rounds.cuh"
 #include "mnist_step/whole.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -69,10 +72,21 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
         bulk_barrier_init(shared_address(&t.small.mapped));
         bulk_barrier_init(shared_address(&t.small.first_made), WARPGROUP);
         bulk_barrier_init(shared_address(&t.small.all_made), WARPGROUP);
+        if constexpr (L::ROUNDS > 1) {
+            bulk_barrier_init(shared_address(&t.small.multiplied), WARPGROUP);
+            bulk_barrier_init(shared_address(&t.small.exchanged));
+            for (int i = 0; i < WARPGROUPS; i++) {
+                bulk_barrier_init(shared_address(&t.small.group_made[i]), WARPGROUP);
+                bulk_barrier_init(shared_address(&t.small.tiles_loaded[i]));
+                bulk_barrier_init(shared_address(&t.small.places_loaded[i]));
+                bulk_barrier_init(shared_address(&t.small.gradient_made[i]), WARPGROUP);
+                bulk_barrier_init(shared_address(&t.small.weights_made[i]), WARPGROUP);
+            }
+        }
     }
     look_up(t, 0);
     __syncthreads();
-    for (int i = t.thread; i < L::PICTURES * L::PLACES_BYTES / 4; i += THREADS)
+    for (int i = t.thread; i < L::AT_ONCE * L::PLACES_BYTES / 4; i += THREADS)
         ((uint32_t *)(shared + L::AT_PLACES))[i] = 0x04040404u; // of what is no window
     if (t.thread < OWN_WEIGHTS2) {
         const int at = t.block * OWN_WEIGHTS2 + t.thread;
@@ -92,13 +106,16 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
             }
         store_linear1(t, linear1);
     }
-    {
+    if constexpr (L::ROUNDS == 1) {
         Pictures<L> pictures;
         pictures.load(t, 0);
         pictures.store(t, 0);
     }
     __syncthreads();
-    gram(t, 0);
+    if constexpr (L::ROUNDS > 1)
+        first_grams(t);
+    else
+        gram(t, 0);
     t.arrive();
     t.wait();
     if (t.block == MOMENTS_BLOCK)
@@ -151,7 +168,7 @@ template <class L>
 __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_constant__ Arguments a)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    static constexpr bool halves = L::MEMBERS == 2;
+    static constexpr bool halves = L::MEMBERS == 2, rounds = L::ROUNDS > 1;
     Thread<L> t = thread_of<L>(a);
     float linear1[4][4], weight2 = 0;
     start(t, linear1, weight2);
@@ -162,21 +179,25 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         std::conditional_t<halves, Kept, KeptWhole> kept;
 
         // weights -> statistics
-        statistics1(t);
-        {
+        if constexpr (rounds) {
+            forward_rounds(t, step);
+        } else {
+            statistics1(t);
             uint32_t weights[8 * GROUPS1<L>][2];
             weights_of_forward1(t, weights);
-            forward1(t, step, weights);
+            forward1(t, step, t.warp / WARPS1<L>, t.pictures * ROWS1<L>, WARPS / WARPS1<L>, weights);
+            copy_async_wait<0>();
+            if constexpr (!halves)
+                fence_async_proxy();
+            if (t.pictures)
+                bulk_wait(shared_address(&t.small.mapped), step & 1);
+            __syncthreads();
         }
-        copy_async_wait<0>();
-        if constexpr (!halves)
-            fence_async_proxy();
-        if (t.pictures)
-            bulk_wait(shared_address(&t.small.mapped), step & 1);
-        __syncthreads();
-        if constexpr (!halves) {
-            convolve2(t);
-        } else {
+        if constexpr (!halves && !rounds) {
+            float first[2] = {0, 0}, second[2] = {0, 0};
+            convolve2(t, t.pictures, first, second, nullptr, 0);
+            sum_over_pictures(t, first, second, t.template workspace<float>(WS_STATISTICS));
+        } else if constexpr (halves) {
             float first[8] = {}, second[8] = {};
             if (t.pictures && t.warp < CONV_WARPS) {
                 float y[32], center[8];
@@ -211,11 +232,16 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             if (t.pictures && t.thread < L::STAGE_BYTES / 16)
                 ((uint4 *)(t.template workspace<char>(WS_POOLED) + (int64_t)t.owner * FEATURES * 2 +
                            t.member * L::STAGE_BYTES))[t.thread] = ((const uint4 *)(shared + L::AT_STAGE))[t.thread];
+        } else if constexpr (rounds) {
+            pool_rounds(t);
         } else {
             pool_whole(t, kept);
         }
         t.arrive();
-        {
+        if constexpr (rounds) {
+            if (has_split(t))
+                start_split(t);
+        } else {
             Pictures<L> pictures;
             Linear2 linear2;
             if (t.block < SLICES)
@@ -230,15 +256,26 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         t.wait();
 
         // pooled -> partials
-        if (t.block < SLICES)
-            forward_linear1(t);
-        t.arrive();
-        if (more)
+        if constexpr (rounds) {
+            if (has_split(t))
+                forward_split(t);
+            t.arrive();
+            Linear2 linear2;
+            linear2.load(t);
+            linear2.store(t);
+        } else {
+            if (t.block < SLICES)
+                forward_linear1(t);
+            t.arrive();
+        }
+        if (more && !rounds)
             gram(t, step + 1);
         t.wait();
 
         // partials -> hidden
-        {
+        if constexpr (rounds) {
+            head_of_warp(t, step);
+        } else {
             float4 values[HEAD_PARTS];
             if (t.member < t.pictures)
                 load_partials(t, t.owner + t.member * L::OWNERS, values);
@@ -250,24 +287,31 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             }
         }
         t.arrive();
+        if (rounds && t.block < SLICES)
+            start_backward_linear1(t);
         t.wait();
 
         // hidden -> features
         if (t.block < SLICES) {
-            backward_linear1(t, linear1, linear_rate); // arrives
+            if constexpr (rounds)
+                backward_linear1_rounds(t); // arrives
+            else
+                backward_linear1(t, linear1, linear_rate); // arrives
         } else {
             t.arrive();
             if (t.block < LINEAR2_BLOCKS + CLASSES)
                 update_linear2(t, t.block - LINEAR2_BLOCKS, step, linear_rate);
             else if (t.block == BIAS1_BLOCK)
                 update_bias1(t, linear_rate);
-            else if (t.block == MOMENTS_BLOCK && more)
+            else if (t.block == MOMENTS_BLOCK && more && !rounds)
                 add_grams(t);
         }
         t.wait();
 
         // features -> sums
-        if constexpr (!halves) {
+        if constexpr (rounds) {
+            sums_rounds(t);
+        } else if constexpr (!halves) {
             sums_whole(t, kept);
         } else {
             load_stage(t);
@@ -296,12 +340,23 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             sum_over_pixels(t, first, second, t.template workspace<float>(WS_SUMS2));
         }
         t.arrive();
+        if constexpr (rounds) {
+            if (t.block < SLICES)
+                update_linear1_rounds(t, step, linear1, linear_rate);
+            fence_async_proxy(); // what is where convolution 2's weights come back to has been read
+        }
         t.wait();
 
         // sums -> gradients
+        if constexpr (rounds) {
+            start_weights2(t);
+            start_stage(t);
+        }
         coefficients2(t, conv_rate);
         if constexpr (halves)
             backward_conv2(t, (int)(step % 2), kept);
+        else if constexpr (rounds)
+            backward_rounds(t, step, more);
         else
             backward_whole(t, (int)(step % 2), kept);
         t.arrive();
@@ -309,6 +364,10 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
 
         // gradients -> weights
         update_convolutions(t, weight2, t.block - CONV1_BLOCKS, conv_rate);
+        if (rounds && t.block == 0 && more) { // it has no channel of the first convolution
+            __syncthreads();
+            add_grams(t);
+        }
         t.arrive();
         t.wait();
     }
@@ -333,9 +392,9 @@ int cuda_ops_mnist_step_supported(int64_t batch)
 #endif
 }
 
-int64_t cuda_ops_mnist_step_workspace(void)
+int64_t cuda_ops_mnist_step_workspace(int64_t batch)
 {
-    return WORKSPACE_BYTES;
+    return batch <= WHOLE_MOST ? WS_TILES : WORKSPACE_BYTES;
 }
 
 cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_parameters *parameters, void *workspace,
@@ -364,9 +423,11 @@ cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_par
                                  (float)(255 * mean),
                                  (float)(1 / (255 * std)),
                                  (float)label_smoothing};
-    const bool whole = batch > Halves::OWNERS;
-    const auto kernel = whole ? mnist_step_kernel<Whole> : mnist_step_kernel<Halves>;
-    const int shared_bytes = whole ? SHARED_BYTES<Whole> : SHARED_BYTES<Halves>;
+    const bool halves = batch <= Halves::OWNERS, whole = batch <= WHOLE_MOST;
+    const auto kernel = halves  ? mnist_step_kernel<Halves>
+                        : whole ? mnist_step_kernel<Whole>
+                                : mnist_step_kernel<Rounds>;
+    const int shared_bytes = halves ? SHARED_BYTES<Halves> : whole ? SHARED_BYTES<Whole> : SHARED_BYTES<Rounds>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none

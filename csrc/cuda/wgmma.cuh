@@ -70,11 +70,13 @@ __device__ __forceinline__ int warp_uniform(int value)
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 #define WGMMA_F16(i) WGMMA_F8(i), WGMMA_F8(i + 8)
+#define WGMMA_F32 WGMMA_F16(0), WGMMA_F16(16)
 #define WGMMA_F64 WGMMA_F16(0), WGMMA_F16(16), WGMMA_F16(32), WGMMA_F16(48)
 #define WGMMA_F112                                                                                                     \
     WGMMA_F16(0), WGMMA_F16(16), WGMMA_F16(32), WGMMA_F16(48), WGMMA_F16(64), WGMMA_F16(80), WGMMA_F16(96)
 #define WGMMA_F120 WGMMA_F112, WGMMA_F8(112)
 #define WGMMA_N16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_N32 WGMMA_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_N64                                                                                                      \
     WGMMA_N16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,"  \
               "%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -108,6 +110,9 @@ WGMMA_BOTH_TYPES(wgmma_m64n224k16, "m64n224k16", 112, WGMMA_N112, "0", "%112", "
                  WGMMA_F112)
 WGMMA_BOTH_TYPES(wgmma_m64n240k16, "m64n240k16", 120, WGMMA_N120, "0", "%120", "%121", "%122", "%123", "%124", "%125",
                  WGMMA_F120)
+WGMMA_BOTH_TYPES(wgmma_m64n64k16, "m64n64k16", 32, WGMMA_N32, "0", "%32", "%33", "%34", "%35", "%36", "%37", WGMMA_F32)
+WGMMA_BOTH_TYPES(wgmma_m64n64k16_transposed, "m64n64k16", 32, WGMMA_N32, "1", "%32", "%33", "%34", "%35", "%36", "%37",
+                 WGMMA_F32)
 WGMMA_BOTH_TYPES(wgmma_m64n32k16_transposed, "m64n32k16", 16, WGMMA_N16, "1", "%16", "%17", "%18", "%19", "%20", "%21",
                  WGMMA_F16(0))
 
@@ -115,10 +120,12 @@ WGMMA_BOTH_TYPES(wgmma_m64n32k16_transposed, "m64n32k16", 16, WGMMA_N16, "1", "%
 #undef WGMMA_DEFINE
 #undef WGMMA_F8
 #undef WGMMA_F16
+#undef WGMMA_F32
 #undef WGMMA_F64
 #undef WGMMA_F112
 #undef WGMMA_F120
 #undef WGMMA_N16
+#undef WGMMA_N32
 #undef WGMMA_N64
 #undef WGMMA_N112
 #undef WGMMA_N120
@@ -127,6 +134,10 @@ WGMMA_BOTH_TYPES(wgmma_m64n32k16_transposed, "m64n32k16", 16, WGMMA_N16, "1", "%
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async_16_or_zero(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit()
 {
@@ -195,6 +206,25 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
+}
+// The way back, by one thread: it commits a group, and waits until its groups' sources may be overwritten, or their
+// targets be loaded by further copies of its own.
+__device__ __forceinline__ void bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_stores_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_stores_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_stores_wait()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 __device__ __forceinline__ void bulk_wait(uint32_t barrier, int phase)
 {

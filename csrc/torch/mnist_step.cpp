@@ -58,11 +58,11 @@ static bool mnist_step_supported(const Tensor &like, int64_t batch)
     return false;
 }
 
-static int64_t mnist_step_workspace(const Tensor &like)
+static int64_t mnist_step_workspace(const Tensor &like, int64_t batch)
 {
-    (void)like;
+    (void)like, (void)batch;
 #ifdef CUDA_OPS_WITH_CUDA
-    return cuda_ops_mnist_step_workspace();
+    return cuda_ops_mnist_step_workspace(batch);
 #else
     return 0;
 #endif
@@ -96,7 +96,10 @@ static void check(const char *op, at::TensorList parameters, const Tensor &losse
     expect("indices", indices, at::kLong, indices.sizes());
     expect("rates", rates, at::kFloat, {steps, 2});
     expect("losses", losses, at::kFloat, {steps});
-    expect("workspace", workspace, at::kByte, {mnist_step_workspace(images)});
+    expect("workspace", workspace, at::kByte, {workspace.numel()});
+    const int64_t least = mnist_step_workspace(images, indices.size(1));
+    TORCH_CHECK(workspace.numel() >= least, op, ": expected workspace to have ", least, " bytes or more, got ",
+                workspace.numel());
 }
 
 // options: eps and momentum of the first batch norm, and of the second; mean and standard deviation of the pixels, as
@@ -155,7 +158,7 @@ static void mnist_step_(at::TensorList parameters, const Tensor &losses, const T
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("mnist_step_supported(Tensor like, int batch) -> bool");
-    library.def("mnist_step_workspace(Tensor like) -> int");
+    library.def("mnist_step_workspace(Tensor like, int batch) -> int");
     library.def("mnist_step_(Tensor(a!)[] parameters, Tensor(b!) losses, Tensor(c!) workspace, Tensor images, "
                 "Tensor labels, Tensor indices, Tensor rates, float[] options) -> ()");
     CUDA_OPS_IMPLEMENT(library, "mnist_step_supported", cuda_ops::mnist_step_supported);

@@ -26,7 +26,9 @@ class MnistStep:
 
     A batch of 64 is microseconds of arithmetic: what a graph of kernels spends its time with is the way from one to
     the next. Here 128 blocks of threads stay on their multiprocessors, keep weights and activations in shared memory,
-    and meet at eight barriers a step (csrc/cuda/mnist_step_sm90.cu says what happens between them). Activations are
+    and meet at eight barriers a step (csrc/cuda/mnist_step_sm90.cu says what happens between them). Of up to 256
+    pictures nothing but sums and features leaves a multiprocessor; of more, up to 1024, what does not fit goes to the
+    L2 and comes back while others are worked on. Activations are
     bfloat16, parameters and sums float32, as under torch.autocast with bfloat16; results repeat bit by bit, and do not
     depend on how the steps are dealt out to calls.
 
@@ -55,7 +57,7 @@ class MnistStep:
         ...     losses = step(torch.randint(len(labels), (100, 64), device="cuda"))
     """
 
-    MOST = 256
+    MOST = 1024
     """Pictures in a batch, at most."""
 
     def __init__(
@@ -81,7 +83,7 @@ class MnistStep:
             raise ValueError(f"MnistStep: expected label_smoothing to be in [0, 1], got {label_smoothing}")
         self._groups = self._check_optimizer()
         self._constants = (float(mean), float(std), float(label_smoothing))
-        self._workspace = torch.zeros(ops.mnist_step_workspace(images), dtype=torch.uint8, device=self.device)
+        self._workspaces: dict[int, Tensor] = {}  # by their bytes; graphs hold their addresses, so that each stays
         self._rates: tuple = (None, None)
 
     @staticmethod
@@ -105,7 +107,8 @@ class MnistStep:
         """Takes a step for each row of `indices`.
 
         Args:
-            indices: [batch] or [steps, batch], int64: the pictures of each step; one to 256 a batch.
+            indices: [batch] or [steps, batch], int64: the pictures of each step; one to 1024 a batch. More
+                than 256 need a workspace of 84 MiB in the place of 25, which stays with the object.
             lr: the learning rate of all parameters, or a tensor of one for each parameter group; or a tensor of
                 [steps] or [steps, groups]. None takes the optimizer's.
 
@@ -133,12 +136,15 @@ class MnistStep:
             if norm.momentum is None or norm.weight is None or norm.running_mean is None:
                 raise NotImplementedError("MnistStep: needs batch norms with parameters, statistics and a momentum")
         tensors += [modules[name]._parameters[kind] for name in LINEAR for kind in ("weight", "bias")]
+        needed = ops.mnist_step_workspace(self.images, rows.shape[1])
+        if needed not in self._workspaces:
+            self._workspaces[needed] = torch.zeros(needed, dtype=torch.uint8, device=self.device)
         options = [value for norm in norms for value in (norm.eps, norm.momentum)]
         with torch.no_grad():
             ops.mnist_step_(
                 tensors,
                 losses,
-                self._workspace,
+                self._workspaces[needed],
                 self.images,
                 self.labels,
                 rows,

@@ -25,21 +25,33 @@ __device__ __forceinline__ void look_up(const Thread<L> &t, int64_t step)
 template <class L>
 __device__ __forceinline__ char *picture_of(int64_t step, int number)
 {
-    return shared + L::AT_PICTURES + ((int)(step % 2) * L::PICTURES + number) * PICTURE_BYTES;
+    return shared + L::AT_PICTURES + ((int)(step % 2) * L::AT_ONCE + number) * PICTURE_BYTES;
+}
+
+// Four pixels of a picture, the number-th in its bytes, normalised.
+template <class L>
+__device__ __forceinline__ void store_pixels(const Thread<L> &t, char *picture, int number, uint32_t word, bool good)
+{
+    __nv_bfloat16 *to = (__nv_bfloat16 *)picture + (number / 7 + 1) * PICTURE_ROW + number % 7 * 4 + 1;
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        const float byte = (float)(word >> 8 * b & 255);
+        to[b] = __float2bfloat16_rn(good ? (byte - t.a.center) * t.a.scale : CUDART_NAN_F);
+    }
 }
 
 // The pictures of `step`, on their way, and then to shared memory, normalised. A barrier of the block before and after
 // both.
 template <class L>
 struct Pictures {
-    uint32_t words[L::PICTURES];
-    bool good[L::PICTURES];
+    uint32_t words[L::AT_ONCE];
+    bool good[L::AT_ONCE];
 
     __device__ __forceinline__ void load(const Thread<L> &t, int64_t step)
     {
         const bool mine = t.thread < PIXELS / 4;
 #pragma unroll
-        for (int i = 0; i < L::PICTURES; i++) {
+        for (int i = 0; i < L::AT_ONCE; i++) {
             const int64_t index = i < t.pictures ? t.small.index[step % 2][i] : -1;
             good[i] = index >= 0;
             words[i] = mine && index >= 0 ? ((const uint32_t *)(t.a.images + index * PIXELS))[t.thread] : 0;
@@ -49,17 +61,40 @@ struct Pictures {
     {
         if (t.thread >= PIXELS / 4)
             return;
-        const int y = t.thread / 7, x = t.thread % 7 * 4;
 #pragma unroll
-        for (int i = 0; i < L::PICTURES; i++) {
+        for (int i = 0; i < L::AT_ONCE; i++) {
             if (i >= t.pictures)
                 break;
-            __nv_bfloat16 *to = (__nv_bfloat16 *)picture_of<L>(step, i) + (y + 1) * PICTURE_ROW + x + 1;
+            store_pixels(t, picture_of<L>(step, i), t.thread, words[i], good[i]);
+        }
+    }
+};
+
+// One picture of a step, likewise by one warpgroup.
+template <class L>
+struct OnePicture {
+    static constexpr int EACH = (PIXELS / 4 + WARPGROUP - 1) / WARPGROUP;
+    uint32_t words[EACH];
+    bool good;
+
+    __device__ __forceinline__ void load(const Thread<L> &t, int64_t step, int number)
+    {
+        const int64_t index = t.small.index[step % 2][number];
+        good = index >= 0;
 #pragma unroll
-            for (int b = 0; b < 4; b++) {
-                const float byte = (float)(words[i] >> 8 * b & 255);
-                to[b] = __float2bfloat16_rn(good[i] ? (byte - t.a.center) * t.a.scale : CUDART_NAN_F);
-            }
+        for (int i = 0; i < EACH; i++) {
+            const int word = t.thread % WARPGROUP + i * WARPGROUP;
+            words[i] = word < PIXELS / 4 && good ? ((const uint32_t *)(t.a.images + index * PIXELS))[word] : 0;
+        }
+    }
+    __device__ __forceinline__ void store(const Thread<L> &t, char *picture) const
+    {
+        static_assert(EACH == 2, "");
+#pragma unroll 1
+        for (int i = 0; i < EACH; i++) {
+            const int word = t.thread % WARPGROUP + i * WARPGROUP;
+            if (word < PIXELS / 4)
+                store_pixels(t, picture, word, i ? words[1] : words[0], good);
         }
     }
 };
@@ -67,14 +102,14 @@ struct Pictures {
 // Sums of products of the taps over this block's share of the positions of its pictures. As a product of a
 // 16 x positions matrix with its transpose: mma's registers of the one are those of the other.
 template <class L>
-__device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
+__device__ __forceinline__ void add_products(const Thread<L> &t, const char *pictures, int count, int from, int by,
+                                             float (&first)[4], float (&second)[4])
 {
-    float first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
     const int tap = (t.row / 3 * PICTURE_ROW + t.row % 3) * 2, ninth = (2 * PICTURE_ROW + 2) * 2;
-    for (int i = 0; i < t.pictures; i++) {
-        const char *picture = picture_of<L>(step, i);
+    for (int i = 0; i < count; i++) {
+        const char *picture = pictures + i * PICTURE_BYTES;
 #pragma unroll 4
-        for (int k = t.member * WARPS + t.warp; k < PIXELS / 16; k += L::MEMBERS * WARPS) {
+        for (int k = from; k < PIXELS / 16; k += by) {
             uint32_t a[4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -89,16 +124,28 @@ __device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
             multiply(second, a, a[1], a[3]);
         }
     }
-    float *warps = (float *)(shared + L::AT_SCRATCH) + t.warp * GRAM;
+}
+// The sums of a warp, to its place in shared memory.
+template <class L>
+__device__ __forceinline__ void store_products(const Thread<L> &t, float *to, const float (&first)[4],
+                                               const float (&second)[4])
+{
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int i = t.row + e / 2 * 8, j = 2 * t.quad + e % 2;
         if (i < GRAM_SIDE) {
-            warps[i * GRAM_SIDE + j] = first[e];
+            to[i * GRAM_SIDE + j] = first[e];
             if (j < GRAM_SIDE - 8)
-                warps[i * GRAM_SIDE + 8 + j] = second[e];
+                to[i * GRAM_SIDE + 8 + j] = second[e];
         }
     }
+}
+template <class L>
+__device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
+{
+    float first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+    add_products(t, picture_of<L>(step, 0), t.pictures, t.member * WARPS + t.warp, L::MEMBERS * WARPS, first, second);
+    store_products(t, (float *)(shared + L::AT_SCRATCH) + t.warp * GRAM, first, second);
     __syncthreads();
     if (t.thread < GRAM) {
         float total = 0;
@@ -110,18 +157,28 @@ __device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
 }
 
 // By one block: the blocks' sums, added, and what they say of the batch.
+static constexpr int GRAM_GROUPS = 8, GRAM_EACH = BLOCKS / GRAM_GROUPS;
 template <class L>
-__device__ __forceinline__ void add_grams(const Thread<L> &t)
+__device__ __forceinline__ void load_grams(const Thread<L> &t, float4 (&values)[GRAM_EACH])
 {
-    static constexpr int VECTORS = GRAM / 4, GROUPS = 8, EACH = BLOCKS / GROUPS;
-    double *groups = (double *)(shared + L::AT_SCRATCH), *totals = groups + GROUPS * GRAM;
+    static constexpr int VECTORS = GRAM / 4, GROUPS = GRAM_GROUPS, EACH = GRAM_EACH;
     const float4 *partials = t.template workspace<const float4>(WS_GRAM);
+    if (t.thread < VECTORS * GROUPS)
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            values[i] = __ldcg(partials + (t.thread / VECTORS * EACH + i) * VECTORS + t.thread % VECTORS);
+}
+template <class L>
+__device__ __forceinline__ void add_grams(const Thread<L> &t, const float4 (&values)[GRAM_EACH])
+{
+    static constexpr int VECTORS = GRAM / 4, GROUPS = GRAM_GROUPS, EACH = GRAM_EACH;
+    double *groups = (double *)(shared + L::AT_SCRATCH), *totals = groups + GROUPS * GRAM;
     if (t.thread < VECTORS * GROUPS) {
         const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
         double x = 0, y = 0, z = 0, w = 0;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            const float4 v = __ldcg(partials + (group * EACH + i) * VECTORS + vector);
+            const float4 v = values[i];
             x += v.x, y += v.y, z += v.z, w += v.w;
         }
         double *mine = groups + group * GRAM + 4 * vector;
@@ -142,6 +199,13 @@ __device__ __forceinline__ void add_grams(const Thread<L> &t)
         t.template workspace<float>(WS_MOMENTS)[t.thread] =
             (float)(t.thread < TAPS ? mean[t.thread] : totals[i * GRAM_SIDE + j] - mean[i] * mean[j]);
     }
+}
+template <class L>
+__device__ __forceinline__ void add_grams(const Thread<L> &t)
+{
+    float4 values[GRAM_EACH];
+    load_grams(t, values);
+    add_grams(t, values);
 }
 
 #endif

@@ -105,9 +105,13 @@ __device__ __forceinline__ void statistics1(const Thread<L> &t)
     __syncthreads();
 }
 
-// How many of the two groups of 16 channels a warp makes of an image row.
+// How many of the two groups of 16 channels a warp makes of an image row; how many warps a row has, and a picture rows.
 template <class L>
 static constexpr int GROUPS1 = L::MEMBERS == 2 ? 2 : 1;
+template <class L>
+static constexpr int WARPS1 = 2 / GROUPS1<L>;
+template <class L>
+static constexpr int ROWS1 = SIDE1 / L::MEMBERS;
 template <class L>
 __device__ __forceinline__ int group_of(const Thread<L> &t, int g)
 {
@@ -119,8 +123,10 @@ __device__ __forceinline__ int group_of(const Thread<L> &t, int g)
 // has the channel. The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the channels
 // for each of the four places in the window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i of tile
 // h.
+// `first`, `end`, `by`: a warp's rows, those of the pictures counted on.
 template <class L>
-__device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, const uint32_t (&weights)[8 * GROUPS1<L>][2])
+__device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int first, int end, int by,
+                                         const uint32_t (&weights)[8 * GROUPS1<L>][2])
 {
     uint32_t theirs = 0, arrived = 0;
     if constexpr (L::MEMBERS == 2) {
@@ -128,9 +134,8 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, const
         if (t.thread == 0 && t.pictures)
             bulk_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
     }
-    static constexpr int ROWS = SIDE1 / L::MEMBERS;
-    static constexpr int EACH = 2 * GROUPS1<L>, WARPS_OF_ROW = 2 / GROUPS1<L>;
-    for (int row = t.warp / WARPS_OF_ROW; row < t.pictures * ROWS; row += WARPS / WARPS_OF_ROW) {
+    static constexpr int EACH = 2 * GROUPS1<L>, ROWS = ROWS1<L>;
+    for (int row = first; row < end; row += by) {
         const int number = row / ROWS, y = row % ROWS * L::MEMBERS + t.member;
         const char *picture = picture_of<L>(step, number);
         uint32_t a[4];

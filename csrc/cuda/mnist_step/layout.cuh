@@ -19,6 +19,7 @@ static constexpr int CHUNK = 64;                            // pictures that lin
 // Forward a cluster has two slices, and each of its blocks half of the hidden units: half as many partial sums as if
 // each block had its slice and all units.
 static constexpr int PAIRS = SLICES / 2, WIDE = 2 * SLICE, UNITS = HIDDEN / 2, WIDE_CHUNK = 2 * CHUNK;
+static constexpr int SPLITS = 7; // of linear1's sum, in rounds
 static constexpr int TAPS = 9;
 static constexpr int64_t MOST_STEPS = 1 << 21; // the barrier counts 1024 arrivals each, in 32 bits
 // Sums of products of pairs of the taps and a constant: sum over positions of p_i p_j, p_9 = 1.
@@ -50,12 +51,19 @@ static constexpr int HIDDEN_PITCH = HIDDEN * 2 + 16, HIDDEN_BYTES = CHUNK * HIDD
 static constexpr int SLICE_BYTES = CHUNK * PITCH, LINEAR1_BYTES = HIDDEN * PITCH;
 static constexpr int WIDE_PITCH = WIDE * 2 + 16, LINEAR2_BYTES = (CLASSES * HIDDEN + CLASSES + HIDDEN) * 4;
 
+static constexpr int WARPGROUP = 128, WARPGROUPS = THREADS / WARPGROUP;
+
 template <class L>
 struct Small {
     // Mbarriers: of what the cluster's other block sends backward; and of the maps and places that it makes, or, where
     // pictures are whole, of convolution 2's weights. Backward, where pictures are whole, the second warpgroup has the
     // first picture's gradient of the input, and all that it makes.
     uint64_t arrived, mapped, first_made, all_made;
+    // In rounds also: a warpgroup waits for itself; the first one has multiplied; the cluster's other block has sent
+    // its part of linear1's gradient; and of each of two pictures: what was
+    // kept of it has come back, the gradient of convolution 2's output is made, and that of its weights.
+    uint64_t group_made[WARPGROUPS], multiplied, exchanged, tiles_loaded[2], places_loaded[2], gradient_made[2],
+        weights_made[2];
     float moments[MOMENTS];
     float running_mean1[CHANNELS1], running_variance1[CHANNELS1], running_mean2[L::CHANNELS],
         running_variance2[L::CHANNELS];
@@ -74,7 +82,7 @@ struct Small {
 
 // Up to 64 pictures: two blocks, a cluster, share one, with half of the second convolution's channels each.
 struct Halves {
-    static constexpr int MEMBERS = 2, OWNERS = BLOCKS / MEMBERS, PICTURES = 1;
+    static constexpr int MEMBERS = 2, OWNERS = BLOCKS / MEMBERS, ROUNDS = 1, AT_ONCE = 1, PICTURES = 1;
     static constexpr int CHANNELS = CHANNELS2 / MEMBERS; // of convolution 2, a block's
     // Half a picture's features; the places of block 1's maxima, [row][16 columns][a block's channels]
     static constexpr int STAGE_BYTES = CHANNELS * SIDE2 * SIDE2 * 2, PLACES_BYTES = SIDE1 * 16 * CHANNELS1 / MEMBERS;
@@ -104,63 +112,82 @@ struct Halves {
 static constexpr int TILE_PIXEL = CHANNELS1 * 2, TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
 static constexpr int GRAD_PIXEL = CHANNELS2 * 2, GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
 static constexpr int INPUT_BYTES = SIDE1 * 16 * TILE_PIXEL; // a gradient of convolution 2's input
-static constexpr int WARPGROUP = 128, WARPGROUPS = THREADS / WARPGROUP;
-struct Whole {
-    static constexpr int MEMBERS = 1, OWNERS = BLOCKS, PICTURES = CUDA_OPS_MNIST_STEP_MOST / OWNERS;
+template <int rounds>
+struct WholeOf {
+    static constexpr int MEMBERS = 1, OWNERS = BLOCKS, ROUNDS = rounds, AT_ONCE = WARPGROUPS,
+                         PICTURES = ROUNDS * AT_ONCE;
     static constexpr int CHANNELS = CHANNELS2;
     static constexpr int STAGE_BYTES = CHANNELS * SIDE2 * SIDE2 * 2, PLACES_BYTES = SIDE1 * 16 * CHANNELS1;
-    static_assert(PICTURES == WARPGROUPS, "");
 
-    static constexpr int AT_GRADIENT = 0, AT_MAPS = AT_GRADIENT + PICTURES * GRAD_TILE_BYTES; // whole swizzles
-    static constexpr int AT_PICTURES = AT_MAPS + PICTURES * TILE_BYTES;                       // of two batches
-    static constexpr int AT_PLACES = AT_PICTURES + 2 * PICTURES * PICTURE_BYTES;
-    static constexpr int AT_WEIGHTS2 = AT_PLACES + PICTURES * PLACES_BYTES; // [tap][out channel][in channel]
+    static constexpr int AT_GRADIENT = 0, AT_MAPS = AT_GRADIENT + AT_ONCE * GRAD_TILE_BYTES; // whole swizzles
+    static constexpr int AT_PICTURES = AT_MAPS + AT_ONCE * TILE_BYTES; // of two batches, or rounds
+    static constexpr int AT_PLACES = AT_PICTURES + 2 * AT_ONCE * PICTURE_BYTES;
+    static constexpr int AT_WEIGHTS2 = AT_PLACES + AT_ONCE * PLACES_BYTES; // [tap][out channel][in channel]
     static constexpr int AT_LINEAR1 = AT_WEIGHTS2 + TAPS * CHANNELS2 * PITCH;
     static constexpr int AT_LINEAR2 = AT_LINEAR1 + LINEAR1_BYTES;
     static constexpr int AT_HIDDEN = (AT_LINEAR2 + LINEAR2_BYTES + 15) / 16 * 16, AT_SCRATCH = AT_HIDDEN;
     static constexpr int AT_SLICE = AT_HIDDEN + HIDDEN_BYTES;
-    static constexpr int AT_STAGE = AT_SLICE + SLICE_BYTES;
-    static constexpr int AT_SMALL = AT_STAGE + PICTURES * STAGE_BYTES;
+    // Gradients of convolution 2's input, when what was staged has been read; in rounds beside what the next one
+    // stages.
+    static constexpr int AT_INPUT = ROUNDS > 1 ? AT_LINEAR2 : AT_HIDDEN;
+    static constexpr int AT_STAGE = ROUNDS > 1 ? (AT_INPUT + AT_ONCE * INPUT_BYTES + 15) / 16 * 16
+                                               : AT_SLICE + SLICE_BYTES;
+    static constexpr int AT_SMALL = AT_STAGE + AT_ONCE * STAGE_BYTES;
+    static_assert(AT_SLICE + SLICE_BYTES <= AT_STAGE && AT_INPUT + AT_ONCE * INPUT_BYTES <= AT_SMALL, "");
     // What linear1 works on forward, when nothing is staged.
     static constexpr int AT_WIDE_WEIGHTS = AT_HIDDEN, AT_WIDE = AT_WIDE_WEIGHTS + UNITS * WIDE_PITCH;
     static_assert(AT_WIDE + WIDE_CHUNK * WIDE_PITCH <= AT_SMALL, "");
-    // Gradients of convolution 2's input, when what was staged has been read, and at the end block 1's sums of warps.
-    static constexpr int AT_INPUT = AT_HIDDEN, AT_SUMS1 = AT_LINEAR2;
-    static_assert(AT_INPUT + PICTURES * INPUT_BYTES <= AT_SMALL, "");
+    static constexpr int AT_SUMS1 = AT_LINEAR2; // block 1's of warps, at the end
+    static constexpr int AT_GRAMS = AT_LINEAR1; // in rounds, of warps, at the same time
     // The part of the weights' gradient that the cluster's other block sends, where the weights were.
     static constexpr int AT_EXCHANGE = AT_WEIGHTS2, EXCHANGED_VECTORS = TAPS * 2;
     static_assert(EXCHANGED_VECTORS * WARPGROUP * 16 <= TAPS * CHANNELS2 * PITCH, "");
     static_assert(AT_SUMS1 + WARPS * (4 * 16 + 1) * 16 * 4 <= AT_SMALL, "");
 };
+using Whole = WholeOf<1>;
+// More still: in rounds of two. What backward needs of a round goes to the workspace but for the last round's, with
+// which backward begins (rounds.cuh).
+using Rounds = WholeOf<CUDA_OPS_MNIST_STEP_MOST / (BLOCKS * WARPGROUPS)>;
 template <class L>
 static constexpr int SHARED_BYTES = L::AT_SMALL + (int)sizeof(Small<L>);
-static_assert(SHARED_BYTES<Halves> <= 232448 && SHARED_BYTES<Whole> <= 232448, "more than a block of Hopper has");
+static_assert(SHARED_BYTES<Halves> <= 232448 && SHARED_BYTES<Whole> <= 232448 && SHARED_BYTES<Rounds> <= 232448,
+              "more than a block of Hopper has");
 
 // ---- Workspace, in bytes ----
 static constexpr int64_t align_256(int64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
 }
+static constexpr int64_t MOST = CUDA_OPS_MNIST_STEP_MOST;
+// What lies within 8 MB of the beginning has its offset in the instructions.
 static constexpr int64_t WS_BARRIER = 0;                                      // arrivals, blocks that have left
 static constexpr int64_t WS_GRAM = 256;                                       // [block][GRAM] float
 static constexpr int64_t WS_MOMENTS = WS_GRAM + align_256(BLOCKS * GRAM * 4); // [MOMENTS] float
 static constexpr int64_t WS_WEIGHTS2 = WS_MOMENTS + align_256(MOMENTS * 4);   // [tap][out][in] bfloat16, see weight2_of
 static constexpr int64_t WS_STATISTICS = WS_WEIGHTS2 + align_256(WEIGHTS2 / CHANNELS1 * PITCH); // [block][2][CHANNELS]
 static constexpr int64_t WS_SUMS2 = WS_STATISTICS + align_256(BLOCKS * 2 * CHANNELS2 * 4);      // the same
-static constexpr int64_t WS_POOLED = WS_SUMS2 + align_256(BLOCKS * 2 * CHANNELS2 * 4); // [batch][FEATURES] bfloat16
-static constexpr int64_t FEATURE_BYTES = (int64_t)CUDA_OPS_MNIST_STEP_MOST * FEATURES * 2;
-static constexpr int64_t WS_GRAD_POOLED = WS_POOLED + FEATURE_BYTES;  // the same
-static constexpr int64_t WS_PARTIAL = WS_GRAD_POOLED + FEATURE_BYTES; // [pair of slices][batch][HIDDEN] float
-static constexpr int64_t HIDDEN_VALUES = (int64_t)CUDA_OPS_MNIST_STEP_MOST * HIDDEN;
-static constexpr int64_t WS_LINEAR1 = WS_PARTIAL + PAIRS * HIDDEN_VALUES * 4;          // [HIDDEN][FEATURES] bfloat16
-static constexpr int64_t WS_HIDDEN = WS_LINEAR1 + (int64_t)HIDDEN * FEATURES * 2;      // [batch][HIDDEN] bfloat16
-static constexpr int64_t WS_GRAD_HIDDEN = WS_HIDDEN + HIDDEN_VALUES * 2;               // the same
-static constexpr int64_t WS_GRAD_LOGITS = WS_GRAD_HIDDEN + HIDDEN_VALUES * 2;          // [batch][16] float
-static constexpr int64_t WS_LOSS = WS_GRAD_LOGITS + CUDA_OPS_MNIST_STEP_MOST * 16 * 4; // [batch] float
-static constexpr int64_t WS_GRAD_WEIGHTS2 =
-    WS_LOSS + align_256(CUDA_OPS_MNIST_STEP_MOST * 4);                                   // [cluster][tap][out][in]
-static constexpr int64_t WS_SUMS1 = WS_GRAD_WEIGHTS2 + (int64_t)CLUSTERS * WEIGHTS2 * 4; // [owner][channel][SUMS1]
-static constexpr int64_t WORKSPACE_BYTES = WS_SUMS1 + align_256(BLOCKS * CHANNELS1 * SUMS1 * 4);
+static constexpr int64_t WS_SUMS1 = WS_SUMS2 + align_256(BLOCKS * 2 * CHANNELS2 * 4); // [owner][channel][SUMS1]
+static constexpr int64_t WS_LINEAR1 =
+    WS_SUMS1 + align_256(BLOCKS * CHANNELS1 * SUMS1 * 4);                                 // [HIDDEN][FEATURES] bfloat16
+static constexpr int64_t WS_GRAD_WEIGHTS2 = WS_LINEAR1 + (int64_t)HIDDEN * FEATURES * 2;  // [cluster][tap][out][in]
+static constexpr int64_t WS_HIDDEN = WS_GRAD_WEIGHTS2 + (int64_t)CLUSTERS * WEIGHTS2 * 4; // [batch][HIDDEN] bfloat16
+static constexpr int64_t WS_GRAD_HIDDEN = WS_HIDDEN + MOST * HIDDEN * 2;                  // the same
+static constexpr int64_t WS_GRAD_LOGITS = WS_GRAD_HIDDEN + MOST * HIDDEN * 2;             // [batch][16] float
+static constexpr int64_t WS_LOSS = WS_GRAD_LOGITS + MOST * 16 * 4;                        // [batch] float
+static constexpr int64_t WS_POOLED = WS_LOSS + align_256(MOST * 4);                       // [batch][FEATURES] bfloat16
+static constexpr int64_t WS_GRAD_POOLED = WS_POOLED + MOST * FEATURES * 2;                // the same
+static constexpr int64_t WS_PARTIAL = WS_GRAD_POOLED + MOST * FEATURES * 2; // [pair of slices][batch][HIDDEN] float
+static constexpr int64_t WHOLE_MOST = BLOCKS * WARPGROUPS, HIDDEN_VALUES = WHOLE_MOST * HIDDEN;
+static_assert(SPLITS * MOST <= PAIRS * WHOLE_MOST, "rounds have [split][batch][HIDDEN] there");
+// Of rounds: [owner][number] a picture's tiles (KEPT_*), [owner][number][vector][thread] its Windows, and
+// [owner][number][thread] KeptWhole.
+static constexpr int64_t WS_TILES = WS_PARTIAL + PAIRS * HIDDEN_VALUES * 4;
+static constexpr int KEPT_OUTPUT = SIDE1 * 16 * GRAD_PIXEL, KEPT_MAPS = SIDE1 * 16 * TILE_PIXEL,
+                     KEPT_PLACES = SIDE1 * 16 * CHANNELS1, KEPT_BYTES = KEPT_OUTPUT + KEPT_MAPS + KEPT_PLACES;
+static constexpr int64_t WS_LARGEST = WS_TILES + MOST * KEPT_BYTES;
+static constexpr int LARGEST_VECTORS = 4, LARGEST_BYTES = LARGEST_VECTORS * WARPGROUP * 16;
+static constexpr int64_t WS_KEPT = WS_LARGEST + MOST * LARGEST_BYTES;
+static constexpr int64_t WORKSPACE_BYTES = WS_KEPT + MOST * WARPGROUP * 16;
 
 struct Arguments {
     float *losses;

@@ -93,8 +93,8 @@ __device__ __forceinline__ void forward_linear1(const Thread<L> &t)
                 for (int j = 0; j < 4; j++)
                     multiply(sum[j], a, weights[k][j / 2][j % 2 * 2], weights[k][j / 2][j % 2 * 2 + 1]);
             }
-            float *to = t.template workspace<float>(WS_PARTIAL) +
-                        ((int64_t)t.cluster * CUDA_OPS_MNIST_STEP_MOST + start) * HIDDEN + t.rank * UNITS + 32 * n;
+            float *to = t.template workspace<float>(WS_PARTIAL) + (t.cluster * WHOLE_MOST + start) * HIDDEN +
+                        t.rank * UNITS + 32 * n;
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
@@ -245,7 +245,8 @@ __device__ __forceinline__ void store_linear1(const Thread<L> &t, const float (&
         for (int half = 0; half < 2; half++) {
             const int unit = 16 * t.warp + t.row + 8 * half, column = 8 * n + 2 * t.quad;
             const uint32_t pair = pack_pair(weight[n][2 * half], weight[n][2 * half + 1]);
-            *(uint32_t *)(to + unit * (PITCH / 2) + column) = pair;
+            if constexpr (L::ROUNDS == 1)
+                *(uint32_t *)(to + unit * (PITCH / 2) + column) = pair;
             *(uint32_t *)(forward + unit * FEATURES + column) = pair;
         }
 }
@@ -380,6 +381,30 @@ __device__ __forceinline__ void update_linear2(const Thread<L> &t, int label, in
 template <class L>
 __device__ __forceinline__ void update_bias1(const Thread<L> &t, float rate)
 {
+    if constexpr (L::ROUNDS > 1) { // eight units and every sixteenth picture a thread
+        static constexpr int COLUMNS = HIDDEN / 8, PARTS = THREADS / COLUMNS;
+        const int column = t.thread % COLUMNS, part = t.thread / COLUMNS;
+        const uint4 *gradient = t.template workspace<const uint4>(WS_GRAD_HIDDEN) + column;
+        float4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
+#pragma unroll 8
+        for (int i = part; i < t.a.batch; i += PARTS) {
+            const uint4 v = __ldcg(gradient + i * COLUMNS);
+            low.x += low_of(v.x), low.y += high_of(v.x), low.z += low_of(v.y), low.w += high_of(v.y);
+            high.x += low_of(v.z), high.y += high_of(v.z), high.z += low_of(v.w), high.w += high_of(v.w);
+        }
+        float4 *parts = (float4 *)(shared + L::AT_SCRATCH) + part * HIDDEN / 4 + 2 * column;
+        parts[0] = low, parts[1] = high;
+        __syncthreads();
+        if (t.thread < HIDDEN) {
+            float total = 0;
+#pragma unroll
+            for (int i = 0; i < PARTS; i++)
+                total += ((const float *)(shared + L::AT_SCRATCH))[i * HIDDEN + t.thread];
+            float *bias = t.a.parameters.linear1_bias + t.thread;
+            *bias = __ldcg(bias) - rate * total;
+        }
+        return;
+    }
     if (t.thread >= HIDDEN)
         return;
     const uint16_t *gradient = t.template workspace<const uint16_t>(WS_GRAD_HIDDEN) + t.thread;

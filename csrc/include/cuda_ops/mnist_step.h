@@ -12,8 +12,8 @@
  *   indices: [steps][batch], the pictures of each step
  *   rates: [steps][2], the learning rate of convolutions and batch norms, and that of the linear layers
  *   losses: [steps]
- *   workspace: of cuda_ops_mnist_step_workspace() bytes, aligned to 256; all zero before the first call, and left such
- *              that the next may follow; of one call at a time
+ *   workspace: of cuda_ops_mnist_step_workspace(batch) bytes or more, aligned to 256; all zero before the first call,
+ * and left such that the next may follow; of one call at a time
  *
  * An index outside of [0, count) is never used as an address: its picture is NaN, as is the loss then, and it is
  * recorded in `error` (loss.h) unless that is NULL. The same holds for a label outside of [0, 10) but that nothing is
@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-enum { CUDA_OPS_MNIST_STEP_MOST = 256 }; /* pictures a batch */
+enum { CUDA_OPS_MNIST_STEP_MOST = 1024 }; /* pictures a batch */
 
 /* Of a convolution and its batch norm, in place. The convolution's bias is read (the running mean contains it) and
  * never changes: batch norm takes it away again, so that its gradient is zero. Linear layers have no norm. */
@@ -46,7 +46,7 @@ typedef struct cuda_ops_mnist_parameters {
 
 /* Whether the current device and this build can; `batch` is 1 to CUDA_OPS_MNIST_STEP_MOST. */
 int cuda_ops_mnist_step_supported(int64_t batch);
-int64_t cuda_ops_mnist_step_workspace(void);
+int64_t cuda_ops_mnist_step_workspace(int64_t batch);
 
 cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_parameters *parameters, void *workspace,
                                          cuda_ops_index_error *error, const uint8_t *images, const int64_t *labels,

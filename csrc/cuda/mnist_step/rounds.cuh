@@ -1,0 +1,416 @@
+// mnist_step: more pictures than two a block, in rounds of two that go the way of whole.cuh.
+//
+// Each phase that works on pictures takes one round after the other: convolutions forward the first to the last,
+// backward the last to the first, so that of the last one all stays in shared memory. What backward needs of the others
+// (convolution 2's output and input, block 1's places) goes to the workspace and comes back by bulk copies, under way
+// while another round, or the other block, is worked on. Pooling and batch norm's sums need neither: with a value and
+// its place for each window (Windows) they read a quarter of what convolution 2 wrote. Sums over the pictures stay in
+// registers over all rounds.
+#ifndef CUDA_OPS_MNIST_STEP_ROUNDS_CUH
+#define CUDA_OPS_MNIST_STEP_ROUNDS_CUH
+
+#include "mnist_step/whole.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A block has at least two pictures here, so that all its rounds are full but the last.
+template <class L>
+__device__ __forceinline__ int rounds_of(const Thread<L> &t)
+{
+    return (t.pictures + L::AT_ONCE - 1) / L::AT_ONCE;
+}
+template <class L>
+__device__ __forceinline__ int pictures_of_round(const Thread<L> &t, int round)
+{
+    return min(L::AT_ONCE, t.pictures - round * L::AT_ONCE);
+}
+
+// In the workspace, of a picture of this block.
+template <class L>
+__device__ __forceinline__ char *tiles_of(const Thread<L> &t, int number)
+{
+    return t.template workspace<char>(WS_TILES) + (int64_t)(t.owner * L::PICTURES + number) * KEPT_BYTES;
+}
+template <class L>
+__device__ __forceinline__ uint2 *windows_of(const Thread<L> &t, int number)
+{
+    return t.template workspace<uint2>(WS_LARGEST) + (t.owner * L::PICTURES + number) * (LARGEST_BYTES / 8);
+}
+template <class L>
+__device__ __forceinline__ uint4 *kept_of(const Thread<L> &t, int number)
+{
+    return t.template workspace<uint4>(WS_KEPT) + (t.owner * L::PICTURES + number) * WARPGROUP + t.thread % WARPGROUP;
+}
+
+// The rows of a picture in its tiles, without the padding above and below; of which two pictures have a place.
+template <class L>
+__device__ __forceinline__ uint32_t kept_output(int slot)
+{
+    return shared_address(shared + L::AT_GRADIENT) + slot * GRAD_TILE_BYTES + (16 + 1) * GRAD_PIXEL;
+}
+template <class L>
+__device__ __forceinline__ uint32_t kept_maps(int slot)
+{
+    return shared_address(shared + L::AT_MAPS) + slot * TILE_BYTES + 16 * TILE_PIXEL;
+}
+template <class L>
+__device__ __forceinline__ uint32_t kept_places(int slot)
+{
+    return shared_address(shared + L::AT_PLACES) + slot * L::PLACES_BYTES;
+}
+
+// A warpgroup's threads wait for each other: twice a picture, so that the phases are 0 and 1 in turn.
+template <class L>
+__device__ __forceinline__ void meet_group(const Thread<L> &t, int phase)
+{
+    const uint32_t made = shared_address(t.small.group_made + warpgroup_of(t));
+    bulk_arrive(made);
+    bulk_wait(made, phase);
+}
+
+// weights -> statistics. The first two pictures are where picture_of(1, ...) says. Each warpgroup has every second
+// picture and goes its own way; it does block 1 while the other one multiplies.
+template <class L>
+__device__ __forceinline__ void forward_rounds(const Thread<L> &t, int64_t step)
+{
+    const int group = warpgroup_of(t);
+    const bool elected = t.thread % WARPGROUP == 0;
+    OnePicture<L> picture;
+    statistics1(t);
+    float first[2] = {0, 0}, second[2] = {0, 0};
+#pragma unroll 1
+    for (int number = group; number < t.pictures; number += WARPGROUPS) {
+        const int round = number / WARPGROUPS;
+        const bool more = number + WARPGROUPS < t.pictures; // else it stays in shared memory
+        char *const to = tiles_of(t, number);
+        if (more)
+            picture.load(t, step, number + WARPGROUPS);
+        {
+            uint32_t weights[8 * GROUPS1<L>][2];
+            weights_of_forward1(t, weights);
+            forward1(t, round + 1, group * ROWS1<L> + t.warp % 4 / WARPS1<L>, (group + 1) * ROWS1<L>, 4 / WARPS1<L>,
+                     weights);
+        }
+        fence_async_proxy();
+        if (round == 0) {
+            bulk_wait(shared_address(&t.small.mapped), 0);
+            if (group)
+                bulk_wait(shared_address(&t.small.multiplied), step & 1);
+        }
+        if (elected)
+            bulk_stores_wait_read(); // of the former picture's output, whose place is taken next
+        meet_group(t, 0);
+        if (more && elected) {
+            bulk_store(to + KEPT_OUTPUT, kept_maps<L>(group), KEPT_MAPS);
+            bulk_store(to + KEPT_OUTPUT + KEPT_MAPS, kept_places<L>(group), KEPT_PLACES);
+            bulk_stores_commit();
+        }
+        convolve2(t, WARPGROUPS, first, second, windows_of(t, number),
+                  number ? 0 : shared_address(&t.small.multiplied));
+        fence_async_proxy();
+        if (more)
+            picture.store(t, picture_of<L>(round, group));
+        if (elected)
+            bulk_stores_wait_read();
+        meet_group(t, 1);
+        if (more && elected) {
+            bulk_store(to, kept_output<L>(group), KEPT_OUTPUT);
+            bulk_stores_commit();
+        }
+    }
+    sum_over_pictures(t, first, second, t.template workspace<float>(WS_STATISTICS));
+}
+
+// statistics -> pooled: normalises, rectifies and pools.
+template <class L>
+__device__ __forceinline__ void pool_rounds(const Thread<L> &t)
+{
+    const int group = warpgroup_of(t), channel = channel_of(t), rounds = rounds_of(t);
+    const float scale[2] = {t.small.scale2[channel], t.small.scale2[channel + 8]};
+    const float shift[2] = {t.small.shift2[channel], t.small.shift2[channel + 8]};
+    Windows next;
+    next.load(t, windows_of(t, group));
+#pragma unroll 1
+    for (int round = 0; round < rounds; round++) {
+        const int count = pictures_of_round(t, round);
+        Windows windows = next;
+        if (round + 1 < rounds)
+            next.load(t, windows_of(t, (round + 1) * L::AT_ONCE + group));
+        char *const staged = shared + (round % 2 ? L::AT_HIDDEN : L::AT_STAGE);
+        static_assert(L::AT_HIDDEN + L::AT_ONCE * L::STAGE_BYTES <= L::AT_STAGE, "");
+        if (group < count) {
+            __nv_bfloat16 *stage =
+                (__nv_bfloat16 *)(staged + group * L::STAGE_BYTES) + channel * SIDE2 * SIDE2 + t.quad;
+            KeptWhole kept = {{0, 0, 0, 0}};
+#pragma unroll 1
+            for (int row = 0; row < SIDE2; row++) {
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const int h = w % 2;
+                    const float z = fmaf(windows.value(w), scale[h], shift[h]);
+                    if (w < 2 || t.quad < 3) { // columns 14 and 15 are none
+                        kept.largest[0] |= (z > 0 ? 1u << windows.place(w) : 0u) << w * 4;
+                        stage[8 * h * SIDE2 * SIDE2 + row * SIDE2 + w / 2 * 4] =
+                            __float2bfloat16_rn(z <= 0 ? 0 : z); // NaN stays
+                    }
+                }
+                kept.next_row();
+                windows.next_row();
+            }
+            kept.next_row();
+            *kept_of(t, round * L::AT_ONCE + group) =
+                make_uint4(kept.largest[0], kept.largest[1], kept.largest[2], kept.largest[3]);
+        }
+        __syncthreads(); // nobody is two rounds behind, where the next one is staged
+        static constexpr int VECTORS = L::STAGE_BYTES / 16;
+#pragma unroll 1
+        for (int i = t.thread; i < count * VECTORS; i += THREADS)
+            ((uint4 *)(t.template workspace<char>(WS_POOLED) +
+                       (int64_t)(t.owner + (round * L::AT_ONCE + i / VECTORS) * L::OWNERS) * FEATURES *
+                           2))[i % VECTORS] = ((const uint4 *)staged)[i];
+    }
+}
+
+// Where vector i of the gradient of the features of the pictures from `number` on is.
+template <class L>
+__device__ __forceinline__ const uint4 *grad_pooled(const Thread<L> &t, int number, int i)
+{
+    static constexpr int VECTORS = L::STAGE_BYTES / 16;
+    return (const uint4 *)(t.template workspace<const char>(WS_GRAD_POOLED) +
+                           (int64_t)(t.owner + (number + i / VECTORS) * L::OWNERS) * FEATURES * 2) +
+           i % VECTORS;
+}
+
+// features -> sums: through pooling and ReLU.
+template <class L>
+__device__ __forceinline__ void sums_rounds(const Thread<L> &t)
+{
+    static constexpr int VECTORS = L::STAGE_BYTES / 16, EACH = (L::AT_ONCE * VECTORS + THREADS - 1) / THREADS;
+    const int group = warpgroup_of(t), channel = channel_of(t), rounds = rounds_of(t);
+    uint4 values[EACH];
+    const auto load = [&](int round) {
+        const int vectors = pictures_of_round(t, round) * VECTORS;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (t.thread + i * THREADS < vectors)
+                values[i] = __ldcg(grad_pooled(t, round * L::AT_ONCE, t.thread + i * THREADS));
+    };
+    load(0);
+    Windows next;
+    next.load(t, windows_of(t, group));
+    const float scale[2] = {t.small.scale2[channel], t.small.scale2[channel + 8]};
+    const float shift[2] = {t.small.shift2[channel], t.small.shift2[channel + 8]};
+    const float mean[2] = {t.small.mean2[channel], t.small.mean2[channel + 8]};
+    float first[2] = {0, 0}, second[2] = {0, 0};
+#pragma unroll 1
+    for (int round = 0; round < rounds; round++) {
+        char *const staged = shared + ((rounds - round) % 2 ? L::AT_STAGE : L::AT_HIDDEN); // at last not AT_SCRATCH
+        const int count = pictures_of_round(t, round);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (t.thread + i * THREADS < count * VECTORS)
+                ((uint4 *)staged)[t.thread + i * THREADS] = values[i];
+        __syncthreads(); // nobody is two rounds behind
+        Windows windows = next;
+        if (round + 1 < rounds) {
+            load(round + 1);
+            next.load(t, windows_of(t, (round + 1) * L::AT_ONCE + group));
+        }
+        if (group < count) {
+            const __nv_bfloat16 *stage =
+                (const __nv_bfloat16 *)(staged + group * L::STAGE_BYTES) + channel * SIDE2 * SIDE2 + t.quad;
+#pragma unroll 1
+            for (int row = 0; row < SIDE2; row++) {
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    const int h = w % 2;
+                    const float y = windows.value(w);
+                    const bool some = fmaf(y, scale[h], shift[h]) > 0 && (w < 2 || t.quad < 3);
+                    const float dz = some ? staged_whole(t, stage, row, w) : 0.0f;
+                    first[h] += dz;
+                    second[h] += dz * (y - mean[h]);
+                }
+                windows.next_row();
+            }
+        }
+    }
+    sum_over_pictures(t, first, second, t.template workspace<float>(WS_SUMS2));
+}
+
+// The gradient of the features of the last two pictures to their places at AT_STAGE, on its way.
+template <class L>
+__device__ __forceinline__ void start_stage(const Thread<L> &t)
+{
+    static constexpr int VECTORS = L::STAGE_BYTES / 16;
+#pragma unroll 1
+    for (int i = t.thread; i < L::AT_ONCE * VECTORS; i += THREADS) {
+        const int number = t.pictures - 1 - i / VECTORS;
+        copy_async_16(shared_address(shared + L::AT_STAGE) + number % 2 * L::STAGE_BYTES + i % VECTORS * 16,
+                      grad_pooled(t, number, i % VECTORS));
+    }
+    copy_async_commit();
+}
+
+// The first warpgroup's sums of products of the taps, of warps, to the workspace. A barrier of the block before it.
+template <class L>
+__device__ __forceinline__ void store_grams(const Thread<L> &t)
+{
+    const float *const warps = (const float *)(shared + L::AT_GRAMS) + t.thread;
+    if (t.thread < GRAM)
+        t.template workspace<float>(WS_GRAM)[t.block * GRAM + t.thread] =
+            (warps[0] + warps[GRAM]) + (warps[2 * GRAM] + warps[3 * GRAM]);
+}
+// Before the first step, what backward_rounds does for the next one: those sums, and the first two pictures.
+template <class L>
+__device__ __forceinline__ void first_grams(const Thread<L> &t)
+{
+    float products[2][4] = {};
+    for (int number = t.pictures - 1; number >= 0; number--) {
+        char *const at = picture_of<L>(1, number % 2);
+        if (warpgroup_of(t) == 0) {
+            OnePicture<L> picture;
+            picture.load(t, 0, number);
+            picture.store(t, at);
+        }
+        __syncthreads(); // nobody is two pictures behind
+        if (warpgroup_of(t) == 0)
+            add_products(t, at, 1, t.warp, 4, products[0], products[1]);
+    }
+    if (warpgroup_of(t) == 0)
+        store_products(t, (float *)(shared + L::AT_GRAMS) + t.warp * GRAM, products[0], products[1]);
+    __syncthreads();
+    store_grams(t);
+}
+
+// sums -> gradients, from the last picture to the first, which have two places in turn. The first warpgroup makes the
+// gradient of a picture's convolution 2's output, and from it that of the weights; the second one the gradient of the
+// convolution's input, and block 1's sums. The first one has time left for the next batch's moments, if there are
+// `more` batches. Neither waits for the other but for what it needs of a picture, so that the tensor cores have work of
+// the one while the other does without.
+template <class L>
+__device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step, bool more)
+{
+    static constexpr int VECTORS = L::STAGE_BYTES / 16;
+    Small<L> &s = t.small;
+    float sums[4][2][4], plain[2];
+    clear(sums, plain);
+    // How often a picture's place has been used since the first step, and loaded.
+    const auto use_of = [&](int number) {
+        const int each = (t.pictures + 1 - number % 2) / 2;
+        return (int)step * each + each - 1 - number / 2;
+    };
+    const auto load_of = [&](int number) {
+        const int each = (t.pictures + 1 - number % 2) / 2;
+        return (int)step * (each - 1) + each - 2 - number / 2;
+    };
+    const int last = t.pictures - 1;
+    if (t.thread % WARPGROUP == 0) {
+        bulk_stores_wait(); // what forward kept can be loaded
+        fence_async_proxy_global();
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+    if (warpgroup_of(t) == 0) {
+        cluster_arrive();
+        if (t.thread == 0)
+            bulk_expect(shared_address(&s.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
+        float d[TAPS][16];
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                d[tap][i] = 0.0f;
+        uint4 next = __ldcg(kept_of(t, last));
+        OnePicture<L> picture; // of the next batch
+        float products[2][4] = {};
+        if (more)
+            picture.load(t, step + 1, last);
+#pragma unroll 1
+        for (int number = last; number >= 0; number--) {
+            const int slot = number % 2;
+            const KeptWhole kept = {{next.x, next.y, next.z, next.w}};
+            if (number < last - 1)
+                bulk_wait(shared_address(s.tiles_loaded + slot), load_of(number) & 1);
+            store_gradient_whole(t, slot, kept);
+            if (more)
+                picture.store(t, picture_of<L>(1, slot));
+            copy_async_wait<0>(); // for the next picture
+            fence_async_proxy();
+            bulk_arrive(shared_address(s.gradient_made + slot));
+            if (number)
+                next = __ldcg(kept_of(t, number - 1));
+            if (number && more)
+                picture.load(t, step + 1, number - 1);
+            bulk_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
+            if (number > 1) {
+#pragma unroll 1
+                for (int i = t.thread; i < VECTORS; i += WARPGROUP)
+                    copy_async_16(shared_address(shared + L::AT_STAGE) + slot * L::STAGE_BYTES + i * 16,
+                                  grad_pooled(t, number - 2, i));
+                copy_async_commit();
+            }
+            add_weights2(t, slot, slot + 1, d);
+            fence_async_proxy(); // its gradient has been read
+            bulk_arrive(shared_address(s.weights_made + slot));
+            if (more)
+                add_products(t, picture_of<L>(1, slot), 1, t.warp, 4, products[0], products[1]);
+        }
+        if (more)
+            store_products(t, (float *)(shared + L::AT_GRAMS) + t.warp * GRAM, products[0], products[1]);
+        float4 ours[L::EXCHANGED_VECTORS];
+        cluster_wait();
+        send_weights2(t, d, ours);
+        bulk_wait(shared_address(&s.arrived), step & 1);
+        store_weights2(t, ours);
+    } else {
+        const int half = t.warp % 4 / 2;
+        bulk_wait(shared_address(&s.mapped), 1);
+        uint32_t a[24][4];
+        weights_of_input2(t, a);
+        cluster_arrive(); // the weights have been read, so that the other block may write there
+        OnePicture<L> picture;
+        picture.load(t, step, last);
+#pragma unroll 1
+        for (int number = last; number >= 0; number--) {
+            const int slot = number % 2;
+            picture.store(t, picture_of<L>(0, slot));
+            if (number)
+                picture.load(t, step, number - 1);
+            bulk_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
+            make_input2(t, slot, a);
+            fence_async_proxy(); // the places of the picture before have been read
+            bulk_arrive(shared_address(&s.all_made));
+            bulk_wait(shared_address(&s.all_made), ((int)step * t.pictures + last - number) & 1);
+            if (t.thread == WARPGROUP && number && number < last) { // where those of the picture before were
+                const uint32_t loaded = shared_address(s.places_loaded + 1 - slot);
+                bulk_expect(loaded, KEPT_PLACES);
+                bulk_load(kept_places<L>(1 - slot), tiles_of(t, number - 1) + KEPT_OUTPUT + KEPT_MAPS, KEPT_PLACES,
+                          loaded);
+            }
+            if (t.thread == WARPGROUP && number > 1) { // where this picture's are
+                const uint32_t loaded = shared_address(s.tiles_loaded + slot);
+                const char *const from = tiles_of(t, number - 2);
+                bulk_wait(shared_address(s.weights_made + slot), use_of(number) & 1);
+                bulk_expect(loaded, KEPT_OUTPUT + KEPT_MAPS);
+                bulk_load(kept_output<L>(slot), from, KEPT_OUTPUT, loaded);
+                bulk_load(kept_maps<L>(slot), from + KEPT_OUTPUT, KEPT_MAPS, loaded);
+            }
+            __syncwarp();
+            if (number < last - 1)
+                bulk_wait(shared_address(s.places_loaded + slot), load_of(number) & 1);
+            backward1_whole(t, picture_of<L>(0, slot), shared + L::AT_PLACES + slot * L::PLACES_BYTES,
+                            shared_address(shared + L::AT_INPUT) + slot * INPUT_BYTES, half * 8, half ? SIDE1 : 8, sums,
+                            plain);
+        }
+        cluster_wait();
+    }
+    // What has been read where the weights were is read: the next step's come there by a bulk copy.
+    fence_async_proxy();
+    __syncthreads();
+    if (more)
+        store_grams(t);
+    store_sums1_whole(t, sums, plain);
+}
+
+#endif
+#endif
