@@ -34,11 +34,15 @@ static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &preactiv
     problem.activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
     if (preactivation.defined())
         problem.preactivation = preactivation.data_ptr();
+    cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
     if (!preactivation.defined() || cuda_ops_gemm_rung_cuda(&problem, forced_gemm_rung(op)) >= 0)
-        return gemm_cuda(op, output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+        status = gemm_cuda(op, output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    // Pointers off their alignment are seen only now.
+    if (!preactivation.defined() || status != CUDA_OPS_INVALID_ARGUMENT)
+        return status;
     problem.activation = CUDA_OPS_GEMM_NONE;
     problem.preactivation = nullptr;
-    const cuda_ops_status status = gemm_cuda(op, preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
+    status = gemm_cuda(op, preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
     return status != CUDA_OPS_SUCCESS
                ? status
                : cuda_ops_linear_gelu_activate_cuda(output.data_ptr(), preactivation.const_data_ptr(), output.numel(),

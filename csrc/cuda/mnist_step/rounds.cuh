@@ -350,8 +350,10 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
                 copy_async_commit();
             }
             add_weights2(t, slot, slot + 1, d);
-            fence_async_proxy(); // its gradient has been read
-            bulk_arrive(shared_address(s.weights_made + slot));
+            if (number > 1) { // its gradient has been read, and a copy comes to where it was
+                fence_async_proxy();
+                bulk_arrive(shared_address(s.weights_made + slot));
+            }
             if (more)
                 add_products(t, picture_of<L>(1, slot), 1, t.warp, 4, products[0], products[1]);
         }
@@ -390,7 +392,7 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
             if (t.thread == WARPGROUP && number > 1) { // where this picture's are
                 const uint32_t loaded = shared_address(s.tiles_loaded + slot);
                 const char *const from = tiles_of(t, number - 2);
-                bulk_wait(shared_address(s.weights_made + slot), use_of(number) & 1);
+                bulk_wait(shared_address(s.weights_made + slot), load_of(number - 2) & 1);
                 bulk_expect(loaded, KEPT_OUTPUT + KEPT_MAPS);
                 bulk_load(kept_output<L>(slot), from, KEPT_OUTPUT, loaded);
                 bulk_load(kept_maps<L>(slot), from + KEPT_OUTPUT, KEPT_MAPS, loaded);
