@@ -1,6 +1,6 @@
 """Checks the CUDA kernels on this machine's GPU and writes the report that is committed with them.
 
-    python benchmarks/check_gpu.py [--only tests large sanitizer mnist] [--commit ID]
+    python benchmarks/check_gpu.py [--only tests large sanitizer mnist] [--commit ID] [--limit SECONDS]
 
 Runs the test suite; the tests of sizes above 2^31 elements; compute-sanitizer's memcheck, racecheck, initcheck and
 synccheck over one small case of every kernel (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`.
@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -85,28 +86,32 @@ def check_large(logs, _):
     return pytest("large", ["--large", "tests/test_large.py"], logs)
 
 
-def sanitize(name, cases, logs):
-    """One of compute-sanitizer's tools over the kernels of some ops; (its summary or what was wrong, whether clean)."""
+def sanitize(name, cases, logs, limit):
+    """One of compute-sanitizer's tools over the kernels of some ops; (its summary or what was wrong, whether clean).
+    limit: seconds, or None; a process that takes longer is ended, and the others' outcomes are not lost with it."""
     # Without the caching allocator every tensor is an allocation of its own, so that memcheck sees its bounds and
     # initcheck its bytes.
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     log = logs / f"{name}-{cases[0]}.log"
+    command = ["compute-sanitizer", f"--tool={name}", "--error-exitcode=9", sys.executable, "tests/kernel_cases.py"]
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
     with open(log, "w") as output:
-        status = subprocess.run(
-            [
-                "compute-sanitizer",
-                f"--tool={name}",
-                "--error-exitcode=9",
-                sys.executable,
-                "tests/kernel_cases.py",
-                *cases,
-            ],
+        # A session of its own: the tool's children end with it.
+        process = subprocess.Popen(
+            [*command, *cases],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths},
-            check=False,
-        ).returncode
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            ran = [case for case in cases if case in log.read_text().splitlines()]
+            return f"not ended within {limit:g} s; it had run {', '.join(ran) or 'nothing'}", False
     text = log.read_text()
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
     ran = set(cases) <= set(text.splitlines())
@@ -128,7 +133,7 @@ def check_sanitizer(logs, arguments):
     pairs = [(name, cases[group::groups]) for group in range(groups) for name in SANITIZERS]
     start = time.monotonic()
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        outcomes = list(pool.map(lambda pair: sanitize(*pair, logs), pairs))
+        outcomes = list(pool.map(lambda pair: sanitize(*pair, logs, arguments.limit), pairs))
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True, check=False).stdout
     results = {
         "ok": all(clean for _, clean in outcomes),
@@ -163,6 +168,7 @@ def main():
     parser.add_argument("--commit", default=commit_id(), help="the commit that is checked (default: HEAD)")
     parser.add_argument("--logs", type=Path, default=ROOT / "runs" / "check_gpu", help="where the full logs go")
     parser.add_argument("--pytest", type=shlex.split, default=[], metavar="ARGUMENTS", help="arguments for pytest")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="for each sanitizer process (default: none)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="sanitizer processes at a time")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

@@ -394,6 +394,8 @@ def keep_other_precisions(race: Race, folder: Path):
         earlier = Race(**json.loads((folder / "mnist_step.json").read_text()))
     except (OSError, ValueError, TypeError):
         return
+    # JSON's keys are text.
+    earlier.floors = {p: {int(batch): us for batch, us in floors.items()} for p, floors in earlier.floors.items()}
     raced = {row["precision"] for row in race.rows}
     kept = dict.fromkeys(row["precision"] for row in earlier.rows if row["precision"] not in raced)
     race.rows = [row for row in earlier.rows if row["precision"] in kept] + race.rows

@@ -111,9 +111,9 @@ def race():
     doubt = " A quick run, of few samples." if facts.get("quick") else ""
     if not any("compiled" in row["variant"] for row in report["rows"]):
         doubt += " torch.compile, which may be faster than the PyTorch shown, had no part in this run."
-    for precision in dict.fromkeys(row["precision"] for row in report["rows"]):
-        if f"of {precision}" in facts:  # mnist_step.keep_other_precisions
-            doubt += f" The rows of {precision} are of {facts[f'of {precision}']}."
+    for name, run in facts.items():
+        if name.startswith("of "):  # mnist_step.keep_other_precisions
+            doubt += f" The rows {name} are of {run}."
     if report["left_out"]:
         kinds = {line.split(",")[0] for line in report["left_out"]}
         count = len(report["left_out"])
