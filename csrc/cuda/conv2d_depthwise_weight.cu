@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 }
                 grad += out_line;
             }
-            end_step_of_copies();
+            copy_async_commit();
         };
         for (int step = 0; step < places - 1; step++)
             fetch(step);
@@ -196,9 +196,9 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 if (step >= steps)
                     break;
                 if (places > MOST_AHEAD)
-                    wait_for_steps_of_copies<MOST_AHEAD - 1>();
+                    copy_async_wait<MOST_AHEAD - 1>();
                 else
-                    wait_for_steps_of_copies<0>();
+                    copy_async_wait<0>();
                 __syncwarp(); // what the other lanes copied is there, and they have read the row before
                 fetch(step + places - 1);
                 const T *const row = (const T *)(ring + (step & (places - 1)) * Ring::BYTES) + lane * PIXEL_CHANNELS;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
 
     // Over the warps, a row of the kernel at a time, where the rings were.
     float *const sums = (float *)rings; // [warp][K][ACROSS]
-    wait_for_copies_to_shared();
+    copy_async_wait_all();
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < K; r++) {

@@ -6,6 +6,7 @@
 
 #include "common.cuh"
 #include "conv2d_choice.h"
+#include "copy_async.cuh"
 
 // Quotients of indices by a number that is known before the launch; index * value stays below 2^32.
 struct Divisor {
@@ -22,50 +23,16 @@ __device__ __forceinline__ int quotient(int index, Divisor by)
     return by.value == 1 ? index : (int)__umulhi((uint32_t)index, by.inverse);
 }
 
-__device__ __forceinline__ uint32_t address_in_shared(const void *shared)
-{
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
-
 // Copies BYTES from device to shared memory past the registers, zeros if not `inside`.
 template <int BYTES>
 __device__ __forceinline__ void copy_to_shared(void *shared, const void *global, bool inside)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what cp.async copies");
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_in_shared(shared)), "l"(global),
-                     "r"(inside ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address_in_shared(shared)), "l"(global),
-                     "n"(BYTES), "r"(inside ? BYTES : 0)
-                     : "memory");
+    copy_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
 #else
 #pragma unroll
     for (int i = 0; i < BYTES / 4; i++)
         ((uint32_t *)shared)[i] = inside ? ((const uint32_t *)global)[i] : 0;
-#endif
-}
-
-__device__ __forceinline__ void wait_for_copies_to_shared()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-// The same in steps: what was asked for since the last call is one, and all but the last PENDING of them have come.
-__device__ __forceinline__ void end_step_of_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int PENDING>
-__device__ __forceinline__ void wait_for_steps_of_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 #endif
 }
 

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
             copy.store(patches, places, p);
         }
         for (int turn = 0; tile < p.tiles; tile += gridDim.x, turn ^= 1) {
-            wait_for_copies_to_shared();
+            copy_async_wait_all();
             __syncthreads();
             const uint32_t *const patch = patches + turn * p.patch;
             uint32_t *const next_patch = patches + (turn ^ 1) * p.patch;

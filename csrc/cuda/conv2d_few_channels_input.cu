@@ -132,15 +132,15 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
                         to[(e + quad_lane) % 4 * WORDS] = v[e];
                 }
             }
-            wait_for_copies_to_shared();
+            copy_async_wait_all();
             __syncthreads();
 
             const uint32_t *const chunk_weights = weights + chunk * kernel * 32;
             for (int s = 0; s < p.kernel_width; s++) {
                 // ldmatrix: lanes 0-15 address the first halves of 16 columns, lanes 16-31 the second ones.
                 const int column = left - aligned_left + warp_x + lane % 16 + s * p.dilation_width;
-                const uint32_t from = address_in_shared(patch + (warp_y * p.columns + column) * WORDS +
-                                                        (lane / 16 ^ (column / 4 % 2)) * 4);
+                const uint32_t from =
+                    shared_address(patch + (warp_y * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
                 const uint32_t row_bytes = p.columns * WORDS * 4;
                 const auto load = [&](uint32_t(&a)[4], uint32_t address) {
                     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                                           inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
                     }
             }
-            wait_for_copies_to_shared();
+            copy_async_wait_all();
             __syncthreads();
 
             for (int o = 0; o < there; o++) {

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
             const int next_third = third == 2 ? 0 : third + 1;
             if (more)
                 locate(tile + gridDim.x, next_third);
-            wait_for_copies_to_shared();
+            copy_async_wait_all();
             __syncthreads();
             if (more)
                 fetch(tile + gridDim.x, turn ^ 1, next_third);
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                         for (int i = 0; i < OUT; i++)
                             asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                                          : "=r"(a[i][0]), "=r"(a[i][1]), "=r"(a[i][2]), "=r"(a[i][3])
-                                         : "r"(address_in_shared(from + i * 8))
+                                         : "r"(shared_address(from + i * 8))
                                          : "memory");
                     } else {
                         const int channel_step = last ? 1 : Tile::CHANNEL_LINE, word_step = last ? Tile::PIXEL_LINE : 1;

@@ -6,6 +6,7 @@
 
 #include "conv2d_layout.h"
 #include "conv2d_residue.h"
+#include "copy_async.cuh"
 
 static constexpr int MMA_THREADS = 256, MMA_STAGES = 4;
 // Elements by which backward_weight's lines in shared memory are longer than a multiple of all banks, as many as one
@@ -60,19 +61,10 @@ cuda_ops_status conv2d_mma_weight(const MmaWeight &work, int tile, dim3 grid, cu
 // Added to whatever tap, it is a row of no picture.
 static constexpr int MMA_NOWHERE = INT_MIN / 2;
 
+// 16 bytes, zeros if not `inside`.
 __device__ __forceinline__ void copy_piece(uint32_t to, const void *from, bool inside)
 {
-    // Bytes past the source's are written as zeros.
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void commit_copies()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    copy_async<16>(to, from, inside ? 16 : 0);
 }
 
 template <bool TRANSPOSED>
@@ -202,7 +194,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
         from[i] = (((int64_t)image * work.height + walk.start_y + v * walk.step_y) * work.width + row_x[i]) *
                   work.picture_pixel;
     }
-    const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared);
+    const uint32_t ring = shared_address(shared);
     // Pieces are permuted within two rows of 128 bytes, so that 8 rows' pieces of one column are on different banks.
     const uint32_t to = ring + line * ROW_BYTES + (piece ^ (line / 2 % PIECES)) * 16;
     const int steps = (int)ceil_div((int64_t)walk.taps_y * walk.taps_x * work.channels, K);
@@ -246,7 +238,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
             settle();
         }
         // A group a step even where there is nothing to load, so that the count of groups tells the step.
-        commit_copies();
+        copy_async_commit();
     };
 #pragma unroll
     for (int step = 0; step < MMA_STAGES - 1; step++)
@@ -262,7 +254,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
     const int a_swizzle = a_row / 2 % PIECES, b_swizzle = b_row / 2 % PIECES;
     float sum[Warps::ROWS][Warps::COLUMNS][4] = {};
     for (int step = 0; step < steps; step++) {
-        wait_for_copies<MMA_STAGES - 2>();
+        copy_async_wait<MMA_STAGES - 2>();
         // This step's slices are there for all, and the stage that is loaded next has been read by all.
         __syncthreads();
         load(step + MMA_STAGES - 1);
@@ -362,7 +354,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
     const int offset_y = work.start_y + tap_y * work.dilation_y;
     const int offset_x = work.start_x + (tap - tap_y * work.kernel_width) * work.dilation_x;
     const T *const picture = (const T *)work.picture + (int64_t)group * work.channels + channel;
-    const uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared);
+    const uint32_t ring = shared_address(shared);
     const uint32_t a_to = ring + (a_line * A_PITCH + a_row) * (int)sizeof(T);
     const uint32_t b_to = ring + (A_SIZE + b_line * B_PITCH + b_column) * (int)sizeof(T);
     const auto load = [&](int step) {
@@ -389,7 +381,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
                            inside ? picture + pixel * work.picture_pixel : (const T *)work.picture, inside);
             }
         }
-        commit_copies();
+        copy_async_commit();
     };
 #pragma unroll
     for (int step = 0; step < MMA_STAGES - 1; step++)
@@ -399,7 +391,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
     const int my_row = warp / Warps::ACROSS * Warps::WARP_M, my_column = warp % Warps::ACROSS * 32;
     float sum[Warps::ROWS][Warps::COLUMNS][4] = {};
     for (int step = 0; step < steps; step++) {
-        wait_for_copies<MMA_STAGES - 2>();
+        copy_async_wait<MMA_STAGES - 2>();
         __syncthreads();
         load(step + MMA_STAGES - 1);
         const int stage = step % MMA_STAGES * STAGE_SIZE;

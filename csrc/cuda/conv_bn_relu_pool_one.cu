@@ -32,6 +32,7 @@
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include "common.cuh"
+#include "copy_async.cuh"
 #include "prefetch.cuh"
 #include "value.cuh"
 
@@ -805,18 +806,6 @@ __global__ void __launch_bounds__(THREADS, 2)
 static constexpr int GRAD_PITCH = 80, PLACES_PITCH = 48, STEP_BYTES = 16 * (GRAD_PITCH + PLACES_PITCH);
 static constexpr int STEPS_AHEAD = 4, RING_BYTES = WARPS * STEPS_AHEAD * STEP_BYTES;
 
-// 16 bytes, or as many zeros.
-__device__ __forceinline__ void copy_async_or_zero(unsigned char *to, const void *from, bool valid)
-{
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(valid ? 16 : 0)
-                 : "memory");
-#else
-    (void)to, (void)from, (void)valid;
-#endif
-}
-
 // A warp's sums of dz * pixel, [place][channel][pixel], in shared memory; rows of 18 against bank conflicts.
 static constexpr int PRODUCT_ROW = 18, PRODUCTS = 4 * CHANNELS * PRODUCT_ROW, WARPS_AT_ONCE = 4;
 
@@ -867,7 +856,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const int row = lane / 4 + 8 * i, window = begin + row, of = first_channel + lane % 4 * 8;
                 const bool valid = window < windows.count && of < s.channels;
                 const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
-                copy_async_or_zero(to + row * GRAD_PITCH + lane % 4 * 16, grad_output + at, valid);
+                copy_async<16>(shared_address(to + row * GRAD_PITCH + lane % 4 * 16), grad_output + at, valid ? 16 : 0);
             }
             // Places: 16 bytes are 16 channels, of which the tensor may have the first 8 alone.
             const int row = lane / 2, window = begin + row, of = first_channel + lane % 2 * 16;
@@ -875,14 +864,14 @@ __global__ void __launch_bounds__(THREADS, 2)
             const bool valid = window < windows.count && of + 16 <= s.channels;
             const int64_t at = (windows.before + (window < windows.count ? window : 0)) * s.channels;
             if (whole_vectors) {
-                copy_async_or_zero(target, places + at + (valid ? of : 0), valid);
+                copy_async<16>(shared_address(target), places + at + (valid ? of : 0), valid ? 16 : 0);
             } else {
                 const bool some = window < windows.count && of < s.channels;
                 const uint2 low = some ? *(const uint2 *)(places + at + of) : make_uint2(0, 0);
                 const uint2 high = valid ? *(const uint2 *)(places + at + of + 8) : make_uint2(0, 0);
                 *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
             }
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copy_async_commit();
         };
 #pragma unroll
         for (int step = 0; step < STEPS_AHEAD - 1; step++)
@@ -890,7 +879,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         load_tiles(tiles, input, first, s, b);
         int step = 0;
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(STEPS_AHEAD - 2) : "memory");
+            copy_async_wait<STEPS_AHEAD - 2>();
             __syncwarp(); // also: all lanes have read the step before, whose place the next start takes
             const unsigned char *const from = ring + step % STEPS_AHEAD * STEP_BYTES;
             uint2 grad[4];
@@ -939,7 +928,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 multiply_add<T>(sums[pair], a, ones);
             }
         }
-        asm volatile("cp.async.wait_all;" ::: "memory"); // the steps beyond the last
+        copy_async_wait_all(); // the steps beyond the last
     }
     if (t == 0)
 #pragma unroll

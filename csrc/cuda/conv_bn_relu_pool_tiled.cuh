@@ -8,6 +8,7 @@
 #define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing has too little shared memory
 
 #include "common.cuh"
+#include "copy_async.cuh"
 
 // A tile in shared memory is a raster of pixels, each with DEPTH channels (128 bytes) side by side, whose eight chunks
 // of 16 bytes lie in the order of the exclusive or of their number with the pixel's column: eight neighbours in a row
@@ -157,30 +158,6 @@ __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address
 #endif
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
-
-// 16 bytes to shared memory, zeros where not `inside`.
-__device__ __forceinline__ void copy_or_zero(uint32_t to, const void *from, bool inside)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-#endif
-}
-__device__ __forceinline__ void commit_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-#endif
-}
 __device__ __forceinline__ void slot_barrier(int slot)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(slot + 1), "n"(SLOT_THREADS) : "memory");
@@ -264,7 +241,7 @@ __device__ __forceinline__ void start_raster(uint32_t raster, const float *input
         for (int i = 0; i < ROWS; i++, from += row_step)
             if (i < rows.count) {
                 const bool inside = exists && (unsigned int)(y + i) < (unsigned int)p.height;
-                copy_or_zero(to + i * RASTER_ROW_BYTES, inside ? from : input, inside);
+                copy_async<16>(to + i * RASTER_ROW_BYTES, inside ? from : input, inside ? 16 : 0);
             }
     }
 }
@@ -272,7 +249,7 @@ __device__ __forceinline__ void start_raster(uint32_t raster, const float *input
 template <int ROWS, bool TF32>
 __device__ __forceinline__ void finish_raster(uint32_t raster, const tiled_problem &p, const tiling &t, int thread)
 {
-    wait_for_copies();
+    copy_async_wait<0>();
     if constexpr (TF32) {
         const raster_range rows = raster_rows<ROWS>(p, t), columns = range_of(t.across, p.width, RASTER_COLUMNS);
         for (int c = columns.begin + thread / 8; c < columns.begin + columns.count; c += SLOT_THREADS / 8) {
@@ -394,7 +371,7 @@ struct gradient_loader {
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     if (pair.in_raster[e] && pair.in_picture[e])
-                        copy_or_zero(pair.at[e], from + e * p.out_channels, true);
+                        copy_async<16>(pair.at[e], from + e * p.out_channels, 16);
             }
         });
     }
@@ -409,7 +386,7 @@ struct gradient_loader {
         const float4 scale = __ldg(reinterpret_cast<const float4 *>(s.scale + from));
         const float4 slope = __ldg(reinterpret_cast<const float4 *>(s.slope + from));
         const float4 offset = __ldg(reinterpret_cast<const float4 *>(s.offset + from));
-        wait_for_copies();
+        copy_async_wait<0>();
         for_windows(windows(p, t, place), thread, [&](int i, int row, int column) {
             const float4 dz =
                 make_float4(scale.x * grad[i].x, scale.y * grad[i].y, scale.z * grad[i].z, scale.w * grad[i].w);

@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
             else
                 start_raster<RASTER_ROWS>(raster, a.source, p, a.tiles, place, a.depth, chunk * DEPTH, thread);
         }
-        commit_copies();
+        copy_async_commit();
     };
     start(0, 0, 0);
     if (a.resident) {

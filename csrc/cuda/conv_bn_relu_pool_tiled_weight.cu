@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
             start_raster<RASTER_ROWS>(input, a.input, p, a.tiles, place, p.in_channels, first_in, thread);
             gradient.start(input + INPUT_BYTES, a.gradient, p, a.tiles, place, first_out, thread);
         }
-        commit_copies();
+        copy_async_commit();
     };
     float sums[THREAD_SUMS];
 #pragma unroll

@@ -26,6 +26,7 @@
 
 #include "cluster.cuh"
 #include "common.cuh"
+#include "copy_async.cuh"
 
 // Stands for float and the halves where the type is looked up at run time.
 struct any_float {
@@ -128,18 +129,12 @@ struct skinny_shape {
     }
 };
 
-__device__ __forceinline__ unsigned int shared_address(const void *pointer)
-{
-    return (unsigned int)__cvta_generic_to_shared(pointer);
-}
-
 // 16 bytes of which the first `bytes` come from global memory; the rest is zero.
 template <typename E>
 __device__ __forceinline__ void copy_chunk(E *to, const E *from, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
+    copy_async<16>(shared_address(to), from, bytes);
 #else
     vector16<E> value = {};
     if (bytes == 16)
@@ -149,22 +144,6 @@ __device__ __forceinline__ void copy_chunk(E *to, const E *from, int bytes)
             if (e * (int)sizeof(E) < bytes)
                 value.element[e] = from[e];
     *reinterpret_cast<vector16<E> *>(to) = value;
-#endif
-}
-
-__device__ __forceinline__ void end_copy_group()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Until no more than `pending` of this thread's latest groups of copies are under way.
-template <int pending>
-__device__ __forceinline__ void wait_for_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 #endif
 }
 
@@ -816,7 +795,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps)
             fetch(step, slices + step * STAGE_ELEMENTS, step);
-        end_copy_group();
+        copy_async_commit();
     }
 #pragma unroll
     for (int step = 0; step < STAGES - 1; step++)
@@ -831,7 +810,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
     RowSums row_sums = {};
     int reading = 0, writing = (STAGES - 1) * STAGE_ELEMENTS; // the stages' places, going round
     for (int step = 0; step < steps; step++) {
-        wait_for_copies<STAGES - 2>();
+        copy_async_wait<STAGES - 2>();
         if constexpr (Shape::TF32) {
             round_slice(slices + reading, load_a);
             round_slice(slices + reading + A_ELEMENTS, load_b);
@@ -840,7 +819,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
         const int next = step + STAGES - 1;
         if (next < steps)
             fetch(next, slices + writing, 0);
-        end_copy_group();
+        copy_async_commit();
         const E *const stage = slices + reading;
         if constexpr (Shape::TF32)
             multiply_slice_tf32<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
@@ -869,7 +848,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
         reading = reading == (STAGES - 1) * STAGE_ELEMENTS ? 0 : reading + STAGE_ELEMENTS;
         writing = writing == (STAGES - 1) * STAGE_ELEMENTS ? 0 : writing + STAGE_ELEMENTS;
     }
-    wait_for_copies<0>();
+    copy_async_wait<0>();
     __syncthreads(); // the slices are overwritten by the sums
 
     A *const shared_sums = reinterpret_cast<A *>(shared);

@@ -12,7 +12,7 @@
 #ifndef CUDA_OPS_WGMMA_CUH
 #define CUDA_OPS_WGMMA_CUH
 
-#include "common.cuh"
+#include "copy_async.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__) // the host pass parses, and emits nothing
 
@@ -36,10 +36,6 @@ __device__ __forceinline__ void wgmma_wait()
 __device__ __forceinline__ void fence_async_proxy()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ uint32_t shared_address(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 // Operand B in a swizzle of 64 or 128 bytes: rows of that many bytes (a row is a column of B with its depths where B is
 // depth-contiguous, else a depth with its columns), `group_bytes` from one group of 8 rows to the next. The 16-byte
@@ -129,25 +125,6 @@ WGMMA_BOTH_TYPES(wgmma_m64n32k16_transposed, "m64n32k16", 16, WGMMA_N16, "1", "%
 #undef WGMMA_N64
 #undef WGMMA_N112
 #undef WGMMA_N120
-
-// 16 bytes from device to shared memory, past the registers.
-__device__ __forceinline__ void copy_async_16(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_async_16_or_zero(uint32_t to, const void *from, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int pending>
-__device__ __forceinline__ void copy_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
 
 // Four 8 x 8 matrices of 16-bit elements from fragments to shared memory, transposed: fragment column c of matrix m
 // goes to the 16 bytes at the address that lane 8 m + c gives.

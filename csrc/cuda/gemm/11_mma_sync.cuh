@@ -6,6 +6,7 @@
 #define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing has no mma.sync of these kinds
 
 #include "common.cuh"
+#include "copy_async.cuh"
 #include "gemm/activation.cuh"
 #include "gemm/rungs.h"
 
@@ -40,11 +41,6 @@ struct MmaWork {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-__device__ __forceinline__ uint32_t address_of(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
-
 template <typename T, int LINES, bool MN_MAJOR, bool ALIGNED>
 __device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch, int64_t first_line, int64_t lines,
                                            int64_t k, int64_t k_end)
@@ -61,10 +57,7 @@ __device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch
         const T *const from = inside ? matrix + row * pitch + column : matrix;
         T *const there = to + r * S::PITCH + c;
         if constexpr (ALIGNED) {
-            // Bytes past the valid ones are written as zeros.
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(there)), "l"(from),
-                         "r"(valid * (int)sizeof(T))
-                         : "memory");
+            copy_async<16>(shared_address(there), from, valid * (int)sizeof(T));
         } else {
 #pragma unroll
             for (int e = 0; e < S::PER_PIECE; e++)
@@ -128,7 +121,7 @@ __device__ __forceinline__ void load_left(typename Fragments<T>::Left &left, con
         // The four 8 x 8 matrices in the instruction's order: lines 0-7, 8-15, then the same 8 further along k.
         const int l = line + (MN_MAJOR ? lane / 8 % 2 * 8 : lane % 16),
                   p = k + (MN_MAJOR ? lane % 8 + lane / 16 * 8 : lane / 16 * 8);
-        load_matrices(left, address_of(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
+        load_matrices(left, shared_address(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
     } else {
         const int g = lane / 4, t = lane % 4;
         left[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
@@ -149,7 +142,7 @@ __device__ __forceinline__ void load_right(typename Fragments<T>::Right &first, 
         const int l = line + (MN_MAJOR ? lane / 16 * 8 : lane % 8 + lane / 16 * 8);
         const int p = k + (MN_MAJOR ? lane % 16 : lane / 8 % 2 * 8);
         uint32_t both[4];
-        load_matrices(both, address_of(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
+        load_matrices(both, shared_address(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
         first[0] = both[0], first[1] = both[1], second[0] = both[2], second[1] = both[3];
     } else {
         const int g = lane / 4, t = lane % 4;
@@ -223,12 +216,12 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_sync_kernel(const __grid_
                 load_slice<T, C::N, B_MN_MAJOR, ALIGNED>(stage + A_SIZE, b, work.ldb, n, work.n, k, k_end);
             }
             // A group a step even where there is nothing to load, so that the count of groups tells the step.
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copy_async_commit();
         };
         for (int step = 0; step < C::STAGES - 1; step++)
             load(step);
         for (int step = 0; step < steps; step++) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(C::STAGES - 2) : "memory");
+            copy_async_wait<C::STAGES - 2>();
             // This step's slices are there for all, and the stage that is loaded next has been read by all.
             __syncthreads();
             load(step + C::STAGES - 1);

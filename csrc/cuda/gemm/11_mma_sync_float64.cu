@@ -74,18 +74,13 @@ __device__ __forceinline__ void copy_slice(double *to, Float64Copy<C, LINES, MN_
     const int depth_left = (k_left < C::K ? (int)k_left : C::K) - (MN_MAJOR ? copy.row : copy.column);
     const int across = MN_MAJOR ? copy.lines_left : depth_left, down = MN_MAJOR ? depth_left : copy.lines_left;
     const int bytes = across <= 0 ? 0 : across < Copy::COUNT ? 8 * across : 8 * Copy::COUNT;
-    const uint32_t there = address_of(to + copy.row * S::PITCH + copy.column);
+    const uint32_t there = shared_address(to + copy.row * S::PITCH + copy.column);
     const double *from = copy.from;
 #pragma unroll
     for (int i = 0; i < S::ROWS / Copy::APART; i++, from += copy.apart) {
         const uint32_t target = there + i * Copy::APART * S::PITCH * 8;
         const int valid = i * Copy::APART < down ? bytes : 0; // the rest is written as zeros
-        if constexpr (ALIGNED)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(valid)
-                         : "memory");
-        else
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(target), "l"(from), "r"(valid)
-                         : "memory");
+        copy_async<ALIGNED ? 16 : 8>(target, from, valid);
     }
     copy.from += copy.slice;
 }
@@ -171,7 +166,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
             }
             filling = filling + 1 == C::STAGES ? 0 : filling + 1;
             // A group a step even where there is nothing to load, so that the count of groups tells the step.
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copy_async_commit();
         };
         // The fragments of 8 of k, while those of the 8 before are multiplied.
         double left[2][C::ROWS][C::DEPTH / 2], right[2][C::COLUMNS][C::DEPTH / 4];
@@ -198,7 +193,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
         };
         // The next step's slices are there for all, and the stage that is loaded next has been read by all.
         auto wait = [&]() {
-            asm volatile("cp.async.wait_group %0;" ::"n"(C::STAGES - 2) : "memory");
+            copy_async_wait<C::STAGES - 2>();
             __syncthreads();
         };
         for (int step = 0; step < C::STAGES - 1; step++)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common.cuh"
+#include "copy_async.cuh"
 #include "gemm/hopper.cuh"
 #include "gemm/plain.cuh"
 #include "gemm/rungs.h"
@@ -52,8 +53,7 @@ template <typename T>
 __device__ __forceinline__ void copy_16(char *shared, const T *global, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
-                 : "memory");
+    copy_async<16>(shared_address(shared), global, bytes);
 #else
     vector16<T> v = {};
     if (bytes == 16)
@@ -69,27 +69,11 @@ template <typename T>
 __device__ __forceinline__ void copy_one(char *shared, const T *global, bool exists)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(global),
-                 "n"((int)sizeof(T)), "r"(exists ? (int)sizeof(T) : 0)
-                 : "memory");
+    copy_async<(int)sizeof(T)>(shared_address(shared), global, exists ? (int)sizeof(T) : 0);
 #else
     *(T *)shared = exists ? *global : T(0);
 #endif
 }
-__device__ __forceinline__ void end_slice()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int PENDING>
-__device__ __forceinline__ void wait_slices()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#endif
-}
-
 // The line that is number i of the thread's in lane `lane` (of LANES along this side).
 template <int GROUP, int LANES>
 __device__ __forceinline__ int line_of(int i, int lane)
@@ -318,7 +302,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     for (int step = warp - C::STAGES * warps; step < steps; step += warps) {
         char *const slice = mine + stage * C::STAGE_BYTES;
         if (step >= 0) {
-            wait_slices<C::STAGES - 1>();
+            copy_async_wait<C::STAGES - 1>();
             __syncwarp();
 #pragma unroll(C::THREAD_M *C::THREAD_N <= 16 ? 2 : 1)
             for (int piece = 0; piece < 4; piece++) {
@@ -345,7 +329,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
             copy_slice(slice, a, k, depths, lane);
             copy_slice(slice + C::A_BYTES, b, k, depths, lane);
         }
-        end_slice();
+        copy_async_commit();
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
     }
     __syncwarp();

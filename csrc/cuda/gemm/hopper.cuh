@@ -7,7 +7,7 @@
 
 #include <cuda.h> // CUtensorMap; nothing of the driver is linked
 
-#include "common.cuh"
+#include "copy_async.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define CUDA_OPS_HOPPER_CODE 1
@@ -17,11 +17,6 @@ static constexpr int WARPGROUP = 128;
 // A row of a tile in shared memory: what the 128-byte swizzle permutes 16-byte pieces within.
 static constexpr int SWIZZLE_ROW = 128;
 static constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW; // the pattern's period, and the alignment of every tile
-
-__device__ __forceinline__ uint32_t shared_address(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
 
 // ---- mbarriers ----
 

@@ -40,8 +40,8 @@ __device__ __forceinline__ void load_rows(const Thread<L> &t, uint32_t to, const
 #pragma unroll 2
     for (int i = 0; i < rows * 8 / THREADS; i++) {
         const int vector = t.thread + i * THREADS, row = vector / 8;
-        copy_async_16_or_zero(to + in_chunk(row, vector % 8), from + (int64_t)row * pitch + vector % 8 * 8,
-                              row < valid);
+        copy_async<16>(to + in_chunk(row, vector % 8), from + (int64_t)row * pitch + vector % 8 * 8,
+                       row < valid ? 16 : 0);
     }
 }
 
