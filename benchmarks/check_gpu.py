@@ -119,7 +119,7 @@ def sanitize(name, cases, logs, limit):
     if clean:
         return summaries[-1], True
     if summaries and summaries[-1].startswith("0 errors"):
-        said = [line for line in text.splitlines() if not line.startswith("=========") and line not in cases]
+        said = [line for line in text.splitlines() if not line.startswith(("=========", "#")) and line not in cases]
         return f"0 errors, but the process ended with status {status}: {' '.join(said[-2:])}", False
     return f"exit {status}: {text[-800:]}", False
 
@@ -127,10 +127,16 @@ def sanitize(name, cases, logs, limit):
 def check_sanitizer(logs, arguments):
     if shutil.which("compute-sanitizer") is None:
         return {"ok": False, "tail": ["compute-sanitizer is not on PATH; it is a part of the CUDA toolkit"]}
-    cases = [*sorted(path.stem for path in (ROOT / "tests" / "specs").glob("[a-z]*.py")), "sgd", "gemm", "mnist_step"]
-    # PyTorch starts slowly under the sanitizer: a process for several ops, and as many processes as --jobs.
-    groups = min(len(cases), max(1, arguments.jobs // len(SANITIZERS)))
-    pairs = [(name, cases[group::groups]) for group in range(groups) for name in SANITIZERS]
+    listing, logged = [sys.executable, "tests/kernel_cases.py", "--list"], logs / "cases.log"
+    if run(listing, logged)[0] != 0:
+        return {"ok": False, "tail": logged.read_text().splitlines()[-12:]}
+    cases = logged.read_text().split()
+    # PyTorch starts slowly under the sanitizer: a process for several cases. racecheck takes longest: it has more
+    # processes, and they start first.
+    pairs = []
+    for name, jobs in [("racecheck", 2), *((name, len(SANITIZERS)) for name in SANITIZERS if name != "racecheck")]:
+        groups = min(len(cases), max(1, arguments.jobs // jobs))
+        pairs += [(name, cases[group::groups]) for group in range(groups)]
     start = time.monotonic()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         outcomes = list(pool.map(lambda pair: sanitize(*pair, logs, arguments.limit), pairs))
@@ -145,7 +151,7 @@ def check_sanitizer(logs, arguments):
             " ".join(group): summary
             for (tool, group), (summary, clean) in zip(pairs, outcomes, strict=True)
             if tool == name and not clean
-        } or f"clean over {len(cases)} ops"
+        } or f"clean over {len(cases)} cases"
     return results
 
 

@@ -1,14 +1,17 @@
-"""One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [op ...]
+"""One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [--list] [case ...]
 
 Each op's small samples and its odd-sized ones (or those that its specification picks), in every dtype, float32 with and
 without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
-then the optimizer and the rungs of the GEMM ladder. Values are the tests' business, not this program's: it only has to
-reach the kernels.
+then conv2d's paths by force, each a case of its own, since these are the longest, the optimizer, and the rungs of the
+GEMM ladder. --list prints the cases' names. Values are the tests' business, not this program's: it only has to reach
+the kernels.
 """
 
+import functools
 import itertools
 import os
 import sys
+import time
 
 import torch
 from opspec import Make, as_tuple, load_specs
@@ -101,21 +104,36 @@ def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_f
     del os.environ["CUDA_OPS_CONV_PATH"]
 
 
-def run_conv_paths():
-    """Each path of conv2d by force."""
+def run_tensor_cores(path):
+    """conv2d's paths that are tiles of a matrix product: sizes and channels that no tile divides."""
     torch.backends.cudnn.allow_tf32 = True
-    for path, dtype, kernel in itertools.product(["plain", "gemm", "tensor", "window", "mma"], DTYPES, [1, 3]):
+    for dtype, kernel in itertools.product(DTYPES, [1, 3]):
         run_conv_path(path, dtype, (40, 72), kernel)
-    for path, dtype, kernel, groups in itertools.product(["tensor", "mma"], DTYPES, [1, 3], [1, 3]):
-        run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
-    # Sizes whose runs of pixels are whole pieces of 16 bytes, and others.
-    for dtype, size, memory_format in itertools.product(
-        DTYPES, [(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]
-    ):
-        for channels, kernel in [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1)]:
-            for allowed in (False, True):
-                torch.backends.cudnn.allow_tf32 = allowed
-                run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
+    if path in ("tensor", "mma"):
+        for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
+            run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
+
+
+# Sizes whose runs of pixels are whole pieces of 16 bytes, and others; in either order.
+DIRECT = list(itertools.product([(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]))
+
+
+def run_few_channels():
+    for dtype, allowed in [
+        (torch.float32, False),
+        (torch.float32, True),
+        (torch.float16, True),
+        (torch.bfloat16, True),
+    ]:
+        torch.backends.cudnn.allow_tf32 = allowed
+        for (size, memory_format), (channels, kernel) in itertools.product(
+            DIRECT, [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1)]
+        ):
+            run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
+
+
+def run_depthwise():
+    for dtype, (size, memory_format) in itertools.product(DTYPES, DIRECT):
         for channels, kernel in [((36, 36), 3), ((68, 68), 5), ((8, 8), 7), ((3, 6), 3), ((3, 3), 1)]:
             run_conv_path("depthwise", dtype, channels, kernel, size, channels[0], memory_format)
 
@@ -156,30 +174,29 @@ def run_mnist_step():
         step(torch.randint(100, (2, batch), device="cuda"))
 
 
+CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
+for path in ("plain", "gemm", "tensor", "window", "mma"):
+    CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
+CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
+CASES |= {"sgd": run_optimizer, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
+
+
 def main():
-    chosen = sys.argv[1:]
+    if "--list" in sys.argv[1:]:
+        print("\n".join(CASES))
+        return
+    chosen = sys.argv[1:] or list(CASES)
+    if unknown := [name for name in chosen if name not in CASES]:
+        sys.exit(f"there is no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     # Backward in this thread. A thread of PyTorch's autograd that waits for Python while the process ends is killed by
     # Python in the midst of C++ ("terminate called without an active exception", pytorch/pytorch#38228), which the
     # sanitizer, under which all is slow, makes likely.
     torch.autograd.set_multithreading_enabled(False)
-    for spec in load_specs():
-        if not chosen or spec.name in chosen:
-            run_spec(spec)
-            print(spec.name, flush=True)
-    if not chosen or "sgd" in chosen:
-        run_optimizer()
-        print("sgd", flush=True)
-    if not chosen or "conv2d" in chosen:
-        run_conv_paths()
-        print("conv2d's paths", flush=True)
-    if not chosen or "gemm" in chosen:
-        run_rungs()
-        run_plans()
-        print("gemm", flush=True)
-    if not chosen or "mnist_step" in chosen:
-        run_mnist_step()
-        print("mnist_step", flush=True)
-    torch.cuda.synchronize()
+    for name in chosen:
+        start = time.perf_counter()
+        CASES[name]()
+        torch.cuda.synchronize()
+        print(f"# {name}: {time.perf_counter() - start:.1f} s\n{name}", flush=True)
 
 
 if __name__ == "__main__":
