@@ -2,6 +2,8 @@
 #ifndef CUDA_OPS_CLUSTER_CUH
 #define CUDA_OPS_CLUSTER_CUH
 
+#include <type_traits>
+
 #include "common.cuh"
 
 __device__ __forceinline__ void cluster_barrier()
@@ -33,13 +35,13 @@ static inline int compute_capability()
     return major * 10 + minor;
 }
 
-// launch_dependent for clusters of `cluster` blocks along x.
-template <typename... Parameters, typename... Arguments>
-static inline void launch_dependent_clusters(void (*kernel)(Parameters...), unsigned int grid, unsigned int block,
-                                             int cluster, int shared_bytes, cudaStream_t stream, Arguments... arguments)
+// launch_dependent in clusters of `cluster` blocks along x. The kernel has been told of its shared memory if that is
+// more than 48 KB. Before Hopper (`capability` below 90) blocks go without clusters, and the kernel counts on it.
+template <typename... Parameters>
+static inline cudaError_t start_clusters(void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
+                                         int shared_bytes, int capability, cudaStream_t stream,
+                                         const std::common_type_t<Parameters> &...arguments)
 {
-    if (shared_bytes > 48 << 10)
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -47,13 +49,25 @@ static inline void launch_dependent_clusters(void (*kernel)(Parameters...), unsi
     attributes[1].val.clusterDim.x = (unsigned int)cluster;
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid);
-    config.blockDim = dim3(block);
+    config.gridDim = dim3((unsigned int)blocks);
+    config.blockDim = dim3((unsigned int)threads);
     config.dynamicSmemBytes = (size_t)shared_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = compute_capability() >= 90 ? (cluster > 1 ? 2 : 1) : 0;
-    cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
+    config.numAttrs = capability >= 90 ? (cluster > 1 ? 2 : 1) : 0;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// The same for whatever device is current, its shared memory told.
+template <typename... Parameters>
+static inline void launch_dependent_clusters(void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
+                                             int shared_bytes, cudaStream_t stream,
+                                             const std::common_type_t<Parameters> &...arguments)
+{
+    if (shared_bytes > 48 << 10)
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    // Its error is launch_status()'s.
+    start_clusters(kernel, blocks, threads, cluster, shared_bytes, compute_capability(), stream, arguments...);
 }
 
 #endif

@@ -656,20 +656,7 @@ static cuda_ops_status conv2d_start_kernel(void (*kernel)(Parameters...), int64_
                                            cudaStream_t stream, const Parameters &...arguments)
 {
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned int)size;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)(clusters * size));
-    config.blockDim = dim3(3 * WARPGROUP);
-    config.dynamicSmemBytes = C::SHARED_BYTES;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, kernel, arguments...);
+    start_clusters(kernel, clusters * size, 3 * WARPGROUP, size, C::SHARED_BYTES, 90, stream, arguments...);
     return launch_status();
 }
 

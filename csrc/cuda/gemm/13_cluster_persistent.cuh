@@ -2,6 +2,7 @@
 #ifndef CUDA_OPS_GEMM_CLUSTER_PERSISTENT_CUH
 #define CUDA_OPS_GEMM_CLUSTER_PERSISTENT_CUH
 
+#include "cluster.cuh"
 #include "gemm/hopper_tile.cuh"
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -384,20 +385,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     const auto kernel = gemm_cluster_persistent_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors / C::CLUSTER, clusters = total < room ? total : room;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = C::CLUSTER;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)(clusters * C::CLUSTER));
-    config.blockDim = dim3(3 * WARPGROUP);
-    config.dynamicSmemBytes = C::SHARED_BYTES;
-    config.stream = call.stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, kernel, map_a, map_b, map_d, work);
+    start_clusters(kernel, clusters * C::CLUSTER, 3 * WARPGROUP, C::CLUSTER, C::SHARED_BYTES, device.capability,
+                   call.stream, map_a, map_b, map_d, work);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || work.splits == 1)
         return status;

@@ -2,6 +2,7 @@
 #ifndef CUDA_OPS_GEMM_SKINNY_CUH
 #define CUDA_OPS_GEMM_SKINNY_CUH
 
+#include "cluster.cuh"
 #include "common.cuh"
 #include "gemm/activation.cuh"
 #include "gemm/hopper.cuh"
@@ -311,20 +312,8 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     const auto kernel = gemm_skinny_kernel<C>;
     // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = work.splits;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)blocks);
-    config.blockDim = dim3(C::THREADS);
-    config.dynamicSmemBytes = C::shared_bytes(work.splits, work.stages);
-    config.stream = call.stream;
-    config.attrs = attributes;
-    config.numAttrs = work.splits > 1 ? 2 : 1;
-    cudaLaunchKernelEx(&config, kernel, map_a, map_b, work);
+    start_clusters(kernel, blocks, C::THREADS, work.splits, C::shared_bytes(work.splits, work.stages),
+                   device.capability, call.stream, map_a, map_b, work);
     return launch_status();
 }
 

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "cluster.cuh"
 #include "common.cuh"
 #include "copy_async.cuh"
 #include "gemm/hopper.cuh"
@@ -416,20 +417,9 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     if (device.capability >= 90)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = work.splits;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)blocks);
-    config.blockDim = dim3(32 * warps);
-    config.dynamicSmemBytes = bytes;
-    config.stream = call.stream;
-    config.attrs = attributes;
-    config.numAttrs = device.capability >= 90 ? (work.splits > 1 ? 2 : 1) : 0;
-    if (cudaLaunchKernelEx(&config, kernel, work) != cudaSuccess && work.splits > PORTABLE_SPLITS) {
+    const cudaError_t started =
+        start_clusters(kernel, blocks, 32 * warps, work.splits, bytes, device.capability, call.stream, work);
+    if (started != cudaSuccess && work.splits > PORTABLE_SPLITS) {
         cudaGetLastError(); // a device whose multiprocessors do not come by sixteen
         return cores_launch_kernel<C, A_BY_DEPTH, B_BY_DEPTH>(call, device, warps, PORTABLE_SPLITS);
     }
