@@ -130,6 +130,8 @@ def run_few_channels():
             DIRECT, [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1)]
         ):
             run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
+        for (size, memory_format), kernel in itertools.product(DIRECT, [7, 3]):
+            run_conv_path("few_channels", dtype, (3, 40), kernel, size, 1, memory_format, stride=2)
 
 
 def run_depthwise():

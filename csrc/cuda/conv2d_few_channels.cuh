@@ -246,9 +246,11 @@ static inline FewProblem few_problem(const ConvCall &call)
     return p;
 }
 
-// The gradients' parts of the path, in conv2d_few_channels_input.cu and conv2d_few_channels_weight.cu.
+// The gradients' parts of the path, in conv2d_few_channels_input.cu, _input_strided.cu and _weight.cu.
 bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_strided_input_supports(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_strided_input(const ConvCall &call, ConvDevice device);
 bool conv2d_few_channels_weight_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_few_channels_weight_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_weight(const ConvCall &call, ConvDevice device);

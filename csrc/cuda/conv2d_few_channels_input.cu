@@ -9,11 +9,9 @@
 // mma.sync (halves, TF32): a warp has 32 columns and 8 rows, an instruction's rows are 16 columns of a row, its columns
 // the channels; it sums over 8 words of output channels. FMA: a lane has one column and 14 rows, of all channels.
 // Bound by the rate of the instructions (7x7), by the reading of grad_output (3x3 of 1 channel to 32).
-#include "conv2d_few_channels.cuh"
+#include "conv2d_few_channels_input.cuh"
 
-// mma.sync. Words of a patch lie as [row][column][8]; halves of these 32 bytes change places in every other four
-// columns, so that the rows of a fragment fall into different banks.
-static constexpr int WARP_ROWS = 8, WORDS = 8;
+static constexpr int WARP_ROWS = 8;
 
 template <typename T, int MATH, int HEIGHT>
 __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const __grid_constant__ FewProblem p)
@@ -55,102 +53,15 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
         float sum[2][WARP_ROWS][4] = {};
         for (int chunk = 0; chunk < chunks; chunk++) {
             __syncthreads(); // the patch has been multiplied
-            const int first = chunk * CHANNELS;
-            if (p.out.c == 1) {
-                constexpr int RUN = 16 / sizeof(T);
-                const int pieces = p.rows * p.columns * 2;
-#pragma unroll 4
-                for (int i = thread; i < pieces; i += FEW_THREADS) {
-                    const int part = i % 2, at = i / 2, row = quotient(at, p.by_columns), column = at - row * p.columns;
-                    const int y = top + row, x = aligned_left + column, o = first + part * RUN;
-                    const bool inside =
-                        (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
-                    uint32_t *const to = patch + at * WORDS + (part ^ (column / 4 % 2)) * 4;
-                    const T *const from = image + y * p.out.y + x * p.out.x + o;
-                    if (p.vector == 16)
-                        copy_to_shared<16>(to, inside && o < p.out_channels ? from : image,
-                                           inside && o < p.out_channels);
-                    else {
-#pragma unroll
-                        for (int e = 0; e < RUN; e++)
-                            ((T *)to)[e] = inside && o + e < p.out_channels ? from[e] : store_from_accumulate<T>(0.0f);
-                    }
-                }
-            } else {
-                // Four columns of a word: lanes are 8 words by 4 such quads. The order in which a lane stores its
-                // columns depends on the quad, so that the lanes store to different banks.
-                const int quads = p.columns / 4, quad_lane = lane / 8, word = lane % 8;
-                const int o = first + word * PER_WORD;
-                const T *const channel = image + o * p.out.c;
-                const int units = p.rows * ((quads + 3) / 4);
-#pragma unroll 2
-                for (int unit = warp; unit < units; unit += FEW_WARPS) {
-                    const int row = quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
-                    if (quad >= quads)
-                        continue;
-                    const int y = top + row, x = aligned_left + 4 * quad;
-                    const T *const from = channel + y * p.out.y + x;
-                    const bool inside_y = (unsigned int)y < (unsigned int)p.out_height;
-                    uint32_t v[4];
-                    if (p.vector == 16) { // all four are inside, or none
-                        const bool inside = inside_y && (unsigned int)x < (unsigned int)p.out_width;
-                        if constexpr (PER_WORD == 1) {
-                            uint4 all = make_uint4(0, 0, 0, 0);
-                            if (inside && o < p.out_channels)
-                                all = *(const uint4 *)from;
-                            v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
-                        } else {
-                            uint2 even = make_uint2(0, 0), odd = make_uint2(0, 0);
-                            if (inside && o < p.out_channels)
-                                even = *(const uint2 *)from;
-                            if (inside && o + 1 < p.out_channels)
-                                odd = *(const uint2 *)(from + p.out.c);
-                            v[0] = __byte_perm(even.x, odd.x, 0x5410), v[1] = __byte_perm(even.x, odd.x, 0x7632);
-                            v[2] = __byte_perm(even.y, odd.y, 0x5410), v[3] = __byte_perm(even.y, odd.y, 0x7632);
-                        }
-                    } else {
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            const bool inside = inside_y && (unsigned int)(x + e) < (unsigned int)p.out_width;
-                            v[e] = inside && o < p.out_channels ? bits_of(from[e]) : 0;
-                            if (PER_WORD == 2 && inside && o + 1 < p.out_channels)
-                                v[e] |= bits_of(from[p.out.c + e]) << 16;
-                        }
-                    }
-                    // v rotated by quad_lane
-                    if (quad_lane & 1) {
-                        const uint32_t was = v[0];
-                        v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = was;
-                    }
-                    if (quad_lane & 2) {
-                        const uint32_t was = v[0], was1 = v[1];
-                        v[0] = v[2], v[1] = v[3], v[2] = was, v[3] = was1;
-                    }
-                    uint32_t *const to = patch + (row * p.columns + 4 * quad) * WORDS + (word ^ (quad % 2 * 4));
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        to[(e + quad_lane) % 4 * WORDS] = v[e];
-                }
-            }
+            few_fetch_grad(patch, p, image, chunk * CHANNELS, top, aligned_left);
             copy_async_wait_all();
             __syncthreads();
 
             const uint32_t *const chunk_weights = weights + chunk * kernel * 32;
             for (int s = 0; s < p.kernel_width; s++) {
-                // ldmatrix: lanes 0-15 address the first halves of 16 columns, lanes 16-31 the second ones.
-                const int column = left - aligned_left + warp_x + lane % 16 + s * p.dilation_width;
                 const uint32_t from =
-                    shared_address(patch + (warp_y * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
+                    few_grad_address(patch, p, warp_y, left - aligned_left + warp_x + s * p.dilation_width);
                 const uint32_t row_bytes = p.columns * WORDS * 4;
-                const auto load = [&](uint32_t(&a)[4], uint32_t address) {
-                    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                                 : "r"(address)
-                                 : "memory");
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        a[i] = few_operand<MATH>(a[i]);
-                };
                 const uint2 *const taps = (const uint2 *)(chunk_weights + s * p.kernel_height * 32) + (g % 4 * 4 + t);
                 if constexpr (HEIGHT > 0) {
                     uint2 b[HEIGHT];
@@ -160,8 +71,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
 #pragma unroll
                     for (int row = 0; row < WARP_ROWS + HEIGHT - 1; row++) {
                         uint32_t a[2][4];
-                        load(a[0], from + row * row_bytes);
-                        load(a[1], from + row * row_bytes + 16 * WORDS * 4);
+                        few_load_grad<MATH>(a[0], from + row * row_bytes);
+                        few_load_grad<MATH>(a[1], from + row * row_bytes + 16 * WORDS * 4);
 #pragma unroll
                         for (int r = 0; r < HEIGHT; r++)
                             if (row - r >= 0 && row - r < WARP_ROWS) {
@@ -176,8 +87,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
 #pragma unroll
                         for (int row = 0; row < WARP_ROWS; row++) {
                             uint32_t a[2][4];
-                            load(a[0], at + row * row_bytes);
-                            load(a[1], at + row * row_bytes + 16 * WORDS * 4);
+                            few_load_grad<MATH>(a[0], at + row * row_bytes);
+                            few_load_grad<MATH>(a[1], at + row * row_bytes + 16 * WORDS * 4);
                             few_mma<T>(sum[0][row], a[0], b.x, b.y);
                             few_mma<T>(sum[1][row], a[1], b.x, b.y);
                         }
@@ -410,7 +321,8 @@ bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
     size_t shared = 0;
-    return plan_input(p, call, few_math(call), few_most_shared(device.capability), shared);
+    return plan_input(p, call, few_math(call), few_most_shared(device.capability), shared) ||
+           conv2d_few_channels_strided_input_supports(call, device);
 }
 
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device)
@@ -419,7 +331,7 @@ cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice devic
     const FewMath math = few_math(call);
     size_t shared = 0;
     if (!plan_input(p, call, math, few_most_shared(device.capability), shared))
-        return CUDA_OPS_INVALID_ARGUMENT;
+        return conv2d_few_channels_strided_input(call, device);
     const int height = p.dilation_height == 1 ? p.kernel_height : 0;
     const auto launch = [&](auto kernel) { return launch_input(kernel, p, shared, device, call.stream); };
     if (math == FEW_FMA) {
