@@ -109,7 +109,7 @@ def run_tensor_cores(path):
     torch.backends.cudnn.allow_tf32 = True
     for dtype, kernel in itertools.product(DTYPES, [1, 3]):
         run_conv_path(path, dtype, (40, 72), kernel)
-    if path in ("tensor", "mma"):
+    if path in ("gemm", "tensor", "mma"):
         for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
             run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
 

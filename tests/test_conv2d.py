@@ -424,6 +424,51 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)),
+        (3, 8, 136, (9, 8), (1, 1), (3, 2), (0, 0), (1, 1)),  # rows of the copy that are longer than the places
+        (1, 4, 5, (7, 6), (1, 1), (2, 1), (0, 0), (1, 1)),
+        (40, 132, 200, (14, 13), (1, 1), (1, 2), (0, 0), (1, 1)),  # pieces of the sum, channels past a tile
+        (2, 16, 24, (1, 1), (1, 1), (2, 2), (0, 0), (1, 1)),  # one pixel
+    ],
+)
+def test_strides_by_gemm(case, force, allow_tf32):
+    """TF32's weight gradient of a 1x1 kernel copies what it reads of the input; no other product takes strides."""
+    needs_hopper()
+    force("gemm")
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        for weight_format in FORMATS:
+            for name, asked, call, expected in products_of_passes(case, torch.float32, weight_format):
+                takes = allowed and name == "backward_weight"
+                assert asked() == ("gemm" if takes else ""), name
+                if takes:
+                    result = call()
+                    assert_close(result, expected, 1e-3, name)
+                    assert torch.equal(result, call())
+
+
+@pytest.mark.cuda
+def test_strides_by_gemm_off_their_alignment(force, allow_tf32):
+    """What cannot be copied by pieces of 16 bytes goes where it can: another path, or the product as it lies."""
+    needs_hopper()
+    allow_tf32(True)
+    for path, stride in ((None, 2), ("gemm", 1)):
+        if path:
+            force(path)
+        make, parameters = Make("cuda", torch.float32), ((stride, stride), (0,) * 4, (1, 1), 1)
+        x, w, g = make(2, 9, 9, 8), make(24, 8, 1, 1), make(2, 24, *(2 * [(9 - 1) // stride + 1]))
+        x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape).permute(0, 3, 1, 2)
+        assert x.data_ptr() % 16 and is_channels_last(x)
+        result = ops.conv2d_backward_weight(g.to(memory_format=torch.channels_last), x, w.shape, True, *parameters)
+        leaf = w.double().requires_grad_()
+        (expected,) = torch.autograd.grad(native(x.double(), leaf, stride=stride), leaf, g.double())
+        assert_close(result, expected, 1e-3)
+
+
+@pytest.mark.cuda
 def test_tf32_is_obeyed(allow_tf32):
     """Without torch.backends.cudnn.allow_tf32 results are those of float32, and with it they are not."""
     needs_hopper()
@@ -467,10 +512,14 @@ def test_choice_of_path(allow_tf32):
             assert path(dtype, 256, 256, 14, 3, name) == "tensor"
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
             assert path(dtype, 256, 256, 14, 1, name) == ("tensor" if tf32_weight else "gemm")
+            assert path(dtype, 64, 256, 14, 1, name) == "gemm"
             assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "plain")
             assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
             assert path(dtype, 256, 64, 14, 3, name, stride=2) == "tensor"
             assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "plain"
+        assert path(dtype, 64, 256, 14, 1, "backward_weight", stride=2) == (
+            "gemm" if dtype == torch.float32 else "tensor"
+        )
     allow_tf32(False)
     assert path(torch.float32, 256, 256, 14, 3) == "plain"
     assert path(torch.float64, 256, 256, 14, 3) == "plain"
@@ -500,6 +549,18 @@ def test_contiguous_pictures_are_copied_where_it_pays(dtype, allow_tf32):
         for name, result, wanted in zip(PASSES, results, (expected.detach(), *expected_grads), strict=True):
             assert_close(result, wanted, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], name)
         assert [is_channels_last(r) for r in results] == [formats[0] == torch.channels_last] * 2 + [False]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_contiguous_pictures_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
+    needs_hopper()
+    image, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((64, 256, 28, 28), (512, 256, 1, 1)))
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        expected = "gemm" if allowed or dtype == torch.float16 else "plain"
+        for name in PASSES:
+            assert ops.conv2d_path(image, weight, name, (1, 1), (0,) * 4, (1, 1), 1) == expected
 
 
 def test_cpu_autocast_is_refused():

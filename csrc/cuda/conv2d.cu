@@ -844,7 +844,10 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_PLAIN)
         return 0;
     const int better = cuda_ops_conv2d_path_cuda(pass, &last, dtype, path);
-    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW && better != CUDA_OPS_CONV2D_MMA)
+    const bool tensor_cores =
+        dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT32 && sizes->allow_tf32);
+    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW && better != CUDA_OPS_CONV2D_MMA &&
+        !(better == CUDA_OPS_CONV2D_GEMM && tensor_cores))
         return 0;
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);

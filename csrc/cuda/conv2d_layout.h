@@ -69,4 +69,17 @@ static inline size_t conv2d_round_to_256(int64_t bytes)
     return (size_t)ceil_div(bytes, 256) * 256;
 }
 
+// The weight gradient of a 1x1 kernel in TF32 on Hopper: the pixels of input that it meets as [c][place] of float32, in
+// rows of so many elements (conv2d_sm90.cu).
+bool conv2d_turns_input(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_turn_input(void *to, const ConvCall &call);
+static inline int64_t conv2d_turned_pitch(const cuda_ops_conv2d_sizes &s)
+{
+    return ceil_div(s.batch * s.out_height * s.out_width, 4) * 4;
+}
+static inline size_t conv2d_turned_bytes(const cuda_ops_conv2d_sizes &s)
+{
+    return conv2d_round_to_256(s.in_channels * conv2d_turned_pitch(s) * 4);
+}
+
 #endif

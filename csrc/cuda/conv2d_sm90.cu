@@ -31,7 +31,7 @@ static constexpr int LINES = 128, COLUMNS = 32, MOST_BEYOND = 32;
 
 struct Turn {
     int64_t images, height, width, channels;
-    int64_t image_size, place_size; // distances in the picture
+    int64_t image_size, line_size, place_size; // distances in the picture
     int64_t grid_height, grid_width, pitch;
     int copies, first_shift, shift;
 };
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(THREADS)
             values[i] = make_float4(0, 0, 0, 0);
             if (y + i * PASS < LINES + beyond && place >= 0 && place < places && column < t.width && row < t.height &&
                 channel + x < t.channels)
-                values[i] = *(const float4 *)(picture + image * t.image_size + (row * t.width + column) * t.place_size +
-                                              channel + x);
+                values[i] = *(const float4 *)(picture + image * t.image_size + row * t.line_size +
+                                              column * t.place_size + channel + x);
         }
 #pragma unroll
         for (int i = 0; i < LOADED / PASS; i++) {
@@ -214,7 +214,8 @@ struct Steps {
 // A channels_last picture as it is.
 static Turn turn_of(int64_t images, int64_t height, int64_t width, int64_t channels)
 {
-    return {images, height, width, channels, height * width * channels, channels, height, width, 0, 1, 0, 0};
+    const int64_t line = width * channels;
+    return {images, height, width, channels, height * line, line, channels, height, width, 0, 1, 0, 0};
 }
 
 // The input with zeros after its lines and images, enough that what a tap sees before and after is zeros, and with room
@@ -357,7 +358,7 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
     if (last && tf32 && !forward) {
         // The weight as [c][tap][o]: o are the places, taps the images.
         steps.turns = 1;
-        steps.turn_other = {taps, 1, o, c, c, taps * c, 1, o, taps * o, 1, 0, 0};
+        steps.turn_other = {taps, 1, o, c, c, 0, taps * c, 1, o, taps * o, 1, 0, 0};
         steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
     } else if (!last || (tf32 && !forward)) {
         steps.relayouts = true;
@@ -419,6 +420,25 @@ static cuda_ops_status turn(void *to, const void *picture, const Turn &t, cudaSt
     launch_dependent(conv2d_turn_kernel, dim3(clamp_grid(ceil_div(places, LINES) * ceil_div(t.channels, COLUMNS))),
                      THREADS, 0, stream, (float *)to, (const float *)picture, t);
     return launch_status();
+}
+
+bool conv2d_turns_input(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    return HAS_KERNELS && device.capability == 90 && call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32 &&
+           s.in_channels % 4 == 0 && s.batch * s.out_height * s.out_width < INT32_MAX - 1024 &&
+           is_aligned_16(call.input);
+}
+
+cuda_ops_status conv2d_turn_input(void *to, const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    Turn t = turn_of(s.batch, s.out_height, s.out_width, s.in_channels);
+    t.image_size = s.in_height * s.in_width * s.in_channels;
+    t.line_size = s.stride_height * s.in_width * s.in_channels;
+    t.place_size = s.stride_width * s.in_channels;
+    t.pitch = conv2d_turned_pitch(s);
+    return turn(to, call.input, t, call.stream);
 }
 
 static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
