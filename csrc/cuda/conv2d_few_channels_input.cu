@@ -25,20 +25,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
     // [chunk][s][r][channel][word % 4][2], rows and columns of the kernel counted from their ends
     uint32_t *const weights = patch + p.rows * p.columns * WORDS;
 
-    for (int i = thread; i < chunks * kernel * 32; i += FEW_THREADS) {
-        const int half = i % 2, word = i / 2 % 4, c = i / 8 % 4, tap = i / 32 % kernel, chunk = i / 32 / kernel;
-        const int s = p.kernel_width - 1 - tap / p.kernel_height, r = p.kernel_height - 1 - tap % p.kernel_height;
-        const int o = chunk * CHANNELS + (half * 4 + word) * PER_WORD;
-        const T *const from = (const T *)p.weight + c * p.w.c + r * p.w.y + s * p.w.x;
-        uint32_t bits = 0;
-        if (c < p.channels && o < p.out_channels) {
-            bits = few_operand<MATH>(bits_of(from[o * p.w.n]));
-            if (PER_WORD == 2 && o + 1 < p.out_channels)
-                bits |= bits_of(from[(o + 1) * p.w.n]) << 16;
-        }
-        weights[i] = bits;
-    }
-
+    few_arrange_weight<T, MATH>(weights, p, chunks, true);
     const int warp_x = warp % p.warps_x * WARP_SIZE, warp_y = warp / p.warps_x * WARP_ROWS;
     for (int64_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const int64_t n = tile / (p.tiles_x * p.tiles_y);

@@ -95,6 +95,39 @@ __device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem
     }
 }
 
+// The weight as [chunk][s][r][channel][word % 4][2], its rows and columns from their ends where `mirrored`. Once a
+// block: several elements at a time, since each comes from device memory.
+template <typename T, int MATH>
+__device__ __forceinline__ void few_arrange_weight(uint32_t *weights, const FewProblem &p, int chunks, bool mirrored)
+{
+    constexpr int PER_WORD = 4 / sizeof(T), TOGETHER = 8;
+    const int kernel = p.kernel_height * p.kernel_width, count = chunks * kernel * 32;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < count; first += TOGETHER * FEW_THREADS) {
+        uint32_t words[TOGETHER];
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+            const int i = first + k * FEW_THREADS, half = i % 2, word = i / 2 % 4, c = i / 8 % 4;
+            const int chunk = i / 32 / kernel, tap = i / 32 - chunk * kernel;
+            int s = tap / p.kernel_height, r = tap - s * p.kernel_height;
+            if (mirrored)
+                s = p.kernel_width - 1 - s, r = p.kernel_height - 1 - r;
+            const int o = chunk * WORDS * PER_WORD + (half * 4 + word) * PER_WORD;
+            const T *const from = (const T *)p.weight + c * p.w.c + r * p.w.y + s * p.w.x;
+            words[k] = 0;
+            if (i < count && c < p.channels && o < p.out_channels) {
+                words[k] = few_operand<MATH>(bits_of(from[o * p.w.n]));
+                if (PER_WORD == 2 && o + 1 < p.out_channels)
+                    words[k] |= bits_of(from[(o + 1) * p.w.n]) << 16;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++)
+            if (first + k * FEW_THREADS < count)
+                weights[first + k * FEW_THREADS] = words[k];
+    }
+}
+
 // A fragment of 16 columns of a row of the patch; `address` is few_grad_address's.
 template <int MATH>
 __device__ __forceinline__ void few_load_grad(uint32_t (&a)[4], uint32_t address)

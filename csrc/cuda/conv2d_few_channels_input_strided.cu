@@ -15,6 +15,8 @@
 #include "conv2d_few_channels_input.cuh"
 
 static constexpr int STRIDE = 2, WARP_COLUMNS = 16, WARP_ROWS = 8;
+static constexpr int RESULT_COLUMNS = STRIDE * WARP_COLUMNS; // of a warp's line
+static_assert(RESULT_COLUMNS == WARP_SIZE, "one a lane");
 
 // HEIGHT: the kernel's, where the products of its rows are written out; else 0.
 template <typename T, int MATH, int HEIGHT>
@@ -30,19 +32,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES ? 3 : 2)
     uint32_t *const patches = shared;
     uint32_t *const weights = patches + 2 * p.patch; // [chunk][s][r][channel][word % 4][2]
 
-    for (int i = thread; i < chunks * kernel * 32; i += FEW_THREADS) {
-        const int half = i % 2, word = i / 2 % 4, c = i / 8 % 4, tap = i / 32 % kernel, chunk = i / 32 / kernel;
-        const int s = tap / p.kernel_height, r = tap % p.kernel_height;
-        const int o = chunk * CHANNELS + (half * 4 + word) * PER_WORD;
-        const T *const from = (const T *)p.weight + c * p.w.c + r * p.w.y + s * p.w.x;
-        uint32_t bits = 0;
-        if (c < p.channels && o < p.out_channels) {
-            bits = few_operand<MATH>(bits_of(from[o * p.w.n]));
-            if (PER_WORD == 2 && o + 1 < p.out_channels)
-                bits |= bits_of(from[(o + 1) * p.w.n]) << 16;
-        }
-        weights[i] = bits;
-    }
+    few_arrange_weight<T, MATH>(weights, p, chunks, false);
 
     // A tile's corner is row y0, column x0 of four pixels, which are rows 2 * y0 - padding and the next of grad_input,
     // and read rows y0 - window + 1 to y0 of grad_output.
@@ -117,22 +107,45 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES ? 3 : 2)
         }
 
         if (chunk == chunks - 1) {
+            // A row of the warp's pixels goes through shared memory, so that lanes write what lies side by side; whole
+            // sectors, where a residue alone would write parts of each.
+            const bool last = p.in.c == 1 || p.channels == 1;
+            const int x_first = STRIDE * (x0 + warp_x) - p.padding_left, row_size = RESULT_COLUMNS * p.channels;
             T *const result = (T *)p.result + n * p.in.n;
+            T *const rows = (T *)(weights + chunks * kernel * 32) + warp * STRIDE * RESULT_COLUMNS * FEW_MOST_CHANNELS;
 #pragma unroll
-            for (int row = 0; row < WARP_ROWS; row++)
+            for (int row = 0; row < WARP_ROWS; row++) {
+                __syncwarp(); // the rows before have been read
 #pragma unroll
                 for (int i = 0; i < STRIDE * STRIDE; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        const int c = 2 * t + e % 2;
-                        const int y = STRIDE * (y0 + warp_y + row) + i / STRIDE - p.padding_top;
-                        const int x = STRIDE * (x0 + warp_x + e / 2 * 8 + g) + i % STRIDE - p.padding_left;
-                        if (c < p.channels && (unsigned int)y < (unsigned int)p.height &&
-                            (unsigned int)x < (unsigned int)p.width)
-                            result[c * p.in.c + y * p.in.y + x * p.in.x] =
-                                store_from_accumulate<T>(sum[i % STRIDE][i / STRIDE][row][e]);
-                        sum[i % STRIDE][i / STRIDE][row][e] = 0;
+                        float &value = sum[i % STRIDE][i / STRIDE][row][e];
+                        const int c = 2 * t + e % 2, x = STRIDE * (e / 2 * 8 + g) + i % STRIDE;
+                        if (c < p.channels)
+                            rows[i / STRIDE * row_size + (last ? x * p.channels + c : c * RESULT_COLUMNS + x)] =
+                                store_from_accumulate<T>(value);
+                        value = 0;
                     }
+                __syncwarp();
+#pragma unroll
+                for (int i = 0; i < STRIDE; i++) {
+                    const int y = STRIDE * (y0 + warp_y + row) + i - p.padding_top;
+                    if ((unsigned int)y >= (unsigned int)p.height)
+                        continue;
+                    // Elements of a line of the result, of all channels (channels_last) or of one after the other.
+                    const int first = last ? x_first * p.channels : x_first,
+                              end = last ? p.width * p.channels : p.width;
+                    T *line = result + y * p.in.y;
+#pragma unroll 1
+                    for (int part = 0; part < p.channels; part++) {
+                        const int at = first + lane + (last ? part * RESULT_COLUMNS : 0);
+                        if ((unsigned int)at < (unsigned int)end)
+                            line[at] = rows[i * row_size + part * RESULT_COLUMNS + lane];
+                        line += last ? 0 : p.in.c;
+                    }
+                }
+            }
         }
         if (next_tile >= p.tiles)
             break;
@@ -162,7 +175,8 @@ static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t
                       columns = ceil_div(width + (p.kernel_width + 1) / 2 - 1 + 3, 4) * 4;
         if (rows * columns >= 1 << 15)
             continue;
-        const size_t bytes = 4 * (size_t)(2 * rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32);
+        const size_t bytes = 4 * (size_t)(2 * rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32 +
+                                          FEW_WARPS * STRIDE * RESULT_COLUMNS * FEW_MOST_CHANNELS);
         if (bytes > most_shared)
             continue;
         const int64_t tiles_x = ceil_div(columns_of_four, width), tiles_y = ceil_div(rows_of_four, height);
