@@ -260,6 +260,8 @@ static bool plan_input(FewProblem &p, const ConvCall &call, FewMath math, size_t
         const int64_t rows = height + reach_y, columns = ceil_div(width + reach_x + 3, 4) * 4;
         if (rows >= 1 << 16 || columns >= 1 << 16 || rows * columns >= 1 << 15)
             continue;
+        if (math != FEW_FMA && !few_patch_fits(p, rows, columns))
+            continue;
         const size_t bytes = math == FEW_FMA
                                  ? 4 * (size_t)(FMA_CHANNELS * (rows * columns + 4 * taps))
                                  : 4 * (size_t)(rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32);

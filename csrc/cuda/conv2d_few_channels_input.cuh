@@ -18,23 +18,28 @@ __device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem
 {
     constexpr int PER_WORD = 4 / sizeof(T); // output channels
     const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
+    // Offsets from the patch's corner fit in 32 bits, as few_patch_fits has seen to.
+    const int line = (int)p.out.y;
+    const T *const corner = image + (int64_t)top * p.out.y + (int64_t)left * p.out.x;
     if (p.out.c == 1) {
+        const T *const channels = corner + first;
+        const int pixel = (int)p.out.x, there = p.out_channels - first;
         constexpr int RUN = 16 / sizeof(T);
         const int pieces = p.rows * p.columns * 2;
 #pragma unroll 4
         for (int i = thread; i < pieces; i += FEW_THREADS) {
             const int part = i % 2, at = i / 2, row = quotient(at, p.by_columns), column = at - row * p.columns;
-            const int y = top + row, x = left + column, o = first + part * RUN;
-            const bool inside =
-                (unsigned int)y < (unsigned int)p.out_height && (unsigned int)x < (unsigned int)p.out_width;
+            const int o = part * RUN; // from `first` on
+            const bool inside = (unsigned int)(top + row) < (unsigned int)p.out_height &&
+                                (unsigned int)(left + column) < (unsigned int)p.out_width && o < there;
             uint32_t *const to = patch + at * WORDS + (part ^ (column / 4 % 2)) * 4;
-            const T *const from = image + y * p.out.y + x * p.out.x + o;
+            const T *const from = channels + (row * line + column * pixel + o);
             if (p.vector == 16)
-                copy_to_shared<16>(to, inside && o < p.out_channels ? from : image, inside && o < p.out_channels);
+                copy_to_shared<16>(to, inside ? from : image, inside);
             else {
 #pragma unroll
                 for (int e = 0; e < RUN; e++)
-                    ((T *)to)[e] = inside && o + e < p.out_channels ? from[e] : store_from_accumulate<T>(0.0f);
+                    ((T *)to)[e] = inside && o + e < there ? from[e] : store_from_accumulate<T>(0.0f);
             }
         }
     } else {
@@ -42,16 +47,16 @@ __device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem
         // columns depends on the quad, so that the lanes store to different banks.
         const int quads = p.columns / 4, quad_lane = lane / 8, word = lane % 8;
         const int o = first + word * PER_WORD;
-        const T *const channel = image + o * p.out.c;
+        const T *const channel = corner + o * p.out.c;
         const int units = p.rows * ((quads + 3) / 4);
 #pragma unroll 2
         for (int unit = warp; unit < units; unit += FEW_WARPS) {
             const int row = quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
             if (quad >= quads)
                 continue;
-            const int y = top + row, x = left + 4 * quad;
-            const T *const from = channel + y * p.out.y + x;
-            const bool inside_y = (unsigned int)y < (unsigned int)p.out_height;
+            const int x = left + 4 * quad;
+            const T *const from = channel + (row * line + 4 * quad);
+            const bool inside_y = (unsigned int)(top + row) < (unsigned int)p.out_height;
             uint32_t v[4];
             if (p.vector == 16) { // all four are inside, or none
                 const bool inside = inside_y && (unsigned int)x < (unsigned int)p.out_width;
@@ -150,5 +155,10 @@ __device__ __forceinline__ uint32_t few_grad_address(const uint32_t *patch, cons
     return shared_address(patch + (row * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
 }
 #endif
+
+static inline bool few_patch_fits(const FewProblem &p, int64_t rows, int64_t columns)
+{
+    return rows * p.out.y + columns * p.out.x <= INT_MAX;
+}
 
 #endif

@@ -20,7 +20,7 @@ static_assert(RESULT_COLUMNS == WARP_SIZE, "one a lane");
 
 // HEIGHT: the kernel's, where the products of its rows are written out; else 0.
 template <typename T, int MATH, int HEIGHT>
-__global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES ? 3 : 2)
+__global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0 ? 3 : 2)
     conv2d_few_strided_input_kernel(const __grid_constant__ FewProblem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -173,7 +173,7 @@ static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t
         // Up to three columns to the left, so that the patch starts at a multiple of four, and whole fours.
         const int64_t rows = height + (p.kernel_height + 1) / 2 - 1,
                       columns = ceil_div(width + (p.kernel_width + 1) / 2 - 1 + 3, 4) * 4;
-        if (rows * columns >= 1 << 15)
+        if (rows * columns >= 1 << 15 || !few_patch_fits(p, rows, columns))
             continue;
         const size_t bytes = 4 * (size_t)(2 * rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32 +
                                           FEW_WARPS * STRIDE * RESULT_COLUMNS * FEW_MOST_CHANNELS);
