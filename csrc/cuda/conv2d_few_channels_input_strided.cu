@@ -11,7 +11,8 @@
 // Blocks take tiles in turn, with a patch of grad_output around each, a few channels at a time, of which the next come
 // while the ones before are multiplied. A warp has 16 columns and 8 rows of four pixels; an instruction's rows are the
 // columns, its columns the channels; it sums over 8 words of output channels.
-// Bound by the rate of the instructions, of whose columns three channels fill three of eight.
+// Bound by the rate of the instructions, of whose columns three channels fill three of eight: 0.15 of memory's speed at
+// 64x3 to 64, 224x224, 7x7 in bfloat16, 0.23 at 3x3.
 #include "conv2d_few_channels_input.cuh"
 
 static constexpr int STRIDE = 2, WARP_COLUMNS = 16, WARP_ROWS = 8;
