@@ -85,6 +85,21 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 #define transpose_rows_f32_any transpose_quad_f32
 #define transpose_rows_f64_any transpose_quad_f64
 
+/* square[q] = {source[l * row + q] for every lane l}, a vector each, as in transpose.h. */
+CUDA_OPS_INLINE void transpose_square_f32_any(void *square, const float *source, int64_t row)
+{
+    float turned[16];
+    transpose_quad_f32(turned, 4, source, row);
+    memcpy(square, turned, sizeof(turned));
+}
+
+CUDA_OPS_INLINE void transpose_square_f64_any(void *square, const double *source, int64_t row)
+{
+    double turned[4];
+    transpose_quad_f64(turned, 2, source, row);
+    memcpy(square, turned, sizeof(turned));
+}
+
 /* 16 vector registers of 16 bytes are all that is sure to be there: 8 sums, 2 of b, and scratch for the products. */
 #define VECTOR_BYTES 16
 #define BLOCK_DEPTH 256

@@ -13,6 +13,8 @@
  *   - if b is the transposed one and there are few rows, the transposed product is computed, output^T = b^T a^T, in
  *     which the long operand is one whose rows are broadcast, and nothing but a few vectors of the short one is packed.
  *
+ * A vector, m = 1 or n = 1, has no use for tiles: gemv_kernel.h.
+ *
  * Ragged edges: the last columns take a tile of one vector or of zero-padded ones, of which only the columns that exist
  * are stored; the last rows take tiles of 8, 4, 2 and 1 rows, so that no work is done on rows that do not exist. */
 
@@ -222,11 +224,18 @@ CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, stru
     }
 }
 
-/* Blocks of about the same size, at most `most`, of multiples of `unit`. */
+/* Blocks of about the same size, at most `most`, of multiples of `unit`: rather than a last one that is hardly worth its
+ * packing. */
 CUDA_OPS_INLINE int64_t FN(even_block)(int64_t size, int64_t most, int64_t unit)
 {
     const int64_t blocks = (size + most - 1) / most;
     return ((size + blocks - 1) / blocks + unit - 1) / unit * unit;
+}
+
+/* That of the depth makes the order of summation, and follows from k alone. */
+CUDA_OPS_INLINE int64_t FN(block_depth)(int64_t k)
+{
+    return FN(even_block)(k, BLOCK_DEPTH, 1);
 }
 
 /* As it is if `turned` is not set, and with a and b exchanged by the caller if it is. */
@@ -234,9 +243,7 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
                         const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
                         bool accumulate, void *workspace)
 {
-    /* Blocks of equal sizes, rather than a last one that is hardly worth its packing. That of the depth makes the order
-     * of summation, and follows from k alone. */
-    const int64_t slices = (k + BLOCK_DEPTH - 1) / BLOCK_DEPTH, block_depth = (k + slices - 1) / slices;
+    const int64_t block_depth = FN(block_depth)(k);
     const int64_t width = 2 * LANES;
     const int64_t most_columns = BLOCK_B_BYTES / (int64_t)sizeof(REAL) / block_depth / width * width;
     const int64_t most_rows = BLOCK_A_BYTES / (int64_t)sizeof(REAL) / block_depth / TILE_ROWS * TILE_ROWS;
@@ -303,6 +310,8 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
     }
 }
 
+#include "gemv_kernel.h"
+
 static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_row, int64_t a_column, const REAL *b,
                      int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k, bool accumulate, void *workspace)
 {
@@ -311,6 +320,10 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
             for (int64_t j = 0; j < n; j++)
                 output[i * output_row + j] = 0;
     if (m == 0 || n == 0 || k == 0)
+        return;
+    if (m == 1 && FN(times_vector)(output, 1, b, b_column, b_row, a, a_column, n, k, accumulate))
+        return;
+    if (n == 1 && FN(times_vector)(output, output_row, a, a_row, a_column, b, b_row, m, k, accumulate))
         return;
     if (b_row == 1 && b_column != 1 && m <= TURNED_ROWS)
         FN(product)(output, output_row, true, b, b_column, b_row, a, a_column, a_row, n, m, k, accumulate, workspace);
@@ -324,4 +337,5 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef FN
 #undef TRANSPOSE_QUAD
 #undef TRANSPOSE_ROWS
+#undef TRANSPOSE_SQUARE
 #undef MULTIPLY_ADD
