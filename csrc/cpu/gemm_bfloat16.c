@@ -141,11 +141,17 @@ static void pack_columns(uint16_t *restrict target, const uint16_t *restrict b, 
 
 #pragma GCC pop_options
 
+/* A panel of a, packed or where it lies: the distance of its rows, of its steps and of its two halves, in elements. */
+struct panel {
+    const uint16_t *data;
+    int64_t row, step, half;
+};
+
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
 /* square (32 rows, `row` floats apart) = or, to accumulate, += a panel of a times a panel of b. Of the rows, those up
  * to `rows` count. */
-static void square_avx512(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps,
+static void square_avx512(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
                           bool accumulate)
 {
     enum { COUNT = 8 };
@@ -157,14 +163,14 @@ static void square_avx512(float *square, int64_t row, const uint16_t *a, const u
             sum[r][1] = accumulate ? _mm512_loadu_ps(square + (i + r) * row + HALF) : _mm512_setzero_ps();
         }
         for (int64_t s = 0; s < steps; s++) {
-            const uint16_t *left = a + s * STEP + i * PANEL, *right = b + s * STEP;
+            const uint16_t *left = a.data + s * a.step + i / HALF * a.half + i % HALF * a.row, *right = b + s * STEP;
             for (int q = 0; q < HALF; q++, left += 2, right += PANEL) {
                 const __m512bh first = (__m512bh)_mm512_loadu_si512(right);
                 const __m512bh second = (__m512bh)_mm512_loadu_si512(right + TILE);
 #pragma GCC unroll 8
                 for (int r = 0; r < COUNT; r++) {
                     int32_t pair;
-                    memcpy(&pair, left + r * PANEL, sizeof(pair));
+                    memcpy(&pair, left + r * a.row, sizeof(pair));
                     const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
                     sum[r][0] = _mm512_dpbf16_ps(sum[r][0], factor, first);
                     sum[r][1] = _mm512_dpbf16_ps(sum[r][1], factor, second);
@@ -207,10 +213,10 @@ static void release_tiles(void)
 }
 
 /* As square_avx512. Tiles 0 to 3 are the sums, 4 and 5 a, 6 and 7 b. */
-static void square_amx(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows, int64_t steps,
+static void square_amx(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
                        bool accumulate)
 {
-    const size_t pitch = (size_t)row * sizeof(float);
+    const size_t pitch = (size_t)row * sizeof(float), left_pitch = (size_t)a.row * sizeof(uint16_t);
     float *const lower = square + HALF * row;
     /* GCC's loads of tiles do not say that they read memory: what was stored before must be there by now. */
     __asm__ volatile("" : : : "memory");
@@ -223,7 +229,7 @@ static void square_amx(float *square, int64_t row, const uint16_t *a, const uint
     }
     if (rows <= HALF) {
         for (int64_t s = 0; s < steps; s++) {
-            _tile_loadd(4, a + s * STEP, 64);
+            _tile_loadd(4, a.data + s * a.step, left_pitch);
             _tile_loadd(6, b + s * STEP, 64);
             _tile_loadd(7, b + s * STEP + TILE, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -238,11 +244,11 @@ static void square_amx(float *square, int64_t row, const uint16_t *a, const uint
             _tile_zero(3);
         }
         for (int64_t s = 0; s < steps; s++) {
-            _tile_loadd(4, a + s * STEP, 64);
+            _tile_loadd(4, a.data + s * a.step, left_pitch);
             _tile_loadd(6, b + s * STEP, 64);
             _tile_loadd(7, b + s * STEP + TILE, 64);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, a + s * STEP + TILE, 64);
+            _tile_loadd(5, a.data + s * a.step + a.half, left_pitch);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
@@ -257,8 +263,8 @@ static void square_amx(float *square, int64_t row, const uint16_t *a, const uint
 #pragma GCC pop_options
 #endif
 
-typedef void square_kernel(float *square, int64_t row, const uint16_t *a, const uint16_t *b, int64_t rows,
-                           int64_t steps, bool accumulate);
+typedef void square_kernel(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                           bool accumulate);
 
 static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row, const uint16_t *a, int64_t a_row,
                        int64_t a_column, const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
@@ -276,14 +282,19 @@ static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row,
                              min_i64(PANEL, columns - j), depth);
             for (int64_t i0 = 0; i0 < m; i0 += ROWS) {
                 const int64_t rows = min_i64(ROWS, m - i0);
-                for (int64_t i = 0; i < rows; i += PANEL)
+                /* Whole panels of contiguous rows are tiles as they lie. */
+                const int64_t in_place = a_column == 1 && depth % PANEL == 0 ? rows / PANEL * PANEL : 0;
+                for (int64_t i = in_place; i < rows; i += PANEL)
                     pack_rows(packed_a + i * steps * PANEL, a + (i0 + i) * a_row + p0 * a_column, a_row, a_column,
                               min_i64(PANEL, rows - i), depth);
                 for (int64_t j = 0; j < columns; j += PANEL)
                     for (int64_t i = 0; i < rows; i += PANEL) {
                         const int64_t height = min_i64(PANEL, rows - i), width = min_i64(PANEL, columns - j);
                         float *const target = output + (i0 + i) * output_row + j0 + j;
-                        const uint16_t *const left = packed_a + i * steps * PANEL;
+                        const struct panel left =
+                            i < in_place
+                                ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, HALF * a_row}
+                                : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
                         const uint16_t *const right = packed_b + j * steps * PANEL;
                         if (height == PANEL && width == PANEL) {
                             kernel(target, output_row, left, right, PANEL, steps, add);

@@ -126,11 +126,14 @@ NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *out
 }
 
 /* One register tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a
- * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. rows, vectors and by_rows are constants wherever
- * this is inlined, so that `sum` is registers. */
-CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const struct FN(destination) * to,
-                              REAL *output, const REAL *restrict a, int64_t a_stride, const REAL *restrict b,
-                              int64_t b_row, int64_t depth)
+ * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. What it reads for the first time is read where it
+ * lies, and written to `copy` as it is read: the packed rows of a or columns of b, at the price of stores that are free
+ * beside the multiply-adds. rows, vectors, by_rows and packing are constants wherever this is inlined, so that `sum` is
+ * registers. */
+CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const enum packing packing,
+                              const struct FN(destination) * to, REAL *output, const REAL *restrict a,
+                              int64_t a_stride, const REAL *restrict b, int64_t b_row, int64_t depth,
+                              REAL *restrict copy)
 {
     FN(lane_vector) sum[TILE_ROWS][2];
     const REAL *left[TILE_ROWS];
@@ -138,31 +141,47 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
     for (int i = 0; i < rows; i++) {
         if (by_rows)
             left[i] = a + i * a_stride;
-        if (!to->turned) /* every line of the tile's row: a vector of 64 bytes is one */
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v += 64 / VECTOR_BYTES)
-                PREFETCH_WRITE(output + i * to->row + v * LANES);
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             sum[i][v] = (FN(lane_vector)){0};
     }
+    int64_t p = 0;
+    for (int64_t stop = max_i64(depth - STEPS_LEFT, 0); p < depth; stop = depth) {
 #pragma GCC unroll 4
-    for (int64_t p = 0; p < depth; p++) {
-        FN(lane_vector) right[2];
-        if (!by_rows) /* in place it gained nothing, and took a few percent where all is near */
-            PREFETCH(a + STEPS_AHEAD * a_stride);
+        for (; p < stop; p++) {
+            FN(lane_vector) right[2];
+            if (!by_rows) /* in place it gained nothing, and took a few percent where all is near */
+                PREFETCH(a + STEPS_AHEAD * a_stride);
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-            right[v] = *(const FN(vector) *)(b + v * LANES);
+            for (int v = 0; v < vectors; v++) {
+                right[v] = *(const FN(vector) *)(b + v * LANES);
+                if (packing == COLUMNS_OF_B) {
+                    *(FN(vector) *)(copy + v * LANES) = right[v];
+                    PREFETCH(b + STEPS_AHEAD * b_row + v * LANES);
+                }
+            }
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            const REAL factor = by_rows ? left[i][p] : a[i];
+            for (int i = 0; i < rows; i++) {
+                const REAL factor = by_rows ? left[i][p] : a[i];
+                if (packing == ROWS_OF_A)
+                    COPY_ELEMENT(copy + i, by_rows ? left[i] + p : a + i, INTEGER);
 #pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++)
-                sum[i][v] = MULTIPLY_ADD(factor, right[v], sum[i][v]);
+                for (int v = 0; v < vectors; v++)
+                    sum[i][v] = MULTIPLY_ADD(factor, right[v], sum[i][v]);
+            }
+            if (packing != NOTHING)
+                copy += packing == ROWS_OF_A ? rows : vectors * LANES;
+            a += a_stride;
+            b += b_row;
         }
-        a += a_stride;
-        b += b_row;
+        /* The lines of the tile are asked for so late that they are still in the first-level cache when they are
+         * written, and every line of a row: a vector of 64 bytes is one. */
+        if (!to->turned && p < depth)
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+                for (int v = 0; v < vectors; v += 64 / VECTOR_BYTES)
+                    PREFETCH_WRITE(output + i * to->row + v * LANES);
     }
     if (to->columns == vectors * LANES && !to->turned) {
 #pragma GCC unroll 16
@@ -195,33 +214,63 @@ CUDA_OPS_INLINE int FN(tile_rows)(int64_t remaining)
                                              : 1;
 }
 
+/* Columns of b that are packed next, `each` rows of which are asked for with every tile, so that packing does not wait for
+ * memory. */
+struct FN(ahead) {
+    const REAL *from;
+    int64_t row, left, each;
+};
+
+CUDA_OPS_INLINE void FN(ask_ahead)(struct FN(ahead) * ahead)
+{
+    const int64_t rows = min_i64(ahead->left, ahead->each);
+    for (int64_t p = 0; p < rows; p++, ahead->from += ahead->row)
+        for (int line = 0; line < 2 * LANES; line += (int)(64 / sizeof(REAL)))
+            PREFETCH_FAR(ahead->from + line);
+    ahead->left -= rows;
+}
+
 /* All tiles of one column of tiles: `rows` rows of a, packed (a_row is 0) or where they lie, against one tile's width
  * of b. The constants make four functions of it, each with tiles of five heights. */
 CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, struct FN(destination) to, int64_t rows,
                                      const REAL *a, int64_t a_row, int64_t a_column, const REAL *b, int64_t b_row,
-                                     int64_t depth)
+                                     int64_t depth, struct FN(ahead) * ahead)
 {
     for (int64_t i = 0; i < rows;) {
         const int count = FN(tile_rows)(rows - i);
         REAL *output = to.output + i * (to.turned ? 1 : to.row);
         const REAL *left = a + i * (a_row ? a_row : depth);
         const int64_t stride = by_rows ? a_row : a_row ? a_column : count;
+        FN(ask_ahead)(ahead);
         if (count == TILE_ROWS)
-            FN(tile)(TILE_ROWS, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
+            FN(tile)(TILE_ROWS, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
 #if TILE_ROWS > 8
         else if (count == 8)
-            FN(tile)(8, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
+            FN(tile)(8, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
 #if TILE_ROWS > 4
         else if (count == 4)
-            FN(tile)(4, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
+            FN(tile)(4, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
         else if (count == 2)
-            FN(tile)(2, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
+            FN(tile)(2, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
         else
-            FN(tile)(1, vectors, by_rows, &to, output, left, stride, b, b_row, depth);
+            FN(tile)(1, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
         i += count;
     }
+}
+
+/* The first column of tiles against rows of a that are not packed yet: packs those of whole tiles on the way, into
+ * `packed`, and returns how many rows that were. */
+CUDA_OPS_INLINE int64_t FN(pack_rows_along)(const bool by_rows, const struct FN(destination) * to, int64_t rows,
+                                            const REAL *a, int64_t a_row, int64_t a_column, const REAL *b,
+                                            int64_t b_row, int64_t depth, REAL *packed)
+{
+    int64_t i = 0;
+    for (; i + TILE_ROWS <= rows; i += TILE_ROWS)
+        FN(tile)(TILE_ROWS, 2, by_rows, ROWS_OF_A, to, to->output + i * (to->turned ? 1 : to->row), a + i * a_row,
+                 by_rows ? a_row : a_column, b, b_row, depth, packed + i * depth);
+    return i;
 }
 
 /* Blocks of about the same size, at most `most`, of multiples of `unit`: rather than a last one that is hardly worth its
@@ -262,48 +311,68 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
         for (int64_t p0 = 0; p0 < k; p0 += block_depth) {
             const int64_t depth = min_i64(block_depth, k - p0);
             const REAL *const b_block = b + p0 * b_row + j0 * b_column;
-            for (int64_t j = 0; j < columns && m > block_rows; j += width) {
-                const int64_t lanes = min_i64(width, columns - j);
-                FN(pack)(packed_b + j * depth, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column, b_row,
-                         lanes, depth);
-            }
             for (int64_t i0 = 0; i0 < m; i0 += block_rows) {
                 const int64_t rows = min_i64(block_rows, m - i0);
                 const REAL *const a_block = a + i0 * a_row + p0 * a_column;
-                for (int64_t i = 0; i < rows && !a_in_place;) {
-                    const int count = FN(tile_rows)(rows - i);
-                    FN(pack)(packed_a + i * depth, count, a_block + i * a_row, a_row, a_column, count, depth);
-                    i += count;
-                }
                 for (int64_t j = 0; j < columns; j += width) {
                     const int64_t lanes = min_i64(width, columns - j);
-                    const struct FN(destination) to = {.output = turned ? output + (j0 + j) * output_row + i0
-                                                                        : output + i0 * output_row + j0 + j,
-                                                       .row = output_row,
-                                                       .columns = lanes,
-                                                       .turned = turned,
-                                                       .accumulate = accumulate || p0 > 0};
-                    const bool packed = !b_in_place || lanes < width;
-                    const REAL *const left = a_in_place ? a_block : packed_a;
-                    const REAL *right = b_block + j;
-                    if (m > block_rows) {
-                        right = packed_b + j * depth;
-                    } else if (packed) { /* for these rows alone, so that it does not leave the first-level cache */
-                        FN(pack)(packed_b, lanes <= LANES ? LANES : width, b_block + j * b_column, b_column, b_row,
-                                 lanes, depth);
-                        right = packed_b;
-                    }
+                    const bool whole = lanes == width;
+                    struct FN(destination) to = {.output = turned ? output + (j0 + j) * output_row + i0
+                                                                  : output + i0 * output_row + j0 + j,
+                                                 .row = output_row,
+                                                 .columns = lanes,
+                                                 .turned = turned,
+                                                 .accumulate = accumulate || p0 > 0};
+                    /* For one block of rows each column of b is packed in the same place, so that it does not leave
+                     * the first-level cache. */
+                    const bool b_packed = !b_in_place || !whole, a_packed = a_in_place || j > 0;
+                    REAL *const packed_column = packed_b + (m > block_rows ? j * depth : 0);
+                    const REAL *const column = b_block + j * b_column;
+                    const bool along = whole && b_column == 1 && a_packed && rows >= TILE_ROWS;
+                    if (b_packed && i0 == 0 && !along)
+                        FN(pack)(packed_column, lanes <= LANES ? LANES : width, column, b_column, b_row, lanes, depth);
+                    const REAL *const right = b_packed ? packed_column : column;
+                    const int64_t right_row = b_packed ? width : b_row;
+
+                    int64_t done = 0;
+                    const REAL *left = a_in_place ? a_block : packed_a;
                     const int64_t left_row = a_in_place ? a_row : 0;
+                    if (!a_packed) {
+                        if (whole && a_column == 1)
+                            done = FN(pack_rows_along)(true, &to, rows, a_block, a_row, a_column, right, right_row,
+                                                       depth, packed_a);
+                        else if (whole && a_row == 1)
+                            done = FN(pack_rows_along)(false, &to, rows, a_block, a_row, a_column, right, right_row,
+                                                       depth, packed_a);
+                        for (int64_t i = done; i < rows;) {
+                            const int count = FN(tile_rows)(rows - i);
+                            FN(pack)(packed_a + i * depth, count, a_block + i * a_row, a_row, a_column, count, depth);
+                            i += count;
+                        }
+                    } else if (b_packed && i0 == 0 && along) {
+                        done = TILE_ROWS;
+                        if (by_rows)
+                            FN(tile)(TILE_ROWS, 2, true, COLUMNS_OF_B, &to, to.output, left, a_row, column, b_row,
+                                     depth, packed_column);
+                        else
+                            FN(tile)(TILE_ROWS, 2, false, COLUMNS_OF_B, &to, to.output, left,
+                                     a_in_place ? a_column : TILE_ROWS, column, b_row, depth, packed_column);
+                    }
+                    to.output += done * (turned ? 1 : output_row);
+                    left += done * (a_in_place ? a_row : depth);
+
+                    struct FN(ahead) ahead = {.from = column + width, .row = b_row, .each = 1 + depth * TILE_ROWS / rows};
+                    if (b_packed && i0 == 0 && b_column == 1 && j + 2 * width <= columns)
+                        ahead.left = depth;
+                    const int64_t rest = rows - done;
                     if (lanes <= LANES && by_rows)
-                        FN(tile_column)(1, true, to, rows, left, left_row, a_column, right, LANES, depth);
+                        FN(tile_column)(1, true, to, rest, left, left_row, a_column, right, LANES, depth, &ahead);
                     else if (lanes <= LANES)
-                        FN(tile_column)(1, false, to, rows, left, left_row, a_column, right, LANES, depth);
+                        FN(tile_column)(1, false, to, rest, left, left_row, a_column, right, LANES, depth, &ahead);
                     else if (by_rows)
-                        FN(tile_column)(2, true, to, rows, left, left_row, a_column, right, packed ? width : b_row,
-                                        depth);
+                        FN(tile_column)(2, true, to, rest, left, left_row, a_column, right, right_row, depth, &ahead);
                     else
-                        FN(tile_column)(2, false, to, rows, left, left_row, a_column, right, packed ? width : b_row,
-                                        depth);
+                        FN(tile_column)(2, false, to, rest, left, left_row, a_column, right, right_row, depth, &ahead);
                 }
             }
         }
@@ -338,4 +407,5 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef TRANSPOSE_QUAD
 #undef TRANSPOSE_ROWS
 #undef TRANSPOSE_SQUARE
+#undef INTEGER
 #undef MULTIPLY_ADD

@@ -4,12 +4,12 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
 
+#include "cpu_workspace.h"
 #include "cuda_ops/gemm_ladder.h"
 
 namespace cuda_ops
@@ -174,9 +174,9 @@ static Tensor gemm_rung(const Tensor &a, const Tensor &b, int64_t rung, bool all
     const int64_t work = std::max<int64_t>(1, n * k);
     const int64_t grain = number == CUDA_OPS_GEMM_C_THREADS ? std::max<int64_t>(1, (1 << 19) / work) : m;
     parallel_ranges("gemm_rung", m, grain, [&](int64_t begin, int64_t end) {
-        const c10::DataPtr workspace = c10::GetCPUAllocator()->allocate(cuda_ops_gemm_ladder_workspace_cpu(number));
-        return cuda_ops_gemm_ladder_cpu(d.data_ptr(), left.const_data_ptr(), right.const_data_ptr(), workspace.get(), m,
-                                        n, k, begin, end, number, dtype);
+        void *const workspace = thread_workspace(cuda_ops_gemm_ladder_workspace_cpu(number));
+        return cuda_ops_gemm_ladder_cpu(d.data_ptr(), left.const_data_ptr(), right.const_data_ptr(), workspace, m, n, k,
+                                        begin, end, number, dtype);
     });
     return d;
 }

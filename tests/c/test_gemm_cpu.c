@@ -146,10 +146,12 @@ static void check_pieces(cuda_ops_dtype dtype)
 int main(void)
 {
     /* One element, sizes that no tile divides (35, 79, 19), no sum at all, nothing at all; rows and columns on either
-     * side of what decides about packing, and over a block of each; k over any blocking of it. */
+     * side of what decides about packing, and over a block of each; k over any blocking of it; vectors, of more columns
+     * than are summed at once, too. */
     const int64_t sizes[][3] = {{1, 1, 1},    {35, 79, 19},  {16, 16, 16}, {7, 130, 65}, {65, 1, 33},
                                 {1, 100, 64}, {17, 33, 700}, {5, 4, 0},    {0, 4, 5},    {4, 0, 5},
-                                {70, 290, 9}, {400, 34, 6},  {3, 3100, 5}, {33, 65, 40}, {64, 64, 64}};
+                                {70, 290, 9}, {400, 34, 6},  {3, 3100, 5}, {33, 65, 40}, {64, 64, 64},
+                                {1, 75, 1100}, {75, 1, 1100}, {1, 2100, 9},  {2100, 1, 9}};
     for (cuda_ops_cpu_isa isa = CUDA_OPS_CPU_PORTABLE; isa <= cuda_ops_cpu_isa_widest(); isa++) {
         CHECK_OK(cuda_ops_cpu_isa_select(cuda_ops_cpu_isa_name(isa)));
         CHECK(cuda_ops_cpu_isa_current() == isa, "set %d", isa);
@@ -160,6 +162,9 @@ int main(void)
                     for (int accumulate = 0; accumulate < 2; accumulate++)
                         check_gemm(sizes[s][0], sizes[s][1], sizes[s][2], layouts % LAYOUTS, layouts / LAYOUTS,
                                    accumulate, dtypes[d]);
+        /* Over a block of a, whole columns of tiles, and a ragged rest of both. */
+        for (int d = 0; d < 3; d++)
+            check_gemm(530, 72, 512, BY_ROWS, BY_ROWS, true, dtypes[d]);
         FOR_CPU_DTYPES(dtype)
         check_pieces(dtype);
     }
