@@ -23,8 +23,6 @@ enum { TURNED_ROWS = 64 };
 /* How many steps ahead of a tile's sum packed a (and b that it packs) is asked for, and how many steps are left when the
  * tile's lines of the output are. */
 enum { STEPS_AHEAD = 16, STEPS_LEFT = 64 };
-/* What a tile packs on its way. */
-enum packing { NOTHING, ROWS_OF_A, COLUMNS_OF_B };
 
 #ifdef __GNUC__
 #define NOINLINE __attribute__((noinline))
@@ -36,18 +34,6 @@ enum packing { NOTHING, ROWS_OF_A, COLUMNS_OF_B };
 #define PREFETCH(address) ((void)(address))
 #define PREFETCH_FAR(address) ((void)(address))
 #define PREFETCH_WRITE(address) ((void)(address))
-#endif
-
-/* *target = *source by a general register, and by name: the compiler would gather vectors of what is copied beside the
- * multiply-adds, by shuffles that take the place of these, and broadcast from them what it can broadcast from memory. */
-#if CUDA_OPS_WITH_TARGETS
-#define COPY_ELEMENT(target, source, integer)                                                                          \
-    do {                                                                                                               \
-        integer bits;                                                                                                  \
-        __asm__("mov %2, %1\n\tmov %1, %0" : "=m"(*(target)), "=&r"(bits) : "m"(*(source)));                           \
-    } while (0)
-#else
-#define COPY_ELEMENT(target, source, integer) (*(target) = *(source))
 #endif
 
 /* target[l + q * target_stride] = source[q + l * source_stride], a square of 16 bytes by 16 bytes. */

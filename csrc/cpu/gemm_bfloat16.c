@@ -218,6 +218,11 @@ static void square_amx(float *square, int64_t row, struct panel a, const uint16_
 {
     const size_t pitch = (size_t)row * sizeof(float), left_pitch = (size_t)a.row * sizeof(uint16_t);
     float *const lower = square + HALF * row;
+    /* Asked for before the sums: else every row of the square is waited for when it is stored. */
+    for (int64_t i = 0; i < rows; i++) {
+        __builtin_prefetch(square + i * row, 1);
+        __builtin_prefetch(square + i * row + HALF, 1);
+    }
     /* GCC's loads of tiles do not say that they read memory: what was stored before must be there by now. */
     __asm__ volatile("" : : : "memory");
     if (accumulate) {

@@ -126,14 +126,13 @@ NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *out
 }
 
 /* One register tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a
- * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. What it reads for the first time is read where it
- * lies, and written to `copy` as it is read: the packed rows of a or columns of b, at the price of stores that are free
- * beside the multiply-adds. rows, vectors, by_rows and packing are constants wherever this is inlined, so that `sum` is
- * registers. */
-CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const enum packing packing,
+ * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. If `packing`, b is read where it lies and written
+ * to `packed` on the way: stores beside multiply-adds are free. rows, vectors, by_rows and packing are constants
+ * wherever this is inlined, so that `sum` is registers. */
+CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const bool packing,
                               const struct FN(destination) * to, REAL *output, const REAL *restrict a,
                               int64_t a_stride, const REAL *restrict b, int64_t b_row, int64_t depth,
-                              REAL *restrict copy)
+                              REAL *restrict packed)
 {
     FN(lane_vector) sum[TILE_ROWS][2];
     const REAL *left[TILE_ROWS];
@@ -155,22 +154,20 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) {
                 right[v] = *(const FN(vector) *)(b + v * LANES);
-                if (packing == COLUMNS_OF_B) {
-                    *(FN(vector) *)(copy + v * LANES) = right[v];
+                if (packing) {
+                    *(FN(vector) *)(packed + v * LANES) = right[v];
                     PREFETCH(b + STEPS_AHEAD * b_row + v * LANES);
                 }
             }
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++) {
                 const REAL factor = by_rows ? left[i][p] : a[i];
-                if (packing == ROWS_OF_A)
-                    COPY_ELEMENT(copy + i, by_rows ? left[i] + p : a + i, INTEGER);
 #pragma GCC unroll 2
                 for (int v = 0; v < vectors; v++)
                     sum[i][v] = MULTIPLY_ADD(factor, right[v], sum[i][v]);
             }
-            if (packing != NOTHING)
-                copy += packing == ROWS_OF_A ? rows : vectors * LANES;
+            if (packing)
+                packed += vectors * LANES;
             a += a_stride;
             b += b_row;
         }
@@ -214,63 +211,74 @@ CUDA_OPS_INLINE int FN(tile_rows)(int64_t remaining)
                                              : 1;
 }
 
-/* Columns of b that are packed next, `each` rows of which are asked for with every tile, so that packing does not wait for
- * memory. */
-struct FN(ahead) {
-    const REAL *from;
-    int64_t row, left, each;
+/* A column of tiles: `rows` rows of a, packed (a_row is 0) or where they lie, against one tile's width of b. */
+struct FN(column) {
+    struct FN(destination) to;
+    const REAL *a, *b;
+    int64_t rows, depth, a_row, a_column, b_row;
+    REAL *packed;     /* where the first tile packs b, NULL if b is read as it is */
+    const REAL *next; /* what is packed next, to be asked for by now; NULL if nothing is */
+    int64_t next_row;
 };
 
-CUDA_OPS_INLINE void FN(ask_ahead)(struct FN(ahead) * ahead)
+/* The constants make four functions of it, each with tiles of five heights. */
+CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, const struct FN(column) * column)
 {
-    const int64_t rows = min_i64(ahead->left, ahead->each);
-    for (int64_t p = 0; p < rows; p++, ahead->from += ahead->row)
-        for (int line = 0; line < 2 * LANES; line += (int)(64 / sizeof(REAL)))
-            PREFETCH_FAR(ahead->from + line);
-    ahead->left -= rows;
-}
-
-/* All tiles of one column of tiles: `rows` rows of a, packed (a_row is 0) or where they lie, against one tile's width
- * of b. The constants make four functions of it, each with tiles of five heights. */
-CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, struct FN(destination) to, int64_t rows,
-                                     const REAL *a, int64_t a_row, int64_t a_column, const REAL *b, int64_t b_row,
-                                     int64_t depth, struct FN(ahead) * ahead)
-{
-    for (int64_t i = 0; i < rows;) {
+    const struct FN(destination) to = column->to;
+    const int64_t rows = column->rows, depth = column->depth, a_row = column->a_row;
+    const REAL *b = column->b, *next = column->next;
+    int64_t b_row = column->b_row;
+    /* With each tile a few rows of what is packed next, so that packing does not wait for memory. */
+    const int64_t ahead = next ? 1 + depth * TILE_ROWS / rows : 0;
+    for (int64_t i = 0, asked = 0; i < rows;) {
         const int count = FN(tile_rows)(rows - i);
         REAL *output = to.output + i * (to.turned ? 1 : to.row);
-        const REAL *left = a + i * (a_row ? a_row : depth);
-        const int64_t stride = by_rows ? a_row : a_row ? a_column : count;
-        FN(ask_ahead)(ahead);
-        if (count == TILE_ROWS)
-            FN(tile)(TILE_ROWS, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
+        const REAL *left = column->a + i * (a_row ? a_row : depth);
+        const int64_t stride = by_rows ? a_row : a_row ? column->a_column : count;
+        for (const int64_t stop = min_i64(depth, asked + ahead); asked < stop; asked++)
+            for (int line = 0; line < 2 * LANES; line += (int)(64 / sizeof(REAL)))
+                PREFETCH_FAR(next + asked * column->next_row + line);
+        if (vectors == 2 && i == 0 && column->packed) {
+            FN(tile)(TILE_ROWS, 2, by_rows, true, &to, output, left, stride, b, b_row, depth, column->packed);
+            b = column->packed;
+            b_row = 2 * LANES;
+        } else if (count == TILE_ROWS)
+            FN(tile)(TILE_ROWS, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
 #if TILE_ROWS > 8
         else if (count == 8)
-            FN(tile)(8, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(tile)(8, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
 #if TILE_ROWS > 4
         else if (count == 4)
-            FN(tile)(4, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(tile)(4, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
         else if (count == 2)
-            FN(tile)(2, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(tile)(2, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
         else
-            FN(tile)(1, vectors, by_rows, NOTHING, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(tile)(1, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
         i += count;
     }
 }
 
-/* The first column of tiles against rows of a that are not packed yet: packs those of whole tiles on the way, into
- * `packed`, and returns how many rows that were. */
-CUDA_OPS_INLINE int64_t FN(pack_rows_along)(const bool by_rows, const struct FN(destination) * to, int64_t rows,
-                                            const REAL *a, int64_t a_row, int64_t a_column, const REAL *b,
-                                            int64_t b_row, int64_t depth, REAL *packed)
+/* Not inlined: four times five tiles in one function have fewer registers for addresses. */
+NOINLINE static void FN(wide_by_rows)(const struct FN(column) * column)
 {
-    int64_t i = 0;
-    for (; i + TILE_ROWS <= rows; i += TILE_ROWS)
-        FN(tile)(TILE_ROWS, 2, by_rows, ROWS_OF_A, to, to->output + i * (to->turned ? 1 : to->row), a + i * a_row,
-                 by_rows ? a_row : a_column, b, b_row, depth, packed + i * depth);
-    return i;
+    FN(tile_column)(2, true, column);
+}
+
+NOINLINE static void FN(wide)(const struct FN(column) * column)
+{
+    FN(tile_column)(2, false, column);
+}
+
+NOINLINE static void FN(narrow_by_rows)(const struct FN(column) * column)
+{
+    FN(tile_column)(1, true, column);
+}
+
+NOINLINE static void FN(narrow)(const struct FN(column) * column)
+{
+    FN(tile_column)(1, false, column);
 }
 
 /* Blocks of about the same size, at most `most`, of multiples of `unit`: rather than a last one that is hardly worth its
@@ -314,65 +322,47 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
             for (int64_t i0 = 0; i0 < m; i0 += block_rows) {
                 const int64_t rows = min_i64(block_rows, m - i0);
                 const REAL *const a_block = a + i0 * a_row + p0 * a_column;
+                for (int64_t i = 0; i < rows && !a_in_place;) {
+                    const int count = FN(tile_rows)(rows - i);
+                    FN(pack)(packed_a + i * depth, count, a_block + i * a_row, a_row, a_column, count, depth);
+                    i += count;
+                }
                 for (int64_t j = 0; j < columns; j += width) {
                     const int64_t lanes = min_i64(width, columns - j);
-                    const bool whole = lanes == width;
-                    struct FN(destination) to = {.output = turned ? output + (j0 + j) * output_row + i0
-                                                                  : output + i0 * output_row + j0 + j,
-                                                 .row = output_row,
-                                                 .columns = lanes,
-                                                 .turned = turned,
-                                                 .accumulate = accumulate || p0 > 0};
-                    /* For one block of rows each column of b is packed in the same place, so that it does not leave
-                     * the first-level cache. */
-                    const bool b_packed = !b_in_place || !whole, a_packed = a_in_place || j > 0;
-                    REAL *const packed_column = packed_b + (m > block_rows ? j * depth : 0);
-                    const REAL *const column = b_block + j * b_column;
-                    const bool along = whole && b_column == 1 && a_packed && rows >= TILE_ROWS;
-                    if (b_packed && i0 == 0 && !along)
-                        FN(pack)(packed_column, lanes <= LANES ? LANES : width, column, b_column, b_row, lanes, depth);
-                    const REAL *const right = b_packed ? packed_column : column;
-                    const int64_t right_row = b_packed ? width : b_row;
-
-                    int64_t done = 0;
-                    const REAL *left = a_in_place ? a_block : packed_a;
-                    const int64_t left_row = a_in_place ? a_row : 0;
-                    if (!a_packed) {
-                        if (whole && a_column == 1)
-                            done = FN(pack_rows_along)(true, &to, rows, a_block, a_row, a_column, right, right_row,
-                                                       depth, packed_a);
-                        else if (whole && a_row == 1)
-                            done = FN(pack_rows_along)(false, &to, rows, a_block, a_row, a_column, right, right_row,
-                                                       depth, packed_a);
-                        for (int64_t i = done; i < rows;) {
-                            const int count = FN(tile_rows)(rows - i);
-                            FN(pack)(packed_a + i * depth, count, a_block + i * a_row, a_row, a_column, count, depth);
-                            i += count;
-                        }
-                    } else if (b_packed && i0 == 0 && along) {
-                        done = TILE_ROWS;
-                        if (by_rows)
-                            FN(tile)(TILE_ROWS, 2, true, COLUMNS_OF_B, &to, to.output, left, a_row, column, b_row,
-                                     depth, packed_column);
-                        else
-                            FN(tile)(TILE_ROWS, 2, false, COLUMNS_OF_B, &to, to.output, left,
-                                     a_in_place ? a_column : TILE_ROWS, column, b_row, depth, packed_column);
+                    const bool narrow = lanes <= LANES;
+                    struct FN(column) column = {.to = {.output = turned ? output + (j0 + j) * output_row + i0
+                                                                        : output + i0 * output_row + j0 + j,
+                                                       .row = output_row,
+                                                       .columns = lanes,
+                                                       .turned = turned,
+                                                       .accumulate = accumulate || p0 > 0},
+                                                .a = a_in_place ? a_block : packed_a,
+                                                .b = b_block + j * b_column,
+                                                .rows = rows,
+                                                .depth = depth,
+                                                .a_row = a_in_place ? a_row : 0,
+                                                .a_column = a_column,
+                                                .b_row = b_row};
+                    /* Packed when it is first read, by the first tile if it is as wide as that. One block of rows packs
+                     * all columns in the same place, which stays in the first-level cache. */
+                    REAL *const packed = packed_b + (m > block_rows ? j * depth : 0);
+                    const bool pack = i0 == 0 && (!b_in_place || lanes < width);
+                    if (pack && b_column == 1 && j + 2 * width <= columns) {
+                        column.next = column.b + width;
+                        column.next_row = b_row;
                     }
-                    to.output += done * (turned ? 1 : output_row);
-                    left += done * (a_in_place ? a_row : depth);
-
-                    struct FN(ahead) ahead = {.from = column + width, .row = b_row, .each = 1 + depth * TILE_ROWS / rows};
-                    if (b_packed && i0 == 0 && b_column == 1 && j + 2 * width <= columns)
-                        ahead.left = depth;
-                    const int64_t rest = rows - done;
-                    if (lanes <= LANES && by_rows)
-                        FN(tile_column)(1, true, to, rest, left, left_row, a_column, right, LANES, depth, &ahead);
-                    else if (lanes <= LANES)
-                        FN(tile_column)(1, false, to, rest, left, left_row, a_column, right, LANES, depth, &ahead);
-                    else if (by_rows)
-                        FN(tile_column)(2, true, to, rest, left, left_row, a_column, right, right_row, depth, &ahead);
+                    if (pack && b_column == 1 && lanes == width && rows >= TILE_ROWS) {
+                        column.packed = packed;
+                    } else if (pack || i0 > 0) {
+                        if (pack)
+                            FN(pack)(packed, narrow ? LANES : width, column.b, b_column, b_row, lanes, depth);
+                        column.b = packed;
+                        column.b_row = narrow ? LANES : width;
+                    }
+                    if (by_rows)
+                        (narrow ? FN(narrow_by_rows) : FN(wide_by_rows))(&column);
                     else
-                        FN(tile_column)(2, false, to, rest, left, left_row, a_column, right, right_row, depth, &ahead);
+                        (narrow ? FN(narrow) : FN(wide))(&column);
                 }
             }
         }
@@ -407,5 +397,4 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef TRANSPOSE_QUAD
 #undef TRANSPOSE_ROWS
 #undef TRANSPOSE_SQUARE
-#undef INTEGER
 #undef MULTIPLY_ADD

@@ -5,7 +5,6 @@
 #define TRANSPOSE_QUAD transpose_quad_f32
 #define TRANSPOSE_ROWS TARGET(transpose_rows_f32)
 #define TRANSPOSE_SQUARE TARGET(transpose_square_f32)
-#define INTEGER uint32_t
 #define MULTIPLY_ADD MULTIPLY_ADD_F32
 #include "gemm_kernel.h"
 #define REAL double
@@ -13,7 +12,6 @@
 #define TRANSPOSE_QUAD transpose_quad_f64
 #define TRANSPOSE_ROWS TARGET(transpose_rows_f64)
 #define TRANSPOSE_SQUARE TARGET(transpose_square_f64)
-#define INTEGER uint64_t
 #define MULTIPLY_ADD MULTIPLY_ADD_F64
 #include "gemm_kernel.h"
 #undef VECTOR_BYTES
