@@ -20,8 +20,8 @@ _Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed bl
 enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
 /* Rows up to which the transposed product is computed if b is transposed. */
 enum { TURNED_ROWS = 64 };
-/* How many steps ahead of a tile's sum packed a (and b that it packs) is asked for, and how many steps are left when the
- * tile's lines of the output are. */
+/* How many steps ahead of a tile's sum packed a (and b that it packs) is asked for, and how many steps are left when
+ * the tile's lines of the output are. */
 enum { STEPS_AHEAD = 16, STEPS_LEFT = 64 };
 
 #ifdef __GNUC__

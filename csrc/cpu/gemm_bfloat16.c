@@ -297,9 +297,8 @@ static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row,
                         const int64_t height = min_i64(PANEL, rows - i), width = min_i64(PANEL, columns - j);
                         float *const target = output + (i0 + i) * output_row + j0 + j;
                         const struct panel left =
-                            i < in_place
-                                ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, HALF * a_row}
-                                : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
+                            i < in_place ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, HALF * a_row}
+                                         : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
                         const uint16_t *const right = packed_b + j * steps * PANEL;
                         if (height == PANEL && width == PANEL) {
                             kernel(target, output_row, left, right, PANEL, steps, add);

@@ -126,13 +126,12 @@ NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *out
 }
 
 /* One register tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a
- * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. If `packing`, b is read where it lies and written
- * to `packed` on the way: stores beside multiply-adds are free. rows, vectors, by_rows and packing are constants
- * wherever this is inlined, so that `sum` is registers. */
+ * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. If `packing`, b is read where it lies and
+ * written to `packed` on the way: stores beside multiply-adds are free. rows, vectors, by_rows and packing are
+ * constants wherever this is inlined, so that `sum` is registers. */
 CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const bool packing,
-                              const struct FN(destination) * to, REAL *output, const REAL *restrict a,
-                              int64_t a_stride, const REAL *restrict b, int64_t b_row, int64_t depth,
-                              REAL *restrict packed)
+                              const struct FN(destination) * to, REAL *output, const REAL *restrict a, int64_t a_stride,
+                              const REAL *restrict b, int64_t b_row, int64_t depth, REAL *restrict packed)
 {
     FN(lane_vector) sum[TILE_ROWS][2];
     const REAL *left[TILE_ROWS];
@@ -281,8 +280,8 @@ NOINLINE static void FN(narrow)(const struct FN(column) * column)
     FN(tile_column)(1, false, column);
 }
 
-/* Blocks of about the same size, at most `most`, of multiples of `unit`: rather than a last one that is hardly worth its
- * packing. */
+/* Blocks of about the same size, at most `most`, of multiples of `unit`: rather than a last one that is hardly worth
+ * its packing. */
 CUDA_OPS_INLINE int64_t FN(even_block)(int64_t size, int64_t most, int64_t unit)
 {
     const int64_t blocks = (size + most - 1) / most;

@@ -62,7 +62,8 @@ static void FN(times_vector_by_rows)(REAL *output, int64_t output_step, const RE
             factors[p] = vector[(p0 + p) * step];
         for (int64_t i = 0; i < count;) {
             const int groups = count - i >= 2 * LANES ? 2 : 1;
-            const int64_t first = min_i64(i, count - groups * LANES); /* the last rows once more, rather than one by one */
+            const int64_t first =
+                min_i64(i, count - groups * LANES); /* the last rows once more, rather than one by one */
             const REAL *rows = matrix + first * row + p0;
             if (groups == 2)
                 FN(turned_rows)(2, sums, rows, row, factors, depth, lag);
@@ -77,8 +78,8 @@ static void FN(times_vector_by_rows)(REAL *output, int64_t output_step, const RE
 }
 
 /* sums[j] += sum over p of columns[p * column + j] * vector[p * step]. There are whole vectors of sums. */
-CUDA_OPS_INLINE void FN(add_columns)(const int depth, REAL *restrict sums, const REAL *restrict columns,
-                                     int64_t column, const REAL *vector, int64_t step, int64_t count)
+CUDA_OPS_INLINE void FN(add_columns)(const int depth, REAL *restrict sums, const REAL *restrict columns, int64_t column,
+                                     const REAL *vector, int64_t step, int64_t count)
 {
     int64_t j = 0;
     for (; j + LANES <= count; j += LANES) {

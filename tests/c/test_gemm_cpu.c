@@ -148,10 +148,10 @@ int main(void)
     /* One element, sizes that no tile divides (35, 79, 19), no sum at all, nothing at all; rows and columns on either
      * side of what decides about packing, and over a block of each; k over any blocking of it; vectors, of more columns
      * than are summed at once, too. */
-    const int64_t sizes[][3] = {{1, 1, 1},    {35, 79, 19},  {16, 16, 16}, {7, 130, 65}, {65, 1, 33},
-                                {1, 100, 64}, {17, 33, 700}, {5, 4, 0},    {0, 4, 5},    {4, 0, 5},
-                                {70, 290, 9}, {400, 34, 6},  {3, 3100, 5}, {33, 65, 40}, {64, 64, 64},
-                                {1, 75, 1100}, {75, 1, 1100}, {1, 2100, 9},  {2100, 1, 9}};
+    const int64_t sizes[][3] = {{1, 1, 1},     {35, 79, 19},  {16, 16, 16}, {7, 130, 65}, {65, 1, 33},
+                                {1, 100, 64},  {17, 33, 700}, {5, 4, 0},    {0, 4, 5},    {4, 0, 5},
+                                {70, 290, 9},  {400, 34, 6},  {3, 3100, 5}, {33, 65, 40}, {64, 64, 64},
+                                {1, 75, 1100}, {75, 1, 1100}, {1, 2100, 9}, {2100, 1, 9}};
     for (cuda_ops_cpu_isa isa = CUDA_OPS_CPU_PORTABLE; isa <= cuda_ops_cpu_isa_widest(); isa++) {
         CHECK_OK(cuda_ops_cpu_isa_select(cuda_ops_cpu_isa_name(isa)));
         CHECK(cuda_ops_cpu_isa_current() == isa, "set %d", isa);
