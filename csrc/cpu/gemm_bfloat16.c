@@ -2,12 +2,13 @@
  *
  *   AMX           a tile register holds 16 rows of 64 bytes. output is made in squares of 32 x 32 (four tiles of sums)
  *                 from two tiles of a (16 rows x 32 of depth) and two of b (16 pairs of depth x 16 columns): four
- *                 multiplications of 16,384 multiply-adds for four loads.
+ *                 multiplications of 8,192 multiply-adds for four loads.
  *   AVX512-BF16   the same packed operands: eight rows of pairs of a, broadcast, times two vectors of pairs of b.
  *   neither       blocks are widened to float32, exactly, and multiplied by gemm.h.
  *
  * The packed operands are cut into tiles of 1 KB, `steps` of depth 32 after each other, those of the two halves of a
- * panel of 32 rows (of a) or 32 columns (of b) alternating. Depth, rows and columns that do not exist are zeros. */
+ * panel of 32 rows (of a) or 32 columns (of b) alternating. Depth, rows and columns that do not exist are zeros. Panels
+ * of a whose rows are contiguous and all there are read where they lie. */
 #include "common.h"
 #include "cuda_ops/cpu_isa.h"
 #include "gemm.h"

@@ -8,8 +8,9 @@
  *
  * Packing costs about as much as ten multiply-adds an element, which a large product forgets and a skinny one does not:
  *   - a is read where it lies if few tiles of columns read it, or if its rows lie as close as packed ones would;
- *   - b is read where it lies if its rows are contiguous and few tiles of rows read it; if one block has all rows of a,
- *     b is packed a column of tiles at a time, so that it is read from the first-level cache again;
+ *   - b is read where it lies if its rows are contiguous and few tiles of rows read it. Else a column of tiles is
+ *     packed just before it is read, by its first tile on the way if rows of b are contiguous, while the column after
+ *     it is asked for; if one block has all rows of a, always in the same place, in the first-level cache;
  *   - if b is the transposed one and there are few rows, the transposed product is computed, output^T = b^T a^T, in
  *     which the long operand is one whose rows are broadcast, and nothing but a few vectors of the short one is packed.
  *

@@ -1,6 +1,6 @@
 /* Products of a matrix and a vector, for one instruction set and element type (see gemm_kernel.h, which includes it).
  *
- *   output[i * output_step] = sum over p of matrix[i * row + p * column] * factors[p * step]      (or +=)
+ *   output[i * output_step] = sum over p of matrix[i * row + p * column] * vector[p * step]      (or +=)
  *
  * Bound by the reading of the matrix, once. The order of summation is that of the register tiles, p after p and block
  * after block, so that a row has the same bits alone as in a batch. It rules out what is usual, dot products along
@@ -8,13 +8,11 @@
  *   - contiguous rows are turned in registers, a square at a time, so that each lane is a row of its own;
  *   - contiguous columns are multiplied and added to the sums, eight at a time; the sums stay in the cache. */
 
-/* The longest block of depth, and as many sums of add_columns as are 8 KB. */
-#define SUMS ((int)(8192 / sizeof(REAL)))
-/* Elements of a line of the cache. */
-#define LINE ((int)(64 / sizeof(REAL)))
+#define SUMS ((int)(8192 / sizeof(REAL))) /* that stay in the first-level cache */
+#define LINE ((int)(64 / sizeof(REAL)))   /* of the cache, in elements */
 
-/* sums[l] += sum over p of rows[l * row + p] * factors[p], for groups * LANES rows, of which each LANES lag `lag` lines
- * behind those before. */
+/* sums[l] = sum over p of rows[l * row + p] * factors[p], for groups * LANES rows. Each group lags `lag` lines behind
+ * the one before. */
 CUDA_OPS_INLINE void FN(turned_rows)(const int groups, REAL *sums, const REAL *restrict rows, int64_t row,
                                      const REAL *restrict factors, int64_t depth, int64_t lag)
 {
@@ -62,8 +60,8 @@ static void FN(times_vector_by_rows)(REAL *output, int64_t output_step, const RE
             factors[p] = vector[(p0 + p) * step];
         for (int64_t i = 0; i < count;) {
             const int groups = count - i >= 2 * LANES ? 2 : 1;
-            const int64_t first =
-                min_i64(i, count - groups * LANES); /* the last rows once more, rather than one by one */
+            /* The last rows with some that are there already, rather than one by one. */
+            const int64_t first = min_i64(i, count - groups * LANES);
             const REAL *rows = matrix + first * row + p0;
             if (groups == 2)
                 FN(turned_rows)(2, sums, rows, row, factors, depth, lag);
