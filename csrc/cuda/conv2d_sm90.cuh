@@ -436,7 +436,7 @@ __device__ __forceinline__ void conv2d_multiply(const Works &works, const Sums &
             barrier_init(empty + 8 * stage, arrivals);
         }
         for (int group = 0; group < 2; group++)
-            barrier_init(empty + 8 * (C::STAGES + group), 1);
+            barrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
         fence_barrier_init();
     }
     if constexpr (C::CLUSTER > 1)

@@ -130,6 +130,20 @@ __device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thr
     }
 }
 
+// Lets the other warpgroup begin its tile. Every warp has to speak, and not one for all: the other warpgroup answers
+// when its own tile's last stage is full, which in tiles of one or two steps is at once, and so ends the next phase of
+// the barrier that this one's warps waited on. A warp that is still busy with its last results, and only then asks for
+// the phase before, cannot tell it from the one after: it would wait for good, and the products of its warpgroup with
+// it.
+static constexpr int TURN_ARRIVALS = WARPGROUP / 32;
+
+__device__ __forceinline__ void hand_over(uint32_t order, int group, int thread)
+{
+    __syncwarp();
+    if (thread % 32 == 0)
+        barrier_arrive(order + 8 * (group ^ 1));
+}
+
 // A's fragments of one stage in a thread: for each 32 bytes of k, the four registers of each of its blocks of 64 rows.
 template <typename C>
 struct Left {
@@ -223,8 +237,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             // A through registers: the next stage's fragments are read while this one's products are made.
             Left<C> left = {}, next = {};
             barrier_wait(full + 8 * stage, phase);
-            if (C::PINGPONG && place.steps == 1 && thread == 0)
-                barrier_arrive(order + 8 * (group ^ 1));
+            if (C::PINGPONG && place.steps == 1)
+                hand_over(order, group, thread);
             load_left<C>(left, stages + stage * C::STAGE_BYTES, group, thread);
             for (int step = 0; step < place.steps; step++) {
                 const uint64_t b = advance(b_tile, stage * C::STAGE_BYTES);
@@ -242,8 +256,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                 }
                 if (step + 1 < place.steps) {
                     barrier_wait(full + 8 * stage, phase);
-                    if (C::PINGPONG && step + 2 == place.steps && thread == 0)
-                        barrier_arrive(order + 8 * (group ^ 1));
+                    if (C::PINGPONG && step + 2 == place.steps)
+                        hand_over(order, group, thread);
                     load_left<C>(next, stages + stage * C::STAGE_BYTES, group, thread);
                 }
                 wgmma_wait<0>();
@@ -260,8 +274,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             int before = stage;
             for (int step = 0; step < place.steps; step++) {
                 barrier_wait(full + 8 * stage, phase);
-                if (C::PINGPONG && step + 1 == place.steps && thread == 0)
-                    barrier_arrive(order + 8 * (group ^ 1));
+                if (C::PINGPONG && step + 1 == place.steps)
+                    hand_over(order, group, thread);
                 const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
                 wgmma_fence();
 #pragma unroll
@@ -315,7 +329,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             barrier_init(empty + 8 * stage, arrivals);
         }
         for (int group = 0; group < 2; group++)
-            barrier_init(empty + 8 * (C::STAGES + group), 1);
+            barrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
         fence_barrier_init();
     }
     if constexpr (C::CLUSTER > 1)
