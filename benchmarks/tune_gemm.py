@@ -25,9 +25,11 @@ TABLES = {
     "HALVES_TIMES": (torch.bfloat16, "NT"),
     "TF32_NT_TIMES": (torch.float32, "NT"),
     "TF32_TIMES": (torch.float32, "NN"),
+    "TF32_TN_TIMES": (torch.float32, "TN"),
     "FLOAT32_TIMES": (torch.float32, "NN"),
     "FLOAT64_TIMES": (torch.float64, "NN"),
 }
+LAUNCH = 1.8  # the start of rung 13's tiles for batches, us: the shortest of those that have it from their line
 FIELDS = ("rung", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
 
 
@@ -51,10 +53,11 @@ def seconds(call, samples):
     return statistics.median(times)
 
 
-def grid(tiles, m, n):
-    """`tiles` tiles of m x n as a rectangle that is about square."""
+def grid(tiles, m, n, tall=False):
+    """`tiles` tiles of m x n as a rectangle that is about square; tall: no wider than it is high."""
     side = max(1, round((tiles * n / m) ** 0.5))
-    rows = min(range(1, tiles + 1), key=lambda r: (abs(r - side) + 4 * side * (tiles % r != 0)))
+    choices = [r for r in range(1, tiles + 1) if not tall or r * m >= tiles // r * n]
+    rows = min(choices, key=lambda r: (abs(r - side) + 4 * side * (tiles % r != 0)))
     return rows * m, tiles // rows * n
 
 
@@ -69,9 +72,10 @@ def operands(m, n, k, dtype, order):
     ]
 
 
-def measure(row, dtype, order, cores, samples):
+def measure(row, dtype, order, cores, shared, samples):
     """The row with its times in place: several lengths of k in one and two waves, of rung 13 a short one in four.
-    cores: not by TF32, and shorter lengths, which is what rung 15 then is for."""
+    cores: not by TF32, and shorter lengths, which is what rung 15 then is for. shared: the tile has rows for blocks
+    that have an SM to themselves and for others that share one."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
     if row["rung"] == 13 and dtype == torch.float32 and order == "NN":
@@ -79,43 +83,70 @@ def measure(row, dtype, order, cores, samples):
     room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
 
     def time(tiles, k, splits):
-        m, n = grid(tiles, tile_m, tile_n)
+        m, n = grid(tiles, tile_m, tile_n, order == "TN")
         a, b = operands(m, n, k, dtype, order)
         plan = (row["rung"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=not cores), samples)
 
-    # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
     clustered = row["rung"] == 14 or (row["rung"] == 15 and cores)  # k is cut among the blocks of a cluster
-    waves = (1,) if clustered and row["blocks"] == 1 else (1, 2)
-    pairs = [(wave, k) for wave in waves for k in ((64, 256, 1024) if cores else (256, 1024, 2048))]
-    if row["rung"] == 13:  # later waves begin while D is written
-        pairs.append((4, 256))
+    # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
+    alone = row["blocks"] == 1 and (clustered or shared)
+    batches = row["rung"] == 13 and row["blocks"] > 1  # these tiles are for batches of small matrices
+    waves = (1,) if alone else (1, 2)
+    short = cores or batches
+    pairs = [(wave, k) for wave in waves for k in ((64, 256, 1024) if short else (256, 1024, 2048))]
+    if row["rung"] == 13 and not alone:  # later waves begin while D is written
+        pairs.append((4, pairs[0][1]))
     points = [(wave, k, time(wave * room, k, 1)) for wave, k in pairs]
     equations = torch.tensor([[1.0, wave * k / 1024, wave] for wave, k, _ in points], dtype=torch.float64)
     wanted = torch.tensor([[t] for *_, t in points], dtype=torch.float64)
-    # Of one wave start and rest cannot be told apart: the least solution makes them equal.
-    start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
+    if batches:  # blocks overlap, so that a line through several waves says little of a start
+        start = LAUNCH
+        total, rest = (torch.linalg.pinv(equations[:, 1:]) @ (wanted - start)).flatten().tolist()
+    else:
+        # Of one wave start and rest cannot be told apart: the least solution makes them equal.
+        start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
     row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
-    if row["rung"] == 13:  # what the second kernel costs, without the bytes of the pieces (gemm.cu's PIECES_RATE)
+    # What the second kernel costs, without the bytes of the pieces (gemm.cu's PIECES_RATE).
+    if row["rung"] == 13 or (row["rung"] == 11 and dtype == torch.float64):
         tiles = max(1, room // 4)
-        m, n = grid(tiles, tile_m, tile_n)
-        cut = time(tiles, 2048, 2) - 16 * m * n / 3e6
+        m, n = grid(tiles, tile_m, tile_n, order == "TN")
+        pieces_bytes = 2 * 2 * (8 if dtype == torch.float64 else 4) * m * n
+        cut = time(tiles, 2048, 2) - pieces_bytes / 3e6
         row["split"] = max(1.0, cut - row["start"] - row["sum"] - row["rest"])
     if clustered:  # what a second piece costs that another block of the cluster makes
         row["split"] = max(0.1, time(room // 2, 2048, 2) - row["start"] - row["sum"] - row["rest"])
     return row
 
 
-def tuned(samples):
-    """The file's lines, with the times of this GPU."""
-    lines, kind = [], None
+def row_of(match):
+    return dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
+
+
+def shared_tiles():
+    """The tiles that have a row for several blocks an SM: table, rung, tile."""
+    found, kind = set(), None
     for line in FILE.read_text().splitlines():
         if match := re.match(r"static const GemmTime (\w+)\[\]", line):
             kind = match[1]
         if match := ROW.match(line):
-            row = dict(zip(FIELDS, (float(x) if "." in x else int(x) for x in match[1].split(",")), strict=True))
+            row = row_of(match)
+            if row["blocks"] > 1:
+                found.add((kind, row["rung"], row["tile"]))
+    return found
+
+
+def tuned(samples):
+    """The file's lines, with the times of this GPU."""
+    lines, kind, shared = [], None, shared_tiles()
+    for line in FILE.read_text().splitlines():
+        if match := re.match(r"static const GemmTime (\w+)\[\]", line):
+            kind = match[1]
+        if match := ROW.match(line):
+            row = row_of(match)
             dtype, order = TABLES[kind]
-            row = measure(row, dtype, order, kind.startswith("FLOAT"), samples)
+            is_shared = (kind, row["rung"], row["tile"]) in shared
+            row = measure(row, dtype, order, kind.startswith("FLOAT"), is_shared, samples)
             line = "    {" + ", ".join(
                 f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS
             )

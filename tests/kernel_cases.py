@@ -141,10 +141,10 @@ def run_depthwise():
 
 
 def run_plans():
-    """Each tile of rungs 13, 14 and 15, with k whole and cut, at a size that no tile divides."""
+    """Each tile of rungs 11 (float64), 13, 14 and 15, with k whole and cut, at a size that no tile divides; a batch."""
     from cuda_ops._library import ops
 
-    plans = [(13, tile, splits, 0) for tile in range(5) for splits in (1, 2)] + [(13, 4, 1, 1)]
+    plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
     plans += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)]
     for plan, dtype in itertools.product(plans, [torch.float32, torch.float16, torch.bfloat16]):
         a, b = (torch.randn(lines, 200, device="cuda").to(dtype) for lines in (72, 136))
@@ -153,6 +153,18 @@ def run_plans():
                 ops.gemm_planned(*operands, plan, allow_tf32=True)
             except NotImplementedError:  # not for this dtype and these storage orders
                 continue
+    # More tiles than two a multiprocessor, so that blocks walk from one to the next.
+    for tile, dtype in itertools.product(range(4, 8), [torch.float32, torch.bfloat16]):
+        a, b = (torch.randn(300, 16, 72, device="cuda").to(dtype) for _ in range(2))
+        for operands in ((a, b.mT), (a.mT, b), (a, b.mT.contiguous())):
+            try:
+                ops.gemm_planned(*operands, (13, tile, 1, 0), allow_tf32=True)
+            except NotImplementedError:
+                continue
+    for tile, splits in itertools.product(range(3), (1, 2)):
+        a, b = (torch.randn(lines, 200, device="cuda", dtype=torch.float64) for lines in (72, 134))
+        for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):
+            ops.gemm_planned(*operands, (11, tile, splits, 0))
     for tile, splits, dtype in itertools.product(range(6), (1, 4), [torch.float32, torch.float64]):
         a, b = (torch.randn(lines, 200, device="cuda", dtype=dtype) for lines in (72, 134))
         for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):

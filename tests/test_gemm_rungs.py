@@ -120,7 +120,7 @@ def test_storage_orders(name, dtype):
 # All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds,
 # and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
 # the blocks of a cluster; rung 15 on the tensor cores.
-PLANS = [(13, tile, splits, swapped) for tile in range(5) for splits in (1, 3) for swapped in range(1 + (tile > 3))]
+PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 PLANS += [(15, 0, 1, 0)]
 # Rung 15 on the CUDA cores: its tiles, with k whole and cut among the blocks of a cluster.
@@ -147,6 +147,69 @@ def test_plans(plan, dtype):
         ran += 1
     if ran == 0:
         pytest.skip("not for this dtype, or not on this device")
+
+
+def batches(batch, m, n, k, dtype, ta, tb):
+    """Operands of values that TF32 holds, amid NaN that no kernel may touch."""
+    generator = torch.Generator(device="cuda").manual_seed(batch + m)
+    for rows, columns, turned in ((m, k, ta), (k, n, tb)):
+        rows, columns = (columns, rows) if turned else (rows, columns)
+        matrices = torch.full((batch, rows + 1, columns + 8), math.nan, device="cuda", dtype=dtype)[:, :rows, :columns]
+        matrices.copy_(torch.randn(batch, rows, columns, generator=generator, device="cuda").bfloat16())
+        yield matrices.mT if turned else matrices
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan[0] == 13 and plan[3] == 0], ids=str)
+def test_plans_of_batches(plan, dtype):
+    """More matrices than multiprocessors, each of less than a tile, one, and several: blocks walk from one to the next.
+    One operand of a batch may be the same for all."""
+    ran = 0
+    for (batch, m, n, k), (ta, tb) in itertools.product(
+        [(300, 64, 64, 64), (150, 128, 128, 96), (140, 136, 72, 40)], itertools.product([False, True], repeat=2)
+    ):
+        a, b = batches(batch, m, n, k, dtype, ta, tb)
+        for left, right in [(a, b), (a[:1].expand(batch, -1, -1), b), (a, b[:1].expand(batch, -1, -1))]:
+            what = f"{plan} {(batch, m, n, k)} {ta} {tb} {left.stride()} {right.stride()}"
+            try:
+                check(lambda a, b: ops.gemm_planned(a, b, plan, allow_tf32=True), left, right, what)
+            except NotImplementedError:
+                continue
+            ran += 1
+    if ran == 0:
+        pytest.skip("not for this dtype, or not on this device")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tile", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_turns_of_short_tiles(dtype, tile):
+    """Warpgroups that take tiles in turn, of one step each, and pieces stored element by element, which no barrier
+    follows: a warp that is late must not miss its turn. Many times over, since one in thousands was late."""
+    k = 3 * 128 // dtype.itemsize
+    a, b = batches(150, 256, 128, k, dtype, False, True)
+    try:
+        for _ in range(200):
+            ops.gemm_planned(a, b, (13, tile, 3, 0), allow_tf32=True)
+    except NotImplementedError:
+        pytest.skip("not on this device")
+    check(lambda a, b: ops.gemm_planned(a, b, (13, tile, 3, 0), allow_tf32=True), a, b, f"{dtype} {tile}")
+
+
+FLOAT64_PLANS = [(11, tile, splits, 0) for tile in range(3) for splits in (1, 3)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("plan", FLOAT64_PLANS, ids=str)
+def test_float64_plans(plan):
+    """Rung 11's tiles of float64, k whole and cut: less than a tile, one, several; odd sizes; a batch."""
+    sizes = [(1, 1, 1), (32, 64, 32), (17, 33, 700), (130, 68, 48), (96, 128, 256), (5, 4, 0)]
+    for (m, n, k), (ta, tb) in itertools.product(sizes, itertools.product([False, True], repeat=2)):
+        a, b = operands(m, n, k, torch.float64, "cuda", ta, tb)
+        check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} {(m, n, k)} {ta} {tb}")
+    a, b = batches(300, 40, 72, 200, torch.float64, False, False)
+    check(lambda a, b: ops.gemm_planned(a, b, plan), a, b, f"{plan} batch")
 
 
 @pytest.mark.cuda

@@ -51,7 +51,8 @@ static const int PREFERENCE[] = {13, 11, 10, 4};
 static constexpr double BYTES_RATE = 4.2e6; // a microsecond
 static constexpr double PIECES_RATE = 3e6;  // of pieces of k that are written and read again
 static constexpr double SHOWN = 0.1;
-static constexpr int64_t SMALLEST_PIECE = 256, SMALLEST_DIRECT_PIECE = 32;
+static constexpr int64_t SMALLEST_PIECE = 256, SMALLEST_FLOAT64_PIECE = 128, SMALLEST_DIRECT_PIECE = 32;
+static constexpr int64_t LONG_FLOAT64_PIECE = 1024;
 
 // Rungs whose pieces of k the blocks of a cluster make, as many as a power of two.
 static bool cuts_in_clusters(int rung)
@@ -59,17 +60,23 @@ static bool cuts_in_clusters(int rung)
     return rung == 14 || rung == 15;
 }
 
-// m and n as the kernel sees them.
-static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
-                       GemmDevice device)
+// The waves of the GPU that a product takes; m and n as the kernel sees them.
+static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
+                        GemmDevice device)
 {
     const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * splits;
     const int64_t room = device.multiprocessors * t.blocks / (t.cluster_m * t.cluster_n); // clusters that run at once
-    const int64_t waves = ceil_div(clusters, room > 0 ? room : 1);
+    return ceil_div(clusters, room > 0 ? room : 1);
+}
+
+static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
+                       GemmDevice device)
+{
+    const int64_t waves = waves_of(t, p, m, n, splits, device), sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     double time = (double)waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
     if (splits > 1) // pieces go from block to block, or by way of memory
         time += cuts_in_clusters(t.rung) ? t.split * (double)(splits - 1)
-                                         : t.split + (double)(8 * splits * p.batch * m * n) / PIECES_RATE;
+                                         : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / PIECES_RATE;
     const double bytes = (double)dtype_size(p.dtype) *
                          ((double)((p.stride_a == 0 ? 1 : p.batch) * p.m * p.k) +
                           (double)((p.stride_b == 0 ? 1 : p.batch) * p.n * p.k) + (double)(p.batch * p.m * p.n));
@@ -93,15 +100,21 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
 {
     const int64_t blocks =
         ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * t.cluster_m * t.cluster_n * splits;
+    // float64 takes so long for a long k that pieces pay where they fill the last wave.
+    const bool fills_waves = t.rung == 11 && p.dtype == CUDA_OPS_FLOAT64 && p.k / splits >= LONG_FLOAT64_PIECE;
+    const int64_t smallest = t.rung == 15                  ? SMALLEST_DIRECT_PIECE
+                             : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_PIECE
+                                                           : SMALLEST_PIECE;
     return (t.rung != 15 || device.capability >= 90) && // clusters
-           p.k / splits >= (t.rung == 15 ? SMALLEST_DIRECT_PIECE : SMALLEST_PIECE) &&
-           blocks <= device.multiprocessors * t.blocks;
+           p.k / splits >= smallest && (blocks <= device.multiprocessors * t.blocks || fills_waves);
 }
 
 // Whether the tile takes the problem as it is, or with A and B changed so that D is made transposed.
-static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped)
+static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swapped, GemmDevice device)
 {
     switch (t.rung) {
+    case 11: // float64's small tile is Hopper's
+        return !swapped && (t.tile == 0 || device.capability >= 90);
     case 13:
         return gemm_cluster_persistent_takes(p, t.tile, swapped);
     case 14:
@@ -109,6 +122,18 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
     default:
         return !swapped;
     }
+}
+
+// Whether the row is for blocks that have an SM to themselves, of a tile whose blocks share one where they are many:
+// what it says of a wave does not hold for two. (Rung 15's rows are fitted to several.)
+template <int COUNT>
+static bool is_for_one_wave(const GemmTime (&times)[COUNT], const GemmTime &t)
+{
+    if (t.rung != 15 && t.blocks == 1)
+        for (const GemmTime &other : times)
+            if (other.rung == t.rung && other.tile == t.tile && other.blocks > 1)
+                return true;
+    return false;
 }
 
 template <int COUNT>
@@ -123,12 +148,14 @@ static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, G
         if ((only && t.rung != only) || !rung_numbered(t.rung)->supports(call, device))
             continue;
         for (int swapped = 0; swapped < 2; swapped++) {
-            if (!takes(t, p, swapped))
+            if (!takes(t, p, swapped, device))
                 continue;
             const bool turned = swapped || (turns && t.rung == 13);
             const int64_t m = turned ? p.n : p.m, n = turned ? p.m : p.n;
             for (int splits = 1; splits <= t.splits; splits = cuts_in_clusters(t.rung) ? 2 * splits : splits + 1) {
                 if (splits > 1 && !is_worth_splitting(t, p, m, n, splits, device))
+                    break;
+                if (waves_of(t, p, m, n, splits, device) > 1 && is_for_one_wave(times, t))
                     break;
                 const double time =
                     estimate(t, p, m, n, splits, device) * (reads_narrow_rows(t, p, swapped) ? NARROW : 1);
@@ -171,6 +198,8 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
         const bool tiled = only == 0 && gemm_cp_async_microseconds(p, device) < direct;
         return tiled ? GemmPlan{10, 0, 1, 0, 8} : plan;
     }
+    if (p.dtype == CUDA_OPS_FLOAT32 && p.transpose_a && !p.transpose_b)
+        return quickest(TF32_TN_TIMES, call, device, only);
     if (p.dtype == CUDA_OPS_FLOAT32)
         return !p.transpose_a && p.transpose_b ? quickest(TF32_NT_TIMES, call, device, only)
                                                : quickest(TF32_TIMES, call, device, only);
@@ -196,6 +225,11 @@ GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &p, GemmDevice
 GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, 14);
+}
+
+GemmPlan gemm_mma_sync_float64_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan_for(without_pointers(p), device, 11);
 }
 
 GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
@@ -254,6 +288,8 @@ static const GemmRung *choose(const GemmCall &call, int number, GemmDevice devic
 static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     switch (plan.rung) {
+    case 11:
+        return gemm_mma_sync_planned(call, device, plan);
     case 13:
         return gemm_cluster_persistent_planned(call, device, plan);
     case 14:
@@ -331,7 +367,8 @@ static bool is_plan(const GemmCall &call, GemmDevice device, const cuda_ops_gemm
     const GemmRung *const rung = rung_numbered(plan.rung);
     return is_valid(call) && rung && rung->supports(call, device) && plan.tile >= 0 && plan.splits >= 1 &&
            (!call.problem.preactivation || can_keep(internal(plan))) &&
-           plan.splits <= (plan.rung == 13   ? 32
+           plan.splits <= (plan.rung == 11   ? call.problem.dtype == CUDA_OPS_FLOAT64 ? 32 : 1
+                           : plan.rung == 13 ? 32
                            : plan.rung == 14 ? 8
                            : plan.rung == 15 ? 16
                                              : 1);
@@ -346,7 +383,9 @@ extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, con
     if (!chosen)
         return CUDA_OPS_INVALID_ARGUMENT;
     const GemmPlan found = plan_for(call, device, chosen->number);
-    *plan = {chosen->number, found.tile, chosen->number >= 13 ? found.splits : 1, found.swapped}; // 11 cuts by itself
+    // Of the rungs before 13 only 11's float64 has its cuts of k from here.
+    const bool cuts = chosen->number >= 13 || (chosen->number == 11 && problem->dtype == CUDA_OPS_FLOAT64);
+    *plan = {chosen->number, found.tile, cuts ? found.splits : 1, found.swapped};
     return CUDA_OPS_SUCCESS;
 }
 
@@ -354,6 +393,8 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
                                                         const cuda_ops_gemm_plan *plan)
 {
     const GemmRung *const rung = rung_numbered(plan->rung);
+    if (plan->rung == 11)
+        return gemm_mma_sync_planned_workspace(*problem, current_gemm_device(), internal(*plan));
     if (plan->rung == 13)
         return gemm_cluster_persistent_planned_workspace(*problem, internal(*plan));
     return rung && rung->workspace ? rung->workspace(*problem, current_gemm_device()) : 0;

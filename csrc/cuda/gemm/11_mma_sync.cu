@@ -17,15 +17,11 @@ static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t 
     return is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-static int64_t tile_m_of(const cuda_ops_gemm_problem &p)
-{
-    return p.dtype == CUDA_OPS_FLOAT64 ? 64 : 128;
-}
-
-// The pieces that k is split in: as many as bring the blocks to one wave of the GPU, of at least 256 each.
+// The pieces that k is split in: as many as bring the blocks to one wave of the GPU, of at least 256 each. float64,
+// whose tiles differ, has its pieces from the table.
 static int64_t pieces_of(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    const int64_t tiles = ceil_div(p.m, tile_m_of(p)) * ceil_div(p.n, 128) * p.batch;
+    const int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, 128) * p.batch;
     int64_t pieces = device.multiprocessors / tiles;
     pieces = pieces < p.k / 256 ? pieces : p.k / 256;
     pieces = pieces < 32 ? pieces : 32;
@@ -37,15 +33,34 @@ bool gemm_mma_sync_supports(const GemmCall &call, GemmDevice device)
     return device.capability >= 80 && (call.problem.dtype != CUDA_OPS_FLOAT32 || call.problem.allow_tf32);
 }
 
+static GemmPlan plan_of(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return p.dtype == CUDA_OPS_FLOAT64 ? gemm_mma_sync_float64_plan(p, device)
+                                       : GemmPlan{11, 0, (int)pieces_of(p, device), 0, 8};
+}
+
 int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return gemm_pieces_bytes(problem, pieces_of(problem, device));
+    return gemm_pieces_bytes(problem, plan_of(problem, device).splits);
+}
+
+int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan)
+{
+    return problem.dtype == CUDA_OPS_FLOAT64 ? gemm_pieces_bytes(problem, plan.splits)
+                                             : gemm_mma_sync_workspace(problem, device);
 }
 
 cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
 {
+    return gemm_mma_sync_planned(call, device, plan_of(call.problem, device));
+}
+
+cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
     const cuda_ops_gemm_problem &p = call.problem;
-    int64_t pieces = pieces_of(p, device);
+    if (plan.tile > (p.dtype == CUDA_OPS_FLOAT64 ? 2 : 0))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    int64_t pieces = p.k == 0 ? 1 : p.dtype == CUDA_OPS_FLOAT64 ? plan.splits : pieces_of(p, device);
     const int64_t chunk = pieces > 1 ? ceil_div(ceil_div(p.k, pieces), 32) * 32 : p.k, size = dtype_size(p.dtype);
     pieces = pieces > 1 ? ceil_div(p.k, chunk) : 1; // none of them empty
     MmaWork work = {};
@@ -53,7 +68,7 @@ cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
     work.m = p.m, work.n = p.n, work.k = p.k, work.batch = p.batch;
     work.lda = p.lda, work.ldb = p.ldb, work.ldd = p.ldd;
     work.stride_a = p.stride_a, work.stride_b = p.stride_b, work.stride_d = p.stride_d;
-    work.tiles_m = ceil_div(p.m, tile_m_of(p));
+    work.tiles_m = ceil_div(p.m, 128); // float64 counts its own
     work.tiles_n = ceil_div(p.n, 128);
     work.splits = pieces;
     work.chunk = chunk;
@@ -79,7 +94,7 @@ cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
         status = gemm_mma_sync_tf32(work, p, aligned, call.stream);
         break;
     case CUDA_OPS_FLOAT64:
-        status = gemm_mma_sync_float64(work, p, aligned, call.stream);
+        status = gemm_mma_sync_float64(work, p, aligned, plan.tile, call.stream);
         break;
     }
     return status == CUDA_OPS_SUCCESS && pieces > 1 ? gemm_add_pieces(call, pieces) : status;

@@ -312,7 +312,7 @@ cuda_ops_status gemm_mma_sync_float16(const MmaWork &work, const cuda_ops_gemm_p
                                       cudaStream_t stream);
 cuda_ops_status gemm_mma_sync_tf32(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
                                    cudaStream_t stream);
-cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
                                       cudaStream_t stream);
 
 #endif

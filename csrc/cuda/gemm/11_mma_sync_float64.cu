@@ -1,10 +1,10 @@
 // Rung 11 for float64, a kernel of its own: D = activation(alpha * op(A) op(B) + bias) by mma.sync, 16 x 8 x 8 and
 // 16 x 8 x 4 on Hopper (before it 8 x 8 x 4). The tensor cores' 128 multiply-adds a cycle and SM are slow beside shared
-// memory, so that nothing counts but keeping them busy: a block makes a tile of 64 x 128 or 128 x 64 from a ring of
-// slices of 32 or 16 along k, which cp.async copies several ahead (16 bytes at a time, or 8, which fits any address);
-// fragments are read while those before are multiplied, each element straight to the register where the instruction
-// wants it. With the padding none of the ways of reading meets a bank twice. Measured on an H200 against cuBLAS: 1024^3
-// 1.00 to 1.01, 2048^3 and 4096^3 0.96 to 0.97.
+// memory, so that nothing counts but keeping them busy: a block makes a tile of 64 x 128 or 128 x 64, of small D 32 x
+// 64 or 32 x 32, from a ring of slices of 32 or 16 along k, which cp.async copies several ahead (16 bytes at a time, or
+// 8, which fits any address); fragments are read while those before are multiplied, each element straight to the
+// register where the instruction wants it. With the padding none of the ways of reading meets a bank twice. Measured on
+// an H200 against cuBLAS: 1024^3 0.99 to 1.01, 2048^3 and 4096^3 0.95 to 0.97; small D 0.93 to 1.30.
 #include "gemm/11_mma_sync.cuh"
 
 // M x N: a block's tile, made by WARPS_M x WARPS_N warps; K: a slice's depth, DEPTH: an instruction's; BLOCKS: that
@@ -17,11 +17,14 @@ struct Float64Tile {
 };
 // Hopper: where tiles are few, all warps of a multiprocessor on one; where they are many, two blocks of four warps, of
 // which one works on while the other waits, with tiles of 64 x 32 a warp, for which shared memory is read least. Twice
-// the sums leave registers for fragments of 4 of k alone. Before Hopper: the ring that every GPU from sm_80 on holds.
-// Each kernel is compiled for its devices alone.
+// the sums leave registers for fragments of 4 of k alone. Small D by tiles of a fourth and an eighth, of which several
+// blocks share a multiprocessor (Hopper, 16 bytes at a time): the choice's tiles 1 and 2. Before Hopper: the ring that
+// every GPU from sm_80 on holds. Each kernel is compiled for its devices alone.
 typedef Float64Tile<64, 128, 32, 2, 4, 4, 1, 8> DeepTile;
 typedef Float64Tile<128, 64, 16, 2, 2, 3, 2, 4> PairedTile;
 typedef Float64Tile<64, 128, 16, 2, 4, 2, 1, 8> ShallowTile;
+typedef Float64Tile<32, 64, 32, 2, 4, 4, 2, 8> SmallTile;
+typedef Float64Tile<32, 32, 32, 2, 2, 4, 3, 8> SmallestTile;
 template <typename C>
 __host__ __device__ constexpr bool is_compiled()
 {
@@ -265,8 +268,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 }
 
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
-static cuda_ops_status launch_float64(const MmaWork &work, cudaStream_t stream)
+static cuda_ops_status launch_float64(const MmaWork &whole, cudaStream_t stream)
 {
+    MmaWork work = whole;
+    work.tiles_m = ceil_div(work.m, C::M), work.tiles_n = ceil_div(work.n, C::N);
     const auto kernel = gemm_mma_sync_float64_kernel<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
     constexpr int ring = C::STAGES * float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, results = C::M * (C::N + 8);
     constexpr int bytes = (ring > results ? ring : results) * (int)sizeof(double);
@@ -289,7 +294,7 @@ static cuda_ops_status launch_float64_transposed(const MmaWork &work, const cuda
                          : launch_float64<C, false, true, ALIGNED>(work, stream);
 }
 
-cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
                                       cudaStream_t stream)
 {
     if (work.capability < 90)
@@ -297,13 +302,17 @@ cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_p
                        : launch_float64_transposed<ShallowTile, false>(work, p, stream);
     if (!aligned)
         return launch_float64_transposed<DeepTile, false>(work, p, stream);
-    MmaWork paired = work;
-    paired.tiles_m = ceil_div(work.m, PairedTile::M), paired.tiles_n = ceil_div(work.n, PairedTile::N);
-    const int64_t deep_waves = ceil_div(work.tiles_m * work.tiles_n * work.batch, work.multiprocessors);
+    if (tile == 1)
+        return launch_float64_transposed<SmallTile, true>(work, p, stream);
+    if (tile == 2)
+        return launch_float64_transposed<SmallestTile, true>(work, p, stream);
+    const int64_t deep_waves =
+        ceil_div(ceil_div(work.m, DeepTile::M) * ceil_div(work.n, DeepTile::N) * work.batch, work.multiprocessors);
     const int64_t paired_waves =
-        ceil_div(paired.tiles_m * paired.tiles_n * work.batch, PairedTile::BLOCKS * work.multiprocessors);
+        ceil_div(ceil_div(work.m, PairedTile::M) * ceil_div(work.n, PairedTile::N) * work.batch,
+                 PairedTile::BLOCKS * work.multiprocessors);
     // A wave of pairs is two of the other kind, less 3 % (measured at 2048^3).
     if (work.splits == 1 && 1.94 * (double)paired_waves < (double)deep_waves)
-        return launch_float64_transposed<PairedTile, true>(paired, p, stream);
+        return launch_float64_transposed<PairedTile, true>(work, p, stream);
     return launch_float64_transposed<DeepTile, true>(work, p, stream);
 }

@@ -3,12 +3,15 @@
 // cluster take tiles beside each other, and each loads its part of the slice they share for both (multicast). Tiles
 // come in bands of rows, so that those that run at one time make up about a square, and what they read stays in the L2
 // cache. Ping-pong: each consumer warpgroup has tiles of its own, and one multiplies while the other's results leave.
-// The tile is picked by the table in gemm.cu; k is split where tiles are few and k is long.
+// Batches of matrices no larger than a tile or two go by smaller blocks that are no cluster's and share an SM by twos:
+// there is nothing to share, and half of a cluster would have no tile.
+// The tile is picked by the table in gemm/times.h; k is split where tiles are few and k is long.
 // Fixes of rung 12: a tile's start and end are hidden, slices are fetched once a cluster, the order is the cache's, and
 // small D gets small tiles. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start.
 // One tile of halves (128 x 80) makes D or D transposed: where D has few columns, or few rows, 80 cuts it so that every
 // SM has a tile. Measured on an H200 against cuBLAS: bfloat16 1024^3 0.97 to 1.01, 2048^3 1.00,
-// 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256 1.14 to 1.20; TF32 by storage order 1.00 to 1.47.
+// 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256 1.14 to 1.20; TF32 by storage order 1.00 to 1.47;
+// 256 products of 128 x 128 x 64 bfloat16 0.96 to 1.05, TF32 0.98 to 1.18.
 // benchmarks/notes/gemm.md has it all.
 #include "common.cuh"
 #include "gemm/hopper.cuh"
@@ -35,14 +38,22 @@ bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device)
 int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPlan &plan)
 {
     return gemm_pieces_bytes(p, plan.splits) +
-           (p.dtype == CUDA_OPS_FLOAT32 ? gemm_cluster_persistent_tf32_bytes(p) : 0);
+           (p.dtype == CUDA_OPS_FLOAT32 ? gemm_cluster_persistent_tf32_bytes(p, plan.tile) : 0);
 }
 
-static constexpr int EITHER_WAY = 4; // the tile of halves that makes D or D transposed
+// Tiles of halves: the one that makes D or D transposed, and the first of those for batches. Of TF32: the first of
+// those, and the one of them that does not turn B.
+static constexpr int EITHER_WAY = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTURNED = 5;
 
 bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
-    return !swapped || (p.dtype != CUDA_OPS_FLOAT32 && tile == EITHER_WAY);
+    const bool tf32 = p.dtype == CUDA_OPS_FLOAT32;
+    // Those for batches have no gelu.
+    if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
+        return false;
+    if (tf32)
+        return !swapped && (tile != TF32_UNTURNED || !p.transpose_a || p.transpose_b);
+    return !swapped || tile == EITHER_WAY;
 }
 
 cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
@@ -52,9 +63,13 @@ cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDe
     const GemmCall call = plan.swapped ? exchanged(original) : original;
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
+        if (plan.tile >= SMALL)
+            return gemm_cluster_persistent_small_bfloat16(call, device, plan);
         return call.problem.transpose_a ? gemm_cluster_persistent_bfloat16_transposed(call, device, plan)
                                         : gemm_cluster_persistent_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
+        if (plan.tile >= SMALL)
+            return gemm_cluster_persistent_small_float16(call, device, plan);
         return call.problem.transpose_a ? gemm_cluster_persistent_float16_transposed(call, device, plan)
                                         : gemm_cluster_persistent_float16(call, device, plan);
     case CUDA_OPS_FLOAT32:

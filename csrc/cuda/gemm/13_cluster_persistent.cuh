@@ -190,13 +190,38 @@ __device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, 
     }
 }
 
+// A stage's MN-major B of TF32 (columns of 32 rows of 128 bytes, 32 neighbours along n) as K-major rows of n, which is
+// what wgmma reads: by both warpgroups, 8 rows of n a warp, a lane for each k.
+template <typename C>
+__device__ __forceinline__ void turn_right(uint32_t to, uint32_t b, int group, int thread)
+{
+    const int warp = 4 * group + thread / 32, k = thread % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int piece = warp % 4 * 2 + i; // of a row of 128 bytes
+        const uint32_t from = b + warp / 4 * C::COLUMN_BYTES + k * SWIZZLE_ROW + (piece ^ (k % 8)) * 16;
+        uint32_t x[4];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(from)
+                     : "memory");
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int n = 8 * warp + 4 * i + e; // a warp writes a whole row of 128 bytes
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * SWIZZLE_ROW + ((k / 4) ^ (n % 8)) * 16 + k % 4 * 4),
+                         "r"(x[e])
+                         : "memory");
+        }
+    }
+}
+
 // Work is GemmWork, or a struct made from it with a load_bias and store_tile of its own (conv2d_sm90.cuh).
 template <typename C, typename Work>
 __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
                                         uint32_t empty, char *buffers, int rank_m, int rank_n)
 {
     typedef typename C::T T;
-    const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
+    const int group = threadIdx.x / WARPGROUP - C::CONSUMERS, thread = threadIdx.x % WARPGROUP;
     buffers += group * C::BUFFERS * C::BUFFER_BYTES;
     [[maybe_unused]] int buffer = 0;
     const int my_row = C::PINGPONG ? 0 : group * C::GROUP_M;
@@ -211,6 +236,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
 
     const uint32_t order = empty + 8 * C::STAGES;
     int stage = 0, phase = 0, turn = 0, mine = 0;
+    [[maybe_unused]] int turned = 0;
     for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER, turn ^= 1) {
         const Place place = place_of<C>(work, index, rank_m, rank_n);
         if (C::PINGPONG && turn != group) {
@@ -233,7 +259,37 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
         if (C::PINGPONG)
             barrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
         mine++;
-        if constexpr (C::IN_REGISTERS) {
+        if constexpr (C::B_TURNED) {
+            // A through registers, and B turned. The products of the stage before are waited for first: registers that
+            // wgmma reads are its own until then. Whoever turns a stage knows by the last one's barrier that all have
+            // done with the products of the tile that it overwrites.
+            for (int step = 0; step < place.steps; step++) {
+                const uint32_t from = stages + stage * C::STAGE_BYTES;
+                const uint32_t to = stages + C::STAGES * C::STAGE_BYTES + turned * (C::TURNED_BYTES / 2);
+                barrier_wait(full + 8 * stage, phase);
+                wgmma_wait<0>();
+                Left<C> left;
+                load_left<C>(left, from, group, thread);
+                turn_right<C>(to, from + C::A_BYTES, group, thread);
+                fence_async_proxy();
+                release_stage<C>(empty, stage, thread, rank_m, rank_n);
+                named_barrier(3, 2 * WARPGROUP);
+                turned ^= 1;
+                const uint64_t b = describe(to, C::COLUMN_BYTES, SWIZZLE_ATOM);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int block = 0; block < C::BLOCKS; block++)
+                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * 32), 1);
+                wgmma_commit();
+                if (++stage == C::STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+            wgmma_wait<0>();
+        } else if constexpr (C::IN_REGISTERS) {
             // A through registers: the next stage's fragments are read while this one's products are made.
             Left<C> left = {}, next = {};
             barrier_wait(full + 8 * stage, phase);
@@ -307,7 +363,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
 #endif // CUDA_OPS_HOPPER_CODE
 
 template <typename C>
-__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+__global__ void __launch_bounds__(C::THREADS, C::SHARING)
     gemm_cluster_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                                    const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
 {
@@ -315,7 +371,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     extern __shared__ char shared[];
     // Every block of a cluster must come to the same addresses; the dynamic part starts at the same in each.
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
-    const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
+    const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES + C::TURNED_BYTES;
     const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
     const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
@@ -339,12 +395,14 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     wait_for_predecessor();
     // Every block is running by now, and the next kernel's take over the SMs as they fall free.
     release_successor();
-    if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
-        if (threadIdx.x == 0)
+    if (threadIdx.x / WARPGROUP == C::PRODUCER) {
+        if constexpr (C::SHARING == 1)
+            give_registers<40>();
+        if (threadIdx.x % WARPGROUP == 0)
             produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
     } else {
-        take_registers<232>();
+        if constexpr (C::SHARING == 1)
+            take_registers<232>();
         consume<C>(work, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
     }
 #endif
@@ -398,8 +456,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
 
     const auto kernel = gemm_cluster_persistent_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    const int64_t room = device.multiprocessors / C::CLUSTER, clusters = total < room ? total : room;
-    start_clusters(kernel, clusters * C::CLUSTER, 3 * WARPGROUP, C::CLUSTER, C::SHARED_BYTES, device.capability,
+    const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER, clusters = total < room ? total : room;
+    start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
                    call.stream, map_a, map_b, map_d, work);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || work.splits == 1)
@@ -430,6 +488,31 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     }
     // clang-format on
     return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// Tiles for batches of small matrices, a block each and two blocks an SM, of which one loads while the other stores.
+template <typename T, bool a_mn_major, bool b_mn_major>
+static cuda_ops_status launch_small(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    // clang-format off
+    switch (plan.tile) {
+    //                                      M   N   cluster ping-pong stages                 copied pieces blocks an SM
+    case 6: return launch<Tile<T, 128, 64, 1, 1, false, 3, a_mn_major, b_mn_major, false, false, 2>>(call, device, plan);
+    case 7: return launch<Tile<T, 64, 128, 1, 1, true, 3, a_mn_major, b_mn_major, false, false, 2>>(call, device, plan);
+    }
+    // clang-format on
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+template <typename T>
+static cuda_ops_status launch_small_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (p.transpose_a)
+        return p.transpose_b ? launch_small<T, true, false>(call, device, plan)
+                             : launch_small<T, true, true>(call, device, plan);
+    return p.transpose_b ? launch_small<T, false, false>(call, device, plan)
+                         : launch_small<T, false, true>(call, device, plan);
 }
 
 // A as it is stored: its two ways are in two files, which compile side by side.

@@ -3,7 +3,9 @@
 //     A K, B K    both from shared memory
 //     A MN, B K   A through registers
 //     A K, B MN   the product transposed, D^T = B^T A^T, is the case above
-//     A MN, B MN  the smaller operand is transposed into the workspace first, which leaves one of the two above
+//     A MN, B MN  the smaller operand is transposed into the workspace first, which leaves one of the two above; by the
+//                 tiles for batches (13_cluster_persistent_small_tf32.cu) A through registers, and the smaller operand,
+//                 as B, turned in shared memory
 #include "gemm/13_cluster_persistent.cuh"
 
 static constexpr int PATCH = 32, PATCH_ROWS = 8;
@@ -52,10 +54,15 @@ bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &p)
     return !p.transpose_b && (!p.transpose_a || transposes_a(p));
 }
 
-// Bytes in front of the pieces' in the workspace.
-int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &p)
+static bool is_small(int tile)
 {
-    if (!p.transpose_a || p.transpose_b)
+    return tile >= 4;
+}
+
+// Bytes in front of the pieces' in the workspace.
+int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &p, int tile)
+{
+    if (!p.transpose_a || p.transpose_b || is_small(tile))
         return 0;
     const int64_t lines = transposes_a(p) ? p.m : p.n;
     const int64_t matrices = (transposes_a(p) ? p.stride_a : p.stride_b) == 0 ? 1 : p.batch;
@@ -110,6 +117,10 @@ cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &original, GemmDevic
     GemmCall call = original;
     GemmPlan how = plan;
     cuda_ops_gemm_problem &p = call.problem;
+    if (is_small(plan.tile)) {
+        how.swapped = gemm_cluster_persistent_tf32_turns(p);
+        return gemm_cluster_persistent_small_tf32(how.swapped ? exchanged(call) : call, device, how);
+    }
     if (p.transpose_a && !p.transpose_b) {
         const bool a = transposes_a(p);
         const cuda_ops_status status =
@@ -117,7 +128,7 @@ cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &original, GemmDevic
               : transpose(call.b, p.ldb, p.stride_b, (float *)call.workspace, p.n, p.k, p.batch, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
-        call.workspace = (char *)call.workspace + gemm_cluster_persistent_tf32_bytes(original.problem);
+        call.workspace = (char *)call.workspace + gemm_cluster_persistent_tf32_bytes(original.problem, plan.tile);
         if (a)
             p.transpose_a = 0;
         else

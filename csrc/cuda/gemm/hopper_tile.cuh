@@ -10,7 +10,8 @@
 
 // One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n.
 template <typename T_, int TILE_M_, int TILE_N_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, int STAGES_,
-          bool A_MN_MAJOR_, bool B_MN_MAJOR_, bool FLOATS_COPIED_ = false, bool PIECES_STORED_ = false>
+          bool A_MN_MAJOR_, bool B_MN_MAJOR_, bool FLOATS_COPIED_ = false, bool PIECES_STORED_ = false,
+          int SHARING_ = 1>
 struct Tile {
     typedef T_ T;
     static constexpr int M = TILE_M_, N = TILE_N_, CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, STAGES = STAGES_;
@@ -20,6 +21,14 @@ struct Tile {
     static constexpr int K = ROW;                            // depth of a stage
     // wgmma reads TF32 from shared memory only where it is K-major; an MN-major A goes through registers.
     static constexpr bool IN_REGISTERS = sizeof(T) == 4 && A_MN_MAJOR;
+    // An MN-major B beside it is turned in shared memory, into one of two tiles that take turns.
+    static constexpr bool B_TURNED = sizeof(T) == 4 && B_MN_MAJOR;
+    static constexpr int TURNED_BYTES = B_TURNED ? 2 * N * SWIZZLE_ROW : 0;
+    // Blocks that share a multiprocessor. One alone has a warpgroup that loads, whose registers go to the two that
+    // multiply. Where two share one, a warp behind those loads: 288 threads of 112 registers, which nobody hands over.
+    static constexpr int SHARING = SHARING_;
+    static constexpr int THREADS = SHARING == 1 ? 3 * WARPGROUP : 2 * WARPGROUP + 32;
+    static constexpr int PRODUCER = SHARING == 1 ? 0 : 2, CONSUMERS = SHARING == 1 ? 1 : 0; // their first warpgroups
     // What one consumer warpgroup multiplies.
     static constexpr int GROUP_M = PINGPONG ? M : M / 2;
     static constexpr int BLOCKS = GROUP_M / 64; // wgmmas of 64 rows
@@ -44,10 +53,10 @@ struct Tile {
                                                                            : GROUP_M * CHUNK_ROW;
     static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : FLOATS_COPIED ? 2 : PIECES_STORED ? 1 : 0;
     static constexpr int SHARED_BYTES =
-        STAGES * STAGE_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
-    static_assert(sizeof(T) == 2 || !B_MN_MAJOR, "B of TF32 is K-major");
+        STAGES * STAGE_BYTES + TURNED_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
+    static_assert(!B_TURNED || (IN_REGISTERS && !PINGPONG && N == 64), "what turns B is written for");
     static_assert(!IN_REGISTERS || BLOCKS <= 2, "two or four rows a thread");
-    static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
+    static_assert(SHARING * (SHARED_BYTES + 1024) <= 233472, "an SM's shared memory");
     static_assert(!PIECES_STORED || BUFFERS * BUFFER_BYTES >= PIECE_BYTES, "a piece of the sums in float32");
     static_assert(M % (8 * CLUSTER_N) == 0 && N % (8 * CLUSTER_M) == 0, "each block of a cluster loads its part");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");

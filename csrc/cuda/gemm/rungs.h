@@ -67,7 +67,10 @@ cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice
 cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call, GemmDevice device,
                                                            const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem);
+cuda_ops_status gemm_cluster_persistent_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
 bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &problem);
 
 // Rung 14's.
@@ -83,6 +86,11 @@ GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &problem, GemmDevice devic
 cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_direct_float64(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// Rung 11's. float64 has three tiles, and its cuts of k are the plan's.
+GemmPlan gemm_mma_sync_float64_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
 // About how long rung 10 takes in float32.
 double gemm_cp_async_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
