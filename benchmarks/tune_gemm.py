@@ -82,15 +82,18 @@ def measure(row, dtype, order, cores, shared, samples):
         tile_m, tile_n = tile_n, tile_m  # it makes D transposed
     room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
 
+    # Rung 13's tile of 80 columns: a block makes one, and it is chosen for D of one cluster tile's rows alone.
+    flat = row["rung"] == 13 and row["n"] == 80
+
     def time(tiles, k, splits):
-        m, n = grid(tiles, tile_m, tile_n, order == "TN")
+        m, n = (tile_m, tiles * tile_n) if flat else grid(tiles, tile_m, tile_n, order == "TN")
         a, b = operands(m, n, k, dtype, order)
         plan = (row["rung"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=not cores), samples)
 
     clustered = row["rung"] == 14 or (row["rung"] == 15 and cores)  # k is cut among the blocks of a cluster
     # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
-    alone = row["blocks"] == 1 and (clustered or shared)
+    alone = flat or (row["blocks"] == 1 and (clustered or shared))
     batches = row["rung"] == 13 and row["blocks"] > 1  # these tiles are for batches of small matrices
     waves = (1,) if alone else (1, 2)
     short = cores or batches
@@ -108,9 +111,9 @@ def measure(row, dtype, order, cores, shared, samples):
         start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
     row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
     # What the second kernel costs, without the bytes of the pieces (gemm.cu's PIECES_RATE).
-    if row["rung"] == 13 or (row["rung"] == 11 and dtype == torch.float64):
+    if (row["rung"] == 13 and row["splits"] > 1) or (row["rung"] == 11 and dtype == torch.float64):
         tiles = max(1, room // 4)
-        m, n = grid(tiles, tile_m, tile_n, order == "TN")
+        m, n = (tile_m, tiles * tile_n) if flat else grid(tiles, tile_m, tile_n, order == "TN")
         pieces_bytes = 2 * 2 * (8 if dtype == torch.float64 else 4) * m * n
         cut = time(tiles, 2048, 2) - pieces_bytes / 3e6
         row["split"] = max(1.0, cut - row["start"] - row["sum"] - row["rest"])

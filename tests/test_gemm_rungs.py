@@ -121,6 +121,9 @@ def test_storage_orders(name, dtype):
 # and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
 # the blocks of a cluster; rung 15 on the tensor cores.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
+# Those that two blocks make together.
+PAIRS = [(13, tile, 1, swapped) for tile in range(16, 21) for swapped in range(1 + (tile != 18))]
+PLANS += PAIRS
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
 PLANS += [(15, 0, 1, 0)]
 # Rung 15 on the CUDA cores: its tiles, with k whole and cut among the blocks of a cluster.
@@ -232,6 +235,36 @@ def test_float64_of_many_tiles():
     for ta, tb, odd in itertools.product([False, True], [False, True], [0, 1]):
         a, b = operands(1100 + odd, 1000 + odd, 72 + odd, torch.float64, "cuda", ta, tb)
         check(cuda_ops.functional.matmul, a, b, f"{odd} {ta} {tb}")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("plan", PAIRS, ids=str)
+def test_pairs(plan, dtype):
+    """Two blocks of a cluster, each with half of k: one of them without a slice, both with fewer than are multiplied by
+    halves, and as many, and one more; more tiles than the GPU holds; batches, one of them with a matrix for all."""
+    ran = 0
+    for (batch, m, n, k), (ta, tb) in itertools.product(
+        [
+            *((1, 136, 200, k) for k in (8, 64, 72, 448, 512, 520, 704, 768, 1032)),
+            (3, 264, 392, 776),
+            (70, 136, 104, 960),
+        ],
+        itertools.product([False, True], repeat=2),
+    ):
+        a, b = (
+            torch.randn(batch, *(lines if not turned else lines[::-1]), device="cuda").to(dtype)
+            for lines, turned in (((m, k), ta), ((k, n), tb))
+        )
+        a, b = (x.mT if turned else x for x, turned in ((a, ta), (b, tb)))
+        try:
+            for left in (a, a[:1].expand(batch, -1, -1)):
+                check(lambda a, b: ops.gemm_planned(a, b, plan), left, b, f"{plan} {(batch, m, n, k)} {ta} {tb}")
+        except NotImplementedError:  # not in this storage order
+            continue
+        ran += 1
+    if ran == 0:
+        pytest.skip("not on this device")
 
 
 @pytest.mark.cuda

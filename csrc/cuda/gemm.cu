@@ -115,8 +115,9 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
     switch (t.rung) {
     case 11: // float64's small tile is Hopper's
         return !swapped && (t.tile == 0 || device.capability >= 90);
-    case 13:
-        return gemm_cluster_persistent_takes(p, t.tile, swapped);
+    case 13: // 128 x 80, which cuts D of few rows as finely as the GPU has SMs, is timed for those alone
+        return gemm_cluster_persistent_takes(p, t.tile, swapped) &&
+               (t.n != 80 || (swapped ? p.n : p.m) <= t.m * t.cluster_m);
     case 14:
         return true;
     default:

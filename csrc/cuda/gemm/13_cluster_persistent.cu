@@ -45,9 +45,22 @@ int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &p
 // those, and the one of them that does not turn B.
 static constexpr int EITHER_WAY = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTURNED = 5;
 
+// The tiles of halves that two blocks make together, each with half of k. That of 128 columns makes D alone, the others
+// D or D transposed; those of 96 and 160 want neighbours along k of what gives them columns.
+static constexpr int FIRST_PAIR = 16, PAIR_96 = 17, PAIR_128 = 18, PAIR_160 = 19, LAST_PAIR = 20;
+
+static bool is_pair(int tile)
+{
+    return tile >= FIRST_PAIR && tile <= LAST_PAIR;
+}
+
 bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
     const bool tf32 = p.dtype == CUDA_OPS_FLOAT32;
+    if (!tf32 && is_pair(tile)) {
+        const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
+        return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
+    }
     // Those for batches have no gelu.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
         return false;
@@ -61,13 +74,19 @@ cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDe
     if (!gemm_cluster_persistent_takes(original.problem, plan.tile, plan.swapped))
         return CUDA_OPS_INVALID_ARGUMENT;
     const GemmCall call = plan.swapped ? exchanged(original) : original;
+    if (is_pair(plan.tile) && plan.splits > 1)
+        return CUDA_OPS_INVALID_ARGUMENT;
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
+        if (is_pair(plan.tile))
+            return gemm_cluster_pair_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_cluster_persistent_small_bfloat16(call, device, plan);
         return call.problem.transpose_a ? gemm_cluster_persistent_bfloat16_transposed(call, device, plan)
                                         : gemm_cluster_persistent_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
+        if (is_pair(plan.tile))
+            return gemm_cluster_pair_float16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_cluster_persistent_small_float16(call, device, plan);
         return call.problem.transpose_a ? gemm_cluster_persistent_float16_transposed(call, device, plan)

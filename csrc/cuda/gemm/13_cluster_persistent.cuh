@@ -354,6 +354,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             wgmma_wait<0>();
             release_stage<C>(empty, before, thread, rank_m, rank_n);
         }
+        if constexpr (C::ONE_TILE) // both warpgroups have read the ring to the end, and no more comes
+            named_barrier(3, 2 * WARPGROUP);
         store_tile<C>(sum, bias, work, map_d, buffers, buffer, (int64_t)place.split * work.batch + place.batch,
                       place.m + my_row, place.n, group, thread);
     }
@@ -371,8 +373,8 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
     extern __shared__ char shared[];
     // Every block of a cluster must come to the same addresses; the dynamic part starts at the same in each.
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
-    const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES + C::TURNED_BYTES;
-    const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
+    const uint32_t buffers = stages + C::BUFFERS_FROM;
+    const uint32_t full = stages + C::BARRIERS_FROM, empty = full + 8 * C::STAGES;
     const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
     if (threadIdx.x == 0) {
@@ -456,7 +458,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
 
     const auto kernel = gemm_cluster_persistent_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER, clusters = total < room ? total : room;
+    const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
+    const int64_t clusters = C::ONE_TILE || total < room ? total : room;
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
                    call.stream, map_a, map_b, map_d, work);
     const cuda_ops_status status = launch_status();
@@ -481,7 +484,7 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major, false, true>>(call, device, plan);
     case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
     case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
-    case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 6 : 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 7 : 8, a_mn_major, b_mn_major, false, true, 1, true>>(call, device, plan);
     case 5:
         if constexpr (!a_mn_major)
             return launch<Tile<T, 128, 128, 2, 1, false, 5, false, b_mn_major, false, true>>(call, device, plan);

@@ -247,6 +247,7 @@ __device__ __forceinline__ void wgmma_wait()
 #define WGMMA_TEXT_10 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
 #define WGMMA_TEXT_30 WGMMA_TEXT_10 WGMMA_TEN(1) WGMMA_TEN(2)
 #define WGMMA_TEXT_40 WGMMA_TEXT_30 "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_TEXT_48 WGMMA_TEXT_30 WGMMA_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_TEXT_60 WGMMA_TEXT_30 WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5)
 #define WGMMA_TEXT_90 WGMMA_TEXT_60 WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8)
 #define WGMMA_TEXT_120 WGMMA_TEXT_90 WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
@@ -256,6 +257,7 @@ __device__ __forceinline__ void wgmma_wait()
 #define WGMMA_OPERANDS_16 WGMMA_16(0)
 #define WGMMA_OPERANDS_32 WGMMA_16(0), WGMMA_16(16)
 #define WGMMA_OPERANDS_40 WGMMA_OPERANDS_32, WGMMA_FOUR(32), WGMMA_FOUR(36)
+#define WGMMA_OPERANDS_48 WGMMA_OPERANDS_32, WGMMA_16(32)
 #define WGMMA_OPERANDS_64 WGMMA_OPERANDS_32, WGMMA_16(32), WGMMA_16(48)
 #define WGMMA_OPERANDS_80 WGMMA_OPERANDS_64, WGMMA_16(64)
 #define WGMMA_OPERANDS_96 WGMMA_OPERANDS_80, WGMMA_16(80)
@@ -269,11 +271,12 @@ __device__ __forceinline__ void wgmma_wait()
                  "wgmma.mma_async.sync.aligned.m64n" #N KIND " {" TEXT "}, %" #A ", %" #B ", p, 1, 1" TAIL ";\n}"      \
                  : OPERANDS                                                                                            \
                  : "l"(a), "l"(b), "r"(accumulate), "n"(a_mn_major), "n"(b_mn_major))
-#define WGMMA_SHARED_ALL(KIND, TAIL_8, TAIL_16, TAIL_32, TAIL_40, TAIL_64, TAIL_80, TAIL_96, TAIL_128)                 \
+#define WGMMA_SHARED_ALL(KIND, TAIL_8, TAIL_16, TAIL_32, TAIL_40, TAIL_48, TAIL_64, TAIL_80, TAIL_96, TAIL_128)        \
     WGMMA_SHARED(16, KIND, WGMMA_TEXT_8, WGMMA_OPERANDS_8, 8, 9, 10, TAIL_8);                                          \
     WGMMA_SHARED(32, KIND, WGMMA_TEXT_16, WGMMA_OPERANDS_16, 16, 17, 18, TAIL_16);                                     \
     WGMMA_SHARED(64, KIND, WGMMA_TEXT_30 "%30, %31", WGMMA_OPERANDS_32, 32, 33, 34, TAIL_32);                          \
     WGMMA_SHARED(80, KIND, WGMMA_TEXT_40, WGMMA_OPERANDS_40, 40, 41, 42, TAIL_40);                                     \
+    WGMMA_SHARED(96, KIND, WGMMA_TEXT_48, WGMMA_OPERANDS_48, 48, 49, 50, TAIL_48);                                     \
     WGMMA_SHARED(128, KIND, WGMMA_TEXT_60 "%60, %61, %62, %63", WGMMA_OPERANDS_64, 64, 65, 66, TAIL_64);               \
     WGMMA_SHARED(160, KIND, WGMMA_TEXT_60 WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79",             \
                  WGMMA_OPERANDS_80, 80, 81, 82, TAIL_80);                                                              \
@@ -286,17 +289,17 @@ __device__ __forceinline__ void wgmma_wait()
 template <typename T, int n, int a_mn_major, int b_mn_major>
 __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate)
 {
-    static_assert(n == 16 || n == 32 || n == 64 || n == 80 || n == 128 || n == 160 || n == 192 || n == 256,
+    static_assert(n == 16 || n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 160 || n == 192 || n == 256,
                   "columns with a text");
     if constexpr (sizeof(T) == 4) {
         static_assert(!a_mn_major && !b_mn_major, "TF32 is K-major");
-        WGMMA_SHARED_ALL("k8.f32.tf32.tf32", "", "", "", "", "", "", "", "");
+        WGMMA_SHARED_ALL("k8.f32.tf32.tf32", "", "", "", "", "", "", "", "", "");
     } else if constexpr (is_bfloat16<T>) {
-        WGMMA_SHARED_ALL("k16.f32.bf16.bf16", ", %11, %12", ", %19, %20", ", %35, %36", ", %43, %44", ", %67, %68",
-                         ", %83, %84", ", %99, %100", ", %131, %132");
+        WGMMA_SHARED_ALL("k16.f32.bf16.bf16", ", %11, %12", ", %19, %20", ", %35, %36", ", %43, %44", ", %51, %52",
+                         ", %67, %68", ", %83, %84", ", %99, %100", ", %131, %132");
     } else {
-        WGMMA_SHARED_ALL("k16.f32.f16.f16", ", %11, %12", ", %19, %20", ", %35, %36", ", %43, %44", ", %67, %68",
-                         ", %83, %84", ", %99, %100", ", %131, %132");
+        WGMMA_SHARED_ALL("k16.f32.f16.f16", ", %11, %12", ", %19, %20", ", %35, %36", ", %43, %44", ", %51, %52",
+                         ", %67, %68", ", %83, %84", ", %99, %100", ", %131, %132");
     }
 }
 

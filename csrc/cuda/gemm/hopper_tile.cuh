@@ -8,10 +8,11 @@
 #include "gemm/hopper.cuh"
 #include "gemm/rungs.h"
 
-// One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n.
+// One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n. ONE_TILE: a block
+// makes no other after it, so that results may leave by way of the ring, which is longer by as much.
 template <typename T_, int TILE_M_, int TILE_N_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, int STAGES_,
           bool A_MN_MAJOR_, bool B_MN_MAJOR_, bool FLOATS_COPIED_ = false, bool PIECES_STORED_ = false,
-          int SHARING_ = 1>
+          int SHARING_ = 1, bool ONE_TILE_ = false>
 struct Tile {
     typedef T_ T;
     static constexpr int M = TILE_M_, N = TILE_N_, CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, STAGES = STAGES_;
@@ -52,8 +53,12 @@ struct Tile {
                                         : sizeof(T) == 4 && !FLOATS_COPIED ? PIECE_BYTES
                                                                            : GROUP_M * CHUNK_ROW;
     static constexpr int BUFFERS = sizeof(T) == 2 ? IN_LINES ? 1 : 2 : FLOATS_COPIED ? 2 : PIECES_STORED ? 1 : 0;
-    static constexpr int SHARED_BYTES =
-        STAGES * STAGE_BYTES + TURNED_BYTES + 2 * BUFFERS * BUFFER_BYTES + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
+    static constexpr bool ONE_TILE = ONE_TILE_;
+    static constexpr int RING_BYTES = STAGES * STAGE_BYTES, OUT_BYTES = 2 * BUFFERS * BUFFER_BYTES;
+    static constexpr int BUFFERS_FROM = ONE_TILE ? 0 : RING_BYTES + TURNED_BYTES; // from the ring's beginning
+    static constexpr int BARRIERS_FROM = RING_BYTES + TURNED_BYTES + (ONE_TILE ? 0 : OUT_BYTES);
+    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * STAGES + 2) * 8 + SWIZZLE_ATOM;
+    static_assert(!ONE_TILE || (!PINGPONG && RING_BYTES >= OUT_BYTES), "room in the ring");
     static_assert(!B_TURNED || (IN_REGISTERS && !PINGPONG && N == 64), "what turns B is written for");
     static_assert(!IN_REGISTERS || BLOCKS <= 2, "two or four rows a thread");
     static_assert(SHARING * (SHARED_BYTES + 1024) <= 233472, "an SM's shared memory");

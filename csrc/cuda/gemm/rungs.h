@@ -67,6 +67,9 @@ cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice
 cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call, GemmDevice device,
                                                            const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+// Tiles that two blocks make together, each with half of k.
+cuda_ops_status gemm_cluster_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_pair_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_cluster_persistent_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
