@@ -9,7 +9,8 @@
 // Fixes of rung 12: a tile's start and end are hidden, slices are fetched once a cluster, the order is the cache's, and
 // small D gets small tiles. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start.
 // One tile of halves (128 x 80) makes D or D transposed: where D has few columns, or few rows, 80 cuts it so that every
-// SM has a tile. Measured on an H200 against cuBLAS: bfloat16 1024^3 0.97 to 1.01, 2048^3 1.00,
+// SM has a tile. Where tiles are few and k is long, two blocks make one together, each with half of k
+// (13_cluster_pair.cuh). Measured on an H200 against cuBLAS: bfloat16 1024^3 0.97 to 1.01, 2048^3 1.00,
 // 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256 1.14 to 1.20; TF32 by storage order 1.00 to 1.47;
 // 256 products of 128 x 128 x 64 bfloat16 0.96 to 1.05, TF32 0.98 to 1.18.
 // benchmarks/notes/gemm.md has it all.

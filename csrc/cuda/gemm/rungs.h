@@ -49,8 +49,8 @@ static inline GemmCall exchanged(const GemmCall &call)
 }
 
 // How a problem is done: the rung, its tile's number, the pieces that k is split in, whether A and B change
-// places so that D is made transposed (rung 14, and rung 13's tile of 80 columns; for TF32 rung 13 sees to it by
-// itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
+// places so that D is made transposed (rung 14, rung 13's tile of 80 columns and its pairs; for TF32 rung 13 sees to it
+// by itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
 struct GemmPlan {
     int rung, tile, splits, swapped, group;
 };

@@ -1,10 +1,11 @@
 // How long the tiles of rungs 10, 11 and 13 to 15 take, which the choice in gemm.cu goes by. Measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
-// m x n: the tile; cluster: its blocks that make neighbouring tiles, m and n; blocks: that share an SM, rung 14's tiles
-// alone and by two, rung 15's and float64's small ones of rung 11 alone and with others; splits: the most pieces that k
-// may be cut in, and `split` what a cut costs: rung 13's beside the bytes of the pieces, those of rungs 14 and 15 for
-// each piece but the first.
+// m x n: the tile; cluster: its blocks that make neighbouring tiles, m and n (halves' tiles of
+// rung 13 from 16 on are of 128 rows, which two blocks make together, each with half of k: two of 64); blocks: that
+// share an SM, rung 14's tiles alone and by two, rung 15's and float64's small ones of rung 11 alone and with others;
+// splits: the most pieces that k may be cut in, and `split` what a cut costs: rung 13's beside the bytes of the pieces,
+// those of rungs 14 and 15 for each piece but the first.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H
 
