@@ -72,8 +72,11 @@ static int64_t waves_of(const GemmTime &t, const cuda_ops_gemm_problem &p, int64
 static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_t m, int64_t n, int64_t splits,
                        GemmDevice device)
 {
-    const int64_t waves = waves_of(t, p, m, n, splits, device), sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
-    double time = (double)waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
+    const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+    const bool cuts_last_wave = t.rung == 11 && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
+    const double waves =
+        cuts_last_wave ? gemm_mma_sync_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
+    double time = waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
     if (splits > 1) // pieces go from block to block, or by way of memory
         time += cuts_in_clusters(t.rung) ? t.split * (double)(splits - 1)
                                          : t.split + (double)(2 * sum_size * splits * p.batch * m * n) / PIECES_RATE;

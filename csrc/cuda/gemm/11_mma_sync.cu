@@ -41,13 +41,15 @@ static GemmPlan plan_of(const cuda_ops_gemm_problem &p, GemmDevice device)
 
 int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return gemm_pieces_bytes(problem, plan_of(problem, device).splits);
+    return gemm_mma_sync_planned_workspace(problem, device, plan_of(problem, device));
 }
 
 int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan)
 {
-    return problem.dtype == CUDA_OPS_FLOAT64 ? gemm_pieces_bytes(problem, plan.splits)
-                                             : gemm_mma_sync_workspace(problem, device);
+    if (problem.dtype != CUDA_OPS_FLOAT64)
+        return gemm_pieces_bytes(problem, pieces_of(problem, device));
+    return plan.splits == 1 && plan.tile == 0 ? gemm_mma_sync_float64_workspace(problem, device)
+                                              : gemm_pieces_bytes(problem, plan.splits);
 }
 
 cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
@@ -81,6 +83,7 @@ cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, c
         work.d = call.workspace, work.bias = nullptr, work.alpha = 1, work.activation = CUDA_OPS_GEMM_NONE;
         work.ldd = p.n, work.stride_d = p.m * p.n, work.output_is_wide = 1;
     }
+    work.partial = (double *)call.workspace;
     const bool aligned = is_aligned(call.a, size, p.lda, p.stride_a) && is_aligned(call.b, size, p.ldb, p.stride_b);
     cuda_ops_status status = CUDA_OPS_UNSUPPORTED_DTYPE;
     switch (p.dtype) {

@@ -37,6 +37,9 @@ struct MmaWork {
     double alpha;
     int activation, bias_is_wide, output_is_wide; // wide: of the accumulation type
     int capability, multiprocessors;              // the device's
+    // float64's alone: from tile `whole` on (counted through the batch) k is cut in `parts`, whose sums go to `partial`.
+    int64_t whole, parts;
+    double *partial;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -314,5 +317,7 @@ cuda_ops_status gemm_mma_sync_tf32(const MmaWork &work, const cuda_ops_gemm_prob
                                    cudaStream_t stream);
 cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
                                       cudaStream_t stream);
+// Bytes for `partial`, where k is whole.
+int64_t gemm_mma_sync_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device);
 
 #endif

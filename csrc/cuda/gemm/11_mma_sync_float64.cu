@@ -42,6 +42,16 @@ struct Float64Slice {
     static constexpr int PITCH = WIDTH + 4, SIZE = ROWS * PITCH;
 };
 
+// Where tile `index` of all lies. Bands of 8 rows of tiles, so that the blocks that run together share what they read.
+__device__ __forceinline__ void place_tile(const MmaWork &work, int64_t index, int tile_m, int tile_n, int64_t &m,
+                                           int64_t &n, int64_t &outer)
+{
+    const int64_t tiles = work.tiles_m * work.tiles_n, in = index % tiles;
+    const int64_t band = in / (8 * work.tiles_n), rest = in % (8 * work.tiles_n);
+    const int64_t rows = work.tiles_m - 8 * band < 8 ? work.tiles_m - 8 * band : 8;
+    outer = index / tiles, m = (8 * band + rest % rows) * tile_m, n = rest / rows * tile_n;
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 // What a thread copies of an operand's slices: one or two neighbours of every APART-th row, from its first.
@@ -139,19 +149,21 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
     constexpr int STAGE = float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, A_SIZE = Float64Slice<C, C::M, A_MN_MAJOR>::SIZE;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int my_m = warp / C::WARPS_ACROSS * C::WARP_M, my_n = warp % C::WARPS_ACROSS * C::WARP_N;
-    const int64_t tiles = work.tiles_m * work.tiles_n;
+    const int64_t tiles = work.tiles_m * work.tiles_n * work.batch * work.splits;
+    const int64_t pieces = work.whole + (tiles - work.whole) * work.parts;
     wait_for_predecessor();
     release_successor();
-    for (int64_t index = blockIdx.x; index < tiles * work.batch * work.splits; index += gridDim.x) {
-        const int64_t outer = index / tiles, split = outer / work.batch, batch = outer % work.batch;
-        // Bands of 8 rows of tiles, so that the blocks that run together share what they read.
-        const int64_t in = index % tiles, band = in / (8 * work.tiles_n), rest = in % (8 * work.tiles_n);
-        const int64_t rows = work.tiles_m - 8 * band < 8 ? work.tiles_m - 8 * band : 8;
-        const int64_t m = (8 * band + rest % rows) * C::M, n = rest / rows * C::N;
+    for (int64_t index = blockIdx.x; index < pieces; index += gridDim.x) {
+        const bool is_part = index >= work.whole;
+        const int64_t part = is_part ? (index - work.whole) % work.parts : 0;
+        int64_t m, n, outer;
+        place_tile(work, is_part ? work.whole + (index - work.whole) / work.parts : index, C::M, C::N, m, n, outer);
+        const int64_t split = outer / work.batch, batch = outer % work.batch;
         const double *const a = (const double *)work.a + batch * work.stride_a;
         const double *const b = (const double *)work.b + batch * work.stride_b;
-        const int64_t k_begin = split * work.chunk;
-        const int64_t k_end = k_begin + work.chunk < work.k ? k_begin + work.chunk : work.k;
+        const int64_t chunk = is_part ? ceil_div(ceil_div(work.k, work.parts), C::K) * C::K : work.chunk;
+        const int64_t k_begin = is_part ? part * chunk : split * chunk;
+        const int64_t k_end = k_begin + chunk < work.k ? k_begin + chunk : work.k;
         const int steps = (int)((k_end - k_begin + C::K - 1) / C::K);
         double sum[C::ROWS][C::COLUMNS][4] = {};
 
@@ -233,7 +245,12 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
                         make_double2(sum[i][j][2 * half], sum[i][j][2 * half + 1]);
         __syncthreads();
         const int column = threadIdx.x % C::N;
-        if (n + column < work.n) {
+        if (is_part) {
+            double *const to = work.partial + (index - work.whole) * C::M * C::N + column;
+#pragma unroll 4
+            for (int row = threadIdx.x / C::N; row < C::M; row += ROWS_AT_ONCE)
+                to[row * C::N] = float64_ring[row * PITCH + column];
+        } else if (n + column < work.n) {
             const int rows_left = work.m - m < C::M ? (int)(work.m - m) : C::M;
             const double bias = work.bias ? ((const double *)work.bias)[n + column] : 0;
             double *const d =
@@ -268,9 +285,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 }
 
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
-static cuda_ops_status launch_float64(const MmaWork &whole, cudaStream_t stream)
+static cuda_ops_status launch_float64(const MmaWork &given, cudaStream_t stream)
 {
-    MmaWork work = whole;
+    MmaWork work = given;
     work.tiles_m = ceil_div(work.m, C::M), work.tiles_n = ceil_div(work.n, C::N);
     const auto kernel = gemm_mma_sync_float64_kernel<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
     constexpr int ring = C::STAGES * float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, results = C::M * (C::N + 8);
@@ -278,7 +295,10 @@ static cuda_ops_status launch_float64(const MmaWork &whole, cudaStream_t stream)
     static_assert(bytes * C::BLOCKS <= (C::STAGES > ShallowTile::STAGES ? 227 << 10 : 99 << 10),
                   "an SM's shared memory");
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    const int64_t blocks = work.tiles_m * work.tiles_n * work.batch * work.splits, most = INT32_MAX;
+    const int64_t tiles = work.tiles_m * work.tiles_n * work.batch * work.splits;
+    if (work.parts == 1)
+        work.whole = tiles;
+    const int64_t blocks = work.whole + (tiles - work.whole) * work.parts, most = INT32_MAX;
     launch_dependent(kernel, dim3((unsigned int)(blocks < most ? blocks : most)), C::THREADS, bytes, stream, work);
     return launch_status();
 }
@@ -294,25 +314,107 @@ static cuda_ops_status launch_float64_transposed(const MmaWork &work, const cuda
                          : launch_float64<C, false, true, ALIGNED>(work, stream);
 }
 
-cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
+static constexpr int ADD_THREADS = 256;
+
+// The tiles whose k was cut: the sums of their parts, in order.
+template <typename C>
+__global__ void __launch_bounds__(ADD_THREADS) gemm_mma_sync_float64_add_kernel(const __grid_constant__ MmaWork work)
+{
+    constexpr int BLOCKS = C::M * C::N / ADD_THREADS; // of a tile
+    const int64_t tile = blockIdx.x / BLOCKS;
+    const int element = (int)(blockIdx.x % BLOCKS) * ADD_THREADS + threadIdx.x;
+    int64_t m, n, batch;
+    place_tile(work, work.whole + tile, C::M, C::N, m, n, batch);
+    m += element / C::N, n += element % C::N;
+    wait_for_predecessor();
+    release_successor();
+    if (m >= work.m || n >= work.n)
+        return;
+    const double *const from = work.partial + tile * work.parts * C::M * C::N + element;
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t part = 0; part < work.parts; part++)
+        sum += from[part * C::M * C::N];
+    sum = work.alpha * sum + (work.bias ? ((const double *)work.bias)[n] : 0);
+    ((double *)work.d)[batch * work.stride_d + m * work.ldd + n] = activate(sum, work.activation);
+}
+
+// How the tiles are made where k is whole. Times are in depths of k of a tile of 64 x 128 alone on its multiprocessor.
+struct Float64Plan {
+    bool paired;
+    int64_t whole, parts; // as in MmaWork
+    double waves;         // of tiles of 64 x 128 that would take as long
+};
+
+static Float64Plan plan_float64(const cuda_ops_gemm_problem &p, GemmDevice device, bool aligned)
+{
+    // What a tile takes beside its sums (less where another block shares the multiprocessor and works on), the kernel
+    // that adds parts, and the fewest depths of a part. Measured on an H200; a wave of pairs is two of the other kind,
+    // less 3 %.
+    constexpr int64_t REST = 110, PAIRED_REST = 40, ADD = 170, SMALLEST_PART = 256;
+    constexpr double PAIRED_WAVE = 1.94;
+    const int64_t size = device.multiprocessors;
+    const int64_t tiles = ceil_div(p.m, DeepTile::M) * ceil_div(p.n, DeepTile::N) * p.batch;
+    Float64Plan plan = {false, tiles, 1, 0};
+    int64_t time = ceil_div(tiles, size) * (p.k + REST);
+    const int64_t left_over = tiles % size;
+    if (tiles > size && left_over > 0) {
+        // The last wave's few tiles are cut, so that they fill the GPU too.
+        int64_t parts = size / left_over;
+        parts = parts < p.k / SMALLEST_PART ? parts : p.k / SMALLEST_PART;
+        const int64_t cut_time = tiles / size * (p.k + REST) + (parts > 1 ? p.k / parts : p.k) + REST + ADD;
+        if (parts > 1 && cut_time < time)
+            plan = {false, tiles - left_over, parts, 0}, time = cut_time;
+    }
+    const int64_t paired_tiles = ceil_div(p.m, PairedTile::M) * ceil_div(p.n, PairedTile::N) * p.batch;
+    const int64_t paired_waves = ceil_div(paired_tiles, PairedTile::BLOCKS * size);
+    const double paired_time = PAIRED_WAVE * (double)(paired_waves * (p.k + PAIRED_REST));
+    if (aligned && device.capability >= 90 && paired_time < (double)time)
+        plan = {true, paired_tiles, 1, 0};
+    plan.waves = (plan.paired ? paired_time : (double)time) / (double)(p.k + REST);
+    return plan;
+}
+
+int64_t gemm_mma_sync_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    // Without the pointers' alignment known: the plan that needs more.
+    const Float64Plan plan = plan_float64(p, device, false);
+    const int64_t tiles = ceil_div(p.m, DeepTile::M) * ceil_div(p.n, DeepTile::N) * p.batch;
+    return plan.parts > 1 ? (tiles - plan.whole) * plan.parts * DeepTile::M * DeepTile::N * (int64_t)sizeof(double) : 0;
+}
+
+double gemm_mma_sync_float64_waves(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return plan_float64(p, device, true).waves;
+}
+
+cuda_ops_status gemm_mma_sync_float64(const MmaWork &given, const cuda_ops_gemm_problem &p, bool aligned, int tile,
                                       cudaStream_t stream)
 {
+    static_assert(ShallowTile::M == DeepTile::M && ShallowTile::N == DeepTile::N, "one plan for both");
+    MmaWork work = given;
+    work.parts = 1;
+    if (aligned && work.capability >= 90 && tile > 0)
+        return tile == 1 ? launch_float64_transposed<SmallTile, true>(work, p, stream)
+                         : launch_float64_transposed<SmallestTile, true>(work, p, stream);
+    if (tile == 0 && work.splits == 1) {
+        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors}, aligned);
+        if (plan.paired)
+            return launch_float64_transposed<PairedTile, true>(work, p, stream);
+        work.whole = plan.whole, work.parts = plan.parts;
+    }
+    cuda_ops_status status;
     if (work.capability < 90)
-        return aligned ? launch_float64_transposed<ShallowTile, true>(work, p, stream)
-                       : launch_float64_transposed<ShallowTile, false>(work, p, stream);
-    if (!aligned)
-        return launch_float64_transposed<DeepTile, false>(work, p, stream);
-    if (tile == 1)
-        return launch_float64_transposed<SmallTile, true>(work, p, stream);
-    if (tile == 2)
-        return launch_float64_transposed<SmallestTile, true>(work, p, stream);
-    const int64_t deep_waves =
-        ceil_div(ceil_div(work.m, DeepTile::M) * ceil_div(work.n, DeepTile::N) * work.batch, work.multiprocessors);
-    const int64_t paired_waves =
-        ceil_div(ceil_div(work.m, PairedTile::M) * ceil_div(work.n, PairedTile::N) * work.batch,
-                 PairedTile::BLOCKS * work.multiprocessors);
-    // A wave of pairs is two of the other kind, less 3 % (measured at 2048^3).
-    if (work.splits == 1 && 1.94 * (double)paired_waves < (double)deep_waves)
-        return launch_float64_transposed<PairedTile, true>(work, p, stream);
-    return launch_float64_transposed<DeepTile, true>(work, p, stream);
+        status = aligned ? launch_float64_transposed<ShallowTile, true>(work, p, stream)
+                         : launch_float64_transposed<ShallowTile, false>(work, p, stream);
+    else
+        status = aligned ? launch_float64_transposed<DeepTile, true>(work, p, stream)
+                         : launch_float64_transposed<DeepTile, false>(work, p, stream);
+    if (status != CUDA_OPS_SUCCESS || work.parts == 1)
+        return status;
+    work.tiles_m = ceil_div(work.m, DeepTile::M), work.tiles_n = ceil_div(work.n, DeepTile::N);
+    const int64_t cut = work.tiles_m * work.tiles_n * work.batch - work.whole;
+    launch_dependent(gemm_mma_sync_float64_add_kernel<DeepTile>,
+                     dim3((unsigned int)(cut * DeepTile::M * DeepTile::N / ADD_THREADS)), ADD_THREADS, 0, stream, work);
+    return launch_status();
 }

@@ -95,6 +95,9 @@ GemmPlan gemm_mma_sync_float64_plan(const cuda_ops_gemm_problem &problem, GemmDe
 int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
+// How many waves of float64's tile 0 its products take with k whole, where the last wave's tiles may be cut.
+double gemm_mma_sync_float64_waves(const cuda_ops_gemm_problem &problem, GemmDevice device);
+
 // About how long rung 10 takes in float32.
 double gemm_cp_async_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
