@@ -9,6 +9,7 @@
 // streams.
 #include "cuda_ops/linear_gelu.h"
 
+#include "column_sums.cuh"
 #include "common.cuh"
 #include "gemm/activation.cuh"
 
@@ -132,21 +133,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T>
-__global__ void linear_gelu_add_partial_kernel(T *grad_bias, const accumulate_type<T> *partial, int64_t columns,
-                                               int64_t chunks)
-{
-    wait_for_predecessor();
-    release_successor();
-    for (int64_t j = global_thread_index(); j < columns; j += global_thread_count()) {
-        accumulate_type<T> sum = 0;
-#pragma unroll 8
-        for (int64_t part = 0; part < chunks; part++)
-            sum += partial[part * columns + j];
-        grad_bias[j] = store_from_accumulate<T>(sum);
-    }
-}
-
 // The rows in `chunks` pieces of `chunk` (the last one shorter).
 struct Chunks {
     int64_t chunks, chunk;
@@ -172,10 +158,10 @@ static cuda_ops_status backward(T *grad_preactivation, T *grad_bias, void *works
     const int64_t blocks = ceil_div(columns, WARP_SIZE * COUNT) * cut.chunks;
     launch_dependent(linear_gelu_backward_kernel<T, COUNT>, clamp_grid(blocks), THREADS, 0, stream, grad_preactivation,
                      grad_bias, (A *)workspace, grad_output, preactivation, rows, columns, cut.chunk, cut.chunks, tanh);
-    if (grad_bias && cut.chunks > 1)
-        launch_dependent(linear_gelu_add_partial_kernel<T>, clamp_grid(ceil_div(columns, WARP_SIZE)), WARP_SIZE, 0,
-                         stream, grad_bias, (const A *)workspace, columns, cut.chunks);
-    return launch_status();
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || !grad_bias || cut.chunks == 1)
+        return status;
+    return add_column_sums(grad_bias, (const A *)workspace, cut.chunks, columns, stream);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_gelu_activate_cuda(void *output, const void *preactivation, int64_t count,
