@@ -33,7 +33,11 @@ def test_wgmma_is_for_sm90a(name):
     assert uses_sm90a(ROOT / "csrc/cuda" / name)
 
 
-@pytest.mark.parametrize("name", ["square.cu", "gemm.cu", "linear_relu.cu", "conv2d_layout.cu", "conv2d_mma_pixels.cu"])
+FOR_ALL = ["square.cu", "gemm.cu", "linear_relu.cu", "conv2d_layout.cu", "conv2d_mma_pixels.cu"]
+FOR_ALL += [f"gemm/{name}.cu" for name in ("10_cp_async", "11_mma_sync", "15_direct", "15_direct_float32", "pieces")]
+
+
+@pytest.mark.parametrize("name", FOR_ALL)
 def test_what_other_devices_run_is_for_all(name):
     assert not uses_sm90a(ROOT / "csrc/cuda" / name)
 

@@ -14,7 +14,7 @@
 #include "cluster.cuh"
 #include "common.cuh"
 #include "copy_async.cuh"
-#include "gemm/hopper.cuh"
+#include "gemm/mbarrier.cuh"
 #include "gemm/plain.cuh"
 #include "gemm/rungs.h"
 
