@@ -91,7 +91,7 @@ def measure(row, dtype, order, cores, shared, samples):
         plan = (row["rung"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=not cores), samples)
 
-    clustered = row["rung"] == 14 or (row["rung"] == 15 and cores)  # k is cut among the blocks of a cluster
+    clustered = row["rung"] in (14, 15)  # k is cut among the blocks of a cluster
     # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
     alone = flat or (row["blocks"] == 1 and (clustered or shared))
     batches = row["rung"] == 13 and row["blocks"] > 1  # these tiles are for batches of small matrices

@@ -13,8 +13,10 @@
 
 #define CUDA_OPS_LEAST_CAPABILITY 80 // for build_backend/compiling.py: Turing has no mma.sync of these kinds
 
+#include "cluster.cuh"
 #include "common.cuh"
 #include "gemm/activation.cuh"
+#include "gemm/mbarrier.cuh"
 #include "gemm/rungs.h"
 
 static constexpr int TILE = 16, WARPS = 8, THREADS = WARPS * WARP_SIZE;
@@ -33,7 +35,10 @@ struct DirectWork {
     int64_t k, ldd, stride_d, tiles_m, tiles_n, tiles;
     float alpha;
     int activation, bias_is_float, output_is_float;
+    int splits; // blocks of a cluster that share k; 1: no cluster
 };
+
+static constexpr int MOST_SPLITS = 8; // blocks of a cluster that every Hopper GPU takes
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
@@ -80,28 +85,49 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t *a0
 }
 #endif
 
-template <typename T>
+// CLUSTER: the blocks of a cluster of work.splits share k; a kernel of its own, for what it costs the other.
+template <typename T, bool CLUSTER>
 __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_constant__ DirectWork work)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     __shared__ float sums[WARPS][TILE][TILE + 1];
     constexpr int DEPTH = 4 * (16 / sizeof(T)), TOGETHER = 1; // of k in a step, and steps whose loads are under way
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
-    for (int64_t index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    int rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ float received[CLUSTER ? MOST_SPLITS - 1 : 1][THREADS];
+    __shared__ __align__(8) uint64_t all_received;
+    const uint32_t barrier = shared_address(&all_received);
+    if constexpr (CLUSTER) {
+        rank = (int)cluster_rank();
+        if (threadIdx.x == 0) {
+            barrier_init(barrier, 1);
+            fence_barrier_init();
+            if (rank == 0)
+                barrier_expect(barrier, (work.splits - 1) * THREADS * 4);
+        }
+        __syncthreads();
+        cluster_arrive_relaxed();
+    }
+#endif
+    const int splits = CLUSTER ? work.splits : 1;
+    const int64_t first = blockIdx.x / splits, apart = gridDim.x / splits;
+    for (int64_t index = first; index < work.tiles; index += apart) { // once, where clusters share k
         const int64_t outer = index / work.tiles_n, matrix = outer / work.tiles_m;
         const int64_t m = (outer - matrix * work.tiles_m) * TILE, n = (index - outer * work.tiles_n) * TILE;
-        if (index == blockIdx.x) { // the divisions are long, and need not wait
+        if (index == first) { // the divisions are long, and need not wait
             wait_for_predecessor();
             release_successor();
         }
         const T *const a = (const T *)work.a.first + matrix * work.a.matrix_stride;
         const T *const b = (const T *)work.b.first + matrix * work.b.matrix_stride;
         float sum[2][4] = {};
-        for (int64_t k = warp * DEPTH; k < work.k; k += WARPS * DEPTH * TOGETHER) {
+        const int step_depth = splits * WARPS * DEPTH;
+        for (int64_t k = (rank * WARPS + warp) * DEPTH; k < work.k; k += step_depth * TOGETHER) {
             uint32_t left[TOGETHER][2][4], right[TOGETHER][2][4];
 #pragma unroll
             for (int step = 0; step < TOGETHER; step++) {
-                const int64_t from = k + step * WARPS * DEPTH + t * (DEPTH / 4);
+                const int64_t from = k + step * step_depth + t * (DEPTH / 4);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     load_line(left[step][half], work.a, a, m + g + 8 * half, from, work.k);
@@ -125,11 +151,23 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
         __syncthreads();
         const int i = threadIdx.x / TILE, j = threadIdx.x % TILE;
         const int64_t row = m + i, column = n + j;
-        if (row < work.a.lines && column < work.b.lines) {
-            float x = 0;
+        float x = 0;
 #pragma unroll
-            for (int w = 0; w < WARPS; w++)
-                x += sums[w][i][j];
+        for (int w = 0; w < WARPS; w++)
+            x += sums[w][i][j];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if constexpr (CLUSTER) {
+            cluster_wait(); // the first block's barrier is there
+            if (rank > 0) {
+                send(address_in(shared_address(&received[rank - 1][threadIdx.x]), 0), x, address_in(barrier, 0));
+                return;
+            }
+            barrier_wait_cluster(barrier, 0);
+            for (int other = 1; other < splits; other++)
+                x += received[other - 1][threadIdx.x];
+        }
+#endif
+        if (row < work.a.lines && column < work.b.lines) {
             x *= work.alpha;
             if (work.bias)
                 x += work.bias_is_float ? ((const float *)work.bias)[column]
@@ -168,13 +206,25 @@ cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device)
     return gemm_direct_planned(call, device, gemm_direct_plan(call.problem, device));
 }
 
+template <typename T>
+static cuda_ops_status launch_direct(const DirectWork &work, cudaStream_t stream)
+{
+    const int64_t blocks = work.tiles < INT32_MAX ? work.tiles : INT32_MAX;
+    if (work.splits > 1)
+        launch_dependent_clusters(gemm_direct_kernel<T, true>, blocks * work.splits, THREADS, work.splits, 0, stream,
+                                  work);
+    else
+        launch_dependent(gemm_direct_kernel<T, false>, dim3((unsigned int)blocks), THREADS, 0, stream, work);
+    return launch_status();
+}
+
 cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     if (gemm_direct_uses_cores(p, device))
         return p.dtype == CUDA_OPS_FLOAT64 ? gemm_direct_float64(call, device, plan)
                                            : gemm_direct_float32(call, device, plan);
-    if (plan.tile > 0 || plan.splits > 1 || plan.swapped)
+    if (plan.tile > 0 || plan.splits > MOST_SPLITS || plan.swapped || (plan.splits > 1 && device.capability < 90))
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t size = p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     DirectWork work = {};
@@ -188,19 +238,19 @@ cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, con
     work.activation = p.activation;
     work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
     work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
-    const dim3 grid((unsigned int)(work.tiles < INT32_MAX ? work.tiles : INT32_MAX));
+    work.splits = 1;
+    while (2 * work.splits <= plan.splits)
+        work.splits *= 2;
+    if (work.splits > 1 && work.tiles * work.splits > INT32_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
     switch (p.dtype) {
     case CUDA_OPS_BFLOAT16:
-        launch_dependent(gemm_direct_kernel<__nv_bfloat16>, grid, THREADS, 0, call.stream, work);
-        break;
+        return launch_direct<__nv_bfloat16>(work, call.stream);
     case CUDA_OPS_FLOAT16:
-        launch_dependent(gemm_direct_kernel<__half>, grid, THREADS, 0, call.stream, work);
-        break;
+        return launch_direct<__half>(work, call.stream);
     case CUDA_OPS_FLOAT32:
-        launch_dependent(gemm_direct_kernel<float>, grid, THREADS, 0, call.stream, work);
-        break;
+        return launch_direct<float>(work, call.stream);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
-    return launch_status();
 }
