@@ -34,7 +34,10 @@ def test_wgmma_is_for_sm90a(name):
 
 
 FOR_ALL = ["square.cu", "gemm.cu", "linear_relu.cu", "conv2d_layout.cu", "conv2d_mma_pixels.cu"]
-FOR_ALL += [f"gemm/{name}.cu" for name in ("10_cp_async", "11_mma_sync", "15_direct", "15_direct_float32", "pieces")]
+FOR_ALL += [
+    f"gemm/{name}.cu"
+    for name in ("10_cp_async", "10_cp_async_small", "11_mma_sync", "15_direct", "15_direct_float32", "pieces")
+]
 
 
 @pytest.mark.parametrize("name", FOR_ALL)

@@ -119,13 +119,13 @@ def test_storage_orders(name, dtype):
 
 # All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds,
 # and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
-# the blocks of a cluster; rung 15 on the tensor cores.
+# the blocks of a cluster; rung 15 on the tensor cores, with k whole and cut likewise.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
 # Those that two blocks make together.
 PAIRS = [(13, tile, 1, swapped) for tile in range(16, 21) for swapped in range(1 + (tile != 18))]
 PLANS += PAIRS
 PLANS += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)] + [(14, 0, 8, 1)]
-PLANS += [(15, 0, 1, 0)]
+PLANS += [(15, 0, splits, 0) for splits in (1, 4, 8)]
 # Rung 15 on the CUDA cores: its tiles, with k whole and cut among the blocks of a cluster.
 CORES_PLANS = [(15, tile, splits, 0) for tile in range(CORES_TILES) for splits in (1, 4, 16)]
 
@@ -231,10 +231,24 @@ def test_cores_plans(plan, dtype):
 
 @pytest.mark.cuda
 def test_float64_of_many_tiles():
-    """Rung 11's float64 has another kernel where there are more tiles than multiprocessors."""
+    """Rung 11's float64 has another kernel where there are more tiles than multiprocessors, and cuts k of the last
+    wave's tiles where they are few and k is long."""
+    waves = 64 * (torch.cuda.get_device_properties(0).multi_processor_count + 2)
     for ta, tb, odd in itertools.product([False, True], [False, True], [0, 1]):
-        a, b = operands(1100 + odd, 1000 + odd, 72 + odd, torch.float64, "cuda", ta, tb)
-        check(cuda_ops.functional.matmul, a, b, f"{odd} {ta} {tb}")
+        for m, n, k in [(1100, 1000, 72), (waves - 6, 100, 520), (waves // 2 - 6, 132, 1030)]:
+            a, b = operands(m + odd, n + odd, k + odd, torch.float64, "cuda", ta, tb)
+            check(cuda_ops.functional.matmul, a, b, f"{m} {n} {k} {odd} {ta} {tb}")
+
+
+@pytest.mark.cuda
+def test_float32_of_many_tiles():
+    """Rung 10's float32 has other tiles where D is large, and where tiles of 96 rows fill the GPU better."""
+    sizes = [(2048, 2048, 64), (2052, 2300, 100), (1024, 1536, 96), (1020, 1540, 68), (2049, 2051, 33)]
+    for (m, n, k), (ta, tb) in itertools.product(sizes, itertools.product([False, True], repeat=2)):
+        a, b = operands(m, n, k, torch.float32, "cuda", ta, tb)
+        check(cuda_ops.functional.matmul, a, b, f"{m} {n} {k} {ta} {tb}")
+    a, b = torch.randn(2, 2000, 60, device="cuda"), torch.randn(2, 60, 2300, device="cuda")
+    check(cuda_ops.functional.matmul, a, b, "batch")
 
 
 @pytest.mark.cuda

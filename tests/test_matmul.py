@@ -102,7 +102,7 @@ def check_kept(x, weight, bias, approximate, expected, tolerance):
 @pytest.mark.cuda
 @pytest.mark.parametrize("tf32", [False, True])
 def test_gelu_and_what_it_is_computed_from(tf32, allow_tf32, device_dtype):
-    """At sizes that take the tiles of rungs 13 and 14, whole and ragged; lines of 333 are not aligned to 16 bytes."""
+    """Sizes that take the tiles of rungs 10, 13 and 14, whole and ragged; lines of 333 are not aligned to 16 bytes."""
     device, dtype = device_dtype
     if device != "cuda" or (tf32 and dtype != torch.float32):
         pytest.skip("rungs are CUDA's, TF32 is float32's")
@@ -114,6 +114,7 @@ def test_gelu_and_what_it_is_computed_from(tf32, allow_tf32, device_dtype):
         (1000, 520, 64),
         (300, 5000, 256),
         (4100, 328, 128),
+        (2100, 2052, 64),
         (700, 333, 72),
         (16, 4096, 1024),
         (64, 64, 256),

@@ -105,7 +105,8 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
         ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * t.cluster_m * t.cluster_n * splits;
     // float64 takes so long for a long k that pieces pay where they fill the last wave.
     const bool fills_waves = t.rung == 11 && p.dtype == CUDA_OPS_FLOAT64 && p.k / splits >= LONG_FLOAT64_PIECE;
-    const int64_t smallest = t.rung == 15                  ? SMALLEST_DIRECT_PIECE
+    const bool cores = t.rung == 15 && gemm_direct_uses_cores(p, device);
+    const int64_t smallest = cores                         ? SMALLEST_DIRECT_PIECE
                              : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_PIECE
                                                            : SMALLEST_PIECE;
     return (t.rung != 15 || device.capability >= 90) && // clusters
@@ -210,10 +211,10 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     return {};
 }
 
-// Whether the plan's kernel can leave the preactivation beside D: those that finish D by themselves, in float32.
+// Whether the plan's kernel can leave the preactivation beside D.
 static bool can_keep(const GemmPlan &plan)
 {
-    return (plan.rung == 13 && plan.splits == 1) || plan.rung == 14;
+    return plan.rung == 10 || (plan.rung == 13 && plan.splits == 1) || plan.rung == 14;
 }
 
 static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
@@ -271,7 +272,7 @@ static const GemmRung *choose(const GemmCall &call, int number, GemmDevice devic
     if (!is_valid(call))
         return nullptr;
     const bool fastest = number == CUDA_OPS_GEMM_FASTEST;
-    if (call.problem.preactivation) {
+    if (call.problem.preactivation && number != 10) { // which plans by itself
         const GemmPlan plan = plan_for(call, device, fastest ? 0 : number);
         return can_keep(plan) ? rung_numbered(plan.rung) : nullptr;
     }

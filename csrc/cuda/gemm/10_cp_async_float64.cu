@@ -3,12 +3,12 @@
 #include "gemm/10_cp_async.cuh"
 #include "gemm/simt.cuh"
 
-typedef SimtTile<4, 2, 1, 4, 8, 4, 16, 2, 1, 1> Tile; // 128 x 64, within the 64 KB of Turing
+typedef SimtTile<4, 2, 1, 4, 8, 4, 16, 2, 1> Tile; // 128 x 64, within the 64 KB of Turing
 static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 1, 1}};
 
 int64_t gemm_cp_async_float64_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return simt_workspace(problem, simt_plan(CHOICES, problem, device).pieces);
+    return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).pieces);
 }
 
 cuda_ops_status gemm_cp_async_float64(const GemmCall &call, GemmDevice device)

@@ -3,12 +3,12 @@
 #include "gemm/10_cp_async.cuh"
 #include "gemm/simt.cuh"
 
-typedef SimtTile<2, 2, 2, 4, 8, 8, 16, 2, 2, 1> Tile; // 64 x 128
+typedef SimtTile<2, 2, 2, 4, 8, 8, 16, 2, 2> Tile; // 64 x 128
 static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 0.8, 1}};
 
 int64_t gemm_cp_async_halves_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return simt_workspace(problem, simt_plan(CHOICES, problem, device).pieces);
+    return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).pieces);
 }
 
 cuda_ops_status gemm_cp_async_halves(const GemmCall &call, GemmDevice device)

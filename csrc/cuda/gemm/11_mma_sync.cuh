@@ -37,7 +37,8 @@ struct MmaWork {
     double alpha;
     int activation, bias_is_wide, output_is_wide; // wide: of the accumulation type
     int capability, multiprocessors;              // the device's
-    // float64's alone: from tile `whole` on (counted through the batch) k is cut in `parts`, whose sums go to `partial`.
+    // float64's alone: from tile `whole` on (counted through the batch) k is cut in `parts`, whose sums go to
+    // `partial`.
     int64_t whole, parts;
     double *partial;
 };

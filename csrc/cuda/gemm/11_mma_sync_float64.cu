@@ -3,8 +3,10 @@
 // memory, so that nothing counts but keeping them busy: a block makes a tile of 64 x 128 or 128 x 64, of small D 32 x
 // 64 or 32 x 32, from a ring of slices of 32 or 16 along k, which cp.async copies several ahead (16 bytes at a time, or
 // 8, which fits any address); fragments are read while those before are multiplied, each element straight to the
-// register where the instruction wants it. With the padding none of the ways of reading meets a bank twice. Measured on
-// an H200 against cuBLAS: 1024^3 0.99 to 1.01, 2048^3 and 4096^3 0.95 to 0.97; small D 0.93 to 1.30.
+// register where the instruction wants it. With the padding none of the ways of reading meets a bank twice. Where the
+// last wave has few tiles, k of those is cut, so that they fill the GPU too, and a second kernel adds the parts in
+// order. Measured on an H200 against cuBLAS: 1024^3 1.00, 2048^3 0.95, 4096^3 0.90 to 0.96, 5120 x 256 x 5120 1.02 to
+// 1.06, 5120 x 5120 x 256 0.81; small D 0.93 to 1.30.
 #include "gemm/11_mma_sync.cuh"
 
 // M x N: a block's tile, made by WARPS_M x WARPS_N warps; K: a slice's depth, DEPTH: an instruction's; BLOCKS: that

@@ -1,5 +1,6 @@
 // Split k: D = activation(alpha * sum over pieces, in order, of partial + bias), for the rungs that cut the common
-// dimension among blocks. Bound by memory: reads 4 bytes (float64: 8) an element and piece.
+// dimension among blocks; the preactivation beside it where it is to be kept. Bound by memory: reads 4 bytes (float64:
+// 8) an element and piece.
 #include "common.cuh"
 #include "gemm/activation.cuh"
 #include "gemm/rungs.h"
@@ -23,12 +24,20 @@ __global__ void gemm_add_pieces_kernel(void *d, const accumulate_type<T> *partia
         if (bias)
             sum += p.bias_dtype == CUDA_OPS_FLOAT32 ? ((const float *)bias)[column]
                                                     : load_as_accumulate(((const T *)bias)[column]);
-        sum = activate(sum, p.activation);
         const int64_t to = matrix * p.stride_d + (row - matrix * p.m) * p.ldd + column;
-        if (p.output_dtype == CUDA_OPS_FLOAT32)
-            ((float *)d)[to] = (float)sum;
-        else
-            ((T *)d)[to] = store_from_accumulate<T>(sum);
+        const auto store = [&](void *output) {
+            if (p.output_dtype == CUDA_OPS_FLOAT32) {
+                ((float *)output)[to] = (float)sum;
+            } else {
+                const T rounded = store_from_accumulate<T>(sum);
+                ((T *)output)[to] = rounded;
+                sum = load_as_accumulate(rounded);
+            }
+        };
+        if (p.preactivation)
+            store(p.preactivation);
+        sum = activate(sum, p.activation);
+        store(d);
     }
 }
 

@@ -40,8 +40,8 @@ typedef struct cuda_ops_gemm_problem {
     cuda_ops_gemm_activation activation;
     int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are */
     /* NULL, or where the kernel leaves alpha * op(A) op(B) + bias besides, stored as D is (output_dtype, ldd, stride_d)
-     * and apart from it; D is then the activation of what was stored there. Rungs 13 (with k whole)
-     * and 14 can; see cuda_ops_gemm_rung_cuda. */
+     * and apart from it; D is then the activation of what was stored there. Rungs 10, 13 (with k
+     * whole) and 14 can; see cuda_ops_gemm_rung_cuda. */
     void *preactivation;
 } cuda_ops_gemm_problem;
 

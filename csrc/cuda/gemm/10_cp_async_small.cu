@@ -1,0 +1,16 @@
+// gemm, rung 10 in float32 where D is not large: see 10_cp_async.cu.
+#include "gemm/10_cp_async_float32.cuh"
+
+cuda_ops_status gemm_cp_async_small(const GemmCall &call, int tile, bool vectors, int64_t pieces)
+{
+    if (!vectors)
+        return simt_launch<float, Small, 1>(call, pieces);
+    switch (tile) {
+    case SMALL:
+        return simt_launch<float, Small, 4>(call, pieces);
+    case MIDDLE:
+        return simt_launch<float, Middle, 4>(call, pieces);
+    default:
+        return simt_launch<float, Tiny, 4>(call, pieces);
+    }
+}
