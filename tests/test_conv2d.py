@@ -380,6 +380,22 @@ def test_forced_paths(path, dtype, force, allow_tf32):
         assert taken[name] == CASES_OF_PATHS[path][name] | more, name
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_window_of_many_tiles(dtype, force, allow_tf32):
+    """Tiles of one slot, many to a block, again and again: a warpgroup whose warps drift apart once waited for good."""
+    needs_hopper()
+    allow_tf32(True)
+    force("window")
+    make = Make("cuda", dtype)
+    x = make(1024, 32, 14, 14).detach().to(memory_format=torch.channels_last)
+    w = make(64, 32, 3, 3).detach().to(memory_format=torch.channels_last)
+    first = conv2d(x, w, padding=1)
+    for _ in range(200):
+        result = conv2d(x, w, padding=1)
+    assert torch.equal(result, first)
+
+
 # Strides, groups, odd channels and long kernels; the groups; and whether the tensor path can do backward_input.
 STRIDED_CASES = [
     ((2, 64, 128, (15, 16), (3, 3), (2, 2), (1, 1), (1, 1)), 1, True),  # residues of 4, 2, 2 and 1 taps

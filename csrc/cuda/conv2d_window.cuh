@@ -177,8 +177,8 @@ __device__ __forceinline__ void consume_window(const WindowWork &work, uint32_t 
             sum[i] = 0; // before the first product: defined in between, they would make wgmma wait for each other
         for (int chunk = 0; chunk < work.chunks; chunk++) {
             barrier_wait(full + 8 * slot, phase);
-            if (chunk + 1 == work.chunks && thread == 0)
-                barrier_arrive(order + 8 * (group ^ 1));
+            if (chunk + 1 == work.chunks)
+                hand_over(order, group, thread);
             uint32_t places = slots + slot * work.slot_bytes + last;
             wgmma_fence();
             for (int t = 0, s = 0; t < taps; t++, tap += C::TAP_BYTES) {
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             barrier_init(full + 8 * slot, 1);
             barrier_init(empty + 8 * slot, 1);
         }
-        barrier_init(order, 1);
-        barrier_init(order + 8, 1);
+        barrier_init(order, TURN_ARRIVALS);
+        barrier_init(order + 8, TURN_ARRIVALS);
         barrier_init(ready, 1);
         fence_barrier_init();
     }

@@ -130,20 +130,6 @@ __device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thr
     }
 }
 
-// Lets the other warpgroup begin its tile. Every warp has to speak, and not one for all: the other warpgroup answers
-// when its own tile's last stage is full, which in tiles of one or two steps is at once, and so ends the next phase of
-// the barrier that this one's warps waited on. A warp that is still busy with its last results, and only then asks for
-// the phase before, cannot tell it from the one after: it would wait for good, and the products of its warpgroup with
-// it.
-static constexpr int TURN_ARRIVALS = WARPGROUP / 32;
-
-__device__ __forceinline__ void hand_over(uint32_t order, int group, int thread)
-{
-    __syncwarp();
-    if (thread % 32 == 0)
-        barrier_arrive(order + 8 * (group ^ 1));
-}
-
 // A's fragments of one stage in a thread: for each 32 bytes of k, the four registers of each of its blocks of 64 rows.
 template <typename C>
 struct Left {

@@ -8,6 +8,20 @@
 #include "gemm/hopper.cuh"
 #include "gemm/rungs.h"
 
+// Where two warpgroups take tiles in turn: lets the other one begin its tile. Every warp has to speak, and not one for
+// all: the other warpgroup answers when its own tile's last stage is full, which in tiles of one or two steps is at
+// once, and so ends the next phase of the barrier that this one's warps waited on. A warp that is still busy with its
+// last results, and only then asks for the phase before, cannot tell it from the one after: it would wait for good, and
+// the products of its warpgroup with it.
+static constexpr int TURN_ARRIVALS = WARPGROUP / 32;
+
+__device__ __forceinline__ void hand_over(uint32_t order, int group, int thread)
+{
+    __syncwarp();
+    if (thread % 32 == 0)
+        barrier_arrive(order + 8 * (group ^ 1));
+}
+
 // One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n. ONE_TILE: a block
 // makes no other after it, so that results may leave by way of the ring, which is longer by as much.
 template <typename T_, int TILE_M_, int TILE_N_, int CLUSTER_M_, int CLUSTER_N_, bool PINGPONG_, int STAGES_,
