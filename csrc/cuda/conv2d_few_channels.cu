@@ -313,26 +313,15 @@ static bool plan_forward(FewProblem &p, FewMath math, size_t element, int column
         const size_t bytes = 4 * (size_t)(steps * (64 * columns + STEP) + 8 * columns + 2 * patch + all);
         if (bytes > most_shared)
             continue;
-        const int64_t tiles_x = ceil_div(p.out_width, width), tiles_y = ceil_div(p.out_height, height);
-        if (tiles_x * tiles_y > INT_MAX)
-            continue;
         // Reading an operand costs about a hundred times what bringing a word of the patch does.
-        const double cost = (double)tiles_x * (double)tiles_y * (100.0 * (double)(steps * STEP) + (double)all);
-        if (least > 0 && cost >= least)
+        const double each = 100.0 * (double)(steps * STEP) + (double)all;
+        if (!few_keep_cheaper(p, p.out_width, p.out_height, width, height, rows, columns_in, each, least))
             continue;
-        least = cost;
-        p.tile_width = width;
-        p.tile_height = height;
-        p.tiles_x = (int)tiles_x;
-        p.tiles_y = (int)tiles_y;
-        p.rows = (int)rows;
-        p.columns = (int)columns_in;
         p.plane = (int)plane;
         p.lone = lone ? (int)first_lone : 0;
         p.zero = (int)zero;
         p.zeros = (int)reach;
         p.patch = (int)patch;
-        p.by_columns = make_divisor(p.columns);
         p.by_rows = make_divisor(p.rows);
         shared = bytes;
     }

@@ -246,6 +246,29 @@ static inline FewProblem few_problem(const ConvCall &call)
     return p;
 }
 
+// Keeps in p the cheapest of the tiles it is asked about, with the patch of rows x columns that belongs to it: of
+// width x height, where across x down are to be covered, at a cost of `each`. least: the cost of the one that is kept,
+// 0 before the first. Whether this one is it; what else p says of the tile is the caller's to set then.
+static inline bool few_keep_cheaper(FewProblem &p, int64_t across, int64_t down, int width, int height, int64_t rows,
+                                    int64_t columns, double each, double &least)
+{
+    const int64_t tiles_x = ceil_div(across, width), tiles_y = ceil_div(down, height);
+    if (tiles_x * tiles_y > INT_MAX)
+        return false;
+    const double cost = (double)tiles_x * (double)tiles_y * each;
+    if (least > 0 && cost >= least)
+        return false;
+    least = cost;
+    p.tile_width = width;
+    p.tile_height = height;
+    p.tiles_x = (int)tiles_x;
+    p.tiles_y = (int)tiles_y;
+    p.rows = (int)rows;
+    p.columns = (int)columns;
+    p.by_columns = make_divisor(p.columns);
+    return true;
+}
+
 // The gradients' parts of the path, in conv2d_few_channels_input.cu, _input_strided.cu and _weight.cu.
 bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device);

@@ -267,21 +267,10 @@ static bool plan_input(FewProblem &p, const ConvCall &call, FewMath math, size_t
                                  : 4 * (size_t)(rows * columns * WORDS + ceil_div(p.out_channels, chunk) * taps * 32);
         if (bytes > most_shared)
             continue;
-        const int64_t tiles_x = ceil_div(p.width, width), tiles_y = ceil_div(p.height, height);
-        if (tiles_x * tiles_y > INT_MAX)
+        if (!few_keep_cheaper(p, p.width, p.height, width, height, rows, columns, 4000.0 + (double)(rows * columns),
+                              least))
             continue;
-        const double cost = (double)tiles_x * (double)tiles_y * (4000.0 + (double)(rows * columns));
-        if (least > 0 && cost >= least)
-            continue;
-        least = cost;
         p.warps_x = warps_x;
-        p.tile_width = width;
-        p.tile_height = height;
-        p.tiles_x = (int)tiles_x;
-        p.tiles_y = (int)tiles_y;
-        p.rows = (int)rows;
-        p.columns = (int)columns;
-        p.by_columns = make_divisor(p.columns);
         // The divisor of the copies that run along quads of columns: units of 4 quads (mma.sync), quads (FMA).
         p.by_rows = make_divisor((int)(math == FEW_FMA ? columns / 4 : ceil_div(columns / 4, 4)));
         shared = bytes;

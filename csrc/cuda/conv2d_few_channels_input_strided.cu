@@ -180,22 +180,11 @@ static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t
                                           FEW_WARPS * STRIDE * RESULT_COLUMNS * FEW_MOST_CHANNELS);
         if (bytes > most_shared)
             continue;
-        const int64_t tiles_x = ceil_div(columns_of_four, width), tiles_y = ceil_div(rows_of_four, height);
-        if (tiles_x * tiles_y > INT_MAX)
+        if (!few_keep_cheaper(p, columns_of_four, rows_of_four, width, height, rows, columns,
+                              4000.0 + (double)(rows * columns), least))
             continue;
-        const double cost = (double)tiles_x * (double)tiles_y * (4000.0 + (double)(rows * columns));
-        if (least > 0 && cost >= least)
-            continue;
-        least = cost;
         p.warps_x = warps_x;
-        p.tile_width = width;
-        p.tile_height = height;
-        p.tiles_x = (int)tiles_x;
-        p.tiles_y = (int)tiles_y;
-        p.rows = (int)rows;
-        p.columns = (int)columns;
         p.patch = (int)(rows * columns * WORDS);
-        p.by_columns = make_divisor(p.columns);
         p.by_rows = make_divisor(ceil_div(columns / 4, 4)); // of units of 4 quads of columns
         shared = bytes;
     }

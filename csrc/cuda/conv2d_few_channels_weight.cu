@@ -361,25 +361,14 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
             const size_t bytes = 4 * (size_t)(2 * Tile::GRAD_WORDS + 2 * patch + all);
             if (bytes > most_shared)
                 continue;
-            const int64_t tiles_x = ceil_div(p.out_width, width), tiles_y = ceil_div(p.out_height, height);
-            if (tiles_x * tiles_y > INT_MAX)
+            if (!few_keep_cheaper(p, p.out_width, p.out_height, width, height, rows, columns, 4000.0 + (double)all,
+                                  least))
                 continue;
-            const double cost = (double)tiles_x * (double)tiles_y * (4000.0 + (double)all);
-            if (least > 0 && cost >= least)
-                continue;
-            least = cost;
-            p.tile_width = width;
-            p.tile_height = height;
-            p.tiles_x = (int)tiles_x;
-            p.tiles_y = (int)tiles_y;
-            p.rows = (int)rows;
-            p.columns = (int)columns;
             p.plane = (int)plane;
             p.lone = lone ? (int)all : 0;
             p.zero = (int)(all * (lone ? 2 : 1));
             p.zeros = (int)zeros;
             p.patch = (int)patch;
-            p.by_columns = make_divisor(p.columns);
             p.by_rows = make_divisor(p.rows);
             plan.shared = bytes;
         }
