@@ -65,6 +65,7 @@ def run_optimizer():
 
 def run_rungs():
     """Each rung of the GEMM ladder, at a size that no tile divides and at one that whole tiles do."""
+    from cuda_ops.functional import matmul
     from cuda_ops.ladder import gemm
 
     for rung in gemm.rungs.values():
@@ -78,6 +79,11 @@ def run_rungs():
             for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T)):
                 if rung.runs(*operands):
                     rung(*operands)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for m in (60, 124):  # rung 10's tiles for batches
+        a, b = torch.randn(300, m, 36, device="cuda"), torch.randn(300, 36, 60, device="cuda")
+        matmul(a, b)
+        matmul(a, b.mT.contiguous().mT)
 
 
 def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_format=torch.channels_last, stride=1):
@@ -127,9 +133,11 @@ def run_few_channels():
     ]:
         torch.backends.cudnn.allow_tf32 = allowed
         for (size, memory_format), (channels, kernel) in itertools.product(
-            DIRECT, [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1)]
+            DIRECT, [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1), ((3, 8), 5)]
         ):
             run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
+        # So long lines that the data gradient walks down the picture.
+        run_conv_path("few_channels", dtype, (3, 8), 3, (9, 230), 1, torch.contiguous_format)
         for (size, memory_format), kernel in itertools.product(DIRECT, [7, 3]):
             run_conv_path("few_channels", dtype, (3, 40), kernel, size, 1, memory_format, stride=2)
 

@@ -35,6 +35,11 @@ FEW_CHANNELS = [
     ((2, 2, 30, 33), (64, 2, 7, 7), (1, 1), (3, 0, 1, 2), (2, 1)),
     ((2, 3, 3, 3), (16, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1)),  # one pixel
     ((300, 1, 28, 28), (32, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),  # more tiles than blocks
+    ((2, 4, 61, 37), (70, 4, 4, 4), (1, 1), (2, 1, 0, 3), (1, 1)),  # 64 taps, bands of lines, channels in slices
+    ((3, 3, 50, 224), (20, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),  # long lines
+    ((400, 2, 28, 28), (32, 2, 5, 5), (1, 1), (2, 2, 2, 2), (1, 1)),  # more bands than blocks
+    ((2, 1, 33, 30), (100, 1, 7, 3), (1, 1), (3, 3, 1, 1), (2, 1)),  # a dilated kernel of many taps
+    ((2, 1, 7, 9), (16, 1, 3, 3), (1, 1), (4, 3, 5, 4), (1, 1)),  # more padding than kernel
 ]
 DEPTHWISE = [
     ((3, 5, 28, 28), (5, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),  # channels in no whole runs
@@ -228,4 +233,9 @@ def test_choice():
     for tf32, expected in ((False, "plain"), (True, "few_channels")):
         torch.backends.cudnn.allow_tf32 = tf32
         assert path(torch.float32, 3, (64, 3, 7, 7), "backward_input", 2) == expected
+        for name in PASSES:  # of few output channels
+            few = name == "backward_input"
+            assert path(torch.float32, 1, (6, 1, 5, 5), name) == ("few_channels" if few else "depthwise")
+            assert path(torch.float32, 3, (6, 3, 5, 5), name) == "few_channels"
+            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "plain")
     assert path(torch.float32, 4, (64, 2, 3, 3)) == "plain"

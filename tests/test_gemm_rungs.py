@@ -242,13 +242,18 @@ def test_float64_of_many_tiles():
 
 @pytest.mark.cuda
 def test_float32_of_many_tiles():
-    """Rung 10's float32 has other tiles where D is large, and where tiles of 96 rows fill the GPU better."""
+    """Rung 10's float32 has other tiles where D is large, where tiles of 96 rows fill the GPU better, and for batches
+    of 128 x 64 and of 64 x 64."""
     sizes = [(2048, 2048, 64), (2052, 2300, 100), (1024, 1536, 96), (1020, 1540, 68), (2049, 2051, 33)]
     for (m, n, k), (ta, tb) in itertools.product(sizes, itertools.product([False, True], repeat=2)):
         a, b = operands(m, n, k, torch.float32, "cuda", ta, tb)
         check(cuda_ops.functional.matmul, a, b, f"{m} {n} {k} {ta} {tb}")
     a, b = torch.randn(2, 2000, 60, device="cuda"), torch.randn(2, 60, 2300, device="cuda")
     check(cuda_ops.functional.matmul, a, b, "batch")
+    sizes = [(300, 128, 64, 96), (300, 124, 60, 68), (600, 64, 64, 64), (600, 60, 61, 50)]
+    for (batch, m, n, k), (ta, tb) in itertools.product(sizes, itertools.product([False, True], repeat=2)):
+        a, b = batches(batch, m, n, k, torch.float32, ta, tb)
+        check(cuda_ops.functional.matmul, a, b, f"{batch} {m} {n} {k} {ta} {tb}")
 
 
 @pytest.mark.cuda

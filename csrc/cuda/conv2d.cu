@@ -27,6 +27,7 @@
 #include "conv2d_choice.h"
 #include "conv2d_residue.h"
 #include "cuda_ops/linear.h"
+#include "piece.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -404,25 +405,41 @@ __global__ void conv2d_sum_parts_kernel(T *output, const accumulate_type<T> *par
     }
 }
 
-// partial[part][channel] = sum over the part's runs of pixels of contiguous grad_output. A block takes one of them.
-template <typename T>
+// partial[part][channel] = sum over the part's runs of pixels of contiguous grad_output. A block takes one of them, a
+// warp a run at a time, COUNT elements a piece: 16 bytes, or one.
+template <typename T, int COUNT>
 __global__ void conv2d_bias_planes_kernel(accumulate_type<T> *partial, const T *grad_output, int64_t batch,
                                           int64_t channels, int64_t pixels, int64_t run, int64_t parts)
 {
     typedef accumulate_type<T> A;
+    typedef piece<T, COUNT> P;
+    constexpr int UNDER_WAY = 8;
     __shared__ A scratch[WARP_SIZE];
     const int64_t runs = ceil_div(pixels, run), units = batch * runs;
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     wait_for_predecessor();
     release_successor();
     for (int64_t block = blockIdx.x; block < channels * parts; block += gridDim.x) {
         const int64_t channel = block % channels, part = block / channels;
         A sum = 0;
-        for (int64_t unit = part; unit < units; unit += parts) {
+        for (int64_t unit = part + warp * parts; unit < units; unit += WARPS * parts) {
             const int64_t image = unit / runs, begin = unit % runs * run;
             const int64_t end = begin + run < pixels ? begin + run : pixels;
-            const T *plane = grad_output + (image * channels + channel) * pixels;
-            for (int64_t i = begin + threadIdx.x; i < end; i += THREADS)
-                sum += load_as_accumulate(plane[i]);
+            const T *const plane = grad_output + (image * channels + channel) * pixels + begin;
+            const int count = (int)((end - begin) / COUNT);
+            for (int i = lane; i < count; i += UNDER_WAY * WARP_SIZE) {
+                P pieces[UNDER_WAY];
+#pragma unroll
+                for (int k = 0; k < UNDER_WAY; k++)
+                    if (i + k * WARP_SIZE < count)
+                        pieces[k] = *reinterpret_cast<const P *>(plane + (i + k * WARP_SIZE) * COUNT);
+#pragma unroll
+                for (int k = 0; k < UNDER_WAY; k++)
+                    if (i + k * WARP_SIZE < count)
+#pragma unroll
+                        for (int e = 0; e < COUNT; e++)
+                            sum += element_of(pieces[k], e);
+            }
         }
         sum = block_sum(sum, scratch);
         if (threadIdx.x == 0)
@@ -709,9 +726,11 @@ static cuda_ops_status backward_weight(T *grad_weight, const T *grad_output, con
     return sum_parts(grad_weight, partial, p.part_size, p.parts, stream);
 }
 
+// Enough for two or three blocks on every multiprocessor, but not so many that a block's warps have no run each.
 static int64_t bias_parts(int64_t batch, int64_t channels, int64_t pixels)
 {
-    const int64_t units = batch * ceil_div(pixels, BIAS_RUN), parts = 2 * WANTED_BLOCKS / (channels > 0 ? channels : 1);
+    const int64_t units = ceil_div(batch * ceil_div(pixels, BIAS_RUN), WARPS);
+    const int64_t parts = 2 * WANTED_BLOCKS / (channels > 0 ? channels : 1);
     return parts < 1 || units < 1 ? 1 : parts < units ? parts : units;
 }
 
@@ -720,8 +739,12 @@ static cuda_ops_status backward_bias(T *grad_bias, const T *grad_output, int64_t
                                      int64_t pixels, accumulate_type<T> *partial, cudaStream_t stream)
 {
     const int64_t parts = bias_parts(batch, channels, pixels);
-    launch_dependent(conv2d_bias_planes_kernel<T>, dim3(clamp_grid(channels * parts)), THREADS, 0, stream, partial,
-                     grad_output, batch, channels, pixels, BIAS_RUN, parts);
+    constexpr int COUNT = whole_piece<T>::size;
+    static_assert(BIAS_RUN % COUNT == 0, "runs of whole pieces");
+    const bool whole = pixels % COUNT == 0 && is_aligned_16(grad_output);
+    launch_dependent(whole ? conv2d_bias_planes_kernel<T, COUNT> : conv2d_bias_planes_kernel<T, 1>,
+                     dim3(clamp_grid(channels * parts)), THREADS, 0, stream, partial, grad_output, batch, channels,
+                     pixels, BIAS_RUN, parts);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;

@@ -269,9 +269,12 @@ static inline bool few_keep_cheaper(FewProblem &p, int64_t across, int64_t down,
     return true;
 }
 
-// The gradients' parts of the path, in conv2d_few_channels_input.cu, _input_strided.cu and _weight.cu.
+// The gradients' parts of the path, in conv2d_few_channels_input.cu, _input_taps.cu, _input_strided.cu and
+// _weight.cu.
 bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_taps_input_supports(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_taps_input(const ConvCall &call, ConvDevice device);
 bool conv2d_few_channels_strided_input_supports(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_strided_input(const ConvCall &call, ConvDevice device);
 bool conv2d_few_channels_weight_supports(const ConvCall &call, ConvDevice device);

@@ -299,12 +299,15 @@ bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
     size_t shared = 0;
-    return plan_input(p, call, few_math(call), few_most_shared(device.capability), shared) ||
+    return conv2d_few_channels_taps_input_supports(call, device) ||
+           plan_input(p, call, few_math(call), few_most_shared(device.capability), shared) ||
            conv2d_few_channels_strided_input_supports(call, device);
 }
 
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device)
 {
+    if (conv2d_few_channels_taps_input_supports(call, device))
+        return conv2d_few_channels_taps_input(call, device);
     FewProblem p = few_problem(call);
     const FewMath math = few_math(call);
     size_t shared = 0;

@@ -49,7 +49,8 @@ __device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem
         const int o = first + word * PER_WORD;
         const T *const channel = corner + o * p.out.c;
         const int units = p.rows * ((quads + 3) / 4);
-#pragma unroll 2
+        constexpr int UNDER_WAY = PER_WORD == 1 ? 4 : 3; // as many as registers allow
+#pragma unroll UNDER_WAY
         for (int unit = warp; unit < units; unit += FEW_WARPS) {
             const int row = quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
             if (quad >= quads)

@@ -19,6 +19,7 @@ template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
 struct FewWeightTile {
     static constexpr int PIXELS = 256; // of a block's tile
     static constexpr int CHANNELS = 16 * OUT, WARP_TAPS = MATH == FEW_FMA ? 4 * TAPS * WIDTH : 8 * TAPS;
+    static constexpr int LANE_SUMS = MATH == FEW_FMA ? 2 * OUT * TAPS * WIDTH : OUT * TAPS * 4;
     static constexpr int WORD_PIXELS = 4 / sizeof(T); // pixels in a word
     // grad_output's tile, in words: a line for each channel, or for each pixel where it is channels_last. The padding
     // sends the lanes of a fragment to different banks.
@@ -93,6 +94,8 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
 #pragma unroll
         for (int j = 0; j < TAPS; j++)
             places[j] = place_of_tap(first_tap + (MATH == FEW_FMA ? (t * TAPS + j) * WIDTH : j * 8 + g));
+        wait_for_predecessor();
+        release_successor();
         few_clear_zeros(patches, p);
         few_clear_zeros(patches + p.patch, p);
         few_write_places(patch_places, p);
@@ -270,7 +273,27 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
             third = next_third;
         }
 
-        float *const result = partial + ((int64_t)blockIdx.x * sharing + warp_pixels) * p.out_channels * taps;
+        // The warps that share pixels add what they have one after the other, where grad_output was; the last one
+        // writes the block's sums.
+        float *const so_far = (float *)shared + warp_taps * Tile::LANE_SUMS * WARP_SIZE + lane;
+        float *const mine = MATH == FEW_FMA ? &fma_sum[0][0] : &sum[0][0][0];
+#pragma unroll 1
+        for (int turn = 0; turn < sharing; turn++) {
+            __syncthreads();
+            if (warp_pixels != turn)
+                continue;
+            if (turn > 0)
+#pragma unroll
+                for (int i = 0; i < Tile::LANE_SUMS; i++)
+                    mine[i] += so_far[i * WARP_SIZE];
+            if (turn < sharing - 1)
+#pragma unroll
+                for (int i = 0; i < Tile::LANE_SUMS; i++)
+                    so_far[i * WARP_SIZE] = mine[i];
+        }
+        if (warp_pixels < sharing - 1)
+            return;
+        float *const result = partial + (int64_t)blockIdx.x * p.out_channels * taps;
         const auto put = [&](int channel, int tap, float value) {
             if (first_channel + channel < p.out_channels && first_tap + tap < taps)
                 result[(int64_t)(first_channel + channel) * taps + first_tap + tap] = value;
@@ -294,26 +317,38 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
 }
 
 // grad_weight[i] = sum over parts of partial[part][i], in order: a warp's lanes are neighbours, each warp takes every
-// 8th part, and the 8 sums are added in the end.
+// 32nd part, and the 32 sums are added in the end.
+static constexpr int SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP_SIZE;
+
 template <typename T>
-__global__ void conv2d_few_weight_sum_kernel(const float *partial, const __grid_constant__ FewProblem p)
+__global__ void __launch_bounds__(SUM_THREADS)
+    conv2d_few_weight_sum_kernel(const float *partial, const __grid_constant__ FewProblem p)
 {
-    __shared__ float sums[WARPS][WARP_SIZE];
+    constexpr int UNDER_WAY = 9; // loads: 32 times that are about as many parts as there are at most
+    __shared__ float sums[SUM_WARPS][WARP_SIZE];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    wait_for_predecessor();
+    release_successor();
     const int kernel = p.kernel_height * p.kernel_width, taps = p.channels * kernel;
     const int64_t count = (int64_t)p.out_channels * taps;
     for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < count; first += (int64_t)gridDim.x * WARP_SIZE) {
         const int64_t i = first + lane;
         float sum = 0;
         if (i < count)
-#pragma unroll 8
-            for (int part = warp; part < p.parts; part += WARPS)
-                sum += partial[part * count + i];
+            for (int part = warp; part < p.parts; part += UNDER_WAY * SUM_WARPS) {
+                float some[UNDER_WAY]; // an unrolled loop would load what is left over one by one
+#pragma unroll
+                for (int k = 0; k < UNDER_WAY; k++)
+                    some[k] = part + k * SUM_WARPS < p.parts ? partial[(part + k * SUM_WARPS) * count + i] : 0;
+#pragma unroll
+                for (int k = 0; k < UNDER_WAY; k++)
+                    sum += some[k];
+            }
         sums[warp][lane] = sum;
         __syncthreads();
         if (warp == 0 && i < count) {
 #pragma unroll
-            for (int w = 1; w < WARPS; w++)
+            for (int w = 1; w < SUM_WARPS; w++)
                 sum += sums[w][lane];
             const int64_t o = i / taps;
             const int tap = (int)(i - o * taps), c = tap / kernel, r = tap % kernel / p.kernel_width,
@@ -383,6 +418,10 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
     for (int warps = 2; warps <= WARPS && Tile::WARP_TAPS * (warps / 2) < taps; warps *= 2)
         if (padded(warps) <= padded(p.warps_x))
             p.warps_x = warps;
+    if (p.warps_x < WARPS) { // warps that share pixels add their sums in shared memory
+        const size_t sums = 4 * (size_t)(Tile::LANE_SUMS * p.warps_x * WARP_SIZE);
+        plan.shared = plan.shared > sums ? plan.shared : sums;
+    }
     // A piece of 16 bytes lies within a line, and a tile starts at one, if these are multiples of its elements.
     const int64_t line = p.out.c == 1 ? p.out_channels : p.out_width;
     p.vector = element;
@@ -393,7 +432,7 @@ static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice devic
         ceil_div(p.out_channels, Tile::CHANNELS) * ceil_div(taps, (int64_t)Tile::WARP_TAPS * p.warps_x);
     const int64_t held = ceil_div((int64_t)device.multiprocessors * (Tile::CHANNELS == 64 ? 1 : 2), across);
     const int64_t blocks = p.tiles < held ? p.tiles : held;
-    p.parts = (int)blocks * (WARPS / p.warps_x);
+    p.parts = (int)blocks;
     plan.grid = dim3((unsigned int)blocks, (unsigned int)across);
     plan.problem = p;
     return across <= 65535;
@@ -452,14 +491,14 @@ struct Launcher {
     {
         const auto kernel = conv2d_few_weight_kernel<T, MATH, OUT, TAPS, WIDTH>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared);
-        kernel<<<plan.grid, THREADS, plan.shared, call.stream>>>((float *)call.workspace, plan.problem);
+        launch_dependent(kernel, plan.grid, THREADS, plan.shared, call.stream, (float *)call.workspace, plan.problem);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
         const FewProblem &p = plan.problem;
         const int64_t count = (int64_t)p.out_channels * p.channels * p.kernel_height * p.kernel_width;
-        conv2d_few_weight_sum_kernel<T>
-            <<<clamp_grid(ceil_div(count, WARP_SIZE)), THREADS, 0, call.stream>>>((const float *)call.workspace, p);
+        launch_dependent(conv2d_few_weight_sum_kernel<T>, dim3(clamp_grid(ceil_div(count, WARP_SIZE))), SUM_THREADS, 0,
+                         call.stream, (const float *)call.workspace, p);
         return launch_status();
     }
 };

@@ -15,12 +15,11 @@
 // they compile side by side.
 #include "gemm/10_cp_async_float32.cuh"
 
-// Large and Small as measured on an H200 (benchmarks/notes/gemm.md); Tiny, which moves three times as much, by
-// estimate.
-static const SimtChoice CHOICES[] = {{Large::M, Large::N, 0.92, 1},
-                                     {Small::M, Small::N, 0.89, 0.95},
-                                     {Middle::M, Middle::N, 0.9, 0.9},
-                                     {Tiny::M, Tiny::N, 0.45, 0.7}};
+// Large, Small and its like as measured on an H200 (benchmarks/notes/gemm.md); Tiny, which moves three times as much,
+// by estimate.
+static const SimtChoice CHOICES[] = {{Large::M, Large::N, 0.92, 1},      {Small::M, Small::N, 0.89, 0.95},
+                                     {Tall::M, Tall::N, 0.89, 0.95},     {Middle::M, Middle::N, 0.9, 0.9},
+                                     {Square::M, Square::N, 0.24, 0.85}, {Tiny::M, Tiny::N, 0.45, 0.7}};
 
 // The plan, and whether it is better done by tiles of 128 x 256 (Hopper alone).
 struct Float32Plan {

@@ -8,8 +8,12 @@ cuda_ops_status gemm_cp_async_small(const GemmCall &call, int tile, bool vectors
     switch (tile) {
     case SMALL:
         return simt_launch<float, Small, 4>(call, pieces);
+    case TALL:
+        return simt_launch<float, Tall, 4>(call, pieces);
     case MIDDLE:
         return simt_launch<float, Middle, 4>(call, pieces);
+    case SQUARE:
+        return simt_launch<float, Square, 4>(call, pieces);
     default:
         return simt_launch<float, Tiny, 4>(call, pieces);
     }

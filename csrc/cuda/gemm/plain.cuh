@@ -30,6 +30,23 @@ static inline unsigned int tile_count(const cuda_ops_gemm_problem &p, int rows, 
     return (unsigned int)(ceil_div(p.m, rows) * ceil_div(p.n, columns));
 }
 
+// The dynamic shared memory of a block that needs `bytes`, so that no more of `blocks` share a multiprocessor than have
+// to: while the kernel before is under way, those that are free already would be given more of them, and end last.
+static inline int spread_bytes(int bytes, int64_t blocks)
+{
+    constexpr int MOST_EACH = 4; // each block has 1 KB more, which then still fits
+    int device = 0, multiprocessors = 0, room = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    const int64_t each = ceil_div(blocks, multiprocessors);
+    if (each < 1 || each > MOST_EACH)
+        return bytes;
+    cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int share = room / ((int)each + 1), spread = share < most ? share : most;
+    return spread > bytes ? spread : bytes;
+}
+
 // activation(alpha * sum + bias), stored as float32 or T. The dtypes and pointers of a call, as the kernels get them.
 struct Epilogue {
     double alpha;

@@ -499,28 +499,13 @@ static bool simt_uses_partial(const cuda_ops_gemm_problem &p, int64_t pieces)
                                                p.activation == CUDA_OPS_GEMM_GELU_TANH));
 }
 
-// The dynamic shared memory of a block. Where each is to have an SM to itself, more than half of what one has: while the
-// kernel before is under way, an SM that is free already would be given two blocks else, which then take twice as long.
-static inline int simt_spread(int bytes, int64_t blocks)
-{
-    int device = 0, multiprocessors = 0, of_multiprocessor = 0, most = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (blocks > multiprocessors)
-        return bytes;
-    cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const int half = of_multiprocessor / 2 < most ? of_multiprocessor / 2 : most; // each block has 1 KB more
-    return half > bytes ? half : bytes;
-}
-
 template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH, int VECTOR>
 static cuda_ops_status simt_launch_kernel(const GemmCall &call, int64_t pieces)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const int64_t tiles_m = ceil_div(p.m, Tile::M), tiles_n = ceil_div(p.n, Tile::N);
     const int bytes =
-        simt_spread(simt_shared_bytes<T, Tile, A_BY_DEPTH, B_BY_DEPTH>(), tiles_m * tiles_n * pieces * p.batch);
+        spread_bytes(simt_shared_bytes<T, Tile, A_BY_DEPTH, B_BY_DEPTH>(), tiles_m * tiles_n * pieces * p.batch);
     const auto kernel = gemm_simt_kernel<T, Tile, A_BY_DEPTH, B_BY_DEPTH, VECTOR>;
     if (bytes > 48 * 1024) {
         const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -620,7 +605,7 @@ static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gem
             if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || p.batch > MAX_GRID || tiles > full_tiles))
                 break;
             const int64_t busiest = ceil_div(tiles * pieces, device.multiprocessors);
-            const double speed = busiest == 1 ? c.alone : c.full;
+            const double together = c.alone * (double)busiest, speed = together < c.full ? together : c.full;
             double time = (double)busiest * c.m * c.n * (double)(ceil_div(p.k, pieces) + START) / speed;
             if (pieces > 1)
                 time += SECOND_LAUNCH + ADD_PIECE * (double)(p.batch * p.m * p.n) * (double)pieces;
