@@ -1,19 +1,25 @@
-"""torch.autograd.Function, without its bookkeeping where no gradient is recorded: in evaluation, and in a backward pass
-whose Functions call others so that they can be differentiated further, which is rarely asked for."""
+"""torch.autograd.Function, without the bookkeeping in Python, which takes longer than many an op: all of it where no
+gradient is recorded, and where one is, what is there for functorch's transforms and for `setup_context`."""
 
 import torch
+from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 
 class Function(torch.autograd.Function):
-    """Like torch.autograd.Function, for forwards that return new tensors alone. (torch.compile does not see `apply`; it
-    traces forward and backward.)"""
+    """Like torch.autograd.Function, for forwards that take a ctx and return new tensors alone. (torch.compile does not
+    see `apply`; it traces forward and backward.)"""
 
     @classmethod
     def apply(cls, *args):
-        watched = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()  # which are refused
-        if watched or torch.is_grad_enabled():
-            return super().apply(*args)
+        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            return super().apply(*args)  # which refuses
+        if torch.is_grad_enabled():
+            for argument in args:
+                if isinstance(argument, Tensor) and argument.requires_grad:
+                    # What torch.autograd.Function.apply comes to.
+                    return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))
         return cls.forward(Unrecorded(len(args)), *args)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, expect
 from .._autocast import autocast_to_lower
+from .._autograd import Function
 from .._fakes import register_fake
 from .._library import ops
 
@@ -22,7 +23,7 @@ def _(input, other):
     return input.new_empty((*input.shape[:-1], other.shape[-1]))
 
 
-class MatmulFunction(torch.autograd.Function):
+class MatmulFunction(Function):
     """Two matrices, or a batch of pairs. The gradients are products again, so that it differentiates any number of
     times; transposed views are taken as they are stored."""
 
