@@ -143,6 +143,15 @@ def test_few_channels(case, dtype, force):
         products.check(passes)
 
 
+@pytest.mark.parametrize("dtype", ["tf32", torch.float16, torch.bfloat16], ids=str)
+def test_few_channels_of_lines_far_longer_than_grad_output(dtype, force):
+    needs_tensor_cores(dtype)
+    force("few_channels")
+    products = Products(((1, 1, 64, 20000), (8, 1, 1, 2), (1, 1), (0, 0, 0, 0), (1, 19999)), dtype)
+    assert products.path("backward_input") == "few_channels"
+    products.check(["backward_input"])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", DEPTHWISE, ids=str)
 def test_depthwise(case, dtype, force):

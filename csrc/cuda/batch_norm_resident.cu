@@ -226,7 +226,7 @@ static void launch_forward(void *output, double *mean, double *variance, const v
     constexpr int WIDTH = WIDTH_OF<T, BYTES>;
     const walk w = {(int)(outer * inner / WIDTH), (int)(inner / WIDTH)};
     const int bytes = (int)(outer * inner) * (int)sizeof(T);
-    cudaFuncSetAttribute(resident_forward_kernel<T, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(resident_forward_kernel<T, WIDTH>, bytes);
     resident_forward_kernel<T, WIDTH><<<(unsigned int)channels, threads_for(w), bytes, stream>>>(
         (T *)output, mean, variance, (const T *)input, weight, bias, outer, channels, w, eps, parameter_dtype);
 }
@@ -240,7 +240,7 @@ static void launch_backward(void *grad_input, void *grad_weight, void *grad_bias
     constexpr int WIDTH = WIDTH_OF<T, BYTES>;
     const walk w = {(int)(outer * inner / WIDTH), (int)(inner / WIDTH)};
     const int bytes = 2 * (int)(outer * inner) * (int)sizeof(T);
-    cudaFuncSetAttribute(resident_backward_kernel<T, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(resident_backward_kernel<T, WIDTH>, bytes);
     resident_backward_kernel<T, WIDTH><<<(unsigned int)channels, threads_for(w), bytes, stream>>>(
         (T *)grad_input, grad_weight, grad_bias, (const T *)grad_output, (const T *)input, weight, mean, variance,
         outer, channels, w, eps, parameter_dtype, statistics_dtype);

@@ -65,7 +65,7 @@ static inline void launch_dependent_clusters(void (*kernel)(Parameters...), int6
                                              const std::common_type_t<Parameters> &...arguments)
 {
     if (shared_bytes > 48 << 10)
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        allow_shared_memory(kernel, shared_bytes);
     // Its error is launch_status()'s.
     start_clusters(kernel, blocks, threads, cluster, shared_bytes, compute_capability(), stream, arguments...);
 }

@@ -179,6 +179,19 @@ static inline void launch_dependent(void (*kernel)(Parameters...), dim3 grid, di
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
 }
 
+// Lets `kernel` be launched with `bytes` of dynamic shared memory, and with whatever other calls ask for, up to what a
+// block may have beside `declared` bytes, which are at least what the kernel declares itself: the attribute is the
+// kernel's, and a call with fewer bytes must not take back what another host thread's launch needs.
+template <typename... Parameters>
+static inline cudaError_t allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, int declared = 1024)
+{
+    int device = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int allowed = (int)bytes > most - declared ? (int)bytes : most - declared;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, allowed);
+}
+
 // Status of the launch just made. Launchers end with it; cudaGetLastError also clears the error, so that a bad
 // launch is reported by the call that made it and by no later one.
 static inline cuda_ops_status launch_status()

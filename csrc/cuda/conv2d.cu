@@ -726,7 +726,7 @@ static cuda_ops_status backward_weight(T *grad_weight, const T *grad_output, con
     return sum_parts(grad_weight, partial, p.part_size, p.parts, stream);
 }
 
-// Enough for two or three blocks on every multiprocessor, but not so many that a block's warps have no run each.
+// Enough to keep a large GPU's memory busy, but not so many that a block's warps have no run each.
 static int64_t bias_parts(int64_t batch, int64_t channels, int64_t pixels)
 {
     const int64_t units = ceil_div(batch * ceil_div(pixels, BIAS_RUN), WARPS);

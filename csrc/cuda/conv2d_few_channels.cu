@@ -355,7 +355,7 @@ static cuda_ops_status launch_forward(const FewProblem &p, size_t shared, ConvDe
 {
     const auto kernel = conv2d_few_forward_kernel<T, MATH, COLUMNS, WIDTH>;
     constexpr int THREADS = forward_threads<MATH>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    allow_shared_memory(kernel, shared);
     int blocks = 1;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared);
     const int64_t channel_tiles = ceil_div(p.out_channels, 8 * COLUMNS);
@@ -425,7 +425,7 @@ bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 
 // The tiles are of 32 output channels at least. With fewer they are faster than other paths all the same (measured at 4
 // and 6), but for a single input channel, which the depthwise path takes, and, of four, by FMA. The data gradient
-// multiplies no more than there is.
+// has the channels as the summed axis, in slices of 8 to 32.
 bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;

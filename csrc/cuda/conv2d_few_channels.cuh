@@ -15,7 +15,7 @@ enum FewMath { FEW_FMA, FEW_TF32, FEW_HALVES };
 static constexpr int FEW_THREADS = 128, FEW_WARPS = FEW_THREADS / WARP_SIZE;
 static constexpr int FEW_MOST_CHANNELS = 4;
 
-// Strides in elements; the sizes fit in 32 bits, as `few_fits` has seen to.
+// Strides in elements; the sizes fit in 32 bits, as the plans see to.
 struct FewStrides {
     int64_t n, c, y, x;
 };

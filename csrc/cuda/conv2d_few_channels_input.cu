@@ -287,7 +287,7 @@ template <typename Kernel>
 static cuda_ops_status launch_input(Kernel kernel, const FewProblem &p, size_t shared, ConvDevice device,
                                     cudaStream_t stream)
 {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    allow_shared_memory(kernel, shared);
     int blocks = 1;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, FEW_THREADS, shared);
     const int64_t held = (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;

@@ -4,10 +4,11 @@
 //     product[c, r, s][pixel] = sum over o of weight[o][c][r][s] * grad_output[n][o][pixel]
 //
 // So few taps fit into the rows of an instruction (mma.sync, halves and TF32), and its columns are pixels of
-// grad_output: each is read once, from device memory right into the registers of the instruction, no matter how many
-// taps meet it. The products go to shared memory, from which grad_input gathers its own. Which of a slice's output
-// channels a lane has does not matter, as long as it has the same ones of both operands: it takes those whose
-// neighbours it can read 16 bytes of at a time, along pixels or, channels_last, along channels.
+// grad_output: each comes from device memory right into the registers of the instruction, once for all taps (of more
+// than 16, two or four warps take the same pixels, 16 taps each). The products go to shared memory, from which
+// grad_input gathers its own. Which of a slice's output channels a lane has does not matter, as long as it has the same
+// ones of both operands: it takes those whose neighbours it can read 16 bytes of at a time, along pixels or,
+// channels_last, along channels.
 //
 // Threads: a block walks down a strip of a picture, of which each warp multiplies 64 pixels (float32: 32) at a time; a
 // ring in shared memory has the products of the lines that are still read. Blocks take strips in turn, and what a warp
@@ -250,6 +251,8 @@ static bool plan_taps(FewProblem &p, const ConvCall &call, ConvDevice device, Ta
         const int64_t lines = height + reach < p.out_height ? height + reach : p.out_height;
         return ceil_div(lines * p.out_width + L::SIZE - 1, L::PIXELS);
     };
+    // A step's places are divided by the width through a product of 32 bits; see make_divisor.
+    const auto divides = [&](int64_t step) { return step * p.width <= UINT32_MAX / p.width; };
     double least = 0;
     const auto consider = [&](int64_t height, int resident) {
         const int64_t most = (int64_t)few_most_shared(device.capability) * 2 / resident;
@@ -257,14 +260,14 @@ static bool plan_taps(FewProblem &p, const ConvCall &call, ConvDevice device, Ta
         for (;; step = ceil_div(step, 2)) { // of several steps each begins anywhere in a unit
             ring = step == height ? units_of(step) : units_of(step) + 1;
             bytes = weights + taps * (ring * L::PIXELS + L::PAD) * 4;
-            if (bytes <= most || step == 1)
+            if ((bytes <= most && divides(step)) || step == 1)
                 break;
         }
         const int64_t strips = p.batch * ceil_div(p.height, height);
         const double waves = (double)ceil_div(strips, (int64_t)resident * device.multiprocessors);
         const double cost =
             waves * resident * (double)(ceil_div(height, step) + ceil_div(units_of(height), WARPS / p.warps_x));
-        if (bytes > most || (least > 0 && cost >= least))
+        if (bytes > most || !divides(step) || (least > 0 && cost >= least))
             return;
         least = cost;
         p.tile_height = (int)height, p.tiles_y = (int)ceil_div(p.height, height), p.tiles_x = 1;
@@ -295,7 +298,7 @@ static cuda_ops_status launch_taps(const ConvCall &call, ConvDevice device)
     if (!plan_taps<T>(p, call, device, walk, shared))
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto launch = [&](auto kernel) {
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        allow_shared_memory(kernel, shared);
         int blocks = 1;
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared);
         const int64_t held = (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;

@@ -490,7 +490,7 @@ struct Launcher {
     cuda_ops_status operator()() const
     {
         const auto kernel = conv2d_few_weight_kernel<T, MATH, OUT, TAPS, WIDTH>;
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.shared);
+        allow_shared_memory(kernel, plan.shared, 6 * THREADS * (int)sizeof(int)); // pixels and slots
         launch_dependent(kernel, plan.grid, THREADS, plan.shared, call.stream, (float *)call.workspace, plan.problem);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)

@@ -299,7 +299,7 @@ static cuda_ops_status conv2d_launch_window(const WindowProduct &p, ConvDevice d
     const int bytes = SWIZZLE_ATOM + work.chunks * (int)taps * C::TAP_BYTES + work.slots * work.slot_bytes +
                       2 * C::BUFFER_BYTES + C::BARRIERS_BYTES;
     const auto kernel = conv2d_window_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     const int blocks = device.multiprocessors / work.column_tiles;
     const int grid = (work.tiles < blocks ? work.tiles : blocks) * work.column_tiles;
     launch_dependent(kernel, dim3((unsigned int)grid), 3 * WARPGROUP, (size_t)bytes, p.stream, picture, weight, work);

@@ -1129,7 +1129,7 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
             const size_t ring_offset = (tensor_shared(b) + 15) / 16 * 16, for_reading = ring_offset + RING_BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
-            cudaFuncSetAttribute(one_sums_tensor_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+            allow_shared_memory(one_sums_tensor_kernel<T>, bytes);
             launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
                              partials, grad_output, places, input, s, b, (int)ring_offset);
             launched = true;

@@ -412,12 +412,12 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
         if (bytes <= most || warps == 1)
             break;
     }
-    // Products of a block a multiprocessor are so short that they gain more by beginning beside the kernel before.
-    if (blocks > device.multiprocessors)
+    // Products of a block a multiprocessor are so short that they gain more by beginning beside the kernel before; and
+    // clusters do not come to all multiprocessors alike.
+    if (blocks > device.multiprocessors && work.splits == 1)
         bytes = spread_bytes(bytes, blocks);
     const auto kernel = gemm_direct_cores_kernel<C, A_BY_DEPTH, B_BY_DEPTH>;
-    // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    allow_shared_memory(kernel, bytes);
     if (device.capability >= 90)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     const cudaError_t started =

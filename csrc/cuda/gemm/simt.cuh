@@ -508,7 +508,7 @@ static cuda_ops_status simt_launch_kernel(const GemmCall &call, int64_t pieces)
         spread_bytes(simt_shared_bytes<T, Tile, A_BY_DEPTH, B_BY_DEPTH>(), tiles_m * tiles_n * pieces * p.batch);
     const auto kernel = gemm_simt_kernel<T, Tile, A_BY_DEPTH, B_BY_DEPTH, VECTOR>;
     if (bytes > 48 * 1024) {
-        const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        const cudaError_t error = allow_shared_memory(kernel, bytes);
         if (error != cudaSuccess)
             return CUDA_OPS_CUDA_ERROR + (int)error;
     }
