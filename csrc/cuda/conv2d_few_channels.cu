@@ -355,11 +355,8 @@ static cuda_ops_status launch_forward(const FewProblem &p, size_t shared, ConvDe
 {
     const auto kernel = conv2d_few_forward_kernel<T, MATH, COLUMNS, WIDTH>;
     constexpr int THREADS = forward_threads<MATH>;
-    allow_shared_memory(kernel, shared);
-    int blocks = 1;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared);
     const int64_t channel_tiles = ceil_div(p.out_channels, 8 * COLUMNS);
-    const int64_t held = ceil_div((int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors, channel_tiles);
+    const int64_t held = ceil_div(few_held(kernel, THREADS, shared, device), channel_tiles);
     const dim3 grid((unsigned int)(p.tiles < held ? p.tiles : held), (unsigned int)channel_tiles);
     kernel<<<grid, THREADS, shared, stream>>>(p);
     return launch_status();

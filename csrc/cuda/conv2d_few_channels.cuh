@@ -209,6 +209,16 @@ static inline size_t few_most_shared(int capability)
     return capability >= 90 ? 112 * 1024 : 96 * 1024;
 }
 
+// The blocks of a kernel that run at once, for kernels whose blocks take tiles in turn.
+template <typename Kernel>
+static inline int64_t few_held(Kernel kernel, int threads, size_t shared, ConvDevice device)
+{
+    allow_shared_memory(kernel, shared);
+    int blocks = 1;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
+    return (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;
+}
+
 static inline FewMath few_math(const ConvCall &call)
 {
     if (call.dtype == CUDA_OPS_FLOAT32)
@@ -274,6 +284,7 @@ static inline bool few_keep_cheaper(FewProblem &p, int64_t across, int64_t down,
 bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device);
 bool conv2d_few_channels_taps_input_supports(const ConvCall &call, ConvDevice device);
+// CUDA_OPS_INVALID_ARGUMENT where it does not support the call.
 cuda_ops_status conv2d_few_channels_taps_input(const ConvCall &call, ConvDevice device);
 bool conv2d_few_channels_strided_input_supports(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels_strided_input(const ConvCall &call, ConvDevice device);

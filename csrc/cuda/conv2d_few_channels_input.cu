@@ -287,10 +287,7 @@ template <typename Kernel>
 static cuda_ops_status launch_input(Kernel kernel, const FewProblem &p, size_t shared, ConvDevice device,
                                     cudaStream_t stream)
 {
-    allow_shared_memory(kernel, shared);
-    int blocks = 1;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, FEW_THREADS, shared);
-    const int64_t held = (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;
+    const int64_t held = few_held(kernel, FEW_THREADS, shared, device);
     kernel<<<(unsigned int)(p.tiles < held ? p.tiles : held), FEW_THREADS, shared, stream>>>(p);
     return launch_status();
 }
@@ -306,8 +303,9 @@ bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device)
 
 cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device)
 {
-    if (conv2d_few_channels_taps_input_supports(call, device))
-        return conv2d_few_channels_taps_input(call, device);
+    const cuda_ops_status by_taps = conv2d_few_channels_taps_input(call, device);
+    if (by_taps != CUDA_OPS_INVALID_ARGUMENT)
+        return by_taps;
     FewProblem p = few_problem(call);
     const FewMath math = few_math(call);
     size_t shared = 0;

@@ -202,10 +202,7 @@ static cuda_ops_status launch(const FewProblem &p, size_t shared, ConvDevice dev
 {
     const auto kernel = p.kernel_height == 7 ? conv2d_few_strided_input_kernel<T, MATH, 7>
                                              : conv2d_few_strided_input_kernel<T, MATH, 0>;
-    allow_shared_memory(kernel, shared);
-    int blocks = 1;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, FEW_THREADS, shared);
-    const int64_t held = (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;
+    const int64_t held = few_held(kernel, FEW_THREADS, shared, device);
     kernel<<<(unsigned int)(p.tiles < held ? p.tiles : held), FEW_THREADS, shared, stream>>>(p);
     return launch_status();
 }

@@ -298,10 +298,7 @@ static cuda_ops_status launch_taps(const ConvCall &call, ConvDevice device)
     if (!plan_taps<T>(p, call, device, walk, shared))
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto launch = [&](auto kernel) {
-        allow_shared_memory(kernel, shared);
-        int blocks = 1;
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, shared);
-        const int64_t held = (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;
+        const int64_t held = few_held(kernel, THREADS, shared, device);
         launch_dependent(kernel, dim3((unsigned int)(p.tiles < held ? p.tiles : held)), THREADS, shared, call.stream, p,
                          walk);
         return launch_status();
@@ -327,12 +324,13 @@ bool conv2d_few_channels_taps_input_supports(const ConvCall &call, ConvDevice de
 
 cuda_ops_status conv2d_few_channels_taps_input(const ConvCall &call, ConvDevice device)
 {
-    switch (call.dtype) {
-    case CUDA_OPS_FLOAT16:
-        return launch_taps<__half, FEW_HALVES>(call, device);
-    case CUDA_OPS_BFLOAT16:
-        return launch_taps<__nv_bfloat16, FEW_HALVES>(call, device);
-    default:
+    switch (few_math(call)) {
+    case FEW_HALVES:
+        return call.dtype == CUDA_OPS_FLOAT16 ? launch_taps<__half, FEW_HALVES>(call, device)
+                                              : launch_taps<__nv_bfloat16, FEW_HALVES>(call, device);
+    case FEW_TF32:
         return launch_taps<float, FEW_TF32>(call, device);
+    default:
+        return CUDA_OPS_INVALID_ARGUMENT;
     }
 }

@@ -551,7 +551,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
         const int stage = i & 1;
         if (thread == 0) {
-            bulk_expect(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
+            barrier_expect(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
             bulk_load(shared_address(ys + stage * Y_BYTES), (const char *)ys_in + picture * Y_BYTES, Y_BYTES,
                       barriers + stage * 8);
             bulk_load(shared_address(grads + stage * POOLED_BYTES), (const char *)grad_output + picture * POOLED_BYTES,
@@ -631,7 +631,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             named_barrier_sync(BARRIER_FIRST, WARPGROUP);
             if (i >= 2)
                 named_barrier_sync(BARRIER_EMPTY + stage, 2 * WARPGROUP);
-            bulk_wait(barriers + stage * 8, i >> 1 & 1);
+            barrier_wait(barriers + stage * 8, i >> 1 & 1);
             const uint4 *y = (const uint4 *)(ys + stage * Y_BYTES);
             const T *g = (const T *)(grads + stage * POOLED_BYTES) + r * WINDOWS + q;
 #pragma unroll

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             if constexpr (!halves)
                 fence_async_proxy();
             if (t.pictures)
-                bulk_wait(shared_address(&t.small.mapped), step & 1);
+                barrier_wait(shared_address(&t.small.mapped), step & 1);
             __syncthreads();
         }
         if constexpr (!halves && !rounds) {

@@ -12,7 +12,7 @@
 #ifndef CUDA_OPS_WGMMA_CUH
 #define CUDA_OPS_WGMMA_CUH
 
-#include "copy_async.cuh"
+#include "gemm/mbarrier.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__) // the host pass parses, and emits nothing
 
@@ -162,21 +162,12 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Mbarriers. Of bulk copies: one thread announces the bytes and starts them; every reader waits for the phase. Of
-// threads: each of `arrivals` arrives once a phase.
+// Bulk copies, counted by an mbarrier: one thread announces the bytes (barrier_expect) and starts them, and every
+// reader waits for the phase (barrier_wait). Of threads, each of `arrivals` arrives once a phase.
 __device__ __forceinline__ void bulk_barrier_init(uint32_t barrier, int arrivals = 1)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;" ::"r"(barrier),
-                 "r"(arrivals)
-                 : "memory");
-}
-__device__ __forceinline__ void bulk_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void bulk_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    barrier_init(barrier, arrivals);
+    fence_barrier_init();
 }
 __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
@@ -202,14 +193,6 @@ __device__ __forceinline__ void bulk_stores_wait_read()
 __device__ __forceinline__ void bulk_stores_wait()
 {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-__device__ __forceinline__ void bulk_wait(uint32_t barrier, int phase)
-{
-    asm volatile("{.reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;}" ::"r"(barrier),
-                 "r"(phase)
-                 : "memory");
 }
 
 #endif

@@ -259,7 +259,7 @@ __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, c
         float gradient[2][2][2][4];
         if (t.warp < CONV_WARPS) {
             if (t.thread == 0)
-                bulk_expect(barrier, EXCHANGE_BYTES);
+                barrier_expect(barrier, EXCHANGE_BYTES);
             backward_input2(t, gradient);
             if (t.rank == 0)
                 send(t, buffer, barrier, gradient[1]);
@@ -268,7 +268,7 @@ __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, c
         }
         backward_weights2(t, shared_address(shared + L::AT_MAPS), weights);
         if (t.warp < CONV_WARPS) {
-            bulk_wait(barrier, parity);
+            barrier_wait(barrier, parity);
             const float4 *other = (const float4 *)(shared + L::AT_EXCHANGE) + t.thread;
             float mine[2][2][4];
 #pragma unroll

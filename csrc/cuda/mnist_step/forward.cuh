@@ -25,7 +25,7 @@ __device__ __forceinline__ void start_weights2(const Thread<L> &t)
         if (t.thread == 0 && t.pictures) {
             fence_async_proxy_global();
             const uint32_t arrived = shared_address(&t.small.mapped);
-            bulk_expect(arrived, BYTES);
+            barrier_expect(arrived, BYTES);
             bulk_load(shared_address(shared + L::AT_WEIGHTS2), source, BYTES, arrived);
         }
     } else {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
     if constexpr (L::MEMBERS == 2) {
         theirs = of_other(t, shared_address(shared)), arrived = of_other(t, shared_address(&t.small.mapped));
         if (t.thread == 0 && t.pictures)
-            bulk_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
+            barrier_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
     }
     static constexpr int EACH = 2 * GROUPS1<L>, ROWS = ROWS1<L>;
     for (int row = first; row < end; row += by) {

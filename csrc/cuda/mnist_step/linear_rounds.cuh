@@ -325,10 +325,10 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
     }
     const uint32_t exchanged = shared_address(&t.small.exchanged);
     if (t.thread == 0)
-        bulk_expect(exchanged, 2 * CHUNK_BYTES);
-    cluster_arrive(); // the weights have been read, and what the other block sends may take their place
+        barrier_expect(exchanged, 2 * CHUNK_BYTES);
+    cluster_arrive_aligned(); // the weights have been read, and what the other block sends may take their place
     t.arrive();
-    cluster_wait();
+    cluster_wait_aligned();
     if (group == 1) {
         const int mine = t.thread % WARPGROUP;
         const uint32_t to = of_other(t, shared_address(shared + AT_LINEAR<L>) + mine * 16),
@@ -352,7 +352,7 @@ template <class L>
 __device__ __forceinline__ void update_linear1_rounds(const Thread<L> &t, int64_t step, float (&weight)[4][4],
                                                       float rate)
 {
-    bulk_wait(shared_address(&t.small.exchanged), step & 1);
+    barrier_wait(shared_address(&t.small.exchanged), step & 1);
     // To whom the weights are: the warp of the other half of the units is four further.
     const int at = t.thread / WARPGROUP * 4 * WARPGROUP + t.thread % WARPGROUP;
     const float4 *ours = (const float4 *)(shared + AT_CHUNKS<L>)+at,

@@ -64,8 +64,8 @@ template <class L>
 __device__ __forceinline__ void meet_group(const Thread<L> &t, int phase)
 {
     const uint32_t made = shared_address(t.small.group_made + warpgroup_of(t));
-    bulk_arrive(made);
-    bulk_wait(made, phase);
+    barrier_arrive(made);
+    barrier_wait(made, phase);
 }
 
 // weights -> statistics. The first two pictures are where picture_of(1, ...) says. Each warpgroup has every second
@@ -93,9 +93,9 @@ __device__ __forceinline__ void forward_rounds(const Thread<L> &t, int64_t step)
         }
         fence_async_proxy();
         if (round == 0) {
-            bulk_wait(shared_address(&t.small.mapped), 0);
+            barrier_wait(shared_address(&t.small.mapped), 0);
             if (group)
-                bulk_wait(shared_address(&t.small.multiplied), step & 1);
+                barrier_wait(shared_address(&t.small.multiplied), step & 1);
         }
         if (elected)
             bulk_stores_wait_read(); // of the former picture's output, whose place is taken next
@@ -311,9 +311,9 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
     copy_async_wait<0>();
     __syncthreads();
     if (warpgroup_of(t) == 0) {
-        cluster_arrive();
+        cluster_arrive_aligned();
         if (t.thread == 0)
-            bulk_expect(shared_address(&s.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
+            barrier_expect(shared_address(&s.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
         float d[TAPS][16];
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++)
@@ -330,18 +330,18 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
             const int slot = number % 2;
             const KeptWhole kept = {{next.x, next.y, next.z, next.w}};
             if (number < last - 1)
-                bulk_wait(shared_address(s.tiles_loaded + slot), load_of(number) & 1);
+                barrier_wait(shared_address(s.tiles_loaded + slot), load_of(number) & 1);
             store_gradient_whole(t, slot, kept);
             if (more)
                 picture.store(t, picture_of<L>(1, slot));
             copy_async_wait<0>(); // for the next picture
             fence_async_proxy();
-            bulk_arrive(shared_address(s.gradient_made + slot));
+            barrier_arrive(shared_address(s.gradient_made + slot));
             if (number)
                 next = __ldcg(kept_of(t, number - 1));
             if (number && more)
                 picture.load(t, step + 1, number - 1);
-            bulk_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
+            barrier_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
             if (number > 1) {
 #pragma unroll 1
                 for (int i = t.thread; i < VECTORS; i += WARPGROUP)
@@ -352,7 +352,7 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
             add_weights2(t, slot, slot + 1, d);
             if (number > 1) { // its gradient has been read, and a copy comes to where it was
                 fence_async_proxy();
-                bulk_arrive(shared_address(s.weights_made + slot));
+                barrier_arrive(shared_address(s.weights_made + slot));
             }
             if (more)
                 add_products(t, picture_of<L>(1, slot), 1, t.warp, 4, products[0], products[1]);
@@ -360,16 +360,16 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
         if (more)
             store_products(t, (float *)(shared + L::AT_GRAMS) + t.warp * GRAM, products[0], products[1]);
         float4 ours[L::EXCHANGED_VECTORS];
-        cluster_wait();
+        cluster_wait_aligned();
         send_weights2(t, d, ours);
-        bulk_wait(shared_address(&s.arrived), step & 1);
+        barrier_wait(shared_address(&s.arrived), step & 1);
         store_weights2(t, ours);
     } else {
         const int half = t.warp % 4 / 2;
-        bulk_wait(shared_address(&s.mapped), 1);
+        barrier_wait(shared_address(&s.mapped), 1);
         uint32_t a[24][4];
         weights_of_input2(t, a);
-        cluster_arrive(); // the weights have been read, so that the other block may write there
+        cluster_arrive_aligned(); // the weights have been read, so that the other block may write there
         OnePicture<L> picture;
         picture.load(t, step, last);
 #pragma unroll 1
@@ -378,33 +378,33 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
             picture.store(t, picture_of<L>(0, slot));
             if (number)
                 picture.load(t, step, number - 1);
-            bulk_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
+            barrier_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
             make_input2(t, slot, a);
             fence_async_proxy(); // the places of the picture before have been read
-            bulk_arrive(shared_address(&s.all_made));
-            bulk_wait(shared_address(&s.all_made), ((int)step * t.pictures + last - number) & 1);
+            barrier_arrive(shared_address(&s.all_made));
+            barrier_wait(shared_address(&s.all_made), ((int)step * t.pictures + last - number) & 1);
             if (t.thread == WARPGROUP && number && number < last) { // where those of the picture before were
                 const uint32_t loaded = shared_address(s.places_loaded + 1 - slot);
-                bulk_expect(loaded, KEPT_PLACES);
+                barrier_expect(loaded, KEPT_PLACES);
                 bulk_load(kept_places<L>(1 - slot), tiles_of(t, number - 1) + KEPT_OUTPUT + KEPT_MAPS, KEPT_PLACES,
                           loaded);
             }
             if (t.thread == WARPGROUP && number > 1) { // where this picture's are
                 const uint32_t loaded = shared_address(s.tiles_loaded + slot);
                 const char *const from = tiles_of(t, number - 2);
-                bulk_wait(shared_address(s.weights_made + slot), load_of(number - 2) & 1);
-                bulk_expect(loaded, KEPT_OUTPUT + KEPT_MAPS);
+                barrier_wait(shared_address(s.weights_made + slot), load_of(number - 2) & 1);
+                barrier_expect(loaded, KEPT_OUTPUT + KEPT_MAPS);
                 bulk_load(kept_output<L>(slot), from, KEPT_OUTPUT, loaded);
                 bulk_load(kept_maps<L>(slot), from + KEPT_OUTPUT, KEPT_MAPS, loaded);
             }
             __syncwarp();
             if (number < last - 1)
-                bulk_wait(shared_address(s.places_loaded + slot), load_of(number) & 1);
+                barrier_wait(shared_address(s.places_loaded + slot), load_of(number) & 1);
             backward1_whole(t, picture_of<L>(0, slot), shared + L::AT_PLACES + slot * L::PLACES_BYTES,
                             shared_address(shared + L::AT_INPUT) + slot * INPUT_BYTES, half * 8, half ? SIDE1 : 8, sums,
                             plain);
         }
-        cluster_wait();
+        cluster_wait_aligned();
     }
     // What has been read where the weights were is read: the next step's come there by a bulk copy.
     fence_async_proxy();

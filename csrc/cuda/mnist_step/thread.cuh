@@ -128,11 +128,11 @@ __device__ __forceinline__ void fence_async_proxy_global()
 }
 
 // All threads of the cluster's blocks; `arrive` when the other block may go on behind `wait`.
-__device__ __forceinline__ void cluster_arrive()
+__device__ __forceinline__ void cluster_arrive_aligned()
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait()
+__device__ __forceinline__ void cluster_wait_aligned()
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -179,7 +179,7 @@ __device__ __forceinline__ void convolve2(const Thread<L> &t, int pictures, floa
         wgmma_commit();
         wgmma_wait<0>();
         if (L::ROUNDS > 1 && multiplied)
-            bulk_arrive(multiplied);
+            barrier_arrive(multiplied);
         const bool inside = t.quad < 3; // else the second half's columns are 14 and 15
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -603,9 +603,9 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
     const char *const picture = picture_of<L>(parity, 0), *const places = shared + L::AT_PLACES;
     const int half = warp / 2;
     if (group == 0) {
-        cluster_arrive();
+        cluster_arrive_aligned();
         if (t.thread == 0)
-            bulk_expect(shared_address(&t.small.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
+            barrier_expect(shared_address(&t.small.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
         float d[TAPS][16];
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++)
@@ -614,28 +614,28 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
                 d[tap][i] = 0.0f;
         add_weights2(t, 0, t.pictures, d);
         float4 ours[L::EXCHANGED_VECTORS];
-        cluster_wait();
+        cluster_wait_aligned();
         send_weights2(t, d, ours);
         clear(sums, plain);
         if (t.pictures) {
-            bulk_wait(shared_address(&t.small.first_made), parity);
+            barrier_wait(shared_address(&t.small.first_made), parity);
             backward1_whole(t, picture, places, input, half * 3, half * 3 + 3, sums, plain);
         }
-        bulk_wait(shared_address(&t.small.arrived), parity);
+        barrier_wait(shared_address(&t.small.arrived), parity);
         store_weights2(t, ours);
     } else {
         uint32_t a[24][4];
         weights_of_input2(t, a);
-        cluster_arrive(); // the weights have been read, so that the other block may write there
+        cluster_arrive_aligned(); // the weights have been read, so that the other block may write there
 #pragma unroll 1
         for (int i = 0; i < t.pictures; i++) {
             make_input2(t, i, a);
             if (i == 0)
-                bulk_arrive(shared_address(&t.small.first_made));
+                barrier_arrive(shared_address(&t.small.first_made));
         }
-        cluster_wait();
-        bulk_arrive(shared_address(&t.small.all_made));
-        bulk_wait(shared_address(&t.small.all_made), parity);
+        cluster_wait_aligned();
+        barrier_arrive(shared_address(&t.small.all_made));
+        barrier_wait(shared_address(&t.small.all_made), parity);
         clear(sums, plain);
         // The first warpgroup has less time left, and gets fewer rows of the first picture.
 #pragma unroll 1
