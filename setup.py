@@ -115,7 +115,7 @@ def extensions():
     has_python_headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
     module = cpp_extension.CppExtension(
         name="cuda_ops._C",
-        sources=["csrc/python/module.cpp"],
+        sources=sorted(glob.glob("csrc/python/*.cpp")),
         define_macros=macros,
         extra_compile_args={"cxx": cxx_flags},
     )

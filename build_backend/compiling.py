@@ -103,7 +103,8 @@ def glue_units(sources, folder):
     units = {"glue_autograd.cpp": [], "glue.cpp": []}
     for source in sorted(sources):
         text = Path(source).read_text()
-        units["glue_autograd.cpp" if '#include "autograd.h"' in text else "glue.cpp"].append(source)
+        has_autograd = "#include <torch/csrc/autograd/" in text or '#include "autograd_function.h"' in text
+        units["glue_autograd.cpp" if has_autograd else "glue.cpp"].append(source)
     paths = []
     for name, included in units.items():
         path = Path(folder, name)

@@ -1,39 +1,102 @@
-"""torch.autograd.Function, without the bookkeeping in Python, which takes longer than many an op: all of it where no
-gradient is recorded, and where one is, what is there for functorch's transforms and for `setup_context`."""
+"""torch.autograd.Function of the ops.
+
+An op's derivatives stand beside its schema (csrc/torch/<op>.cpp), and autograd follows them in C++ wherever the op is
+called. The Functions made here follow the same lines in Python: for whoever composes a Function of his own of ours,
+and to read what autograd does.
+"""
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import forward_ad
+
+from ._operators import operator
+
+ATTRIBUTES = {
+    "": lambda tensor: tensor,
+    "mT": lambda tensor: tensor.mT,
+    "size": lambda tensor: tensor.shape,
+    "stride": lambda tensor: tensor.stride(),
+    "dtype": lambda tensor: tensor.dtype,
+    "channels_last": lambda tensor: (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    ),
+}
+LITERALS = {"none": None, "true": True, "false": False}
 
 
-class Function(torch.autograd.Function):
-    """Like torch.autograd.Function, for forwards that take a ctx and return new tensors alone. (torch.compile does not
-    see `apply`; it traces forward and backward.)"""
+class Derivative:
+    """One line of an op's derivatives, "<arguments>: <op>(<sources>)": csrc/torch/autograd.h says what they mean."""
 
-    @classmethod
-    def apply(cls, *args):
-        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-            return super().apply(*args)  # which refuses
-        if torch.is_grad_enabled():
-            for argument in args:
-                if isinstance(argument, Tensor) and argument.requires_grad:
-                    # What torch.autograd.Function.apply comes to.
-                    return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))
-        return cls.forward(Unrecorded(len(args)), *args)
+    def __init__(self, text: str):
+        targets, call = text.split(":", 1)
+        name, sources = call.strip().removesuffix(")").split("(", 1)
+        self.targets = [target.strip() for target in targets.split(",")]
+        self.sources = [source.strip() for source in sources.split(",")]
+        namespace, _, name = name.rpartition("::")
+        self.op = getattr(torch.ops.aten, name) if namespace == "aten" else operator(name)
+
+    def __call__(self, values: dict, wanted: list[bool]):
+        """The gradients of the targets, of all that the sources name."""
+
+        def value(source):
+            if source == "wanted":
+                return wanted
+            if source.lstrip("-").isdigit():
+                return int(source)
+            name, _, attribute = source.partition(".")
+            tensor = LITERALS[name] if name in LITERALS else values[name]
+            return ATTRIBUTES[attribute](tensor) if isinstance(tensor, Tensor) else tensor
+
+        results = self.op(*[value(source) for source in self.sources])
+        if isinstance(results, list):  # the wanted ones alone
+            rest = iter(results)
+            return [next(rest) if want else None for want in wanted]
+        return [results] if isinstance(results, Tensor) else list(results)
 
 
-class Unrecorded:
-    """The ctx of a forward that has no backward."""
+def autograd_function(name: str, class_name: str) -> type[torch.autograd.Function]:
+    """The op cuda_ops::`name` as a subclass of torch.autograd.Function, whose apply takes the arguments of its schema.
 
-    def __init__(self, arguments: int):
-        self.needs_input_grad = (False,) * arguments
+    It is differentiable as often as the op, and under torch.func's transforms.
+    """
+    schema = getattr(torch.ops.cuda_ops, name).default._schema
+    arguments = [argument.name for argument in schema.arguments]
+    returns = [result.name or "output" for result in schema.returns]
+    derivatives = [Derivative(text) for text in torch.ops.cuda_ops.derivatives(name) if "<-" not in text]
+    sources = {source.partition(".")[0] for derivative in derivatives for source in derivative.sources}
+    differentiable = {result for result in returns if f"grad_{result}" in sources - set(arguments)}
+    call = operator(name)
 
-    def save_for_backward(self, *tensors):
-        pass
+    class Function(torch.autograd.Function):
+        generate_vmap_rule = True
 
-    def mark_non_differentiable(self, *outputs):
-        pass
+        @staticmethod
+        def forward(*inputs):
+            return call(*inputs)
 
-    def set_materialize_grads(self, value):
-        pass
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            outputs = (output,) if isinstance(output, Tensor) else output
+            ctx.mark_non_differentiable(
+                *[o for result, o in zip(returns, outputs, strict=True) if result not in differentiable]
+            )
+            values = dict(zip([*arguments, *returns], [*inputs, *outputs], strict=True))
+            ctx.tensors = [n for n in values if n in sources and isinstance(values[n], Tensor)]
+            ctx.constants = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
+            ctx.save_for_backward(*[values[n] for n in ctx.tensors])
+
+        @staticmethod
+        def backward(ctx, *grads):
+            values = {f"grad_{result}": grad for result, grad in zip(returns, grads, strict=True)}
+            values |= ctx.constants | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+            needs = dict(zip(arguments, ctx.needs_input_grad, strict=True))
+            results = dict.fromkeys(arguments)
+            for derivative in derivatives:
+                wanted = [needs[target] for target in derivative.targets]
+                if any(wanted):
+                    for target, want, grad in zip(derivative.targets, wanted, derivative(values, wanted), strict=False):
+                        results[target] = grad if want else None
+            return tuple(results.values())
+
+    Function.__name__ = Function.__qualname__ = class_name
+    Function.__doc__ = f"torch.ops.cuda_ops.{name} as an autograd.Function."
+    return Function

@@ -1,14 +1,15 @@
-// cuda_ops._C: introspection only. Kernels are called through torch.ops.cuda_ops, never through this module, so that
-// the op library needs no Python.
+// cuda_ops._C: what needs Python's headers, so that the op library links no Python. Ops run without it as well, by way
+// of torch.ops, which takes the host longer.
+//
+// bind(op, otherwise) makes a function that calls a registered op (bind.cpp).
 //
 // kernels(code, device) lists the kernels in a fat binary as they come out for one GPU. Nobody registers them: the
 // driver is handed the bytes that nvcc put into the op library, and is asked what is in there. The driver is opened
 // when it is first needed, so that the module loads on machines without one.
 #include <pybind11/pybind11.h>
 
+#include "bind.h"
 #include "cuda_ops/core.h"
-
-namespace py = pybind11;
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <cuda.h>
@@ -168,6 +169,9 @@ PYBIND11_MODULE(_C, module)
 {
     module.doc() = "What the build of cuda_ops holds.";
     module.attr("version") = CUDA_OPS_VERSION;
+    module.def("bind", bind, py::arg("op"), py::arg("otherwise"),
+               "A function that calls the registered op (\"namespace::name\") with positional arguments that have just "
+               "the types of its schema, and `otherwise` with all others.");
     module.def(
         "kernels", [](const py::bytes &code, int device) { return kernels(code, device); }, py::arg("code"),
         py::arg("device"),

@@ -1,81 +1,54 @@
-// Autograd in C++, for fused ops that run so shortly that an autograd.Function in Python would take the host longer
-// than the op does. Their Functions differ from those under cuda_ops/ops only in the language: forward and backward
-// call the registered ops, which have the fakes, and where gradients are to be differentiated further (create_graph) an
-// op that Python registers composes them of the differentiable ops that are fused.
+// Autograd of the ops. Beside its schema an op states its derivatives, as PyTorch's derivatives.yaml does:
+//
+//     library.def("square_forward(Tensor input) -> (Tensor output)");
+//     CUDA_OPS_DERIVATIVES(library, "square_forward", {"input: square_backward(grad_output, input)"});
+//
+// reads: the gradient of `input` is the op square_backward of the gradient of `output` and of `input`. From these lines
+// one kernel, which all ops share, records the graph and runs it backward, in C++, so that an eager call costs the host
+// what one of PyTorch's own ops costs. Gradients are registered ops themselves: torch.compile sees through both
+// directions, and an op whose gradients have derivatives of their own is differentiable as often as they are.
+//
+// A derivative is "<arguments>: <op>(<sources>)". The op, of cuda_ops unless it says `aten::`, returns one gradient for
+// each of the arguments. A source is
+//     an argument or a return of the op            by its name in the schema
+//     grad_<return>                                the gradient that comes in; the only return of an op that does not
+//                                                  name it is `output`
+//     wanted                                       bool[]: which of <arguments> have a gradient to be computed
+//     none, true, false, an integer
+// and of a tensor, instead of its elements,
+//     .size  .stride  .dtype                       what it says; saved in place of the tensor
+//     .channels_last                               bool: whether its format is that, and no other
+//     .mT                                          the transposed matrix, a view
+// Saved for backward is what the wanted gradients need, and nothing else. A return that no derivative takes the
+// gradient of is not differentiable. Where only some of the gradients that a derivative takes have come in, the others
+// are None if the op takes that, else zeros.
+//
+// Forward mode: a line "<return> <- <op>(<sources>)", in which exactly one source is tangent_<argument>, adds what the
+// tangent of that argument gives to the tangent of the return. An argument with a tangent and no line is an error.
 #pragma once
 
-#include <ATen/autocast_mode.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
-#include <array>
-#include <optional>
-#include <vector>
-
-#include "checks.h"
+#include <initializer_list>
 
 namespace cuda_ops
 {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+// Which dtype torch.autocast gives an op's arguments, as PyTorch's lists of ops do.
+enum class Autocast {
+    LOWER_PRECISION, // all floating-point tensors but float64: to autocast's dtype
+    INPUT_ONLY,      // the first tensor to autocast's dtype; the op takes float32 parameters beside it
+    FLOAT32,         // all floating-point tensors but float64: to float32
+};
 
-// The registered op of that name, to be called with the signature of the function that implements it. By way of the
-// dispatcher, so that torch.compile sees it.
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> registered_op(const char *name)
-{
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
+// Registers the op's derivatives. `name` without the namespace.
+void register_derivatives(torch::Library &library, const char *name, std::initializer_list<const char *> derivatives);
 
-// `input` in autocast's dtype if autocast is on for its device: for ops that take float32 parameters beside it. As in
-// PyTorch, float64 is left alone. cuda_ops/_autocast.py is the same for the ops whose autograd is Python's; here it
-// costs next to nothing where autocast is off.
-inline Tensor autocast_input(const char *op, const Tensor &input)
-{
-    const c10::DeviceType device = input.device().type();
-    if (device != c10::DeviceType::CPU && device != c10::DeviceType::CUDA) // PyTorch raises for what it does not know
-        return input;
-    if (C10_LIKELY(!at::autocast::is_autocast_enabled(device)) || !input.is_floating_point() ||
-        input.scalar_type() == at::kDouble)
-        return input;
-    TORCH_CHECK_NOT_IMPLEMENTED(device != c10::DeviceType::CPU, op,
-                                ": autocast on the CPU is not supported (the CPU backend computes in float32 and "
-                                "float64)");
-    return input.to(at::autocast::get_autocast_dtype(device));
-}
-
-inline std::optional<Tensor> or_none(const Tensor &tensor)
-{
-    return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
-}
-
-// For each of Function::apply's first N arguments, all tensors, whether its gradient is wanted. PyTorch counts only the
-// arguments that are given, the defined ones of `tensors`.
-template <size_t N>
-std::array<bool, N> wanted_gradients(const AutogradContext *context, const variable_list &tensors)
-{
-    std::array<bool, N> wanted{};
-    size_t given = 0;
-    for (size_t i = 0; i < N; i++)
-        wanted[i] = tensors[i].defined() && context->needs_input_grad(given++);
-    return wanted;
-}
-
-// The wanted ones of `grads` in the places of their arguments, of which Function::apply has `arguments`. `grads` are
-// one for each place, or, from Python, the wanted ones alone.
-template <size_t N>
-variable_list placed(const variable_list &grads, const std::array<bool, N> &wanted, size_t arguments)
-{
-    variable_list result(arguments);
-    size_t next = 0;
-    for (size_t i = 0; i < N; i++) {
-        if (wanted[i])
-            result[i] = grads[grads.size() == N ? i : next];
-        next += wanted[i];
-    }
-    return result;
-}
+// Registers what torch.autocast casts. On the CPU, whose kernels know no halves, lower precision is an error.
+void register_autocast(torch::Library &library, const char *name, Autocast policy);
 
 } // namespace cuda_ops
+
+#define CUDA_OPS_DERIVATIVES(library, name, ...) ::cuda_ops::register_derivatives(library, name, __VA_ARGS__)
+#define CUDA_OPS_AUTOCAST(library, name, policy)                                                                       \
+    ::cuda_ops::register_autocast(library, name, ::cuda_ops::Autocast::policy)

@@ -15,7 +15,7 @@
 #include <tuple>
 #include <vector>
 
-#include "autograd.h"
+#include "autograd_function.h"
 #include "conv2d.h"
 #include "conv_block.h"
 #include "cuda_ops/batch_norm.h"

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "autograd.h"
 #include "checks.h"
 #include "gemm.h"
 #include "linear.h"
@@ -89,13 +90,15 @@ static Tensor linear_forward(const Tensor &input, const Tensor &weight, const st
     const int64_t rows = check_rows("linear", "input", input, "in_features", weight.size(1), weight);
     if (bias) {
         check_like("linear", "bias", *bias, "input", input);
-        TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), "linear: expected bias to have shape [",
-                    weight.size(0), "], the out_features of weight, got ", bias->sizes());
+        const bool is_number = bias->dim() == 0 || (bias->dim() == 1 && bias->size(0) == 1);
+        TORCH_CHECK(is_number || (bias->dim() == 1 && bias->size(0) == weight.size(0)),
+                    "linear: expected bias to have shape [", weight.size(0), "], the out_features of weight, got ",
+                    bias->sizes());
     }
     const LinearSizes size{rows, weight.size(1), weight.size(0)};
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous(), w = weight.contiguous();
-    const Tensor b = bias ? bias->contiguous() : Tensor();
+    const Tensor b = bias ? bias->expand(weight.size(0)).contiguous() : Tensor(); // one number is for all features
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
     Tensor output = empty_with_last(x, size.out_features);
     if (output.numel() == 0)
@@ -187,12 +190,34 @@ static Tensor linear_backward_bias(const Tensor &grad_output)
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("linear_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
-    library.def("linear_backward_input(Tensor grad_output, Tensor weight) -> Tensor");
-    library.def("linear_backward_weight(Tensor grad_output, Tensor input) -> Tensor");
-    library.def("linear_backward_bias(Tensor grad_output) -> Tensor");
+    library.def("linear_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
+    library.def("linear_backward_input(Tensor grad_output, Tensor weight) -> (Tensor grad_input)");
+    library.def("linear_backward_weight(Tensor grad_output, Tensor input) -> (Tensor grad_weight)");
+    library.def("linear_backward_bias(Tensor grad_output) -> (Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_forward", cuda_ops::linear_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_input", cuda_ops::linear_backward_input);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_weight", cuda_ops::linear_backward_weight);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);
+    CUDA_OPS_AUTOCAST(library, "linear_forward", LOWER_PRECISION);
+    // The three products are each other's derivatives: output is linear in input and in weight, grad_input in
+    // grad_output and in weight, grad_weight in grad_output and in input.
+    CUDA_OPS_DERIVATIVES(
+        library, "linear_forward",
+        {"input: linear_backward_input(grad_output, weight)", "weight: linear_backward_weight(grad_output, input)",
+         "bias: linear_backward_bias(grad_output)", "output <- linear_forward(tangent_input, weight, none)",
+         "output <- linear_forward(input, tangent_weight, none)",
+         "output <- aten::expand(tangent_bias, output.size, false)"});
+    CUDA_OPS_DERIVATIVES(library, "linear_backward_input",
+                         {"grad_output: linear_forward(grad_grad_input, weight, none)",
+                          "weight: linear_backward_weight(grad_output, grad_grad_input)",
+                          "grad_input <- linear_backward_input(tangent_grad_output, weight)",
+                          "grad_input <- linear_backward_input(grad_output, tangent_weight)"});
+    CUDA_OPS_DERIVATIVES(library, "linear_backward_weight",
+                         {"grad_output: linear_forward(input, grad_grad_weight, none)",
+                          "input: linear_backward_input(grad_output, grad_grad_weight)",
+                          "grad_weight <- linear_backward_weight(tangent_grad_output, input)",
+                          "grad_weight <- linear_backward_weight(grad_output, tangent_input)"});
+    CUDA_OPS_DERIVATIVES(library, "linear_backward_bias",
+                         {"grad_output: aten::expand(grad_grad_bias, grad_output.size, false)",
+                          "grad_bias <- linear_backward_bias(tangent_grad_output)"});
 }

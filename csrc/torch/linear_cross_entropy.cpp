@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "autograd.h"
+#include "autograd_function.h"
 #include "empty.h"
 #include "linear.h"
 #include "loss.h"

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "autograd.h"
+#include "autograd_function.h"
 #include "empty.h"
 #include "gemm.h"
 #include "linear.h"

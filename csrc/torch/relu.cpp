@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
 
+#include "autograd.h"
 #include "checks.h"
 
 namespace cuda_ops
@@ -74,11 +75,20 @@ static Tensor relu_backward(const Tensor &grad_output, const Tensor &output)
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("relu_forward(Tensor input) -> Tensor");
+    library.def("relu_forward(Tensor input) -> (Tensor output)");
     library.def("relu_inplace(Tensor(a!) input) -> ()");
-    library.def("relu_backward(Tensor grad_output, Tensor output) -> Tensor");
+    library.def("relu_backward(Tensor grad_output, Tensor output) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "relu_forward", cuda_ops::relu_forward);
     CUDA_OPS_IMPLEMENT(library, "relu_inplace", cuda_ops::relu_inplace);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "relu_inplace");
     CUDA_OPS_IMPLEMENT(library, "relu_backward", cuda_ops::relu_backward);
+    // By the output, which says all that is asked, so that the input may be freed or written over.
+    CUDA_OPS_DERIVATIVES(
+        library, "relu_forward",
+        {"input: relu_backward(grad_output, output)", "output <- relu_backward(tangent_input, output)"});
+    CUDA_OPS_DERIVATIVES(library, "relu_inplace", {"input: relu_backward(grad_output, output)"});
+    // Linear in grad_output, with a factor that is constant wherever it has a derivative.
+    CUDA_OPS_DERIVATIVES(library, "relu_backward",
+                         {"grad_output: relu_backward(grad_grad_input, output)",
+                          "grad_input <- relu_backward(tangent_grad_output, output)"});
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd.h"
+#include "autograd_function.h"
 
 namespace cuda_ops
 {

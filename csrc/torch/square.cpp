@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty_like.h>
 
+#include "autograd.h"
 #include "checks.h"
 
 namespace cuda_ops
@@ -53,8 +54,17 @@ static Tensor square_backward(const Tensor &grad_output, const Tensor &input)
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("square_forward(Tensor input) -> Tensor");
-    library.def("square_backward(Tensor grad_output, Tensor input) -> Tensor");
+    library.def("square_forward(Tensor input) -> (Tensor output)");
+    library.def("square_backward(Tensor grad_output, Tensor input) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "square_forward", cuda_ops::square_forward);
     CUDA_OPS_IMPLEMENT(library, "square_backward", cuda_ops::square_backward);
+    CUDA_OPS_DERIVATIVES(
+        library, "square_forward",
+        {"input: square_backward(grad_output, input)", "output <- square_backward(tangent_input, input)"});
+    // 2 * input * grad_output is linear in each of its factors: its gradients are the same product again.
+    CUDA_OPS_DERIVATIVES(library, "square_backward",
+                         {"grad_output: square_backward(grad_grad_input, input)",
+                          "input: square_backward(grad_grad_input, grad_output)",
+                          "grad_input <- square_backward(tangent_grad_output, input)",
+                          "grad_input <- square_backward(grad_output, tangent_input)"});
 }

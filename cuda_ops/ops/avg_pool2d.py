@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, flag, integer, pair
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
 from ._pool2d import empty_pooled, pair_or_kernel

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .._arguments import check_tensors, check_tensors_or_none, expect, flag, number
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
 

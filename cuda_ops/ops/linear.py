@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect
-from .._autocast import autocast_to_lower
-from .._autograd import Function
+from .._arguments import check_tensors_or_none, expect
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::linear_forward")
@@ -20,7 +19,7 @@ def _(input, weight, bias):
     fits = input.shape[-1] == weight.shape[1]
     expect(fits, "linear", message, weight.shape[1], list(weight.shape), list(input.shape))
     if bias is not None:
-        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
+        fits = bias.dim() == 0 or (bias.dim() == 1 and bias.shape[0] in (1, weight.shape[0]))
         message = "bias to have shape [{}], the out_features of weight, got {}"
         expect(fits, "linear", message, weight.shape[0], list(bias.shape))
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
@@ -41,84 +40,11 @@ def _(grad_output):
     return grad_output.new_empty((grad_output.shape[-1],))
 
 
-# The three products are each other's derivatives: output is linear in input and in weight, grad_input in grad_output
-# and in weight, grad_weight in grad_output and in input. So three Functions differentiate any number of times.
-
-
-class LinearFunction(Function):
-    @staticmethod
-    def forward(ctx, input, weight, bias):
-        # A frozen weight keeps no input alive.
-        ctx.save_for_backward(
-            input if ctx.needs_input_grad[1] else None,
-            weight if ctx.needs_input_grad[0] else None,
-        )
-        return ops.linear_forward(input, weight, bias)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, weight = ctx.saved_tensors
-        grad_input = LinearBackwardInputFunction.apply(grad_output, weight) if ctx.needs_input_grad[0] else None
-        grad_weight = LinearBackwardWeightFunction.apply(grad_output, input) if ctx.needs_input_grad[1] else None
-        grad_bias = LinearBackwardBiasFunction.apply(grad_output) if ctx.needs_input_grad[2] else None
-        return grad_input, grad_weight, grad_bias
-
-
-class LinearBackwardInputFunction(Function):
-    """grad_input = grad_output @ weight"""
-
-    @staticmethod
-    def forward(ctx, grad_output, weight):
-        ctx.save_for_backward(
-            grad_output if ctx.needs_input_grad[1] else None,
-            weight if ctx.needs_input_grad[0] else None,
-        )
-        return ops.linear_backward_input(grad_output, weight)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        grad_output, weight = ctx.saved_tensors
-        grad_grad_output = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output = LinearFunction.apply(grad_grad_input, weight, None)
-        if ctx.needs_input_grad[1]:
-            grad_weight = LinearBackwardWeightFunction.apply(grad_output, grad_grad_input)
-        return grad_grad_output, grad_weight
-
-
-class LinearBackwardWeightFunction(Function):
-    """grad_weight = grad_output.T @ input, with the leading dimensions of both as one"""
-
-    @staticmethod
-    def forward(ctx, grad_output, input):
-        ctx.save_for_backward(
-            grad_output if ctx.needs_input_grad[1] else None,
-            input if ctx.needs_input_grad[0] else None,
-        )
-        return ops.linear_backward_weight(grad_output, input)
-
-    @staticmethod
-    def backward(ctx, grad_grad_weight):
-        grad_output, input = ctx.saved_tensors
-        grad_grad_output = grad_input = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output = LinearFunction.apply(input, grad_grad_weight, None)
-        if ctx.needs_input_grad[1]:
-            grad_input = LinearBackwardInputFunction.apply(grad_output, grad_grad_weight)
-        return grad_grad_output, grad_input
-
-
-class LinearBackwardBiasFunction(Function):
-    """grad_bias = grad_output, summed over its leading dimensions"""
-
-    @staticmethod
-    def forward(ctx, grad_output):
-        ctx.shape = grad_output.shape
-        return ops.linear_backward_bias(grad_output)
-
-    @staticmethod
-    def backward(ctx, grad_grad_bias):
-        return grad_grad_bias.expand(ctx.shape)
+linear_forward = operator("linear_forward")
+linear_backward_input = operator("linear_backward_input")
+linear_backward_weight = operator("linear_backward_weight")
+linear_backward_bias = operator("linear_backward_bias")
+LinearFunction = autograd_function("linear_forward", "LinearFunction")
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -150,17 +76,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         >>> cuda_ops.functional.linear(input, weight, torch.tensor([0.5, 0.0]))
         tensor([[11.5000, -2.0000]])
     """
-    check_tensors("linear", input=input, weight=weight)
-    check_tensors_or_none("linear", bias=bias)
-    input, weight, bias = autocast_to_lower("linear", input, weight, bias)
-    if weight.dim() == 1:
+    if isinstance(weight, Tensor) and weight.dim() == 1:
         return linear_of_vector(input, weight, bias)
-    if bias is not None and weight.dim() == 2 and (bias.dim() == 0 or bias.shape == (1,)):
-        bias = bias.expand(weight.shape[0])
-    return LinearFunction.apply(input, weight, bias)
+    return linear_forward(input, weight, bias)
 
 
 def linear_of_vector(input, weight, bias):
+    """One output feature without a dimension of its own."""
+    check_tensors_or_none("linear", bias=bias)
     if bias is not None:
         if bias.dim() != 0:
             raise RuntimeError(
@@ -168,7 +91,7 @@ def linear_of_vector(input, weight, bias):
                 f"got a bias of shape {list(bias.shape)}"
             )
         bias = bias.unsqueeze(0)
-    return LinearFunction.apply(input, weight.unsqueeze(0), bias).squeeze(-1)
+    return linear_forward(input, weight.unsqueeze(0), bias).squeeze(-1)
 
 
 class Linear(torch.nn.Linear):

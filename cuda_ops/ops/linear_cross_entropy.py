@@ -14,7 +14,7 @@ from .._library import library, ops
 from .._loss import accumulate_dtype, reduction_number
 from .._modules import parameter
 from .cross_entropy import CrossEntropyFunction
-from .linear import LinearFunction
+from .linear import linear_forward
 
 require_ops("linear_cross_entropy")
 
@@ -74,7 +74,7 @@ def _(grad_output, total_weight, grad_input, grad_weight, grad_bias, reduction):
 def _(grad_output, input, weight, target, bias, reduction, ignore_index, label_smoothing, wanted):
     """Those of input, weight and bias that are wanted, composed of linear and cross_entropy, which are differentiable
     any number of times."""
-    logits = LinearFunction.apply(input.to(weight.dtype), weight, bias)
+    logits = linear_forward(input.to(weight.dtype), weight, bias)
     if input.dim() > 1:
         logits, target = logits.flatten(0, -2), target.flatten()
     loss = CrossEntropyFunction.apply(logits, target, None, reduction, ignore_index, label_smoothing)[0]

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._autocast import autocast_to_lower
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
-from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
+from .linear import linear_backward_bias, linear_backward_input, linear_backward_weight
 
 
 @register_fake("cuda_ops::linear_gelu_forward")
@@ -66,11 +66,11 @@ class LinearGELUFunction(Function):
         if grad_preactivation is None:
             return None, None, None, None
         if ctx.needs_input_grad[0]:
-            grad_input = LinearBackwardInputFunction.apply(grad_preactivation, weight)
+            grad_input = linear_backward_input(grad_preactivation, weight)
         if ctx.needs_input_grad[1]:
-            grad_weight = LinearBackwardWeightFunction.apply(grad_preactivation, input)
+            grad_weight = linear_backward_weight(grad_preactivation, input)
         if ctx.needs_input_grad[2] and grad_bias is None:
-            grad_bias = LinearBackwardBiasFunction.apply(grad_preactivation)
+            grad_bias = linear_backward_bias(grad_preactivation)
         return grad_input, grad_weight, grad_bias, None
 
 

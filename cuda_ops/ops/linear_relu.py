@@ -10,8 +10,8 @@ from .._arguments import check_tensors, check_tensors_or_none, expect
 from .._fakes import register_fake, require_ops
 from .._library import library, ops
 from .._modules import parameter
-from .linear import LinearBackwardBiasFunction, LinearBackwardInputFunction, LinearBackwardWeightFunction
-from .relu import ReLUBackwardFunction
+from .linear import linear_backward_bias, linear_backward_input, linear_backward_weight
+from .relu import relu_backward
 
 require_ops("linear_relu")
 
@@ -44,11 +44,11 @@ def _(grad_output, output, input, weight, with_input, with_weight, with_bias):
 @torch.library.impl(library, "linear_relu_gradients", "CompositeImplicitAutograd")
 def _(grad_output, output, input, weight, wanted):
     """Those of the arguments that are wanted, composed of linear's and relu's Functions, which are differentiable."""
-    masked = ReLUBackwardFunction.apply(grad_output, output)
+    masked = relu_backward(grad_output, output)
     gradients = (
-        lambda: LinearBackwardInputFunction.apply(masked, weight.to(input.dtype)),
-        lambda: LinearBackwardWeightFunction.apply(masked, input).to(weight.dtype),
-        lambda: LinearBackwardBiasFunction.apply(masked).to(weight.dtype),
+        lambda: linear_backward_input(masked, weight.to(input.dtype)),
+        lambda: linear_backward_weight(masked, input).to(weight.dtype),
+        lambda: linear_backward_bias(masked).to(weight.dtype),
     )
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 

@@ -6,7 +6,7 @@ from torch.nn.functional import _get_softmax_dim
 
 from .._arguments import check_tensors, expect, integer
 from .._autocast import autocast_to_float32
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
 

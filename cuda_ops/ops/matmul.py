@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, expect
 from .._autocast import autocast_to_lower
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
 

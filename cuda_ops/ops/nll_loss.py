@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, integer
 from .._autocast import autocast_to_float32
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
 from .._loss import check_target_shape, empty_loss, reduction_number, refuse_weight_gradient

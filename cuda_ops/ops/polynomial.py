@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors
-from .._autograd import Function
+from .._autograd_old import Function
 from .._fakes import register_fake
 from .._library import ops
 

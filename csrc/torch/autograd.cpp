@@ -1,0 +1,710 @@
+// The kernel that all ops share under the Autograd keys: see autograd.h for what it is told.
+#include "autograd.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_fw_primal.h>
+#include <ATen/ops/add.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cuda_ops
+{
+
+using at::Tensor;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+
+namespace
+{
+
+enum class Kind { LITERAL, ARGUMENT, RETURN, GRADIENT, TANGENT, WANTED };
+enum class Attribute { TENSOR, MATRIX_TRANSPOSE, SIZE, STRIDE, DTYPE, CHANNELS_LAST };
+
+// Where one argument of a gradient's op comes from.
+struct Source {
+    Kind kind;
+    int index = 0; // of the argument or return; of a gradient, among those of differentiable returns
+    Attribute attribute = Attribute::TENSOR;
+    IValue literal = {};
+    int slot = -1;            // among what a node saves
+    bool is_value = false;    // saved as a value, not as a tensor
+    bool is_optional = false; // the op takes None for it
+};
+
+struct Derivative {
+    std::vector<int> targets; // among the differentiable arguments
+    std::optional<OperatorHandle> op;
+    std::vector<Source> sources;
+};
+
+// What the tangent of an argument adds to that of a return.
+struct Tangent {
+    int argument, result;
+    std::optional<OperatorHandle> op;
+    std::vector<Source> sources;
+};
+
+// What a node saves of the op's arguments and returns, in one slot each.
+struct Slot {
+    Kind kind;
+    int index;
+    Attribute attribute;
+    std::vector<int> derivatives; // that need it
+};
+
+// All that autograd knows of an op.
+struct Derivatives {
+    std::string node_name;
+    std::vector<int> arguments; // that are differentiable: indices in the schema
+    std::vector<int> returns;   // likewise; of an op that works in place, `written`
+    int written = -1;           // the differentiable argument that the op writes into, if it does
+    std::vector<Derivative> derivatives;
+    std::vector<Slot> tensors, values;
+    std::vector<Tangent> tangents;
+};
+
+std::string strip(const std::string &text)
+{
+    const size_t begin = text.find_first_not_of(' ');
+    return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
+std::vector<std::string> split(const std::string &text, char separator)
+{
+    std::vector<std::string> parts;
+    for (size_t begin = 0; begin <= text.size();) {
+        const size_t end = std::min(text.find(separator, begin), text.size());
+        if (const std::string part = strip(text.substr(begin, end - begin)); !part.empty())
+            parts.push_back(part);
+        begin = end + 1;
+    }
+    return parts;
+}
+
+// What messages call an op: linear for cuda_ops::linear_forward.
+std::string display_name(const OperatorHandle &op)
+{
+    const std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
+    return name.substr(0, name.rfind("_forward"));
+}
+
+// linear_forward -> LinearBackward, as PyTorch names its nodes.
+std::string node_name_of(const std::string &op)
+{
+    std::string name;
+    bool is_first = true;
+    for (const std::string &word : split(op, '_')) {
+        if (word == "forward")
+            continue;
+        name += static_cast<char>(std::toupper(word[0])) + word.substr(1);
+        is_first = false;
+    }
+    return is_first ? op : name + "Backward";
+}
+
+// Reads the derivatives of one op.
+class Parser
+{
+  public:
+    Parser(const OperatorHandle &op, const std::vector<std::string> &lines) : schema(op.schema())
+    {
+        for (const std::string &line : lines)
+            (line.find("<-") == std::string::npos ? texts : tangent_texts).push_back(line);
+    }
+
+    Derivatives parse()
+    {
+        result.node_name = node_name_of(op_name());
+        for (const std::string &text : texts) {
+            const size_t colon = text.find(':');
+            TORCH_INTERNAL_ASSERT(colon != std::string::npos, op_name(), ": no ':' in derivative ", text);
+            for (const std::string &name : split(text.substr(0, colon), ',')) {
+                const int index = argument(name);
+                TORCH_INTERNAL_ASSERT(index >= 0, op_name(), ": no argument ", name, " in derivative ", text);
+                result.arguments.push_back(index);
+            }
+        }
+        // In the order of the schema, as a Function's gradients are.
+        std::sort(result.arguments.begin(), result.arguments.end());
+        for (const int index : result.arguments)
+            if (const c10::AliasInfo *alias = schema.arguments()[index].alias_info(); alias && alias->isWrite())
+                result.written = index;
+        find_differentiable_returns();
+        for (const std::string &text : texts)
+            parse_derivative(text);
+        for (const std::string &text : tangent_texts)
+            parse_tangent(text);
+        return std::move(result);
+    }
+
+  private:
+    std::string op_name() const
+    {
+        return schema.name().substr(schema.name().find("::") + 2);
+    }
+
+    int argument(const std::string &name) const
+    {
+        for (size_t i = 0; i < schema.arguments().size(); i++)
+            if (schema.arguments()[i].name() == name)
+                return static_cast<int>(i);
+        return -1;
+    }
+
+    std::string return_name(size_t i) const
+    {
+        const std::string &name = schema.returns()[i].name();
+        return name.empty() && schema.returns().size() == 1 ? "output" : name;
+    }
+
+    // The sources between the parentheses of a derivative.
+    std::vector<std::string> source_texts(const std::string &text) const
+    {
+        const size_t open = text.find('('), close = text.rfind(')');
+        TORCH_INTERNAL_ASSERT(open != std::string::npos && close != std::string::npos, op_name(), ": ", text);
+        return split(text.substr(open + 1, close - open - 1), ',');
+    }
+
+    void find_differentiable_returns()
+    {
+        if (result.written >= 0) // what was written is what has a gradient
+            return;
+        for (size_t i = 0; i < schema.returns().size(); i++)
+            for (const std::string &text : texts) {
+                const std::vector<std::string> sources = source_texts(text);
+                const std::string name = "grad_" + return_name(i);
+                if (argument(name) < 0 && std::find(sources.begin(), sources.end(), name) != sources.end()) {
+                    result.returns.push_back(static_cast<int>(i));
+                    break;
+                }
+            }
+    }
+
+    void parse_derivative(const std::string &text)
+    {
+        Derivative derivative;
+        const size_t colon = text.find(':');
+        for (const std::string &name : split(text.substr(0, colon), ',')) {
+            const auto found = std::find(result.arguments.begin(), result.arguments.end(), argument(name));
+            derivative.targets.push_back(static_cast<int>(found - result.arguments.begin()));
+        }
+        derivative.op = called_op(text, colon + 1);
+        const c10::FunctionSchema &target = derivative.op->schema();
+        const std::vector<std::string> sources = source_texts(text);
+        TORCH_INTERNAL_ASSERT(sources.size() == target.arguments().size(), op_name(), ": the derivative ", text,
+                              " does not fit ", target);
+        const auto &returns = target.returns();
+        TORCH_INTERNAL_ASSERT(returns.size() >= derivative.targets.size() ||
+                                  (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType),
+                              op_name(), ": too few gradients in ", text);
+        for (size_t i = 0; i < sources.size(); i++) {
+            derivative.sources.push_back(parse_source(sources[i], text));
+            derivative.sources.back().is_optional = target.arguments()[i].type()->kind() == c10::TypeKind::OptionalType;
+        }
+        result.derivatives.push_back(std::move(derivative));
+    }
+
+    static OperatorHandle called_op(const std::string &text, size_t begin)
+    {
+        const std::string name = strip(text.substr(begin, text.find('(') - begin));
+        return c10::Dispatcher::singleton().findSchemaOrThrow(
+            name.find("::") == std::string::npos ? ("cuda_ops::" + name).c_str() : name.c_str(), "");
+    }
+
+    void parse_tangent(const std::string &text)
+    {
+        const size_t arrow = text.find("<-");
+        Tangent tangent{-1, -1, called_op(text, arrow + 2), {}};
+        for (size_t i = 0; i < schema.returns().size(); i++)
+            if (return_name(i) == strip(text.substr(0, arrow)))
+                tangent.result = static_cast<int>(i);
+        for (const std::string &source : source_texts(text)) {
+            tangent.sources.push_back(parse_source(source, text));
+            if (tangent.sources.back().kind == Kind::TANGENT)
+                tangent.argument = tangent.sources.back().index;
+        }
+        TORCH_INTERNAL_ASSERT(tangent.argument >= 0 && tangent.result >= 0 &&
+                                  tangent.sources.size() == tangent.op->schema().arguments().size(),
+                              op_name(), ": unsound tangent ", text);
+        result.tangents.push_back(std::move(tangent));
+    }
+
+    Source parse_source(const std::string &text, const std::string &derivative)
+    {
+        if (text == "none")
+            return {Kind::LITERAL};
+        if (text == "true" || text == "false")
+            return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(text == "true")};
+        if (std::isdigit(text[0]) || text[0] == '-')
+            return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(static_cast<int64_t>(std::stoll(text)))};
+        if (text == "wanted")
+            return {Kind::WANTED};
+        const size_t dot = text.find('.');
+        const std::string name = text.substr(0, dot);
+        Source source = named_source(name, derivative);
+        if (dot != std::string::npos) {
+            static const std::map<std::string, Attribute> attributes{{"mT", Attribute::MATRIX_TRANSPOSE},
+                                                                     {"size", Attribute::SIZE},
+                                                                     {"stride", Attribute::STRIDE},
+                                                                     {"dtype", Attribute::DTYPE},
+                                                                     {"channels_last", Attribute::CHANNELS_LAST}};
+            const auto found = attributes.find(text.substr(dot + 1));
+            TORCH_INTERNAL_ASSERT(found != attributes.end(), op_name(), ": unknown attribute in ", derivative);
+            source.attribute = found->second;
+        }
+        if (source.kind == Kind::ARGUMENT || source.kind == Kind::RETURN) {
+            source.is_value = !is_tensor(source) || (source.attribute != Attribute::TENSOR &&
+                                                     source.attribute != Attribute::MATRIX_TRANSPOSE);
+            source.slot = derivative.find("<-") == std::string::npos ? slot_for(source) : -1;
+        }
+        return source;
+    }
+
+    Source named_source(const std::string &name, const std::string &derivative) const
+    {
+        if (const int index = argument(name); index >= 0)
+            return {Kind::ARGUMENT, index};
+        if (const int index = name.rfind("tangent_", 0) == 0 ? argument(name.substr(8)) : -1; index >= 0)
+            return {Kind::TANGENT, index};
+        if (result.written >= 0) {
+            if (name == "grad_output")
+                return {Kind::GRADIENT, 0};
+            if (name == "output")
+                return {Kind::RETURN, 0};
+        }
+        for (size_t i = 0; i < schema.returns().size(); i++) {
+            if (name == return_name(i))
+                return {Kind::RETURN, static_cast<int>(i)};
+            if (name == "grad_" + return_name(i)) {
+                const auto found = std::find(result.returns.begin(), result.returns.end(), static_cast<int>(i));
+                return {Kind::GRADIENT, static_cast<int>(found - result.returns.begin())};
+            }
+        }
+        TORCH_INTERNAL_ASSERT(false, op_name(), ": nothing is called ", name, " in derivative ", derivative);
+    }
+
+    bool is_tensor(const Source &source) const
+    {
+        if (source.kind == Kind::RETURN)
+            return true;
+        c10::TypePtr type = schema.arguments()[source.index].type();
+        if (const auto optional = type->cast<c10::OptionalType>())
+            type = optional->getElementType();
+        return type->kind() == c10::TypeKind::TensorType;
+    }
+
+    int slot_for(const Source &source)
+    {
+        const Attribute attribute = source.is_value ? source.attribute : Attribute::TENSOR;
+        std::vector<Slot> &slots = source.is_value ? result.values : result.tensors;
+        const int derivative = static_cast<int>(result.derivatives.size());
+        for (size_t i = 0; i < slots.size(); i++)
+            if (slots[i].kind == source.kind && slots[i].index == source.index && slots[i].attribute == attribute) {
+                slots[i].derivatives.push_back(derivative);
+                return static_cast<int>(i);
+            }
+        slots.push_back({source.kind, source.index, attribute, {derivative}});
+        return static_cast<int>(slots.size()) - 1;
+    }
+
+    const c10::FunctionSchema &schema;
+    std::vector<std::string> texts, tangent_texts;
+    Derivatives result;
+};
+
+const Tensor &undefined_tensor()
+{
+    static const Tensor undefined;
+    return undefined;
+}
+
+// The tensor in an argument that is one or None.
+const Tensor &tensor_of(const IValue &value)
+{
+    return value.isTensor() ? value.toTensor() : undefined_tensor();
+}
+
+IValue value_of(const IValue &value, Attribute attribute)
+{
+    if (attribute == Attribute::TENSOR) // no tensor
+        return value;
+    if (!value.isTensor())
+        return IValue();
+    const Tensor &tensor = value.toTensor();
+    switch (attribute) {
+    case Attribute::SIZE:
+        return IValue(tensor.sym_sizes());
+    case Attribute::STRIDE:
+        return IValue(tensor.sym_strides());
+    case Attribute::DTYPE:
+        return IValue(static_cast<int64_t>(tensor.scalar_type()));
+    default:
+        return IValue(tensor.dim() == 4 && tensor.is_contiguous(at::MemoryFormat::ChannelsLast) &&
+                      !tensor.is_contiguous());
+    }
+}
+
+// The node of one call in the graph.
+struct DerivativesNode : public Node {
+    explicit DerivativesNode(const Derivatives *op) : op(op)
+    {
+    }
+
+    std::string name() const override
+    {
+        return op->node_name;
+    }
+
+    void release_variables() override
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        is_released = true;
+        for (SavedVariable &tensor : tensors)
+            tensor.reset_data();
+    }
+
+    bool wants(const Derivative &derivative) const
+    {
+        for (const int target : derivative.targets)
+            if (task_should_compute_output(static_cast<size_t>(target)))
+                return true;
+        return false;
+    }
+
+    variable_list apply(variable_list &&grads) override
+    {
+        // As in PyTorch's own nodes: the engine may run one in two threads where a graph is used twice.
+        const std::lock_guard<std::mutex> lock(mutex_);
+        TORCH_CHECK(!is_released, torch::autograd::ERR_BACKWARD_TWICE);
+        variable_list results(op->arguments.size());
+        for (const Derivative &derivative : op->derivatives)
+            if (wants(derivative))
+                run(derivative, grads, results);
+        return results;
+    }
+
+    void run(const Derivative &derivative, const variable_list &grads, variable_list &results)
+    {
+        bool takes_gradient = false, has_gradient = false;
+        for (const Source &source : derivative.sources)
+            if (source.kind == Kind::GRADIENT) {
+                takes_gradient = true;
+                has_gradient |= grads[source.index].defined();
+            }
+        if (takes_gradient && !has_gradient)
+            return;
+        Stack stack;
+        stack.reserve(std::max<size_t>(derivative.sources.size(), derivative.targets.size()));
+        for (const Source &source : derivative.sources)
+            stack.push_back(argument(derivative, source, grads));
+        derivative.op->callBoxed(&stack);
+        if (stack.size() == 1 && stack[0].isTensorList()) { // an op that returns the wanted ones alone
+            const auto list = stack[0].toTensorVector();
+            size_t next = 0;
+            for (const int target : derivative.targets)
+                if (task_should_compute_output(static_cast<size_t>(target)))
+                    results[target] = list.at(next++);
+            return;
+        }
+        for (size_t i = 0; i < derivative.targets.size(); i++)
+            if (task_should_compute_output(static_cast<size_t>(derivative.targets[i])) && stack[i].isTensor())
+                results[derivative.targets[i]] = std::move(stack[i]).toTensor();
+    }
+
+    IValue argument(const Derivative &derivative, const Source &source, const variable_list &grads)
+    {
+        switch (source.kind) {
+        case Kind::LITERAL:
+            return source.literal;
+        case Kind::WANTED: {
+            c10::List<bool> wanted;
+            for (const int target : derivative.targets)
+                wanted.push_back(task_should_compute_output(static_cast<size_t>(target)));
+            return IValue(std::move(wanted));
+        }
+        case Kind::GRADIENT: {
+            Tensor grad = grads[source.index];
+            if (!grad.defined()) {
+                if (source.is_optional)
+                    return IValue();
+                grad = input_metadata(static_cast<size_t>(source.index)).zeros_like();
+            }
+            return source.attribute == Attribute::TENSOR             ? IValue(std::move(grad))
+                   : source.attribute == Attribute::MATRIX_TRANSPOSE ? IValue(grad.mT())
+                                                                     : value_of(IValue(grad), source.attribute);
+        }
+        default:
+            break;
+        }
+        if (source.is_value)
+            return values[source.slot];
+        const bool is_output = source.kind == Kind::RETURN;
+        Tensor tensor = tensors[source.slot].unpack(is_output ? shared_from_this() : nullptr);
+        if (!tensor.defined())
+            return IValue();
+        return IValue(source.attribute == Attribute::MATRIX_TRANSPOSE ? tensor.mT() : std::move(tensor));
+    }
+
+    const Derivatives *op;
+    std::vector<SavedVariable> tensors;
+    std::vector<IValue> values;
+    bool is_released = false;
+};
+
+// The kernel under the Autograd keys.
+class AutogradKernel final : public c10::OperatorKernel
+{
+  public:
+    explicit AutogradKernel(std::vector<std::string> texts) : texts(std::move(texts))
+    {
+    }
+
+    void operator()(const OperatorHandle &op, DispatchKeySet keys, Stack *stack)
+    {
+        // Not before the first call, since the ops of the derivatives may be registered later than this one.
+        std::call_once(parsed, [&] { derivatives = Parser(op, texts).parse(); });
+        const size_t first = stack->size() - op.schema().arguments().size();
+        const IValue *const arguments = stack->data() + first;
+        bool requires_grad = false, has_tangent = false;
+        for (const int index : derivatives.arguments)
+            if (const Tensor &tensor = tensor_of(arguments[index]); tensor.defined()) {
+                requires_grad |= tensor.requires_grad();
+                has_tangent |= tensor._fw_grad(0).defined();
+            }
+        if (has_tangent) {
+            run_with_tangents(op, keys, stack);
+            return;
+        }
+        run(op, keys, stack, requires_grad);
+    }
+
+  private:
+    void run(const OperatorHandle &op, DispatchKeySet keys, Stack *stack, bool requires_grad)
+    {
+        const size_t first = stack->size() - op.schema().arguments().size();
+        const IValue *const arguments = stack->data() + first;
+        requires_grad &= at::GradMode::is_enabled();
+        if (derivatives.written >= 0)
+            torch::autograd::check_inplace(tensor_of(arguments[derivatives.written]), requires_grad);
+        if (!requires_grad) {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+            return;
+        }
+        const std::shared_ptr<DerivativesNode> node(new DerivativesNode(&derivatives), torch::autograd::deleteNode);
+        torch::autograd::edge_list edges;
+        edges.reserve(derivatives.arguments.size());
+        for (const int index : derivatives.arguments) {
+            const Tensor &tensor = tensor_of(arguments[index]);
+            edges.push_back(tensor.defined() ? torch::autograd::impl::gradient_edge(tensor) : torch::autograd::Edge());
+        }
+        node->set_next_edges(std::move(edges));
+        c10::SmallVector<bool, 8> wanted;
+        for (const Derivative &derivative : derivatives.derivatives) {
+            bool wants = false;
+            for (const int target : derivative.targets)
+                wants |= node->should_compute_output(static_cast<size_t>(target));
+            wanted.push_back(wants);
+        }
+        save_arguments(*node, arguments, wanted);
+        const Tensor written = derivatives.written >= 0 ? tensor_of(arguments[derivatives.written]) : Tensor();
+        {
+            const at::AutoDispatchBelowADInplaceOrView guard;
+            op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+        }
+        if (written.defined())
+            torch::autograd::rebase_history(written, node);
+        const IValue *const results = stack->data() + first;
+        for (const int index : derivatives.returns)
+            torch::autograd::set_history(tensor_of(results[index]), node);
+        save_returns(*node, results, written, wanted);
+    }
+
+    // The call, and the tangents of what it returns.
+    void run_with_tangents(const OperatorHandle &op, DispatchKeySet keys, Stack *stack)
+    {
+        const size_t count = op.schema().arguments().size(), first = stack->size() - count;
+        // By copies: the call takes its arguments from the stack. Formulas take primal values, without tangents.
+        std::vector<IValue> primals(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+        std::vector<Tensor> tangents(count);
+        bool requires_grad = false;
+        for (const int index : derivatives.arguments)
+            if (const Tensor tensor = tensor_of(primals[index]); tensor.defined()) {
+                requires_grad |= tensor.requires_grad();
+                tangents[index] = tensor._fw_grad(0);
+                if (!tangents[index].defined())
+                    continue;
+                bool is_known = false;
+                for (const Tangent &tangent : derivatives.tangents)
+                    is_known |= tangent.argument == index;
+                TORCH_CHECK_NOT_IMPLEMENTED(is_known, display_name(op), ": forward-mode derivatives by ",
+                                            op.schema().arguments()[index].name(), " are not supported");
+                primals[index] = IValue(tensor._fw_primal(0));
+            }
+        TORCH_CHECK_NOT_IMPLEMENTED(derivatives.written < 0, display_name(op),
+                                    ": forward-mode derivatives in place are not supported");
+        run(op, keys, stack, requires_grad);
+        std::vector<Tensor> sums(op.schema().returns().size());
+        for (const Tangent &tangent : derivatives.tangents) {
+            if (!tangents[tangent.argument].defined())
+                continue;
+            Stack call;
+            for (const Source &source : tangent.sources) {
+                const IValue value = source.kind == Kind::LITERAL   ? source.literal
+                                     : source.kind == Kind::TANGENT ? IValue(tangents[source.index])
+                                     : source.kind == Kind::RETURN  ? (*stack)[first + source.index]
+                                                                    : primals[source.index];
+                call.push_back(source.attribute == Attribute::TENSOR || !value.isTensor() ? value
+                               : source.attribute == Attribute::MATRIX_TRANSPOSE ? IValue(value.toTensor().mT())
+                                                                                 : value_of(value, source.attribute));
+            }
+            tangent.op->callBoxed(&call);
+            const Tensor term = std::move(call[0]).toTensor();
+            Tensor &sum = sums[tangent.result];
+            sum = sum.defined() ? sum + term : term;
+        }
+        for (size_t i = 0; i < sums.size(); i++)
+            if (sums[i].defined())
+                (*stack)[first + i].toTensor()._set_fw_grad(sums[i], 0, false);
+    }
+
+    static bool is_needed(const Slot &slot, const c10::SmallVector<bool, 8> &wanted)
+    {
+        for (const int derivative : slot.derivatives)
+            if (wanted[derivative])
+                return true;
+        return false;
+    }
+
+    void save_arguments(DerivativesNode &node, const IValue *arguments, const c10::SmallVector<bool, 8> &wanted) const
+    {
+        node.tensors.resize(derivatives.tensors.size());
+        node.values.resize(derivatives.values.size());
+        for (size_t i = 0; i < derivatives.tensors.size(); i++) {
+            const Slot &slot = derivatives.tensors[i];
+            if (slot.kind == Kind::ARGUMENT && is_needed(slot, wanted))
+                if (const Tensor &tensor = tensor_of(arguments[slot.index]); tensor.defined())
+                    node.tensors[i] = SavedVariable(tensor, false);
+        }
+        for (size_t i = 0; i < derivatives.values.size(); i++) {
+            const Slot &slot = derivatives.values[i];
+            if (slot.kind == Kind::ARGUMENT && is_needed(slot, wanted))
+                node.values[i] = value_of(arguments[slot.index], slot.attribute);
+        }
+    }
+
+    void save_returns(DerivativesNode &node, const IValue *results, const Tensor &written,
+                      const c10::SmallVector<bool, 8> &wanted) const
+    {
+        const auto returned = [&](int index) -> const Tensor & {
+            return written.defined() ? written : tensor_of(results[index]);
+        };
+        for (size_t i = 0; i < derivatives.tensors.size(); i++) {
+            const Slot &slot = derivatives.tensors[i];
+            if (slot.kind == Kind::RETURN && is_needed(slot, wanted))
+                if (const Tensor &tensor = returned(slot.index); tensor.defined())
+                    node.tensors[i] = SavedVariable(tensor, true, written.defined() && written.is_view());
+        }
+        for (size_t i = 0; i < derivatives.values.size(); i++) {
+            const Slot &slot = derivatives.values[i];
+            if (slot.kind == Kind::RETURN && is_needed(slot, wanted))
+                node.values[i] = value_of(IValue(returned(slot.index)), slot.attribute);
+        }
+    }
+
+    std::vector<std::string> texts;
+    std::once_flag parsed;
+    Derivatives derivatives;
+};
+
+// The kernel under the Autocast keys.
+class AutocastKernel final : public c10::OperatorKernel
+{
+  public:
+    AutocastKernel(Autocast policy, c10::DeviceType device) : policy(policy), device(device)
+    {
+    }
+
+    void operator()(const OperatorHandle &op, DispatchKeySet, Stack *stack)
+    {
+        const c10::impl::ExcludeDispatchKeyGuard guard(
+            at::autocast::get_autocast_dispatch_key_from_device_type(device));
+        const at::ScalarType dtype =
+            policy == Autocast::FLOAT32 ? at::kFloat : at::autocast::get_autocast_dtype(device);
+        const size_t count = op.schema().arguments().size(), first = stack->size() - count;
+        for (size_t i = first; i < stack->size(); i++) {
+            IValue &argument = (*stack)[i];
+            if (!argument.isTensor())
+                continue;
+            const Tensor &tensor = argument.toTensor();
+            if (tensor.is_floating_point() && tensor.scalar_type() != at::kDouble) {
+                TORCH_CHECK_NOT_IMPLEMENTED(device != c10::DeviceType::CPU || policy == Autocast::FLOAT32,
+                                            display_name(op),
+                                            ": autocast on the CPU is not supported (the CPU backend computes in "
+                                            "float32 and float64)");
+                argument = IValue(at::autocast::cached_cast(dtype, tensor, device));
+            }
+            if (policy == Autocast::INPUT_ONLY)
+                break;
+        }
+        op.callBoxed(stack);
+    }
+
+  private:
+    Autocast policy;
+    c10::DeviceType device;
+};
+
+} // namespace
+
+// Of all ops, for cuda_ops::derivatives.
+static std::map<std::string, std::vector<std::string>> &all_derivatives()
+{
+    static std::map<std::string, std::vector<std::string>> texts;
+    return texts;
+}
+
+void register_derivatives(torch::Library &library, const char *name, std::initializer_list<const char *> derivatives)
+{
+    std::vector<std::string> texts(derivatives.begin(), derivatives.end());
+    all_derivatives()[name] = texts;
+    library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
+                                                                       std::make_unique<AutogradKernel>(texts))));
+}
+
+void register_autocast(torch::Library &library, const char *name, Autocast policy)
+{
+    for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA})
+        library.impl(name, torch::dispatch(at::autocast::get_autocast_dispatch_key_from_device_type(device),
+                                           torch::CppFunction::makeFromBoxedFunctor(
+                                               std::make_unique<AutocastKernel>(policy, device))));
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("derivatives(str op) -> str[]", [](std::string op) {
+        const auto &all = cuda_ops::all_derivatives();
+        const auto found = all.find(op);
+        return found == all.end() ? std::vector<std::string>() : found->second;
+    });
+}

@@ -1,0 +1,62 @@
+"""Calls of the registered ops, at the cost of one of PyTorch's own functions."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._arguments import flag, integer, number
+
+try:
+    from . import _C
+except ImportError:  # built without Python's headers: by torch.ops, which takes the host longer
+    _C = None
+
+
+def operator(name: str) -> Callable:
+    """The registered op cuda_ops::`name` as a function of positional arguments, all of them.
+
+    Arguments of just the types of its schema go to PyTorch's dispatcher directly. Others, such as subclasses of Tensor
+    or integers of NumPy, go by way of torch.ops; those that do not fit are a TypeError that names op and argument.
+    """
+    overload = getattr(torch.ops.cuda_ops, name).default
+    op = name.removesuffix("_forward").removesuffix("_inplace")
+    parameters = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+
+    def by_torch_ops(*arguments):
+        if len(arguments) != len(parameters):
+            raise TypeError(f"{op}: expected {len(parameters)} arguments, got {len(arguments)}")
+        pairs = zip(parameters, arguments, strict=True)
+        return overload(*[_checked(op, argument, kind, value) for (argument, kind), value in pairs])
+
+    directly = by_torch_ops if _C is None else _C.bind(f"cuda_ops::{name}", by_torch_ops)
+
+    def call(*arguments):
+        # torch.compile knows the ops of torch.ops, and no functions of C++.
+        return overload(*arguments) if is_dynamo_compiling() else directly(*arguments)
+
+    return call
+
+
+def _checked(op, argument, kind, value):
+    """`value` as an argument of that type in a schema, or an error that names both."""
+    is_optional = kind.startswith("Optional")
+    if is_optional:
+        kind = kind[len("Optional[") : -1]
+        if value is None:
+            return None
+    if kind == "Tensor":
+        if not isinstance(value, Tensor):
+            expected = "a Tensor or None" if is_optional else "a Tensor"
+            raise TypeError(f"{op}: expected {argument} to be {expected}, got {type(value).__name__}")
+        return value
+    if kind in ("int", "SymInt"):
+        return integer(op, argument, value)
+    if kind == "bool":
+        return flag(op, argument, value)
+    if kind == "float":
+        return number(op, argument, value)
+    if kind in ("List[int]", "List[SymInt]"):
+        return [integer(op, argument, v) for v in value] if isinstance(value, (tuple, list)) else value
+    return value
