@@ -78,11 +78,9 @@ def extensions():
     # Over the same folders' -I: our warnings are errors in development, and PyTorch's headers have some.
     cxx_flags += [f"-isystem{path}" for path in cpp_extension.include_paths("cuda" if cuda_home else "cpu")]
     # Two architectures at a time: while one file is worked on, its build is half as long.
-    nvcc_flags = ["-std=c++17", "-O3", "--threads=2", "-Icsrc/cuda", "-Xcompiler=-fvisibility=hidden"]
+    nvcc_flags = ["-std=c++17", "-O3", "--threads=2", "-Xcompiler=-fvisibility=hidden"]
     nvcc_flags += ["-Xcompiler=-Wall,-Wextra", *(["-Werror=all-warnings"] if werror else [])]
-    # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
-    include_dirs = [f"csrc/{folder}" for folder in ("include", "cpu", "cuda", "torch")]
-    c_sources = sorted(glob.glob("csrc/cpu/*.c"))
+    c_sources = sorted(glob.glob("csrc/cpu/**/*.c", recursive=True))
     cuda_sources = compiling.longest_first(sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))) if cuda_home else []
 
     macros, link_flags = [], ["-fopenmp", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
@@ -134,12 +132,17 @@ def extensions():
             # The user's CFLAGS, and Python's: the rest of what setuptools compiles C with.
             c_compiler = self.compiler.compiler_so
             common = c_compiler[len(shlex.split(os.environ.get("CC", sysconfig.get_config_var("CC")))) :]
-            includes = [f"-I{folder}" for folder in include_dirs]
             defines = [f"-D{name}={value}" for name, value in macros]
             python = [f"-I{sysconfig.get_path('include')}"]
-            cxx = [*shlex.split(os.environ.get("CXX", "c++")), *common, *includes, *defines]
+
+            # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
+            def includes(folder):
+                return ["-Icsrc/include", f"-Icsrc/{folder}"]
+
+            cxx = [*shlex.split(os.environ.get("CXX", "c++")), *common, *includes("torch"), *defines]
             nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", f"{cuda_home}/bin/nvcc"))
-            nvcc += ["-Xcompiler=-fPIC", *([f"-ccbin={os.environ['CC']}"] if "CC" in os.environ else []), *includes]
+            nvcc += ["-Xcompiler=-fPIC", *([f"-ccbin={os.environ['CC']}"] if "CC" in os.environ else [])]
+            nvcc += includes("cuda")
 
             def steps(sources, command):
                 return [(source, f"{self.build_temp}/{source}.o", command(source)) for source in sources]
@@ -150,7 +153,7 @@ def extensions():
                 ops: [
                     *[(unit, f"{unit}.o", glue_command) for unit in glue],
                     *steps(cuda_sources, lambda s: [*nvcc, *defines, *compiling.flags_for(s, nvcc_flags)]),
-                    *steps(c_sources, lambda _: [*c_compiler, *includes, *c_flags]),
+                    *steps(c_sources, lambda _: [*c_compiler, *includes("cpu"), *c_flags]),
                 ],
                 module: steps(module.sources, lambda _: [*cxx, *python, *module.extra_compile_args["cxx"]]),
             }

@@ -18,15 +18,23 @@ WITHOUT_GPU = [
     "-gencode=arch=compute_90,code=sm_90",
 ]
 
-# wgmma and setmaxnreg exist in sm_90a alone, whose machine code runs on 9.0 and nothing else. A file that names
-# CUDA_OPS_SM90A, or includes what does, holds kernels for such devices alone, and is compiled for no others.
-SM90A = "CUDA_OPS_SM90A|__CUDA_ARCH_FEAT_SM90_ALL"
-# What has a meaning of its own from 9.0 on: dependent launches, and what a file chooses by architecture.
+# Which architectures a file is compiled for follows from the words, between underscores, of its name and of its folders
+# in csrc/cuda: sm90/bfloat16.cu and float32_sm90.cu both have the word sm90.
+# wgmma and setmaxnreg exist in sm_90a alone, whose machine code runs on 9.0 and nothing else: these for no others.
+SM90A = {"sm90"}
+# Turing could run nothing of these: mma.sync of such kinds, cp.async and so much shared memory came with 8.0.
+AMPERE = {"sm80", "mma"}
+
+# What the front end tells 9.0 and later from 8.0 by: dependent launches, and what a file chooses by architecture.
 HOPPER = r"\b(wait_for_predecessor|release_successor)\(\);|__CUDA_ARCH__ (>=|<) 900"
 # Those that nearly every file includes only define it.
 DEFINITIONS = ("common.cuh", "half.cuh")
-# A file with this line has nothing that Turing could run.
-AMPERE = r"^#define CUDA_OPS_LEAST_CAPABILITY 80\b"
+
+
+def words(source):
+    """The words of a CUDA file's path in csrc/cuda."""
+    path = Path(source).resolve().relative_to(CSRC / "cuda").with_suffix("")
+    return {word for part in path.parts for word in part.split("_")}
 
 
 def with_includes(source, seen=None):
@@ -41,10 +49,6 @@ def with_includes(source, seen=None):
         if path.exists():
             with_includes(path.resolve(), seen)
     return seen
-
-
-def matches(pattern, texts):
-    return any(re.search(pattern, text, re.MULTILINE) for path, text in texts.items() if path.name not in DEFINITIONS)
 
 
 def for_sm90a(flags):
@@ -79,14 +83,19 @@ def without_turing(flags):
     return kept if any(flag.startswith("-gencode") for flag in kept) else flags
 
 
+def chooses_by_architecture(source):
+    """Whether the front end makes something else of the file for 9.0 than for 8.0."""
+    texts = with_includes(Path(source).resolve())
+    return any(re.search(HOPPER, text) for path, text in texts.items() if path.name not in DEFINITIONS)
+
+
 def flags_for(source, flags):
     """nvcc's flags for a file, of those for all that is asked for."""
-    texts = with_includes(Path(source).resolve())
-    if matches(SM90A, texts):
+    if words(source) & SM90A:
         return for_sm90a(flags)
-    if matches(AMPERE, texts):
+    if words(source) & AMPERE:
         flags = without_turing(flags)
-    return flags if matches(HOPPER, texts) else from_one_front_end(flags)
+    return flags if chooses_by_architecture(source) else from_one_front_end(flags)
 
 
 def longest_first(sources):

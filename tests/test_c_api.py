@@ -26,7 +26,7 @@ def compile_c(*arguments):
 def has_header(test):
     """Whether the header that the test is about is there: the op's, or that of a part of the CPU backend."""
     stem = test.stem.removeprefix("test_")
-    return (CSRC / "include" / "cuda_ops" / f"{stem}.h").exists() or (CSRC / "cpu" / f"{stem}.h").exists()
+    return (CSRC / "include" / "cuda_ops" / f"{stem}.h").exists() or any((CSRC / "cpu").rglob(f"{stem}.h"))
 
 
 C_TESTS = sorted(filter(has_header, (ROOT / "tests" / "c").glob("test_*.c")))
@@ -38,12 +38,12 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("c_api")
 
     def compile_one(source):
-        target = folder / f"{source.stem}.o"
+        target = folder / f"{source.parent.name}_{source.stem}.o"
         compile_c("-c", source, "-o", target)
         return target
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(compile_one, sorted((CSRC / "cpu").glob("*.c"))))
+        return list(pool.map(compile_one, sorted((CSRC / "cpu").rglob("*.c"))))
 
 
 @pytest.mark.parametrize("test", C_TESTS, ids=lambda path: path.stem)

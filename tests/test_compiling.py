@@ -1,5 +1,6 @@
 """What a build compiles for which architecture (build_backend/compiling.py)."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,36 +14,19 @@ FLAGS = ["-O3", *(f"-gencode=arch=compute_{a},code={c}" for a, c in (("75", "sm_
 HOPPER = "-gencode=arch=compute_90,code=sm_90"
 
 
-def uses_sm90a(source):
-    """Whether a build compiles the file for sm_90a alone."""
-    flags = [*FLAGS, HOPPER]
-    return compiling.flags_for(source, flags) == compiling.for_sm90a(flags)
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """Writes CUDA files into a csrc/cuda of their own: tree({name: text}) returns its folder."""
+    monkeypatch.setattr(compiling, "CSRC", tmp_path / "csrc")
 
+    def write(texts):
+        for name, text in texts.items():
+            path = tmp_path / "csrc" / "cuda" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "csrc" / "cuda"
 
-def test_files_for_sm90a_are_found_through_their_headers(tmp_path):
-    (tmp_path / "tile.cuh").write_text("#if defined(CUDA_OPS_SM90A)\n#endif\n")
-    (tmp_path / "middle.cuh").write_text('#include "tile.cuh"\n#include "middle.cuh"\n')
-    (tmp_path / "hopper.cu").write_text('#include <cuda.h>\n#include "middle.cuh"\n#include "missing.h"\n')
-    (tmp_path / "plain.cu").write_text('#include "common.cuh"\n#include "cuda_ops/core.h"\n')
-    assert uses_sm90a(tmp_path / "hopper.cu")
-    assert not uses_sm90a(tmp_path / "plain.cu")
-
-
-@pytest.mark.parametrize("name", ["gemm/12_tma_wgmma.cu", "conv_bn_relu_pool_sm90.cu"])
-def test_wgmma_is_for_sm90a(name):
-    assert uses_sm90a(ROOT / "csrc/cuda" / name)
-
-
-FOR_ALL = ["square.cu", "gemm.cu", "linear_relu.cu", "conv2d_layout.cu", "conv2d_mma_pixels.cu"]
-FOR_ALL += [
-    f"gemm/{name}.cu"
-    for name in ("10_cp_async", "10_cp_async_small", "11_mma_sync", "15_direct", "15_direct_float32", "pieces")
-]
-
-
-@pytest.mark.parametrize("name", FOR_ALL)
-def test_what_other_devices_run_is_for_all(name):
-    assert not uses_sm90a(ROOT / "csrc/cuda" / name)
+    return write
 
 
 def test_flags_for_sm90a():
@@ -79,29 +63,75 @@ def test_turing_is_left_out_where_there_is_more():
     ]
 
 
-def test_flags_by_what_a_file_says(tmp_path):
-    (tmp_path / "common.cuh").write_text("#if __CUDA_ARCH__ >= 900\n#endif\n")
-    texts = {
-        "hopper.cu": "#if defined(CUDA_OPS_SM90A)\n",
-        "plain.cu": '#include "common.cuh"\n',
-        "dependent.cu": '#include "common.cuh"\nwait_for_predecessor();\n',
-        "chooses.cu": "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n",
-        "ampere.cu": "#define CUDA_OPS_LEAST_CAPABILITY 80 // cp.async\n",
-        "both.cu": "#define CUDA_OPS_LEAST_CAPABILITY 80\n    release_successor();\n",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    assert {name: compiling.flags_for(tmp_path / name, CI) for name in texts} == {
-        "hopper.cu": ["-gencode=arch=compute_90a,code=sm_90a", "-DCUDA_OPS_SM90A=1"],
-        "plain.cu": [CI[0], *COMPUTE_80],
-        "dependent.cu": CI,
-        "chooses.cu": CI,
-        "ampere.cu": COMPUTE_80,
-        "both.cu": CI[1:],
+SM90A = ["-gencode=arch=compute_90a,code=sm_90a", "-DCUDA_OPS_SM90A=1"]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("softmax.cu", [CI[0], *COMPUTE_80]),
+        ("gemm/gemm.cu", [CI[0], *COMPUTE_80]),
+        # 9.0's own: a folder, a file, a word of either.
+        ("gemm/sm90/bfloat16.cu", SM90A),
+        ("gemm/sm90_skinny/bfloat16.cu", SM90A),
+        ("linear_relu/sm90.cu", SM90A),
+        ("gemm/ladder/12_tma_wgmma_sm90.cu", SM90A),
+        # From 8.0 on.
+        ("gemm/mma/bfloat16.cu", COMPUTE_80),
+        ("gemm/direct/mma.cu", COMPUTE_80),
+        ("conv_bn_relu_pool/sm80/convolve.cu", COMPUTE_80),
+        ("conv2d/few_channels/forward_sm80.cu", COMPUTE_80),
+        # A word, not some letters of one.
+        ("wgmma.cu", [CI[0], *COMPUTE_80]),
+        ("gemm/mmap/sm900.cu", [CI[0], *COMPUTE_80]),
+    ],
+)
+def test_a_files_name_tells_its_architectures(name, expected, tree):
+    # What the text says of them is of no account.
+    assert compiling.flags_for(tree({name: "// CUDA_OPS_SM90A sm80 mma\n"}) / name, CI) == expected
+
+
+def test_what_lies_around_the_repository_tells_nothing(tmp_path, monkeypatch):
+    folder = tmp_path / "sm90" / "csrc" / "cuda"
+    folder.mkdir(parents=True)
+    (folder / "square.cu").write_text("")
+    monkeypatch.setattr(compiling, "CSRC", tmp_path / "sm90" / "csrc")
+    assert compiling.flags_for(folder / "square.cu", CI) == [CI[0], *COMPUTE_80]
+
+
+SOURCES = sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.relative_to(ROOT / "csrc" / "cuda").as_posix())
+def test_code_for_sm90a_lies_in_files_of_that_name(source):
+    """In any other file the code between #if and #endif would be compiled for nothing."""
+    texts = compiling.with_includes(source).values()
+    names_it = any(re.search("CUDA_OPS_SM90A|__CUDA_ARCH_FEAT_SM90_ALL", text) for text in texts)
+    assert names_it == bool(compiling.words(source) & compiling.SM90A)
+
+
+def test_one_front_end_for_files_that_choose_by_no_architecture(tree):
+    folder = tree(
+        {
+            "common/common.cuh": "#if __CUDA_ARCH__ >= 900\n#endif\nwait_for_predecessor();\n",
+            "waits.cuh": '#include "common/common.cuh"\n    release_successor();\n',
+            "plain.cu": '#include "common/common.cuh"\n#include "missing.h"\n',
+            "dependent.cu": '#include "common/common.cuh"\nwait_for_predecessor();\n',
+            "through_a_header.cu": '#include "waits.cuh"\n',
+            "chooses.cu": "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n",
+            "both_sm80.cu": "    release_successor();\n",
+        }
+    )
+    assert {path.stem: compiling.flags_for(path, CI) for path in sorted(folder.glob("*.cu"))} == {
+        "plain": [CI[0], *COMPUTE_80],
+        "dependent": CI,
+        "through_a_header": CI,
+        "chooses": CI,
+        "both_sm80": CI[1:],
     }
     # One architecture: nothing to tell apart.
     for flags in (CI[:1], ["-gencode=arch=compute_90a,code=sm_90a"]):
-        assert all(compiling.flags_for(tmp_path / name, flags) == flags for name in texts)
+        assert all(compiling.flags_for(path, flags) == flags for path in folder.glob("*.cu"))
 
 
 def test_without_a_gpu_all_from_8_0_on_find_code(tmp_path):

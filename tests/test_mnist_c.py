@@ -1,4 +1,4 @@
-"""csrc/apps/mnist.c, the MNIST network in plain C: the same losses as Python's from the same start, and one clear line
+"""csrc/apps/mnist, the MNIST network in plain C: the same losses as Python's from the same start, and one clear line
 for each file or option that is wrong. Everything runs under the address and the undefined-behaviour sanitizers."""
 
 import gzip
@@ -9,7 +9,6 @@ import shutil
 import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from test_c_api import FLAGS, ROOT
@@ -34,8 +33,8 @@ def has_zlib():
 
 
 def build(folder, defines, libraries):
-    """The program, from all of the C backend and csrc/apps."""
-    flags = [*FLAGS, "-D_POSIX_C_SOURCE=200809L", "-fopenmp", *defines]
+    """The program, from all of the C backend and csrc/apps/mnist."""
+    flags = [*FLAGS, f"-I{ROOT / 'csrc' / 'apps'}", "-D_POSIX_C_SOURCE=200809L", "-fopenmp", *defines]
 
     def compile_one(source):
         target = folder / f"{source.parent.name}_{source.stem}.o"
@@ -43,7 +42,7 @@ def build(folder, defines, libraries):
         assert result.returncode == 0, result.stderr
         return target
 
-    sources = [*(ROOT / "csrc" / "apps").glob("*.c"), *(ROOT / "csrc" / "cpu").glob("*.c")]
+    sources = [*(ROOT / "csrc" / "apps" / "mnist").glob("*.c"), *(ROOT / "csrc" / "cpu").rglob("*.c")]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compile_one, sources))
     program = folder / "mnist"
@@ -311,13 +310,13 @@ def symbols(objects, *options):
 
 def test_the_makefile_links_all_that_its_cuda_kernels_call():
     """By the objects of the library's own build, which has them too: to compile them anew would take minutes."""
-    objects = sorted((ROOT / "build" / "temp").glob("**/csrc/cuda/**/*.o"))
-    built = {path.name.split(".")[0]: path for path in objects}
-    if "conv2d" not in built or shutil.which("nm") is None:
+    folder = ROOT / "build" / "temp" / "csrc" / "cuda"
+    built = {path.relative_to(folder).as_posix().removesuffix(".cu.o"): path for path in folder.rglob("*.cu.o")}
+    if "conv2d/conv2d" not in built or shutil.which("nm") is None:
         pytest.skip("the CUDA kernels were not built in this folder")
     command = ["make", "-s", "-f", "csrc/apps/Makefile", "WITH_CUDA=1", "NVCC=nvcc", "cuda-kernels"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    names = {Path(name).stem for name in listed}
+    names = {name.removeprefix("cuda/").removesuffix(".o") for name in listed}
     assert names <= built.keys()
     chosen = [built[name] for name in names]
     others = [path for name, path in built.items() if name not in names]

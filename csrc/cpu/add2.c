@@ -3,16 +3,18 @@
 
 #include "cuda_ops/add2.h"
 
-#include "common.h"
+#include "common/common.h"
 
 #define REAL float
 #define FN(name) name##_f32
 #include "add2.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "add2.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_add2_forward_cpu(void *output, const void *input, const void *other, int64_t begin,
                                           int64_t end, cuda_ops_dtype dtype)

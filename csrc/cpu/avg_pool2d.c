@@ -7,7 +7,7 @@
 
 #include "cuda_ops/avg_pool2d.h"
 
-#include "common.h"
+#include "common/common.h"
 
 /* What the kernels need beside the geometry. */
 typedef struct {
@@ -27,11 +27,13 @@ CUDA_OPS_INLINE int64_t window_divisor(const cuda_ops_pool2d *pool, divisor_rule
 #define REAL float
 #define FN(name) name##_f32
 #include "avg_pool2d.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "avg_pool2d.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_avg_pool2d_forward_cpu(void *output, const void *input, const cuda_ops_pool2d *pool,
                                                 bool count_include_pad, int64_t divisor_override, int64_t begin,

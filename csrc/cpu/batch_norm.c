@@ -18,7 +18,7 @@
 
 #include "cuda_ops/batch_norm.h"
 
-#include "common.h"
+#include "common/common.h"
 
 enum {
     PIECE = 32768,    /* elements of a block: 128 kB of floats */
@@ -64,11 +64,13 @@ static void *coefficients_of(const void *workspace, shape s)
 #define REAL float
 #define FN(name) name##_f32
 #include "batch_norm.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "batch_norm.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 /* Calls the version of a function for the dtype. */
 #define DISPATCH(dtype, function, ...)                                                                                 \

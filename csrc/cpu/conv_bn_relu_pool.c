@@ -8,7 +8,7 @@
 
 #include "cuda_ops/conv_bn_relu_pool.h"
 
-#include "common.h"
+#include "common/common.h"
 
 /* Channels whose maxima are kept at hand while their window is read, and sums that run beside each other. */
 enum { LANES = 32 };
@@ -24,13 +24,15 @@ static bool valid(const cuda_ops_pool2d *pool)
 #define PLACE int32_t
 #define FN(name) name##_f32
 #include "conv_bn_relu_pool.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #undef PLACE
 #define REAL double
 #define PLACE int64_t
 #define FN(name) name##_f64
 #include "conv_bn_relu_pool.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #undef PLACE
 
 #define DISPATCH(dtype, name, ...)                                                                                     \

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "common.h"
+#include "common/common.h"
 
 #if CUDA_OPS_WITH_TARGETS
 #include <cpuid.h>

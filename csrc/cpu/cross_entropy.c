@@ -5,8 +5,8 @@
 
 #include "cuda_ops/cross_entropy.h"
 
-#include "common.h"
-#include "exponential.h"
+#include "common/common.h"
+#include "common/exponential.h"
 
 /* The arguments that forward and backward share. Names as in the header. */
 typedef struct problem {
@@ -32,11 +32,13 @@ static problem make_problem(const int64_t *target, int64_t columns, int64_t clas
 #define REAL float
 #define FN(name) name##_f32
 #include "cross_entropy.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "cross_entropy.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_cross_entropy_forward_cpu(void *losses, double *partial, void *statistics, const void *input,
                                                    const int64_t *target, const void *probabilities, const void *weight,
@@ -82,7 +84,7 @@ cuda_ops_status cuda_ops_cross_entropy_backward_cpu(void *grad_input, const void
 
 #else
 
-#include "log_sum_exp.h"
+#include "common/log_sum_exp.h"
 
 /* How much class c of a column counts by its probability and by smoothing. `y`: its probability in place, or NULL. */
 CUDA_OPS_INLINE REAL FN(share)(const REAL *y, const REAL *weight, int64_t c, REAL keep, REAL spread)

@@ -4,7 +4,7 @@
 
 #include "cuda_ops/dropout.h"
 
-#include "common.h"
+#include "common/common.h"
 
 /* Counters at a time. More than the compiler would unroll instead of vectorising. */
 enum { BLOCK = 32 };
@@ -33,11 +33,13 @@ CUDA_OPS_INLINE void philox_block(uint32_t words[4 * BLOCK], uint64_t low, uint6
 #define REAL float
 #define FN(name) name##_f32
 #include "dropout.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "dropout.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
                                      cuda_ops_philox_state philox, cuda_ops_dtype dtype)

@@ -4,7 +4,7 @@
 
 #include "cuda_ops/gather_normalize.h"
 
-#include "common.h"
+#include "common/common.h"
 
 static int64_t index_at(const void *indices, int index_bytes, int64_t row)
 {
@@ -14,11 +14,13 @@ static int64_t index_at(const void *indices, int index_bytes, int64_t row)
 #define REAL float
 #define FN(name) name##_f32
 #include "gather_normalize.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "gather_normalize.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 static bool known_widths(int index_bytes, const void *labels, int label_bytes)
 {

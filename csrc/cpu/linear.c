@@ -1,11 +1,11 @@
-/* linear on the CPU: three matrix products over gemm.h, which takes the transposed operands by their strides, and a
- * sum over rows for the bias. Bound by arithmetic; only the sum over rows is bound by memory. */
+/* linear on the CPU: three matrix products over gemm/single_thread.h, which takes the transposed operands by their
+ * strides, and a sum over rows for the bias. Bound by arithmetic; only the sum over rows is bound by memory. */
 #ifndef REAL
 
 #include "cuda_ops/linear.h"
 
-#include "common.h"
-#include "gemm.h"
+#include "common/common.h"
+#include "gemm/single_thread.h"
 
 /* Columns of grad_output that are summed together: their sums stay in the first-level cache. */
 enum { BIAS_COLUMNS = 64 };
@@ -13,11 +13,13 @@ enum { BIAS_COLUMNS = 64 };
 #define REAL float
 #define FN(name) name##_f32
 #include "linear.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "linear.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 int64_t cuda_ops_linear_workspace_cpu(void)
 {

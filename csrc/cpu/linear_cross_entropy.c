@@ -5,18 +5,20 @@
 
 #include "cuda_ops/linear_cross_entropy.h"
 
-#include "common.h"
-#include "exponential.h"
-#include "gemm.h"
+#include "common/common.h"
+#include "common/exponential.h"
+#include "gemm/single_thread.h"
 
 #define REAL float
 #define FN(name) name##_f32
 #include "linear_cross_entropy.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "linear_cross_entropy.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_linear_cross_entropy_rows_cpu(void *logits, void *losses, double *partial,
                                                        const int64_t *target, const void *row_scale, int64_t classes,
@@ -78,7 +80,7 @@ cuda_ops_status cuda_ops_linear_cross_entropy_scale_cpu(void *output, const void
 
 #else
 
-#include "log_sum_exp.h"
+#include "common/log_sum_exp.h"
 
 CUDA_OPS_SIMD static void FN(linear_cross_entropy_rows)(REAL *logits, REAL *losses, double *partial,
                                                         const int64_t *target, const REAL *row_scale, int64_t classes,

@@ -1,14 +1,15 @@
-/* linear_gelu on the CPU: linear's matrix product (gemm.h) in pieces of rows that stay in the cache, to each of which
- * bias and gelu are applied at once; backward makes the preactivation's gradient and leaves the rest to linear. Bound
- * by arithmetic: the product's, and some thirty operations an element for gelu, which the compiler vectorises in float.
+/* linear_gelu on the CPU: linear's matrix product (gemm/single_thread.h) in pieces of rows that stay in the cache, to
+ * each of which bias and gelu are applied at once; backward makes the preactivation's gradient and leaves the rest to
+ * linear. Bound by arithmetic: the product's, and some thirty operations an element for gelu, which the compiler
+ * vectorises in float.
  */
 #ifndef REAL
 
 #include "cuda_ops/linear_gelu.h"
 
-#include "common.h"
-#include "exponential.h"
-#include "gemm.h"
+#include "common/common.h"
+#include "common/exponential.h"
+#include "gemm/single_thread.h"
 
 /* Elements of output between a piece's product and its epilogue: half of a second-level cache, in doubles. */
 enum { PIECE = 1 << 16 };
@@ -40,11 +41,13 @@ CUDA_OPS_INLINE double normal_cdf_f64(double x)
 #define REAL float
 #define FN(name) name##_f32
 #include "linear_gelu.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "linear_gelu.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 static bool is_gelu(cuda_ops_gelu gelu)
 {

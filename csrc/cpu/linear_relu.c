@@ -1,11 +1,12 @@
-/* linear_relu on the CPU: linear's matrix product (gemm.h) in pieces of rows that stay in the cache, to each of which
- * bias and relu are applied at once; backward masks the gradient and leaves the rest to linear. Bound by arithmetic. */
+/* linear_relu on the CPU: linear's matrix product (gemm/single_thread.h) in pieces of rows that stay in the cache, to
+ * each of which bias and relu are applied at once; backward masks the gradient and leaves the rest to linear. Bound by
+ * arithmetic. */
 #ifndef REAL
 
 #include "cuda_ops/linear_relu.h"
 
-#include "common.h"
-#include "gemm.h"
+#include "common/common.h"
+#include "gemm/single_thread.h"
 
 /* Elements of output between a piece's product and its epilogue: half of a second-level cache, in doubles. */
 enum { PIECE = 1 << 16 };
@@ -13,11 +14,13 @@ enum { PIECE = 1 << 16 };
 #define REAL float
 #define FN(name) name##_f32
 #include "linear_relu.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "linear_relu.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_linear_relu_forward_cpu(void *output, const void *input, const void *weight, const void *bias,
                                                  void *workspace, int64_t rows, int64_t in_features,

@@ -4,17 +4,19 @@
 
 #include "cuda_ops/log_softmax.h"
 
-#include "common.h"
-#include "exponential.h"
+#include "common/common.h"
+#include "common/exponential.h"
 
 #define REAL float
 #define FN(name) name##_f32
 #include "log_softmax.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "log_softmax.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_log_softmax_forward_cpu(void *output, const void *input, int64_t cols, int64_t inner,
                                                  int64_t begin, int64_t end, cuda_ops_dtype dtype)
@@ -49,7 +51,7 @@ cuda_ops_status cuda_ops_log_softmax_backward_cpu(void *grad_input, const void *
 
 #else
 
-#include "log_sum_exp.h"
+#include "common/log_sum_exp.h"
 
 CUDA_OPS_SIMD static void FN(log_softmax_forward)(REAL *output, const REAL *input, int64_t cols, int64_t inner,
                                                   int64_t begin, int64_t end)

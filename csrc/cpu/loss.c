@@ -1,7 +1,7 @@
 /* What the losses over classes share on the CPU: the search for bad class indices and the last stage of a reduction. */
 #include "cuda_ops/loss.h"
 
-#include "common.h"
+#include "common/common.h"
 
 int64_t cuda_ops_loss_find_bad_target_cpu(const int64_t *target, int64_t count, int64_t classes, int64_t ignore_index)
 {

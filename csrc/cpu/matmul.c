@@ -1,8 +1,7 @@
-/* gemm.h of the C API on the CPU: one block of one product of a batch, by the kernels of gemm.c. Bound by arithmetic.
- */
+/* matmul on the CPU: one block of one product of a batch, by the kernels of gemm/gemm.c. Bound by arithmetic. */
 #include "cuda_ops/gemm.h"
 
-#include "gemm.h"
+#include "gemm/single_thread.h"
 
 int64_t cuda_ops_matmul_workspace_cpu(void)
 {

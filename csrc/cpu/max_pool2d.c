@@ -7,7 +7,7 @@
 
 #include "cuda_ops/max_pool2d.h"
 
-#include "common.h"
+#include "common/common.h"
 
 /* Channels whose maxima are kept at hand while their window is read. */
 enum { LANES = 32 };
@@ -17,13 +17,15 @@ enum { LANES = 32 };
 #define PLACE int32_t
 #define FN(name) name##_f32
 #include "max_pool2d.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #undef PLACE
 #define REAL double
 #define PLACE int64_t
 #define FN(name) name##_f64
 #include "max_pool2d.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #undef PLACE
 
 cuda_ops_status cuda_ops_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,

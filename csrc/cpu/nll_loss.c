@@ -4,7 +4,7 @@
 
 #include "cuda_ops/nll_loss.h"
 
-#include "common.h"
+#include "common/common.h"
 
 /* Whether `target` may be used as an address. A column where it may not has the loss NaN (loss.h). */
 static inline bool is_class(int64_t target, int64_t classes)
@@ -15,11 +15,13 @@ static inline bool is_class(int64_t target, int64_t classes)
 #define REAL float
 #define FN(name) name##_f32
 #include "nll_loss.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "nll_loss.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_nll_loss_forward_cpu(void *losses, double *partial, const void *input, const int64_t *target,
                                               const void *weight, int64_t classes, int64_t inner, int64_t begin,

@@ -5,7 +5,7 @@
 
 #include "cuda_ops/polynomial.h"
 
-#include "common.h"
+#include "common/common.h"
 
 /* Elements of a tile: what stays in the first-level cache between two coefficients. */
 enum { TILE = 512 };
@@ -13,11 +13,13 @@ enum { TILE = 512 };
 #define REAL float
 #define FN(name) name##_f32
 #include "polynomial.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "polynomial.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 static bool is_count_valid(int64_t coefficient_count)
 {

@@ -5,16 +5,18 @@
 
 #include "cuda_ops/sgd.h"
 
-#include "common.h"
+#include "common/common.h"
 
 #define REAL float
 #define FN(name) name##_f32
 #include "sgd.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
 #include "sgd.c"
-#include "undef_real.h"
+
+#include "common/undef_real.h"
 
 cuda_ops_status cuda_ops_sgd_cpu(void *param, const void *grad, void *buffer, int first,
                                  const cuda_ops_sgd_options *options, int64_t begin, int64_t end, cuda_ops_dtype dtype)

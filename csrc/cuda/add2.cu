@@ -3,7 +3,7 @@
 // by element. Bound by memory: 3 streams.
 #include "cuda_ops/add2.h"
 
-#include "common.cuh"
+#include "common/common.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -4,8 +4,8 @@
 // Bound by memory: input and output moved once (windows that overlap are read again, mostly from the caches).
 #include "cuda_ops/avg_pool2d.h"
 
-#include "common.cuh"
-#include "pool2d.cuh"
+#include "common/common.cuh"
+#include "common/pool2d.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -1,14 +1,14 @@
 // cross_entropy: loss = sum(q * (logsumexp - input)) for each column; grad_input = scale * (sum(q) * softmax - q),
 // where q is how much each class counts (see the header).
-// Maps a team of threads (team.cuh) to a column, which goes through it in pieces of 16 bytes where it is a row
-// (rows.cuh). Forward reads a column once for the largest and the sum of exponentials; for class indices without
+// Maps a team of threads (common/thread_group.cuh) to a column, which goes through it in pieces of 16 bytes where it is
+// a row (rows.cuh). Forward reads a column once for the largest and the sum of exponentials; for class indices without
 // smoothing the loss then takes one more element, else one more pass, mostly from cache. It keeps three numbers a
 // column, from which backward makes the softmax again in one pass.
 // Bound by memory: one read forward, one read and one write backward.
 #include "cuda_ops/cross_entropy.h"
 
-#include "loss.cuh"
-#include "team.cuh"
+#include "common/loss.cuh"
+#include "common/thread_group.cuh"
 
 // What forward and backward share. Names as in the header.
 template <typename T>

@@ -4,7 +4,7 @@
 // Bound by memory: 2 streams, and no mask; the ten rounds hide behind the loads.
 #include "cuda_ops/dropout.h"
 
-#include "common.cuh"
+#include "common/common.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int WORDS = 4;

@@ -7,8 +7,8 @@
 // (float) and seven tenths (bfloat16) of a copy's 4.3 TB/s.
 #include "cuda_ops/gather_normalize.h"
 
-#include "common.cuh"
-#include "loss.cuh"
+#include "common/common.cuh"
+#include "common/loss.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int UNROLL = 4;

@@ -6,8 +6,8 @@
 // grad_bias is column_sums.cuh's, bound by memory.
 #include "cuda_ops/linear.h"
 
-#include "column_sums.cuh"
-#include "common.cuh"
+#include "common/column_sums.cuh"
+#include "common/common.cuh"
 #include "cuda_ops/gemm.h"
 
 // m x n from m x k and k x n, all dense.

@@ -14,9 +14,9 @@
 // rows in bfloat16 take 4.9 ms on an H200, 49 TFLOP/s.
 #include "cuda_ops/linear_cross_entropy.h"
 
-#include "loss.cuh"
-#include "skinny_gemm.cuh"
-#include "team.cuh"
+#include "common/loss.cuh"
+#include "common/skinny_gemm.cuh"
+#include "common/thread_group.cuh"
 
 // Few classes
 

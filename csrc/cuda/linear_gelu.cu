@@ -9,9 +9,9 @@
 // streams.
 #include "cuda_ops/linear_gelu.h"
 
-#include "column_sums.cuh"
-#include "common.cuh"
-#include "gemm/activation.cuh"
+#include "common/activation.cuh"
+#include "common/column_sums.cuh"
+#include "common/common.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 // Blocks that fill a large GPU several times over; a constant, so that sums are cut alike everywhere.

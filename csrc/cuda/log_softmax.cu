@@ -2,13 +2,13 @@
 // sum(grad_output); sums along the middle dimension of [outer, cols, inner].
 // Rows (inner = 1) that fit into the registers of 32 to 1024 threads are read once, by 16-byte loads, and kept there;
 // so are rows of up to 32 elements by eight threads, and of up to 256 that are not aligned by sixteen, one element a
-// load. Everything else goes to a team of threads (team.cuh) a column, which it reads twice: once for the largest and
-// the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to write the result;
-// rows by 16-byte pieces, wherever they start (rows.cuh).
-// Bound by memory: one read, one write forward; two reads, one write backward.
+// load. Everything else goes to a team of threads (common/thread_group.cuh) a column, which it reads twice: once for
+// the largest and the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to
+// write the result; rows by 16-byte pieces, wherever they start (rows.cuh). Bound by memory: one read, one write
+// forward; two reads, one write backward.
 #include "cuda_ops/log_softmax.h"
 
-#include "team.cuh"
+#include "common/thread_group.cuh"
 
 // `vectors`: columns are rows, and the arrays lie alike.
 template <typename T, int TEAM, bool STRIDED>

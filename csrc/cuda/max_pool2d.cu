@@ -6,8 +6,8 @@
 // the other way round (windows that overlap are read again, mostly from the caches).
 #include "cuda_ops/max_pool2d.h"
 
-#include "common.cuh"
-#include "pool2d.cuh"
+#include "common/common.cuh"
+#include "common/pool2d.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -1,12 +1,12 @@
 // nll_loss: loss = -weight[target] * input[target] for each column; grad_input is zero but at the target.
 // Forward maps one thread to a column, in a grid-stride loop, and reduces in two stages (loss.cuh), or in one block if
 // columns are few: a second launch would cost more than some columns a thread. Backward maps
-// threads to elements as team.cuh does, and writes each once: cheaper than to fill with zeros and scatter after.
-// Bound by memory: one scattered read a column forward, one write an element backward.
+// threads to elements as common/thread_group.cuh does, and writes each once: cheaper than to fill with zeros and
+// scatter after. Bound by memory: one scattered read a column forward, one write an element backward.
 #include "cuda_ops/nll_loss.h"
 
-#include "loss.cuh"
-#include "team.cuh"
+#include "common/loss.cuh"
+#include "common/thread_group.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t COLUMNS_OF_ONE_BLOCK = 4 * THREADS;

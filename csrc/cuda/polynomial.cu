@@ -4,7 +4,7 @@
 // copied to the device. Bound by memory up to some ten coefficients: 2 streams forward, 3 backward.
 #include "cuda_ops/polynomial.h"
 
-#include "common.cuh"
+#include "common/common.cuh"
 
 static constexpr int THREADS = 256;
 

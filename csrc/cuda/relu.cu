@@ -4,7 +4,7 @@
 // side on which PyTorch has it: it is kept forward, and passes the gradient on backward.
 #include "cuda_ops/relu.h"
 
-#include "common.cuh"
+#include "common/common.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -5,8 +5,8 @@
 // written, with momentum 3 and 2.
 #include "cuda_ops/sgd.h"
 
-#include "common.cuh"
-#include "prefetch.cuh"
+#include "common/common.cuh"
+#include "common/prefetch.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int64_t CHUNK = 2048;

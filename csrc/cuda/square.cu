@@ -3,7 +3,7 @@
 // by element. Bound by memory: 2 streams forward, 3 backward.
 #include "cuda_ops/square.h"
 
-#include "common.cuh"
+#include "common/common.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -59,7 +59,7 @@ static bool is_aligned(const Tensor &tensor)
     return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }
 
-// pays: which sizes leave the GEMM's products most of the GPU idle (csrc/cuda/linear_relu_sm90.cu).
+// pays: which sizes leave the GEMM's products most of the GPU idle (csrc/cuda/linear_relu/sm90.cu).
 static bool uses_sm90(decltype(cuda_ops_linear_relu_sm90_pays_forward_cuda) pays, LinearReluSizes size,
                       cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, std::initializer_list<Tensor> tensors)
 {

@@ -6,8 +6,10 @@
     >>> gemm.rungs["python"](a, b)
     tensor([[11.]])
 
-Rungs 1 and 2 are in this file, 3 in csrc/cpu/gemm_ladder.c, 4 to 15 in csrc/cuda/gemm/. Each file says what it mends of
-the rung before it and what it leaves. `python -m cuda_ops bench gemm` measures them; notebooks/gemm.ipynb walks them.
+Rungs 1 and 2 are in this file, 3 in csrc/cpu/gemm/ladder/03_c.c, 4 to 9 and 12 in csrc/cuda/gemm/ladder/, and those
+that production uses in csrc/cuda/gemm/: 10 is simt/, 11 mma/, 13 sm90/, 14 sm90_skinny/ and 15 direct/. Each file says
+what it mends of the rung before it and what it leaves. `python -m cuda_ops bench gemm` measures them;
+notebooks/gemm.ipynb walks them.
 """
 
 from collections.abc import Callable
@@ -46,7 +48,7 @@ def python_loops(a: list[list[float]], b: list[list[float]]) -> list[list[float]
 
 
 def naive_kernel(t, d, a, b, m, n, k):
-    """csrc/cuda/gemm/04_naive.cu: threadIdx.x, which runs fastest in a warp, goes down the rows."""
+    """csrc/cuda/gemm/ladder/04_naive.cu: threadIdx.x, which runs fastest in a warp, goes down the rows."""
     row = t.blockIdx.x * t.blockDim.x + t.threadIdx.x
     column = t.blockIdx.y * t.blockDim.y + t.threadIdx.y
     if row >= m or column >= n:
@@ -58,7 +60,7 @@ def naive_kernel(t, d, a, b, m, n, k):
 
 
 def coalesced_kernel(t, d, a, b, m, n, k):
-    """csrc/cuda/gemm/05_coalesced.cu: threadIdx.x goes along the columns; nothing else differs."""
+    """csrc/cuda/gemm/ladder/05_coalesced.cu: threadIdx.x goes along the columns; nothing else differs."""
     row = t.blockIdx.y * t.blockDim.y + t.threadIdx.y
     column = t.blockIdx.x * t.blockDim.x + t.threadIdx.x
     if row >= m or column >= n:
@@ -70,8 +72,8 @@ def coalesced_kernel(t, d, a, b, m, n, k):
 
 
 def shared_memory_kernel(t, d, a, b, m, n, k):
-    """csrc/cuda/gemm/06_shared_memory.cu: a block of T x T threads brings tiles of T x T of a and b into shared memory
-    and multiplies those."""
+    """csrc/cuda/gemm/ladder/06_shared_memory.cu: a block of T x T threads brings tiles of T x T of a and b into
+    shared memory and multiplies those."""
     tile, x, y = t.blockDim.x, t.threadIdx.x, t.threadIdx.y
     row, column = t.blockIdx.y * tile + y, t.blockIdx.x * tile + x
     a_tile = t.shared("a_tile", tile * tile)
@@ -93,8 +95,8 @@ TILE, DEPTH, PER_THREAD = 16, 4, 4
 
 
 def register_tile_kernel(t, d, a, b, m, n, k):
-    """csrc/cuda/gemm/07_register_tile.cu, 2-D, at a size that fits a laptop: 16 threads make 16 x 16 of d, 4 x 4 each,
-    from slices of depth 4."""
+    """csrc/cuda/gemm/ladder/07_register_tile.cu, 2-D, at a size that fits a laptop: 16 threads make 16 x 16 of d,
+    4 x 4 each, from slices of depth 4."""
     threads, x = t.blockDim.x, t.threadIdx.x
     row, column = t.blockIdx.y * TILE, t.blockIdx.x * TILE
     my_row, my_column = x // (TILE // PER_THREAD) * PER_THREAD, x % (TILE // PER_THREAD) * PER_THREAD

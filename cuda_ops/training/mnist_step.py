@@ -26,7 +26,7 @@ class MnistStep:
 
     A batch of 64 is microseconds of arithmetic: what a graph of kernels spends its time with is the way from one to
     the next. Here 128 blocks of threads stay on their multiprocessors, keep weights and activations in shared memory,
-    and meet at eight barriers a step (csrc/cuda/mnist_step_sm90.cu says what happens between them). Of up to 256
+    and meet at eight barriers a step (csrc/cuda/mnist_step/sm90.cu says what happens between them). Of up to 256
     pictures nothing but sums and features leaves a multiprocessor; of more, up to 1024, what does not fit goes to the
     L2 and comes back while others are worked on. Activations are
     bfloat16, parameters and sums float32, as under torch.autocast with bfloat16; results repeat bit by bit, and do not

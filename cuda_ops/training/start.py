@@ -1,6 +1,6 @@
-"""The start of a run as one flat file, from which csrc/apps/mnist.c trains the same network on the same batches.
+"""The start of a run as one flat file, from which csrc/apps/mnist/mnist.c trains the same network on the same batches.
 
-The layout is written out in csrc/apps/mnist_files.h, which reads it.
+The layout is written out in csrc/apps/mnist/files.h, which reads it.
 """
 
 from pathlib import Path

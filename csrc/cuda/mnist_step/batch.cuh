@@ -2,7 +2,7 @@
 #ifndef CUDA_OPS_MNIST_STEP_BATCH_CUH
 #define CUDA_OPS_MNIST_STEP_BATCH_CUH
 
-#include "loss.cuh"
+#include "common/loss.cuh"
 #include "mnist_step/thread.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

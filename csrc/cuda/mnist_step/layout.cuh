@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <type_traits>
 
-#include "common.cuh"
+#include "common/common.cuh"
 #include "cuda_ops/mnist_step.h"
 
 static constexpr int CLUSTERS = 64, BLOCKS = 2 * CLUSTERS;
@@ -108,7 +108,7 @@ struct Halves {
 };
 
 // More: a block has a picture or two for itself, and each of its warpgroups one of them. Convolution 2's products are
-// wgmma, on tiles as in conv_bn_relu_pool_sm90.cu: 16 x 16 pixels with padding, and what garbage columns reach.
+// wgmma, on tiles as in conv_bn_relu_pool/sm90.cu: 16 x 16 pixels with padding, and what garbage columns reach.
 static constexpr int TILE_PIXEL = CHANNELS1 * 2, TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
 static constexpr int GRAD_PIXEL = CHANNELS2 * 2, GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
 static constexpr int INPUT_BYTES = SIDE1 * 16 * TILE_PIXEL; // a gradient of convolution 2's input

@@ -3,7 +3,7 @@
 #define CUDA_OPS_MNIST_STEP_THREAD_CUH
 
 #include "mnist_step/layout.cuh"
-#include "wgmma.cuh"
+#include "ptx/wgmma.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 

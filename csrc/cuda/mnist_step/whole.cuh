@@ -1,6 +1,6 @@
 // mnist_step: the second block of pictures that a block has for itself, one for each of its warpgroups.
 //
-// As in conv_bn_relu_pool_sm90.cu, the convolution is nine shifted products by wgmma, whose 112 accumulators a thread
+// As in conv_bn_relu_pool/sm90.cu, the convolution is nine shifted products by wgmma, whose 112 accumulators a thread
 // are channels 16 warp + row and 8 further, pixels 2 quad and the next of each half of the 14 image rows: whole pooling
 // windows. What backward needs of them, rounded, goes to where their gradient comes to be later, a warp's values by
 // stmatrix to places that no other warp looks at.

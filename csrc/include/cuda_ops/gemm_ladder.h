@@ -20,7 +20,7 @@ typedef enum cuda_ops_gemm_c_rung {
     CUDA_OPS_GEMM_C_LOOP_ORDER = 32, /* for i, for p, for j */
     CUDA_OPS_GEMM_C_BLOCKED = 33,    /* the same over blocks that stay in cache */
     CUDA_OPS_GEMM_C_PACKED = 34,     /* packed blocks and a register tile */
-    CUDA_OPS_GEMM_C_THREADS = 35     /* csrc/cpu/gemm.c: explicit vectors; the caller cuts the rows for its threads */
+    CUDA_OPS_GEMM_C_THREADS = 35 /* csrc/cpu/gemm/gemm.c: explicit vectors; the caller cuts the rows for its threads */
 } cuda_ops_gemm_c_rung;
 
 int64_t cuda_ops_gemm_ladder_workspace_cpu(int rung);

@@ -1,0 +1,563 @@
+/* The layers on the CPU: the C API's functions work on ranges, and OpenMP spreads the ranges over threads. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "cuda_ops/batch_norm.h"
+#include "cuda_ops/cross_entropy.h"
+#include "cuda_ops/linear.h"
+#include "cuda_ops/max_pool2d.h"
+#include "cuda_ops/relu.h"
+#include "cuda_ops/sgd.h"
+#include "mnist/layers.h"
+
+static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
+enum { MOST_ALLOCATIONS = 64 };
+/* Elements, or products of a matrix multiplication, below which another thread is not worth waking. */
+enum { ELEMENT_GRAIN = 32768, PRODUCT_GRAIN = 1 << 17 };
+
+typedef struct cpu {
+    mnist_device public;
+    int threads;
+    void *allocations[MOST_ALLOCATIONS];
+    int allocation_count;
+    /* Grow in the first step, and stay. */
+    char *prepared, *workspace;
+    int64_t prepared_bytes, workspace_bytes;
+    float normalised[256]; /* of each value of a pixel */
+    struct timespec marks[MNIST_MOST_MARKS];
+    int64_t mark_count;
+} cpu;
+
+static void check(const char *op, cuda_ops_status status)
+{
+    if (status != CUDA_OPS_SUCCESS) {
+        fprintf(stderr, "mnist: %s: %s\n", op, cuda_ops_status_string(status));
+        exit(1);
+    }
+}
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t threads_for(const cpu *self, int64_t count, int64_t grain)
+{
+    const int64_t pieces = (count + grain - 1) / grain;
+    return pieces < self->threads ? most(1, pieces) : self->threads;
+}
+
+static int thread_number(void)
+{
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+static int team_size(void)
+{
+#ifdef _OPENMP
+    return omp_get_num_threads();
+#else
+    return 1;
+#endif
+}
+
+/* `call`, a status, over pieces [begin, end) of [0, count), at least `grain` each, on as many threads as that makes;
+ * begin, end and thread are names that `call` may use. */
+#define SPREAD(op, count, grain, call)                                                                                 \
+    do {                                                                                                               \
+        const int64_t spread_count = (count);                                                                          \
+        const int spread_threads = (int)threads_for(self, spread_count, (grain));                                      \
+        cuda_ops_status spread_status = CUDA_OPS_SUCCESS;                                                              \
+        (void)spread_threads;                                                                                          \
+        _Pragma("omp parallel num_threads(spread_threads) reduction(max : spread_status)")                             \
+        {                                                                                                              \
+            const int64_t thread = thread_number(), team = team_size();                                                \
+            const int64_t begin = spread_count * thread / team, end = spread_count * (thread + 1) / team;              \
+            spread_status = (call);                                                                                    \
+        }                                                                                                              \
+        check(op, spread_status);                                                                                      \
+    } while (0)
+
+static char *grow(cpu *self, char **buffer, int64_t *size, int64_t bytes)
+{
+    if (bytes > *size) {
+        self->public.allocated_bytes += bytes - *size;
+        free(*buffer);
+        *buffer = mnist_allocate(bytes, 1);
+        *size = bytes;
+    }
+    return *buffer;
+}
+
+static void *cpu_allocate(mnist_device *device, int64_t bytes)
+{
+    cpu *self = (cpu *)device;
+    if (self->allocation_count == MOST_ALLOCATIONS)
+        mnist_fail("more than %d allocations", MOST_ALLOCATIONS);
+    device->allocated_bytes += bytes;
+    return self->allocations[self->allocation_count++] = mnist_allocate(bytes, 1);
+}
+
+static void cpu_copy(mnist_device *device, void *target, const void *source, int64_t bytes)
+{
+    (void)device;
+    memcpy(target, source, (size_t)bytes);
+}
+
+static void cpu_close(mnist_device *device)
+{
+    cpu *self = (cpu *)device;
+    for (int i = 0; i < self->allocation_count; i++)
+        free(self->allocations[i]);
+    free(self->prepared);
+    free(self->workspace);
+    free(self);
+}
+
+static cuda_ops_status load_range(const cpu *self, float *images, int64_t *labels, const mnist_set *set,
+                                  const uint32_t *indices, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++) {
+        const uint8_t *pixels = set->images + (int64_t)indices[i] * MNIST_PIXELS;
+        for (int p = 0; p < MNIST_PIXELS; p++)
+            images[i * MNIST_PIXELS + p] = self->normalised[pixels[p]];
+        labels[i] = set->labels[indices[i]];
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+static void cpu_load(mnist_device *device, float *images, int64_t *labels, const mnist_set *set,
+                     const uint32_t *indices, int64_t count)
+{
+    cpu *self = (cpu *)device;
+    SPREAD("load", count, ELEMENT_GRAIN / MNIST_PIXELS, load_range(self, images, labels, set, indices, begin, end));
+}
+
+static cuda_ops_conv2d_plan conv_plan(cpu *self, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes)
+{
+    cuda_ops_conv2d_plan plan;
+    check("conv2d", cuda_ops_conv2d_plan_cpu(&plan, pass, sizes, F32));
+    grow(self, &self->prepared, &self->prepared_bytes, (int64_t)plan.prepared_bytes);
+    grow(self, &self->workspace, &self->workspace_bytes, (int64_t)plan.workspace_bytes * self->threads);
+    return plan;
+}
+
+static void cpu_conv_forward(mnist_device *device, float *output, const float *input, const float *weight,
+                             const float *bias, const cuda_ops_conv2d_sizes *sizes)
+{
+    cpu *self = (cpu *)device;
+    const cuda_ops_conv2d_plan plan = conv_plan(self, CUDA_OPS_CONV2D_FORWARD, sizes);
+    SPREAD("conv2d", plan.prepare_count, 64,
+           cuda_ops_conv2d_prepare_cpu(self->prepared, weight, CUDA_OPS_CONV2D_FORWARD, sizes, begin, end, F32));
+    SPREAD("conv2d", plan.count, 1,
+           cuda_ops_conv2d_forward_cpu(output, input, self->prepared, bias, sizes, begin, end,
+                                       self->workspace + thread * (int64_t)plan.workspace_bytes, F32));
+}
+
+static void cpu_conv_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
+                              const float *grad_output, const float *input, const float *weight,
+                              const cuda_ops_conv2d_sizes *sizes)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "conv2d backward";
+    if (grad_input) {
+        const cuda_ops_conv2d_plan plan = conv_plan(self, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes);
+        SPREAD(op, plan.prepare_count, 64,
+               cuda_ops_conv2d_prepare_cpu(self->prepared, weight, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, begin, end,
+                                           F32));
+        SPREAD(op, plan.count, 1,
+               cuda_ops_conv2d_backward_input_cpu(grad_input, grad_output, self->prepared, sizes, begin, end,
+                                                  self->workspace + thread * (int64_t)plan.workspace_bytes, F32));
+    }
+    const cuda_ops_conv2d_plan plan = conv_plan(self, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes);
+    SPREAD(op, plan.count, 1,
+           cuda_ops_conv2d_backward_weight_cpu(self->prepared, grad_output, input, sizes, begin, end,
+                                               self->workspace + thread * (int64_t)plan.workspace_bytes, F32));
+    SPREAD(op, plan.reduce_count, 64,
+           cuda_ops_conv2d_reduce_weight_cpu(grad_weight, self->prepared, sizes, begin, end, F32));
+    SPREAD(op, sizes->out_channels, 1,
+           cuda_ops_conv2d_backward_bias_cpu(grad_bias, grad_output, sizes->batch, sizes->out_channels,
+                                             sizes->out_height * sizes->out_width, 0, begin, end, F32));
+}
+
+/* The parts of a block's `saved`, each on a boundary of 64 bytes. */
+typedef struct block_parts {
+    char *prepared, *conv_output, *argmax, *maximum, *moments, *partials, *weights;
+    double *mean, *variance;
+    float *coefficients;
+    int64_t bytes;
+} block_parts;
+
+static char *part(int64_t *offset, char *memory, size_t bytes)
+{
+    char *const begin = memory ? memory + *offset : NULL;
+    *offset += ((int64_t)bytes + 63) / 64 * 64;
+    return begin;
+}
+
+static cuda_ops_conv_block_plan block_plan(const cuda_ops_conv_block_sizes *sizes)
+{
+    cuda_ops_conv_block_plan plan;
+    check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes, F32));
+    return plan;
+}
+
+static block_parts cut_block(char *memory, const cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes)
+{
+    const size_t channels = (size_t)sizes->out_channels;
+    block_parts p;
+    int64_t offset = 0;
+    p.prepared = part(&offset, memory, plan->prepared_bytes);
+    p.conv_output = part(&offset, memory, plan->conv_output_bytes);
+    p.argmax = part(&offset, memory, plan->argmax_bytes);
+    p.maximum = part(&offset, memory, plan->maximum_bytes);
+    p.moments = part(&offset, memory, plan->moments_bytes);
+    p.partials = part(&offset, memory, plan->partials_bytes);
+    p.weights = part(&offset, memory, plan->weights_bytes);
+    p.mean = (double *)(void *)part(&offset, memory, channels * sizeof(double));
+    p.variance = (double *)(void *)part(&offset, memory, channels * sizeof(double));
+    p.coefficients = (float *)(void *)part(&offset, memory, 4 * channels * sizeof(float));
+    p.bytes = offset;
+    return p;
+}
+
+static int64_t cpu_block_bytes(mnist_device *device, const cuda_ops_conv_block_sizes *sizes)
+{
+    (void)device;
+    const cuda_ops_conv_block_plan plan = block_plan(sizes);
+    return cut_block(NULL, &plan, sizes).bytes;
+}
+
+static char *block_workspace(cpu *self, const cuda_ops_conv_block_plan *plan)
+{
+    return grow(self, &self->workspace, &self->workspace_bytes, self->threads * (int64_t)plan->workspace_bytes);
+}
+
+static void cpu_block_forward(mnist_device *device, float *output, void *saved, const float *input,
+                              const mnist_block_tensors *t, const cuda_ops_conv_block_sizes *s, int training)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "conv_block";
+    const cuda_ops_conv_block_plan plan = block_plan(s);
+    const block_parts p = cut_block(saved, &plan, s);
+    char *const workspace = block_workspace(self, &plan);
+    const int64_t stride = (int64_t)plan.workspace_bytes;
+    SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, s, begin, end));
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_convolve_cpu(p.conv_output, p.moments, input, p.prepared, t->bias, s, begin, end,
+                                            workspace + thread * stride));
+    if (training) {
+        check(op, cuda_ops_conv_block_statistics_cpu(p.mean, p.variance, p.moments, t->weight, t->bias, s));
+        check("batch_norm",
+              cuda_ops_batch_norm_update_cpu(t->norm.running_mean, t->norm.running_var, p.mean, p.variance,
+                                             s->out_channels, s->batch * s->height * s->width, 0.1, F32));
+    }
+    for (int64_t k = 0; !training && k < s->out_channels; k++) {
+        p.mean[k] = (double)t->norm.running_mean[k];
+        p.variance[k] = (double)t->norm.running_var[k];
+    }
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_pool_cpu(output, training ? (uint8_t *)p.argmax : NULL, training ? p.maximum : NULL,
+                                        p.conv_output, input, p.prepared, t->bias, p.mean, p.variance, t->norm.weight,
+                                        t->norm.bias, 1e-5, s, begin, end, workspace + thread * stride));
+}
+
+static void cpu_block_backward(mnist_device *device, float *grad_input, const mnist_block_tensors *gradients,
+                               const float *grad_output, void *saved, const float *input, const mnist_block_tensors *t,
+                               const cuda_ops_conv_block_sizes *s)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "conv_block backward";
+    const cuda_ops_conv_block_plan plan = block_plan(s);
+    const block_parts p = cut_block(saved, &plan, s);
+    const uint8_t *const argmax = (const uint8_t *)p.argmax;
+    char *const workspace = block_workspace(self, &plan);
+    const int64_t stride = (int64_t)plan.workspace_bytes;
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_sums_cpu(p.partials, grad_output, argmax, p.maximum, input, p.mean, s, begin, end,
+                                        workspace + thread * stride));
+    check(op, cuda_ops_conv_block_prepare_backward_cpu(p.coefficients, gradients->norm.weight, gradients->norm.bias,
+                                                       gradients->weight, p.partials, p.moments, t->weight, t->bias,
+                                                       p.mean, p.variance, t->norm.weight, 1e-5, s));
+    memset(gradients->bias, 0, (size_t)s->out_channels * sizeof(float)); /* batch norm takes it off again */
+    if (s->in_channels == 1 && !grad_input)
+        return;
+    SPREAD(op, plan.chunks, 1,
+           cuda_ops_conv_block_gradients_cpu(grad_input, p.weights, grad_output, argmax, p.conv_output, input,
+                                             p.prepared, t->bias, p.coefficients, s, begin, end,
+                                             workspace + thread * stride));
+    if (s->in_channels > 1)
+        SPREAD(op, s->in_channels, 4,
+               cuda_ops_conv_block_reduce_weight_cpu(gradients->weight, p.weights, s, begin, end));
+}
+
+static int64_t norm_grain(const mnist_norm_shape *s, int64_t pieces)
+{
+    return most(1, ELEMENT_GRAIN / most(1, s->batch * s->channels * s->inner / most(1, pieces)));
+}
+
+static void normalize(cpu *self, float *output, const float *input, const mnist_norm_shape *s)
+{
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(s->batch, s->channels, s->inner);
+    SPREAD("batch_norm", rows, norm_grain(s, rows),
+           cuda_ops_batch_norm_normalize_cpu(output, self->workspace, input, s->batch, s->channels, s->inner, begin,
+                                             end, F32));
+}
+
+static void norm_workspace(cpu *self, const mnist_norm_shape *s)
+{
+    grow(self, &self->workspace, &self->workspace_bytes,
+         cuda_ops_batch_norm_workspace_cpu(s->batch, s->channels, s->inner));
+}
+
+static void cpu_norm_forward(mnist_device *device, float *output, double *mean, double *variance, const float *input,
+                             const mnist_norm_parameters *p, const mnist_norm_shape *s)
+{
+    cpu *self = (cpu *)device;
+    norm_workspace(self, s);
+    const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(s->batch, s->channels, s->inner);
+    SPREAD("batch_norm", blocks, norm_grain(s, blocks),
+           cuda_ops_batch_norm_moments_cpu(self->workspace, input, s->batch, s->channels, s->inner, begin, end, F32));
+    check("batch_norm", cuda_ops_batch_norm_prepare_training_cpu(mean, variance, self->workspace, p->weight, p->bias,
+                                                                 s->batch, s->channels, s->inner, 1e-5, F32));
+    normalize(self, output, input, s);
+    check("batch_norm", cuda_ops_batch_norm_update_cpu(p->running_mean, p->running_var, mean, variance, s->channels,
+                                                       s->batch * s->inner, 0.1, F32));
+}
+
+static void cpu_norm_inference(mnist_device *device, float *output, const float *input, const mnist_norm_parameters *p,
+                               const mnist_norm_shape *s)
+{
+    cpu *self = (cpu *)device;
+    norm_workspace(self, s);
+    check("batch_norm",
+          cuda_ops_batch_norm_prepare_inference_cpu(self->workspace, p->weight, p->bias, p->running_mean,
+                                                    p->running_var, s->batch, s->channels, s->inner, 1e-5, F32));
+    normalize(self, output, input, s);
+}
+
+static void cpu_norm_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
+                              const float *grad_output, const float *input, const float *weight, const double *mean,
+                              const double *variance, const mnist_norm_shape *s)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "batch_norm backward";
+    norm_workspace(self, s);
+    const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(s->batch, s->channels, s->inner);
+    SPREAD(op, blocks, norm_grain(s, blocks),
+           cuda_ops_batch_norm_sums_cpu(self->workspace, grad_output, input, mean, s->batch, s->channels, s->inner, 1,
+                                        begin, end, F32));
+    check(op, cuda_ops_batch_norm_prepare_backward_cpu(grad_weight, grad_bias, self->workspace, weight, mean, variance,
+                                                       s->batch, s->channels, s->inner, 1e-5, 1, F32));
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(s->batch, s->channels, s->inner);
+    SPREAD(op, rows, norm_grain(s, rows),
+           cuda_ops_batch_norm_grad_input_cpu(grad_input, self->workspace, grad_output, input, s->batch, s->channels,
+                                              s->inner, 1, begin, end, F32));
+}
+
+static void cpu_relu_forward(mnist_device *device, float *output, const float *input, int64_t count)
+{
+    cpu *self = (cpu *)device;
+    SPREAD("relu", count, ELEMENT_GRAIN, cuda_ops_relu_forward_cpu(output, input, begin, end, F32));
+}
+
+static void cpu_relu_backward(mnist_device *device, float *grad_input, const float *grad_output, const float *output,
+                              int64_t count)
+{
+    cpu *self = (cpu *)device;
+    SPREAD("relu backward", count, ELEMENT_GRAIN,
+           cuda_ops_relu_backward_cpu(grad_input, grad_output, output, begin, end, F32));
+}
+
+static int64_t pool_grain(const cuda_ops_pool2d *pool)
+{
+    return most(1, ELEMENT_GRAIN / ((int64_t)pool->height.input * pool->width.input));
+}
+
+static void cpu_pool_forward(mnist_device *device, float *output, int64_t *indices, const float *input,
+                             const cuda_ops_pool2d *pool)
+{
+    cpu *self = (cpu *)device;
+    SPREAD("max_pool2d", pool->batch * pool->channels, pool_grain(pool),
+           cuda_ops_max_pool2d_forward_cpu(output, indices, input, pool, begin, end, F32));
+}
+
+static void cpu_pool_backward(mnist_device *device, float *grad_input, const float *grad_output, const int64_t *indices,
+                              const cuda_ops_pool2d *pool)
+{
+    cpu *self = (cpu *)device;
+    SPREAD("max_pool2d backward", pool->batch * pool->channels, pool_grain(pool),
+           cuda_ops_max_pool2d_backward_cpu(grad_input, grad_output, indices, pool, begin, end, F32));
+}
+
+/* The longer side of the result is cut, since each thread packs all of the other operand. */
+static cuda_ops_linear_block cut(int64_t rows, int64_t columns, int64_t begin, int64_t end)
+{
+    return rows >= columns ? (cuda_ops_linear_block){begin, end, 0, columns}
+                           : (cuda_ops_linear_block){0, rows, begin, end};
+}
+
+static int64_t product_grain(int64_t rows, int64_t columns, int64_t depth)
+{
+    return most(1, PRODUCT_GRAIN / most(1, (rows < columns ? rows : columns) * depth));
+}
+
+static char *linear_workspace(cpu *self)
+{
+    return grow(self, &self->workspace, &self->workspace_bytes, self->threads * cuda_ops_linear_workspace_cpu());
+}
+
+static void cpu_linear_forward(mnist_device *device, float *output, const float *input, const float *weight,
+                               const float *bias, const mnist_linear_shape *s)
+{
+    cpu *self = (cpu *)device;
+    char *workspace = linear_workspace(self);
+    SPREAD("linear", most(s->rows, s->out_features), product_grain(s->rows, s->out_features, s->in_features),
+           cuda_ops_linear_forward_cpu(output, input, weight, bias,
+                                       workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows, s->in_features,
+                                       s->out_features, cut(s->rows, s->out_features, begin, end), F32));
+}
+
+static void cpu_linear_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
+                                const float *grad_output, const float *input, const float *weight,
+                                const mnist_linear_shape *s)
+{
+    cpu *self = (cpu *)device;
+    const char *const op = "linear backward";
+    char *workspace = linear_workspace(self);
+    SPREAD(op, most(s->rows, s->in_features), product_grain(s->rows, s->in_features, s->out_features),
+           cuda_ops_linear_backward_input_cpu(
+               grad_input, grad_output, weight, workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows,
+               s->in_features, s->out_features, cut(s->rows, s->in_features, begin, end), F32));
+    SPREAD(op, most(s->out_features, s->in_features), product_grain(s->out_features, s->in_features, s->rows),
+           cuda_ops_linear_backward_weight_cpu(
+               grad_weight, grad_output, input, workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows,
+               s->in_features, s->out_features, cut(s->out_features, s->in_features, begin, end), F32));
+    SPREAD(op, s->out_features, most(1, ELEMENT_GRAIN / most(1, s->rows)),
+           cuda_ops_linear_backward_bias_cpu(grad_bias, grad_output, s->rows, s->out_features, begin, end, F32));
+}
+
+static void cpu_loss_forward(mnist_device *device, float *loss, float *statistics, const float *logits,
+                             const int64_t *labels, int64_t rows)
+{
+    /* A task's rows do not depend on the number of threads, hence nor does the sum. At this size one thread does it. */
+    enum { ROWS = 1024 };
+    (void)device;
+    double partials[2];
+    double sums[2] = {0, 0};
+    for (int64_t begin = 0; begin < rows; begin += ROWS) {
+        const int64_t end = begin + ROWS < rows ? begin + ROWS : rows;
+        check("cross_entropy",
+              cuda_ops_cross_entropy_forward_cpu(NULL, partials, statistics, logits, labels, NULL, NULL, rows,
+                                                 MNIST_CLASSES, 1, begin, end, -100, 0.0, F32));
+        sums[0] += partials[0];
+        sums[1] += partials[1];
+    }
+    check("cross_entropy",
+          cuda_ops_loss_reduce_cpu(loss, statistics + 3 * rows, sums, 1, CUDA_OPS_REDUCTION_MEAN, F32));
+}
+
+static void cpu_loss_backward(mnist_device *device, float *grad_logits, const float *statistics, const float *logits,
+                              const int64_t *labels, int64_t rows)
+{
+    (void)device;
+    const float one = 1.0f;
+    check("cross_entropy backward",
+          cuda_ops_cross_entropy_backward_cpu(grad_logits, &one, logits, labels, NULL, NULL, statistics,
+                                              statistics + 3 * rows, rows, MNIST_CLASSES, 1, 0, rows, -100, 0.0,
+                                              CUDA_OPS_REDUCTION_MEAN, F32));
+}
+
+static void cpu_sgd(mnist_device *device, float *parameters, const float *gradients, int64_t count, double lr)
+{
+    cpu *self = (cpu *)device;
+    const cuda_ops_sgd_options options = {.lr = lr};
+    SPREAD("sgd", count, ELEMENT_GRAIN, cuda_ops_sgd_cpu(parameters, gradients, NULL, 0, &options, begin, end, F32));
+}
+
+static void cpu_mark(mnist_device *device)
+{
+    cpu *self = (cpu *)device;
+    if (self->mark_count < MNIST_MOST_MARKS)
+        clock_gettime(CLOCK_MONOTONIC, &self->marks[self->mark_count++]);
+}
+
+static int64_t cpu_collect(mnist_device *device, double *milliseconds, int64_t room)
+{
+    cpu *self = (cpu *)device;
+    const int64_t count = self->mark_count - 1 < room ? self->mark_count - 1 : room;
+    for (int64_t i = 0; i < count; i++)
+        milliseconds[i] = (double)(self->marks[i + 1].tv_sec - self->marks[i].tv_sec) * 1e3 +
+                          (double)(self->marks[i + 1].tv_nsec - self->marks[i].tv_nsec) * 1e-6;
+    self->mark_count = 0;
+    return count;
+}
+
+static void name_processor(char *name, size_t size, int threads)
+{
+    char line[256], model[200] = "CPU";
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) == 0 && colon && colon[1]) {
+            snprintf(model, sizeof model, "%.*s", (int)strcspn(colon + 2, "\n\"\\"), colon + 2);
+            break;
+        }
+    }
+    if (file)
+        fclose(file);
+    snprintf(name, size, "%s, %d thread%s", model, threads, threads == 1 ? "" : "s");
+}
+
+mnist_device *mnist_open_cpu(int threads)
+{
+    cpu *self = mnist_allocate(1, sizeof *self);
+#ifdef _OPENMP
+    self->threads = threads ? threads : omp_get_num_procs();
+#else
+    if (threads > 1)
+        mnist_fail("--threads %d: this program was built without OpenMP", threads);
+    self->threads = 1;
+#endif
+    /* In the order of Python's side: x.sub_(mean).div_(std), each rounded to float. */
+    for (int i = 0; i < 256; i++)
+        self->normalised[i] = ((float)i - (float)(0.1307 * 255)) / (float)(0.3081 * 255);
+    mnist_device *d = &self->public;
+    name_processor(d->name, sizeof d->name, self->threads);
+    d->measured_by = "the host's clock between the phases";
+    d->allocate = cpu_allocate;
+    d->upload = cpu_copy;
+    d->download = cpu_copy;
+    d->close = cpu_close;
+    d->load = cpu_load;
+    d->block_bytes = cpu_block_bytes;
+    d->block_forward = cpu_block_forward;
+    d->block_backward = cpu_block_backward;
+    d->conv_forward = cpu_conv_forward;
+    d->conv_backward = cpu_conv_backward;
+    d->norm_forward = cpu_norm_forward;
+    d->norm_inference = cpu_norm_inference;
+    d->norm_backward = cpu_norm_backward;
+    d->relu_forward = cpu_relu_forward;
+    d->relu_backward = cpu_relu_backward;
+    d->pool_forward = cpu_pool_forward;
+    d->pool_backward = cpu_pool_backward;
+    d->linear_forward = cpu_linear_forward;
+    d->linear_backward = cpu_linear_backward;
+    d->loss_forward = cpu_loss_forward;
+    d->loss_backward = cpu_loss_backward;
+    d->sgd = cpu_sgd;
+    d->mark = cpu_mark;
+    d->collect = cpu_collect;
+    return d;
+}

@@ -1,0 +1,382 @@
+/* The layers on a GPU: the launchers of the C API on one stream, buffers from cudaMalloc. Without CUDA_OPS_WITH_CUDA
+ * only the message that says so. */
+#include "mnist/layers.h"
+
+#ifndef CUDA_OPS_WITH_CUDA
+
+mnist_device *mnist_open_cuda(void)
+{
+    mnist_fail("--device cuda: this program was built without CUDA: take --device cpu, or build it with nvcc there and "
+               "CUDA_OPS_CUDA=1");
+}
+
+#else
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_ops/batch_norm.h"
+#include "cuda_ops/cross_entropy.h"
+#include "cuda_ops/linear.h"
+#include "cuda_ops/max_pool2d.h"
+#include "cuda_ops/relu.h"
+#include "cuda_ops/sgd.h"
+
+static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
+enum { MOST_ALLOCATIONS = 64 };
+
+typedef struct cuda {
+    mnist_device public;
+    cudaStream_t stream;
+    void *allocations[MOST_ALLOCATIONS];
+    int allocation_count;
+    void *workspace; /* grows in the first step, and stays */
+    int64_t workspace_bytes;
+    /* A batch on its way to the device, in pinned memory: two, so that one can be filled while the other is copied. */
+    float *host_images[2];
+    int64_t *host_labels[2];
+    cudaEvent_t copied[2];
+    int64_t host_pictures;
+    int turn;
+    float normalised[256];
+    cudaEvent_t marks[MNIST_MOST_MARKS];
+    int64_t mark_count;
+} cuda;
+
+static void check_cuda(const char *what, cudaError_t error)
+{
+    if (error != cudaSuccess) {
+        fprintf(stderr, "mnist: %s: %s\n", what, cudaGetErrorString(error));
+        exit(1);
+    }
+}
+
+static void check(const char *op, cuda_ops_status status)
+{
+    if (status >= CUDA_OPS_CUDA_ERROR)
+        check_cuda(op, (cudaError_t)(status - CUDA_OPS_CUDA_ERROR));
+    if (status != CUDA_OPS_SUCCESS) {
+        fprintf(stderr, "mnist: %s: %s\n", op, cuda_ops_status_string(status));
+        exit(1);
+    }
+}
+
+static void *workspace(cuda *self, int64_t bytes)
+{
+    if (bytes > self->workspace_bytes) {
+        check_cuda("cudaFree", cudaFree(self->workspace)); /* waits for what still uses it */
+        check_cuda("cudaMalloc", cudaMalloc(&self->workspace, (size_t)bytes));
+        self->public.allocated_bytes += bytes - self->workspace_bytes;
+        self->workspace_bytes = bytes;
+    }
+    return self->workspace;
+}
+
+static void *cuda_allocate(mnist_device *device, int64_t bytes)
+{
+    cuda *self = (cuda *)device;
+    if (self->allocation_count == MOST_ALLOCATIONS)
+        mnist_fail("more than %d allocations", MOST_ALLOCATIONS);
+    void *memory;
+    check_cuda("cudaMalloc", cudaMalloc(&memory, (size_t)bytes));
+    check_cuda("cudaMemset", cudaMemsetAsync(memory, 0, (size_t)bytes, self->stream));
+    device->allocated_bytes += bytes;
+    return self->allocations[self->allocation_count++] = memory;
+}
+
+static void cuda_upload(mnist_device *device, void *target, const void *source, int64_t bytes)
+{
+    cuda *self = (cuda *)device;
+    check_cuda("copy", cudaMemcpyAsync(target, source, (size_t)bytes, cudaMemcpyHostToDevice, self->stream));
+    check_cuda("copy", cudaStreamSynchronize(self->stream));
+}
+
+static void cuda_download(mnist_device *device, void *target, const void *source, int64_t bytes)
+{
+    cuda *self = (cuda *)device;
+    check_cuda("copy", cudaMemcpyAsync(target, source, (size_t)bytes, cudaMemcpyDeviceToHost, self->stream));
+    check_cuda("copy", cudaStreamSynchronize(self->stream));
+}
+
+static void cuda_close(mnist_device *device)
+{
+    cuda *self = (cuda *)device;
+    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
+    for (int i = 0; i < self->allocation_count; i++)
+        cudaFree(self->allocations[i]);
+    cudaFree(self->workspace);
+    for (int i = 0; i < 2; i++) {
+        cudaFreeHost(self->host_images[i]);
+        cudaFreeHost(self->host_labels[i]);
+        cudaEventDestroy(self->copied[i]);
+    }
+    for (int i = 0; i < MNIST_MOST_MARKS; i++)
+        cudaEventDestroy(self->marks[i]);
+    cudaStreamDestroy(self->stream);
+    free(self);
+}
+
+static void make_room(cuda *self, int64_t count)
+{
+    if (count <= self->host_pictures)
+        return;
+    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
+    for (int i = 0; i < 2; i++) {
+        check_cuda("cudaFreeHost", cudaFreeHost(self->host_images[i]));
+        check_cuda("cudaFreeHost", cudaFreeHost(self->host_labels[i]));
+        check_cuda("cudaMallocHost",
+                   cudaMallocHost((void **)&self->host_images[i], (size_t)count * MNIST_PIXELS * sizeof(float)));
+        check_cuda("cudaMallocHost", cudaMallocHost((void **)&self->host_labels[i], (size_t)count * sizeof(int64_t)));
+    }
+    self->host_pictures = count;
+}
+
+static void cuda_load(mnist_device *device, float *images, int64_t *labels, const mnist_set *set,
+                      const uint32_t *indices, int64_t count)
+{
+    cuda *self = (cuda *)device;
+    make_room(self, count);
+    const int turn = self->turn ^= 1;
+    check_cuda("cudaEventSynchronize", cudaEventSynchronize(self->copied[turn]));
+    float *host_images = self->host_images[turn];
+    int64_t *host_labels = self->host_labels[turn];
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *pixels = set->images + (int64_t)indices[i] * MNIST_PIXELS;
+        for (int p = 0; p < MNIST_PIXELS; p++)
+            host_images[i * MNIST_PIXELS + p] = self->normalised[pixels[p]];
+        host_labels[i] = set->labels[indices[i]];
+    }
+    check_cuda("copy", cudaMemcpyAsync(images, host_images, (size_t)count * MNIST_PIXELS * sizeof(float),
+                                       cudaMemcpyHostToDevice, self->stream));
+    check_cuda("copy", cudaMemcpyAsync(labels, host_labels, (size_t)count * sizeof(int64_t), cudaMemcpyHostToDevice,
+                                       self->stream));
+    check_cuda("cudaEventRecord", cudaEventRecord(self->copied[turn], self->stream));
+}
+
+static void cuda_conv_forward(mnist_device *device, float *output, const float *input, const float *weight,
+                              const float *bias, const cuda_ops_conv2d_sizes *sizes)
+{
+    cuda *self = (cuda *)device;
+    const int path = CUDA_OPS_CONV2D_FASTEST;
+    void *space = workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_FORWARD, sizes, F32, path));
+    check("conv2d", cuda_ops_conv2d_forward_cuda(output, input, weight, bias, sizes, space, path, F32, self->stream));
+}
+
+static void cuda_conv_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
+                               const float *grad_output, const float *input, const float *weight,
+                               const cuda_ops_conv2d_sizes *sizes)
+{
+    cuda *self = (cuda *)device;
+    const char *const op = "conv2d backward";
+    const int64_t pixels = sizes->out_height * sizes->out_width;
+    const int path = CUDA_OPS_CONV2D_FASTEST;
+    void *space;
+    if (grad_input) {
+        space =
+            workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, F32, path));
+        check(op, cuda_ops_conv2d_backward_input_cuda(grad_input, grad_output, weight, sizes, space, path, F32,
+                                                      self->stream));
+    }
+    space = workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, F32, path));
+    check(op,
+          cuda_ops_conv2d_backward_weight_cuda(grad_weight, grad_output, input, sizes, space, path, F32, self->stream));
+    space = workspace(
+        self, (int64_t)cuda_ops_conv2d_backward_bias_workspace_cuda(sizes->batch, sizes->out_channels, pixels, 0, F32));
+    check(op, cuda_ops_conv2d_backward_bias_cuda(grad_bias, grad_output, sizes->batch, sizes->out_channels, pixels, 0,
+                                                 space, F32, self->stream));
+}
+
+static void *norm_workspace(cuda *self, const mnist_norm_shape *s)
+{
+    return workspace(self, cuda_ops_batch_norm_workspace_cuda(s->batch, s->channels, s->inner));
+}
+
+static void cuda_norm_forward(mnist_device *device, float *output, double *mean, double *variance, const float *input,
+                              const mnist_norm_parameters *p, const mnist_norm_shape *s)
+{
+    cuda *self = (cuda *)device;
+    check("batch_norm", cuda_ops_batch_norm_forward_training_cuda(output, mean, variance, norm_workspace(self, s),
+                                                                  input, p->weight, p->bias, s->batch, s->channels,
+                                                                  s->inner, 1e-5, F32, F32, self->stream));
+    check("batch_norm", cuda_ops_batch_norm_update_cuda(p->running_mean, p->running_var, mean, variance, s->channels,
+                                                        s->batch * s->inner, 0.1, F32, self->stream));
+}
+
+static void cuda_norm_inference(mnist_device *device, float *output, const float *input, const mnist_norm_parameters *p,
+                                const mnist_norm_shape *s)
+{
+    cuda *self = (cuda *)device;
+    check("batch_norm", cuda_ops_batch_norm_forward_inference_cuda(
+                            output, norm_workspace(self, s), input, p->weight, p->bias, p->running_mean, p->running_var,
+                            s->batch, s->channels, s->inner, 1e-5, F32, F32, F32, self->stream));
+}
+
+static void cuda_norm_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
+                               const float *grad_output, const float *input, const float *weight, const double *mean,
+                               const double *variance, const mnist_norm_shape *s)
+{
+    cuda *self = (cuda *)device;
+    check("batch_norm backward",
+          cuda_ops_batch_norm_backward_cuda(grad_input, grad_weight, grad_bias, norm_workspace(self, s), grad_output,
+                                            input, weight, mean, variance, s->batch, s->channels, s->inner, 1e-5, 1,
+                                            F32, F32, CUDA_OPS_FLOAT64, self->stream));
+}
+
+static void cuda_relu_forward(mnist_device *device, float *output, const float *input, int64_t count)
+{
+    cuda *self = (cuda *)device;
+    check("relu", cuda_ops_relu_forward_cuda(output, input, count, F32, self->stream));
+}
+
+static void cuda_relu_backward(mnist_device *device, float *grad_input, const float *grad_output, const float *output,
+                               int64_t count)
+{
+    cuda *self = (cuda *)device;
+    check("relu backward", cuda_ops_relu_backward_cuda(grad_input, grad_output, output, count, F32, self->stream));
+}
+
+static void cuda_pool_forward(mnist_device *device, float *output, int64_t *indices, const float *input,
+                              const cuda_ops_pool2d *pool)
+{
+    cuda *self = (cuda *)device;
+    check("max_pool2d", cuda_ops_max_pool2d_forward_cuda(output, indices, input, pool, F32, self->stream));
+}
+
+static void cuda_pool_backward(mnist_device *device, float *grad_input, const float *grad_output,
+                               const int64_t *indices, const cuda_ops_pool2d *pool)
+{
+    cuda *self = (cuda *)device;
+    check("max_pool2d backward",
+          cuda_ops_max_pool2d_backward_cuda(grad_input, grad_output, indices, pool, F32, self->stream));
+}
+
+static void cuda_linear_forward(mnist_device *device, float *output, const float *input, const float *weight,
+                                const float *bias, const mnist_linear_shape *s)
+{
+    cuda *self = (cuda *)device;
+    void *space =
+        workspace(self, cuda_ops_linear_forward_workspace_cuda(s->rows, s->in_features, s->out_features, F32));
+    check("linear", cuda_ops_linear_forward_cuda(output, input, weight, bias, space, s->rows, s->in_features,
+                                                 s->out_features, F32, self->stream));
+}
+
+static void cuda_linear_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
+                                 const float *grad_output, const float *input, const float *weight,
+                                 const mnist_linear_shape *s)
+{
+    cuda *self = (cuda *)device;
+    const char *const op = "linear backward";
+    const int64_t rows = s->rows, in_features = s->in_features, out_features = s->out_features;
+    void *space = workspace(self, cuda_ops_linear_backward_input_workspace_cuda(rows, in_features, out_features, F32));
+    check(op, cuda_ops_linear_backward_input_cuda(grad_input, grad_output, weight, space, rows, in_features,
+                                                  out_features, F32, self->stream));
+    space = workspace(self, cuda_ops_linear_backward_weight_workspace_cuda(rows, in_features, out_features, F32));
+    check(op, cuda_ops_linear_backward_weight_cuda(grad_weight, grad_output, input, space, rows, in_features,
+                                                   out_features, F32, self->stream));
+    space = workspace(self, cuda_ops_linear_backward_bias_workspace_cuda(rows, out_features, F32));
+    check(op, cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, space, rows, out_features, F32, self->stream));
+}
+
+static void cuda_loss_forward(mnist_device *device, float *loss, float *statistics, const float *logits,
+                              const int64_t *labels, int64_t rows)
+{
+    cuda *self = (cuda *)device;
+    void *space = workspace(self, (int64_t)cuda_ops_cross_entropy_workspace_cuda(rows, MNIST_CLASSES, 1));
+    /* Labels were checked when their file was read, so that no record of bad ones is given. */
+    check("cross_entropy", cuda_ops_cross_entropy_forward_cuda(loss, statistics, statistics + 3 * rows, space, NULL,
+                                                               logits, labels, NULL, NULL, rows, MNIST_CLASSES, 1, -100,
+                                                               0.0, CUDA_OPS_REDUCTION_MEAN, F32, self->stream));
+}
+
+static void cuda_loss_backward(mnist_device *device, float *grad_logits, const float *statistics, const float *logits,
+                               const int64_t *labels, int64_t rows)
+{
+    cuda *self = (cuda *)device;
+    check("cross_entropy backward",
+          cuda_ops_cross_entropy_backward_cuda(grad_logits, self->allocations[0], logits, labels, NULL, NULL,
+                                               statistics, statistics + 3 * rows, rows, MNIST_CLASSES, 1, -100, 0.0,
+                                               CUDA_OPS_REDUCTION_MEAN, F32, self->stream));
+}
+
+static void cuda_sgd(mnist_device *device, float *parameters, const float *gradients, int64_t count, double lr)
+{
+    cuda *self = (cuda *)device;
+    const cuda_ops_sgd_options options = {.lr = lr};
+    void *const params[] = {parameters};
+    const void *const grads[] = {gradients};
+    const uint8_t first[] = {0};
+    check("sgd", cuda_ops_sgd_cuda(params, grads, NULL, &count, first, 1, &options, NULL, F32, F32, self->stream));
+}
+
+static void cuda_mark(mnist_device *device)
+{
+    cuda *self = (cuda *)device;
+    if (self->mark_count < MNIST_MOST_MARKS)
+        check_cuda("cudaEventRecord", cudaEventRecord(self->marks[self->mark_count++], self->stream));
+}
+
+static int64_t cuda_collect(mnist_device *device, double *milliseconds, int64_t room)
+{
+    cuda *self = (cuda *)device;
+    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
+    const int64_t count = self->mark_count - 1 < room ? self->mark_count - 1 : room;
+    for (int64_t i = 0; i < count; i++) {
+        float elapsed;
+        check_cuda("cudaEventElapsedTime", cudaEventElapsedTime(&elapsed, self->marks[i], self->marks[i + 1]));
+        milliseconds[i] = elapsed;
+    }
+    self->mark_count = 0;
+    return count;
+}
+
+mnist_device *mnist_open_cuda(void)
+{
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0)
+        mnist_fail("--device cuda: %s: check nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device cpu",
+                   error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
+    struct cudaDeviceProp properties;
+    check_cuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
+    cuda *self = mnist_allocate(1, sizeof *self);
+    check_cuda("cudaStreamCreate", cudaStreamCreate(&self->stream));
+    for (int i = 0; i < 2; i++)
+        check_cuda("cudaEventCreate", cudaEventCreateWithFlags(&self->copied[i], cudaEventDisableTiming));
+    for (int i = 0; i < MNIST_MOST_MARKS; i++)
+        check_cuda("cudaEventCreate", cudaEventCreate(&self->marks[i]));
+    /* In the order of Python's side: x.sub_(mean).div_(std), each rounded to float. */
+    for (int i = 0; i < 256; i++)
+        self->normalised[i] = ((float)i - (float)(0.1307 * 255)) / (float)(0.3081 * 255);
+    mnist_device *d = &self->public;
+    snprintf(d->name, sizeof d->name, "%s", properties.name);
+    d->measured_by = "CUDA events on the stream between the phases";
+    d->allocate = cuda_allocate;
+    d->upload = cuda_upload;
+    d->download = cuda_download;
+    d->close = cuda_close;
+    d->load = cuda_load;
+    d->conv_forward = cuda_conv_forward;
+    d->conv_backward = cuda_conv_backward;
+    d->norm_forward = cuda_norm_forward;
+    d->norm_inference = cuda_norm_inference;
+    d->norm_backward = cuda_norm_backward;
+    d->relu_forward = cuda_relu_forward;
+    d->relu_backward = cuda_relu_backward;
+    d->pool_forward = cuda_pool_forward;
+    d->pool_backward = cuda_pool_backward;
+    d->linear_forward = cuda_linear_forward;
+    d->linear_backward = cuda_linear_backward;
+    d->loss_forward = cuda_loss_forward;
+    d->loss_backward = cuda_loss_backward;
+    d->sgd = cuda_sgd;
+    d->mark = cuda_mark;
+    d->collect = cuda_collect;
+    /* The first allocation: the gradient of the loss with respect to itself. */
+    const float one = 1.0f;
+    cuda_upload(d, cuda_allocate(d, sizeof one), &one, sizeof one);
+    return d;
+}
+
+#endif

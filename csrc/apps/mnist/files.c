@@ -1,0 +1,395 @@
+#include "mnist/files.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef MNIST_WITH_ZLIB
+#include <zlib.h>
+#endif
+
+const mnist_tensor mnist_tensors[MNIST_TENSORS] = {
+    {"conv1.weight", 32 * 1 * 3 * 3, 1 * 3 * 3, 1, 0},
+    {"conv1.bias", 32, 1 * 3 * 3, 1, 0},
+    {"norm1.weight", 32, 0, 1, 1},
+    {"norm1.bias", 32, 0, 1, 0},
+    {"norm1.running_mean", 32, 0, 0, 0},
+    {"norm1.running_var", 32, 0, 0, 1},
+    {"conv2.weight", 64 * 32 * 3 * 3, 32 * 3 * 3, 1, 0},
+    {"conv2.bias", 64, 32 * 3 * 3, 1, 0},
+    {"norm2.weight", 64, 0, 1, 1},
+    {"norm2.bias", 64, 0, 1, 0},
+    {"norm2.running_mean", 64, 0, 0, 0},
+    {"norm2.running_var", 64, 0, 0, 1},
+    {"linear1.weight", 128 * 3136, 3136, 1, 0},
+    {"linear1.bias", 128, 3136, 1, 0},
+    {"linear2.weight", 10 * 128, 128, 1, 0},
+    {"linear2.bias", 10, 128, 1, 0},
+};
+
+/* More than any file here should ask for; below it no product of sizes overflows. */
+enum { MOST_PICTURES = 1 << 20 };
+static const uint64_t MOST_INDICES = (uint64_t)1 << 36;
+
+void mnist_fail(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("mnist: error: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    exit(2);
+}
+
+void *mnist_allocate(int64_t count, int64_t element_bytes)
+{
+    const int64_t alignment = 64;
+    void *memory = NULL;
+    if (count <= INT64_MAX / 2 / element_bytes) {
+        const int64_t bytes = (count * element_bytes + alignment) / alignment * alignment;
+        memory = aligned_alloc((size_t)alignment, (size_t)bytes);
+        if (memory)
+            memset(memory, 0, (size_t)bytes);
+    }
+    if (!memory)
+        mnist_fail("too little memory for %lld elements of %lld bytes", (long long)count, (long long)element_bytes);
+    return memory;
+}
+
+/* A file that is read from its beginning to its end, compressed or not. */
+typedef struct reader {
+    char path[4096];
+    FILE *plain;
+#ifdef MNIST_WITH_ZLIB
+    gzFile compressed;
+#endif
+} reader;
+
+static void set_path(reader *r, const char *directory, const char *name, const char *ending)
+{
+    const int length = snprintf(r->path, sizeof r->path, "%s/MNIST/raw/%s%s", directory, name, ending);
+    if (length < 0 || (size_t)length >= sizeof r->path)
+        mnist_fail("--data-dir: the name of the folder is too long");
+}
+
+static void open_data(reader *r, const char *directory, const char *name)
+{
+    memset(r, 0, sizeof *r);
+    set_path(r, directory, name, "");
+    r->plain = fopen(r->path, "rb");
+    if (r->plain)
+        return;
+    const int plain_error = errno;
+    if (plain_error != ENOENT && plain_error != ENOTDIR)
+        mnist_fail("data file %s cannot be read (%s)", r->path, strerror(plain_error));
+    set_path(r, directory, name, ".gz");
+#ifdef MNIST_WITH_ZLIB
+    r->compressed = gzopen(r->path, "rb");
+    if (r->compressed)
+        return;
+    mnist_fail("data file %s cannot be read (%s): give the folder above MNIST/ as --data-dir", r->path,
+               strerror(errno));
+#else
+    FILE *there = fopen(r->path, "rb");
+    if (there) {
+        fclose(there);
+        mnist_fail("data file %s is compressed, and this program was built without zlib: run `gunzip -k` on it, or "
+                   "install zlib's headers (Debian, Ubuntu: apt install zlib1g-dev) and build again",
+                   r->path);
+    }
+    mnist_fail("data file %s is missing, with and without .gz: give the folder above MNIST/ as --data-dir", r->path);
+#endif
+}
+
+static void close_reader(reader *r)
+{
+    if (r->plain)
+        fclose(r->plain);
+#ifdef MNIST_WITH_ZLIB
+    if (r->compressed)
+        gzclose(r->compressed);
+#endif
+}
+
+#ifdef MNIST_WITH_ZLIB
+/* zlib's messages begin with the path and a colon. */
+static const char *without_path(const char *message, const char *path)
+{
+    const size_t length = strlen(path);
+    return strncmp(message, path, length) == 0 && strlen(message) > length + 2 ? message + length + 2 : message;
+}
+#endif
+
+/* Reads up to `bytes`, and returns how many there were. */
+static int64_t read_some(reader *r, void *target, int64_t bytes)
+{
+    int64_t done = 0;
+#ifdef MNIST_WITH_ZLIB
+    while (r->compressed && done < bytes) {
+        const unsigned piece = bytes - done < (1 << 20) ? (unsigned)(bytes - done) : 1u << 20;
+        const int got = gzread(r->compressed, (char *)target + done, piece);
+        int error = Z_OK;
+        const char *message = gzerror(r->compressed, &error);
+        if (got < 0 || (error != Z_OK && error != Z_STREAM_END))
+            mnist_fail("data file %s is damaged or truncated (%s)", r->path,
+                       error == Z_ERRNO ? strerror(errno) : without_path(message, r->path));
+        if (gzdirect(r->compressed))
+            mnist_fail("data file %s is not compressed by gzip, as its name says", r->path);
+        if (got == 0)
+            return done;
+        done += got;
+    }
+    if (r->compressed)
+        return done;
+#endif
+    done = (int64_t)fread(target, 1, (size_t)bytes, r->plain);
+    if (ferror(r->plain))
+        mnist_fail("file %s cannot be read (%s)", r->path, strerror(errno));
+    return done;
+}
+
+static void read_exactly(reader *r, void *target, int64_t bytes, const char *what)
+{
+    const int64_t got = read_some(r, target, bytes);
+    if (got != bytes)
+        mnist_fail("file %s is truncated: %s should take %lld bytes, and %lld are there", r->path, what,
+                   (long long)bytes, (long long)got);
+}
+
+static void expect_end(reader *r)
+{
+    char more;
+    if (read_some(r, &more, 1) != 0)
+        mnist_fail("file %s has bytes behind its end: its sizes do not match its header", r->path);
+}
+
+static uint32_t big_endian(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+}
+
+static uint32_t little_endian(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[3] << 24 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[1] << 8 | bytes[0];
+}
+
+static uint64_t little_endian_64(const uint8_t *bytes)
+{
+    return (uint64_t)little_endian(bytes + 4) << 32 | little_endian(bytes);
+}
+
+/* An IDX file of bytes: 0, 0, the element type 8, the number of dimensions, each dimension in four bytes, the data. */
+static uint8_t *read_idx(const char *directory, const char *name, int dimensions, const uint32_t *expected,
+                         int64_t limit, int64_t *count)
+{
+    reader r;
+    open_data(&r, directory, name);
+    uint8_t header[4 + 4 * 3];
+    read_exactly(&r, header, 4, "the magic number");
+    const uint32_t magic = 0x800u + (uint32_t)dimensions;
+    if (big_endian(header) != magic)
+        mnist_fail("file %s is no IDX file of bytes with %d dimensions: expected it to begin with %08x, got %08x",
+                   r.path, dimensions, magic, big_endian(header));
+    read_exactly(&r, header + 4, 4 * dimensions, "the sizes");
+    int64_t element_bytes = 1;
+    for (int d = 1; d < dimensions; d++) {
+        const uint32_t size = big_endian(header + 4 + 4 * d);
+        if (size != expected[d])
+            mnist_fail("file %s: expected dimension %d to be %u, got %u", r.path, d, expected[d], size);
+        element_bytes *= size;
+    }
+    const int64_t all = big_endian(header + 4);
+    if (all < 1 || all > MOST_PICTURES)
+        mnist_fail("file %s: expected 1 to %d pictures, got %lld", r.path, MOST_PICTURES, (long long)all);
+    /* All of it, so that the whole file is checked; what is beyond the limit is left unused. */
+    uint8_t *data = mnist_allocate(all, element_bytes);
+    read_exactly(&r, data, all * element_bytes, "the data");
+    expect_end(&r);
+    close_reader(&r);
+    *count = limit && limit < all ? limit : all;
+    return data;
+}
+
+mnist_set mnist_read_set(const char *directory, const char *prefix, int64_t limit)
+{
+    static const uint32_t shape[] = {0, MNIST_SIDE, MNIST_SIDE};
+    char images[64], labels[64];
+    snprintf(images, sizeof images, "%s-images-idx3-ubyte", prefix);
+    snprintf(labels, sizeof labels, "%s-labels-idx1-ubyte", prefix);
+    mnist_set set;
+    int64_t label_count;
+    set.images = read_idx(directory, images, 3, shape, limit, &set.count);
+    set.labels = read_idx(directory, labels, 1, shape, limit, &label_count);
+    if (set.count != label_count)
+        mnist_fail("in %s/MNIST/raw, %s holds %lld pictures and %s %lld labels", directory, images,
+                   (long long)set.count, labels, (long long)label_count);
+    for (int64_t i = 0; i < set.count; i++)
+        if (set.labels[i] >= MNIST_CLASSES)
+            mnist_fail("in %s/MNIST/raw/%s, label %lld is %d: expected a digit", directory, labels, (long long)i,
+                       set.labels[i]);
+    return set;
+}
+
+static void check_start_sizes(const char *path, uint64_t pictures, uint64_t batch_size, uint64_t epochs)
+{
+    if (pictures < 1 || pictures > MOST_PICTURES || batch_size < 1 || batch_size > pictures || epochs < 1 ||
+        epochs > MOST_INDICES / pictures)
+        mnist_fail("file %s: its header's sizes make no run: %llu pictures, batches of %llu, %llu epochs", path,
+                   (unsigned long long)pictures, (unsigned long long)batch_size, (unsigned long long)epochs);
+}
+
+static void read_tensor(reader *r, const mnist_tensor *tensor, float *target)
+{
+    uint8_t header[32 + 8];
+    char expected[32] = {0};
+    read_exactly(r, header, sizeof header, tensor->name);
+    memcpy(expected, tensor->name, strlen(tensor->name));
+    if (memcmp(header, expected, sizeof expected) != 0)
+        mnist_fail("file %s: expected the tensor %s, got %.32s", r->path, tensor->name, (const char *)header);
+    const uint64_t count = little_endian_64(header + 32);
+    if (count != (uint64_t)tensor->count)
+        mnist_fail("file %s: expected %s to have %lld elements, got %llu", r->path, tensor->name,
+                   (long long)tensor->count, (unsigned long long)count);
+    read_exactly(r, target, tensor->count * 4, tensor->name);
+    for (int64_t i = 0; i < tensor->count; i++) {
+        uint8_t bytes[4];
+        memcpy(bytes, &target[i], 4);
+        const uint32_t bits = little_endian(bytes);
+        memcpy(&target[i], &bits, 4);
+        if (!isfinite(target[i]))
+            mnist_fail("file %s: %s holds a number that is not finite", r->path, tensor->name);
+    }
+}
+
+/* Each epoch's indices are below `pictures` and appear once. */
+static void read_order(reader *r, mnist_start *start)
+{
+    const int64_t used = start->pictures / start->batch_size * start->batch_size;
+    uint8_t *seen = mnist_allocate(start->pictures, 1);
+    for (int64_t epoch = 0; epoch < start->epochs; epoch++) {
+        uint32_t *order = start->order + epoch * used;
+        read_exactly(r, order, used * 4, "an epoch's order of pictures");
+        memset(seen, 0, (size_t)start->pictures);
+        for (int64_t i = 0; i < used; i++) {
+            uint8_t bytes[4];
+            memcpy(bytes, &order[i], 4);
+            order[i] = little_endian(bytes);
+            if (order[i] >= start->pictures || seen[order[i]])
+                mnist_fail("file %s: in epoch %lld, index %u of a picture is %s", r->path, (long long)epoch, order[i],
+                           order[i] >= start->pictures ? "beyond the training set" : "there twice");
+            seen[order[i]] = 1;
+        }
+    }
+    free(seen);
+}
+
+static mnist_start allocate_start(int64_t pictures, int64_t batch_size, int64_t epochs)
+{
+    mnist_start start = {pictures, batch_size, epochs, epochs * (pictures / batch_size), {NULL}, NULL};
+    for (int i = 0; i < MNIST_TENSORS; i++)
+        start.tensors[i] = mnist_allocate(mnist_tensors[i].count, sizeof(float));
+    start.order = mnist_allocate(start.steps * batch_size, sizeof(uint32_t));
+    return start;
+}
+
+mnist_start mnist_read_start(const char *path)
+{
+    reader r;
+    memset(&r, 0, sizeof r);
+    if (strlen(path) >= sizeof r.path)
+        mnist_fail("--weights: the name of the file is too long");
+    memcpy(r.path, path, strlen(path));
+    r.plain = fopen(path, "rb");
+    if (!r.plain)
+        mnist_fail("--weights %s cannot be read (%s)", path, strerror(errno));
+    uint8_t header[40];
+    read_exactly(&r, header, sizeof header, "the header");
+    if (memcmp(header, "CUOPSTRT", 8) != 0)
+        mnist_fail("file %s is not one that `python -m cuda_ops mnist --save-start` writes: its magic is wrong", path);
+    if (little_endian(header + 8) != 1 || little_endian(header + 12) != MNIST_TENSORS)
+        mnist_fail("file %s: expected version 1 with %d tensors, got version %u with %u", path, MNIST_TENSORS,
+                   little_endian(header + 8), little_endian(header + 12));
+    const uint64_t pictures = little_endian_64(header + 16), batch_size = little_endian_64(header + 24);
+    const uint64_t epochs = little_endian_64(header + 32);
+    check_start_sizes(path, pictures, batch_size, epochs);
+    /* The length first: a header that lies must not make the program ask for memory. */
+    const uint64_t order_bytes = epochs * (pictures / batch_size * batch_size) * 4;
+    uint64_t expected = sizeof header + order_bytes;
+    for (int i = 0; i < MNIST_TENSORS; i++)
+        expected += 32 + 8 + 4 * (uint64_t)mnist_tensors[i].count;
+    if (fseek(r.plain, 0, SEEK_END) != 0)
+        mnist_fail("file %s cannot be read (%s)", path, strerror(errno));
+    const long length = ftell(r.plain);
+    if (length < 0 || (uint64_t)length != expected)
+        mnist_fail("file %s %s: its header asks for %llu bytes, and %ld are there", path,
+                   length >= 0 && (uint64_t)length < expected ? "is truncated" : "has bytes behind its end",
+                   (unsigned long long)expected, length);
+    if (fseek(r.plain, sizeof header, SEEK_SET) != 0)
+        mnist_fail("file %s cannot be read (%s)", path, strerror(errno));
+    mnist_start start = allocate_start((int64_t)pictures, (int64_t)batch_size, (int64_t)epochs);
+    for (int i = 0; i < MNIST_TENSORS; i++)
+        read_tensor(&r, &mnist_tensors[i], start.tensors[i]);
+    read_order(&r, &start);
+    expect_end(&r);
+    close_reader(&r);
+    return start;
+}
+
+/* SplitMix64: a counter, well stirred. */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+mnist_start mnist_make_start(int64_t pictures, int64_t batch_size, int64_t epochs, uint64_t seed)
+{
+    if ((uint64_t)epochs > MOST_INDICES / (uint64_t)pictures)
+        mnist_fail("--epochs %lld: expected at most %llu for %lld pictures, whose order is made beforehand",
+                   (long long)epochs, (unsigned long long)(MOST_INDICES / (uint64_t)pictures), (long long)pictures);
+    mnist_start start = allocate_start(pictures, batch_size, epochs);
+    uint64_t state = seed;
+    for (int i = 0; i < MNIST_TENSORS; i++) {
+        const mnist_tensor *tensor = &mnist_tensors[i];
+        const double bound = tensor->fan_in ? 1.0 / sqrt((double)tensor->fan_in) : 0.0;
+        for (int64_t j = 0; j < tensor->count; j++) {
+            const double uniform = (double)(next_random(&state) >> 11) * 0x1p-53;
+            start.tensors[i][j] = tensor->fan_in ? (float)((2.0 * uniform - 1.0) * bound) : tensor->first;
+        }
+    }
+    uint32_t *shuffled = mnist_allocate(pictures, sizeof(uint32_t));
+    const int64_t used = pictures / batch_size * batch_size;
+    for (int64_t i = 0; i < pictures; i++)
+        shuffled[i] = (uint32_t)i;
+    for (int64_t epoch = 0; epoch < epochs; epoch++) {
+        for (int64_t i = pictures - 1; i > 0; i--) {
+            /* 32 random bits are not spread quite evenly over i + 1 places: the error is below 2^-8 of a place's. */
+            const int64_t j = (int64_t)((next_random(&state) >> 32) * (uint64_t)(i + 1) >> 32);
+            const uint32_t kept = shuffled[i];
+            shuffled[i] = shuffled[j];
+            shuffled[j] = kept;
+        }
+        memcpy(start.order + epoch * used, shuffled, (size_t)used * sizeof(uint32_t));
+    }
+    free(shuffled);
+    return start;
+}
+
+void mnist_free_set(mnist_set *set)
+{
+    free(set->images);
+    free(set->labels);
+}
+
+void mnist_free_start(mnist_start *start)
+{
+    for (int i = 0; i < MNIST_TENSORS; i++)
+        free(start->tensors[i]);
+    free(start->order);
+}

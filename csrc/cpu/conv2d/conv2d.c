@@ -1,0 +1,492 @@
+/* Convolution on the CPU, and its gradients: direct, without an im2col buffer. conv2d/plan.h tells how a block of rows
+ * is staged so that every tap becomes one offset; the innermost loops of conv2d/kernel.h then keep a tile of sums in
+ * vector registers: 8 channels x 2 vectors of pixels in forward and backward_input, 9 taps x 2 vectors of channels in
+ * backward_weight. Bound by arithmetic but for a handful of input channels. conv2d/kernel.h is compiled once per
+ * instruction set and element type, and the widest that the processor has is picked at run time. */
+#ifndef REAL
+
+#include "conv2d/plan.h"
+
+#include "cuda_ops/cpu_isa.h"
+
+#define VECTOR_BYTES 16 /* 16 registers of 16 bytes are all that is sure to be there: 8 or 9 sums */
+#define VECTORS 1
+#define TARGET(name) name##_any
+#include "conv2d/passes.h"
+
+#if CUDA_OPS_WITH_TARGETS
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define VECTOR_BYTES 32
+#define VECTORS 1
+#define TARGET(name) name##_avx2
+#include "conv2d/passes.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,fma")
+#define VECTOR_BYTES 64 /* 32 registers: 16 or 18 sums */
+#define VECTORS 2
+#define TARGET(name) name##_avx512
+#include "conv2d/passes.h"
+#pragma GCC pop_options
+#endif
+
+enum {
+    BLOCK_BYTES = 1 << 18, /* what a block of rows stages: part of a second-level cache, since weights want room too */
+    FEWEST_UNITS = 16,     /* blocks of rows that a small batch is cut into, so that there is work for some threads */
+    MOST_PARTS = 16,       /* of backward_weight: threads that can help, and times the sums are stored */
+    PARTS_BYTES = 64 << 20
+};
+static const int64_t SIZE_LIMIT = (int64_t)1 << 30;
+
+static int vector_bytes(void)
+{
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    return isa >= CUDA_OPS_CPU_AVX512 ? 64 : isa == CUDA_OPS_CPU_AVX2 ? 32 : 16;
+}
+
+static size_t size_of(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
+}
+
+static struct image_layout image_layout(int64_t channels, int64_t height, int64_t width, int channels_last)
+{
+    if (channels_last)
+        return (struct image_layout){channels * height * width, 1, width * channels, channels};
+    return (struct image_layout){channels * height * width, height * width, width, 1};
+}
+
+static bool valid_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation)
+{
+    return in >= 0 && out >= 0 && kernel > 0 && stride > 0 && padding >= 0 && dilation > 0 && in < SIZE_LIMIT &&
+           out < SIZE_LIMIT && stride < SIZE_LIMIT && padding < SIZE_LIMIT && dilation < SIZE_LIMIT &&
+           kernel < SIZE_LIMIT && (kernel - 1) * dilation < SIZE_LIMIT;
+}
+
+cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *s)
+{
+    const bool valid =
+        valid_axis(s->in_height, s->out_height, s->kernel_height, s->stride_height, s->padding_top,
+                   s->dilation_height) &&
+        valid_axis(s->in_width, s->out_width, s->kernel_width, s->stride_width, s->padding_left, s->dilation_width) &&
+        s->batch >= 0 && s->groups > 0 && s->in_channels >= 0 && s->out_channels >= 0 &&
+        s->in_channels % s->groups == 0 && s->out_channels % s->groups == 0;
+    return valid ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
+{
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    return cuda_ops_conv2d_check_sizes(sizes);
+}
+
+/* The least distance from a row of target to the row of source that a tap takes, and how far taps lie apart. */
+static void tap_extent(const struct product *p, int64_t *first_y, int64_t *extent_y, int64_t *first_x,
+                       int64_t *extent_x)
+{
+    int64_t low = 4 * SIZE_LIMIT, high = -low, distance;
+    for (int64_t y = 0; y < p->residues_y; y++)
+        for (int64_t r = 0; r < p->kernel_height; r++)
+            if (tap_row(p, y, r, &distance)) {
+                low = min_i64(low, distance);
+                high = max_i64(high, distance);
+            }
+    /* No tap at all: a large stride whose taps all meet the padding. */
+    *first_y = low <= high ? low : 0;
+    *extent_y = max_i64(1, high - low + 1);
+    low = 4 * SIZE_LIMIT, high = -low;
+    for (int64_t x = 0; x < p->residues_x; x++)
+        for (int64_t s = 0; s < p->kernel_width; s++)
+            if (tap_column(p, x, s, &distance)) {
+                low = min_i64(low, distance);
+                high = max_i64(high, distance);
+            }
+    *first_x = low <= high ? low : 0;
+    *extent_x = max_i64(1, high - low + 1);
+}
+
+static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
+{
+    const bool backward = pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
+    const int64_t in_channels = s->in_channels / s->groups, out_channels = s->out_channels / s->groups;
+    const struct image_layout input = image_layout(s->in_channels, s->in_height, s->in_width, s->input_channels_last);
+    const struct image_layout output =
+        image_layout(s->out_channels, s->out_height, s->out_width, s->output_channels_last);
+    const struct image_layout weight =
+        image_layout(in_channels, s->kernel_height, s->kernel_width, s->weight_channels_last);
+    struct product p = {
+        .groups = s->groups,
+        .images = s->batch,
+        .source_channels = backward ? out_channels : in_channels,
+        .source_height = backward ? s->out_height : s->in_height,
+        .source_width = backward ? s->out_width : s->in_width,
+        .source = backward ? output : input,
+        .step_y = backward ? 1 : s->stride_height,
+        .step_x = backward ? 1 : s->stride_width,
+        .target_channels = backward ? in_channels : out_channels,
+        .target_height = backward ? s->in_height : s->out_height,
+        .target_width = backward ? s->in_width : s->out_width,
+        .target = backward ? input : output,
+        .target_step_y = backward ? s->stride_height : 1,
+        .target_step_x = backward ? s->stride_width : 1,
+        .residues_y = backward ? min_i64(s->stride_height, s->in_height) : 1,
+        .residues_x = backward ? min_i64(s->stride_width, s->in_width) : 1,
+        .kernel_height = s->kernel_height,
+        .kernel_width = s->kernel_width,
+        .weight = {.group = out_channels * weight.image,
+                   .target_channel = backward ? weight.channel : weight.image,
+                   .source_channel = backward ? weight.image : weight.channel,
+                   .row = weight.row,
+                   .column = weight.column},
+        .tap_y = backward ? s->padding_top : -s->padding_top,
+        .tap_x = backward ? s->padding_left : -s->padding_left,
+        .tap_step_y = backward ? -s->dilation_height : s->dilation_height,
+        .tap_step_x = backward ? -s->dilation_width : s->dilation_width,
+    };
+    p.depth = p.source_channels * p.kernel_height * p.kernel_width;
+
+    int64_t extent_y, extent_x;
+    tap_extent(&p, &p.first_y, &extent_y, &p.first_x, &extent_x);
+    p.remainders_y = min_i64(p.step_y, extent_y);
+    p.remainders_x = min_i64(p.step_x, extent_x);
+    const int64_t rows = max_i64(1, ceil_div_i64(p.target_height, p.target_step_y));
+    p.pitch = max_i64(1, ceil_div_i64(p.target_width, p.target_step_x)) + (extent_x - 1) / p.step_x;
+
+    const int64_t halo = (extent_y - 1) / p.step_y;
+    const int64_t channels = max_i64(p.source_channels * p.remainders_y * p.remainders_x,
+                                     pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 2 * MAX_LANES : TILE_ROWS);
+    const int64_t most_rows = BLOCK_BYTES / (int64_t)size_of(dtype) / p.pitch / channels;
+    const int64_t wanted_blocks = ceil_div_i64(FEWEST_UNITS, max_i64(1, p.images));
+    /* The halo is staged once more for each block, so that blocks are not worth it below some rows. */
+    const int64_t fewest_rows = min_i64(rows, 4 * (halo + 1));
+    p.block_rows = max_i64(fewest_rows, min_i64(most_rows, ceil_div_i64(rows, wanted_blocks)));
+    p.blocks = ceil_div_i64(rows, p.block_rows);
+    p.block_rows = ceil_div_i64(rows, p.blocks);
+    p.plane = (p.block_rows + halo) * p.pitch;
+    return p;
+}
+
+/* offsets[k] of every tap, in the order of the packed weights: by residue, kernel row, kernel column, channel. */
+static void fill_offsets(const struct product *p, int64_t *offsets)
+{
+    const int64_t planes = p->remainders_y * p->remainders_x;
+    for (int64_t y = 0; y < p->residues_y; y++)
+        for (int64_t x = 0; x < p->residues_x; x++)
+            for (int64_t r = 0, dy, dx; r < p->kernel_height; r++) {
+                if (!tap_row(p, y, r, &dy))
+                    continue;
+                for (int64_t s = 0; s < p->kernel_width; s++) {
+                    if (!tap_column(p, x, s, &dx))
+                        continue;
+                    const int64_t row = dy - p->first_y, column = dx - p->first_x;
+                    const int64_t plane = row % p->step_y * p->remainders_x + column % p->step_x;
+                    const int64_t offset = plane * p->plane + row / p->step_y * p->pitch + column / p->step_x;
+                    for (int64_t c = 0; c < p->source_channels; c++)
+                        *offsets++ = c * planes * p->plane + offset;
+                }
+            }
+}
+
+/* Sums that one part of backward_weight keeps, in elements. */
+static int64_t partial_size(const struct product *p, cuda_ops_dtype dtype)
+{
+    const int64_t lanes = vector_bytes() / (int64_t)size_of(dtype);
+    return round_up_i64(p->groups * p->depth * round_up_i64(p->target_channels, lanes), MAX_LANES);
+}
+
+static int64_t part_count(const struct product *p, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = max_i64(1, partial_size(p, dtype) * (int64_t)size_of(dtype));
+    return max_i64(1, min_i64(min_i64(p->images * p->blocks, MOST_PARTS), max_i64(4, PARTS_BYTES / bytes)));
+}
+
+cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
+                                         const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_sizes(sizes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const struct product p = make_product(sizes, pass, dtype);
+    const size_t element = size_of(dtype);
+    if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
+        const int64_t parts = part_count(&p, dtype);
+        plan->prepare_count = 0;
+        plan->count = parts;
+        plan->reduce_count = sizes->out_channels;
+        plan->prepared_bytes = (size_t)(parts * partial_size(&p, dtype)) * element;
+        plan->workspace_bytes =
+            offsets_bytes(&p) + (size_t)(staged_size(&p) + p.block_rows * p.target_width * 2 * MAX_LANES) * element;
+    } else {
+        plan->prepare_count = p.groups * p.target_channels;
+        plan->count = p.images * p.blocks;
+        plan->reduce_count = 0;
+        plan->prepared_bytes = offsets_bytes(&p) + (size_t)(p.groups * p.target_channels * p.depth) * element;
+        plan->workspace_bytes = (size_t)(staged_size(&p) + TILE_ROWS * panel_pitch(&p)) * element;
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#define FN_FOR(set, name) name##_f32_##set
+#include "conv2d/conv2d.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#define REAL double
+#define FN(name) name##_f64
+#define FN_FOR(set, name) name##_f64_##set
+#include "conv2d/conv2d.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+
+cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, cuda_ops_conv2d_pass pass,
+                                            const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                            cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_sizes(sizes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const struct product p = make_product(sizes, pass, dtype);
+    if (begin == 0)
+        fill_offsets(&p, prepared);
+    void *const packed = (char *)prepared + offsets_bytes(&p);
+    if (dtype == CUDA_OPS_FLOAT32)
+        pack_weight_f32(&p, packed, weight, begin, end);
+    else
+        pack_weight_f64(&p, packed, weight, begin, end);
+    return CUDA_OPS_SUCCESS;
+}
+
+static cuda_ops_status run_product(void *target, const void *source, const void *prepared, const void *bias,
+                                   cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, int64_t begin,
+                                   int64_t end, void *workspace, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_sizes(sizes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const struct product p = make_product(sizes, pass, dtype);
+    const void *const packed = (const char *)prepared + offsets_bytes(&p);
+    if (dtype == CUDA_OPS_FLOAT32)
+        run_f32(&p, target, source, prepared, packed, bias, begin, end, workspace);
+    else
+        run_f64(&p, target, source, prepared, packed, bias, begin, end, workspace);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_conv2d_forward_cpu(void *output, const void *input, const void *prepared, const void *bias,
+                                            const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                            void *workspace, cuda_ops_dtype dtype)
+{
+    return run_product(output, input, prepared, bias, CUDA_OPS_CONV2D_FORWARD, sizes, begin, end, workspace, dtype);
+}
+
+cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void *grad_output, const void *prepared,
+                                                   const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                   void *workspace, cuda_ops_dtype dtype)
+{
+    return run_product(grad_input, grad_output, prepared, NULL, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, begin, end,
+                       workspace, dtype);
+}
+
+cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *prepared, const void *grad_output, const void *input,
+                                                    const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                    void *workspace, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_sizes(sizes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
+    fill_offsets(&p, workspace);
+    void *const rest = (char *)workspace + offsets_bytes(&p);
+    if (dtype == CUDA_OPS_FLOAT32)
+        run_weight_f32(&p, prepared, partial_size(&p, dtype), part_count(&p, dtype), workspace, grad_output, input,
+                       begin, end, rest);
+    else
+        run_weight_f64(&p, prepared, partial_size(&p, dtype), part_count(&p, dtype), workspace, grad_output, input,
+                       begin, end, rest);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void *prepared,
+                                                  const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                  cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_sizes(sizes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
+    if (dtype == CUDA_OPS_FLOAT32)
+        reduce_weight_f32(&p, grad_weight, prepared, begin, end);
+    else
+        reduce_weight_f64(&p, grad_weight, prepared, begin, end);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_conv2d_backward_bias_cpu(void *grad_bias, const void *grad_output, int64_t batch,
+                                                  int64_t channels, int64_t pixels, int channels_last, int64_t begin,
+                                                  int64_t end, cuda_ops_dtype dtype)
+{
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        backward_bias_f32(grad_bias, grad_output, batch, channels, pixels, channels_last, begin, end);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT64:
+        backward_bias_f64(grad_bias, grad_output, batch, channels, pixels, channels_last, begin, end);
+        return CUDA_OPS_SUCCESS;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}
+
+#else
+
+/* Target channels [begin, end) of all groups: each goes to its row of its tile, for all residues. */
+static void FN(pack_weight)(const struct product *p, REAL *packed, const REAL *weight, int64_t begin, int64_t end)
+{
+    for (int64_t channel = begin; channel < end; channel++) {
+        const int64_t group = channel / p->target_channels, m = channel % p->target_channels;
+        int64_t tile = 0;
+        int rows = tile_rows(p->target_channels);
+        while (tile + rows <= m) {
+            tile += rows;
+            rows = tile_rows(p->target_channels - tile);
+        }
+        const REAL *const from = weight + group * p->weight.group + m * p->weight.target_channel;
+        int64_t first_tap = 0;
+        for (int64_t y = 0; y < p->residues_y; y++)
+            for (int64_t x = 0; x < p->residues_x; x++) {
+                const int64_t depth = residue_depth(p, y, x);
+                REAL *to =
+                    packed + p->target_channels * (p->groups * first_tap + group * depth) + tile * depth + m - tile;
+                for (int64_t r = 0, dy, dx; r < p->kernel_height; r++) {
+                    if (!tap_row(p, y, r, &dy))
+                        continue;
+                    for (int64_t s = 0; s < p->kernel_width; s++) {
+                        if (!tap_column(p, x, s, &dx))
+                            continue;
+                        for (int64_t c = 0; c < p->source_channels; c++, to += rows)
+                            *to = from[c * p->weight.source_channel + r * p->weight.row + s * p->weight.column];
+                    }
+                }
+                first_tap += depth;
+            }
+    }
+}
+
+static void FN(run)(const struct product *p, REAL *target, const REAL *source, const int64_t *offsets,
+                    const REAL *weight, const REAL *bias, int64_t begin, int64_t end, REAL *workspace)
+{
+    switch (vector_bytes()) {
+#if CUDA_OPS_WITH_TARGETS
+    case 64:
+        FN_FOR(avx512, run)(p, target, source, offsets, weight, bias, begin, end, workspace);
+        break;
+    case 32:
+        FN_FOR(avx2, run)(p, target, source, offsets, weight, bias, begin, end, workspace);
+        break;
+#endif
+    default:
+        FN_FOR(any, run)(p, target, source, offsets, weight, bias, begin, end, workspace);
+    }
+}
+
+static void FN(run_weight)(const struct product *p, REAL *partial, int64_t size, int64_t parts, const int64_t *offsets,
+                           const REAL *grad_output, const REAL *input, int64_t begin, int64_t end, REAL *workspace)
+{
+    switch (vector_bytes()) {
+#if CUDA_OPS_WITH_TARGETS
+    case 64:
+        FN_FOR(avx512, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
+        break;
+    case 32:
+        FN_FOR(avx2, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
+        break;
+#endif
+    default:
+        FN_FOR(any, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
+    }
+}
+
+/* Output channels [begin, end): the parts' sums in the order of the parts. */
+static void FN(reduce_weight)(const struct product *p, REAL *grad_weight, const REAL *partial, int64_t begin,
+                              int64_t end)
+{
+    const cuda_ops_dtype dtype = sizeof(REAL) == sizeof(double) ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32;
+    const int64_t lanes = vector_bytes() / (int64_t)sizeof(REAL),
+                  block = (lanes == 64 / (int64_t)sizeof(REAL) ? 2 : 1) * lanes;
+    const int64_t size = partial_size(p, dtype), parts = part_count(p, dtype);
+    for (int64_t channel = begin; channel < end; channel++) {
+        const int64_t group = channel / p->target_channels, m = channel % p->target_channels;
+        const int64_t first = m / block * block;
+        const int64_t width = round_up_i64(min_i64(block, p->target_channels - first), lanes);
+        const REAL *from = partial + p->depth * (group * round_up_i64(p->target_channels, lanes) + first) + m - first;
+        REAL *const to = grad_weight + group * p->weight.group + m * p->weight.target_channel;
+        for (int64_t r = 0; r < p->kernel_height; r++)
+            for (int64_t s = 0; s < p->kernel_width; s++)
+                for (int64_t c = 0; c < p->source_channels; c++, from += width) {
+                    REAL sum = 0;
+                    for (int64_t part = 0; part < parts; part++)
+                        sum += from[part * size];
+                    to[c * p->weight.source_channel + r * p->weight.row + s * p->weight.column] = sum;
+                }
+    }
+}
+
+enum { FN(SUM_LANES) = 32, FN(SUM_RUN) = 4096 };
+
+/* The sum of `count` elements that lie side by side, in lanes, so that it is fast and rounds little. */
+CUDA_OPS_SIMD static REAL FN(sum_run)(const REAL *values, int64_t count)
+{
+    REAL lanes[FN(SUM_LANES)] = {0};
+    int64_t i = 0;
+    for (; i + FN(SUM_LANES) <= count; i += FN(SUM_LANES))
+        for (int l = 0; l < FN(SUM_LANES); l++)
+            lanes[l] += values[i + l];
+    for (int l = 0; i < count; i++, l++)
+        lanes[l] += values[i];
+    for (int half = FN(SUM_LANES) / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+/* sums[l] += the sum over `rows` rows of values[row * pitch + l]. */
+CUDA_OPS_SIMD static void FN(sum_rows)(REAL *restrict sums, const REAL *restrict values, int64_t rows, int64_t pitch,
+                                       int64_t count)
+{
+    REAL lanes[FN(SUM_LANES)] = {0};
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t l = 0; l < count; l++)
+            lanes[l] += values[row * pitch + l];
+    for (int64_t l = 0; l < count; l++)
+        sums[l] += lanes[l];
+}
+
+static void FN(backward_bias)(REAL *grad_bias, const REAL *grad_output, int64_t batch, int64_t channels, int64_t pixels,
+                              bool channels_last, int64_t begin, int64_t end)
+{
+    for (int64_t channel = begin; channel < end; channel++)
+        grad_bias[channel] = 0;
+    if (channels_last) {
+        /* Lanes are channels; runs of rows keep the rounding small. */
+        for (int64_t channel = begin; channel < end; channel += FN(SUM_LANES))
+            for (int64_t row = 0; row < batch * pixels; row += FN(SUM_RUN))
+                FN(sum_rows)(grad_bias + channel, grad_output + row * channels + channel,
+                             min_i64(FN(SUM_RUN), batch * pixels - row), channels,
+                             min_i64(FN(SUM_LANES), end - channel));
+        return;
+    }
+    for (int64_t image = 0; image < batch; image++)
+        for (int64_t channel = begin; channel < end; channel++)
+            for (int64_t i = 0; i < pixels; i += FN(SUM_RUN))
+                grad_bias[channel] += FN(sum_run)(grad_output + (image * channels + channel) * pixels + i,
+                                                  min_i64(FN(SUM_RUN), pixels - i));
+}
+
+#endif

@@ -1,0 +1,600 @@
+/* conv_block on the CPU. conv_block/kernel.h holds the work on pictures; this file compiles it once per instruction
+ * set, picks the widest that the processor has, and does in double what is done once a channel.
+ *
+ * Bound by the multiply-adds of the matrix products: at 14 x 14, 32 -> 64 channels they are 4.8 million a picture in
+ * the forward and backward passes together, where the sums as they are written would be 10.8 million. */
+#include "cuda_ops/conv_block.h"
+
+#include "common/common.h"
+#include "cuda_ops/cpu_isa.h"
+
+enum { CHUNKS = 16, ALIGNMENT = 64, LARGEST = 1 << 18 };
+
+struct block {
+    int64_t batch, in_channels, out_channels, height, width;
+    int64_t rows, columns, windows; /* of the pooling */
+    int64_t chunks;
+    int input_channels_last, output_channels_last;
+};
+
+struct workspace {
+    float *staged_input, *staged_grad; /* with their frames of zeros */
+    float *v, *m, *u;
+    float *pooled;  /* T x K */
+    float *channel; /* 10 * K */
+};
+
+struct kernels {
+    void (*convolve)(float *conv_output, double *moments, const float *input, const float *prepared, const float *bias,
+                     const struct block *b, int64_t begin, int64_t end, const struct workspace *w);
+    void (*pool)(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *input,
+                 const float *prepared, const float *bias, const float *coefficients, const struct block *b,
+                 int64_t begin, int64_t end, const struct workspace *w);
+    void (*sums)(double *partials, const float *grad_output, const uint8_t *argmax, const float *maximum,
+                 const float *input, const float *center, const struct block *b, int64_t begin, int64_t end,
+                 const struct workspace *w);
+    void (*gradients)(float *grad_input, float *weights, const float *grad_output, const uint8_t *argmax,
+                      const float *conv_output, const float *input, const float *prepared, const float *coefficients,
+                      const struct block *b, int64_t begin, int64_t end, const struct workspace *w);
+    void (*gradients_one)(float *grad_input, const float *grad_output, const uint8_t *argmax, const float *input,
+                          const float *prepared, const float *bias, const float *coefficients, const struct block *b,
+                          int64_t begin, int64_t end, const struct workspace *w);
+};
+
+static inline int64_t first_of_chunk(const struct block *b, int64_t chunk)
+{
+    return b->batch * chunk / b->chunks;
+}
+
+/* target (columns x rows) = source (rows x columns), turned over its diagonal, in blocks that stay in the cache. */
+static void turn_any(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)
+{
+    enum { BLOCK = 16 };
+    for (int64_t i0 = 0; i0 < rows; i0 += BLOCK)
+        for (int64_t j0 = 0; j0 < columns; j0 += BLOCK)
+            for (int64_t i = i0; i < min_i64(i0 + BLOCK, rows); i++)
+                for (int64_t j = j0; j < min_i64(j0 + BLOCK, columns); j++)
+                    target[j * rows + i] = source[i * columns + j];
+}
+
+/* 16 vector registers of 16 bytes are all that is sure to be there. */
+#define VECTOR_BYTES 16
+#define TILE_ROWS 4
+#define TARGET(name) name##_any
+#define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
+#define CHOOSE(flags, a, b) ((vector_any)(((flags) & (mask_any)(a)) | (~(flags) & (mask_any)(b))))
+typedef int32_t flags_any __attribute__((vector_size(16)));
+#define BROADCAST(x) ((vector_any){(x), (x), (x), (x)})
+#define MULTIPLY_ADD(a, b, sum) ((a) * (b) + (sum))
+#define STORE_BYTES(to, value) (*(bytes_any *)(to) = __builtin_convertvector(value, bytes_any))
+#include "conv_block/kernel.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include "common/transpose.h"
+
+/* By 4 rows x a vector; the last rows and columns together with some before them, once more. Not for less. */
+#define DEFINE_TURN(isa, length)                                                                                       \
+    static void turn_##isa(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)        \
+    {                                                                                                                  \
+        if (rows < 4 || columns < (length)) {                                                                          \
+            turn_any(target, source, rows, columns);                                                                   \
+            return;                                                                                                    \
+        }                                                                                                              \
+        for (int64_t i0 = 0; i0 < rows; i0 += 4)                                                                       \
+            for (int64_t j0 = 0; j0 < columns; j0 += (length)) {                                                       \
+                const int64_t i = min_i64(i0, rows - 4), j = min_i64(j0, columns - (length));                          \
+                transpose_rows_f32_##isa(target + j * rows + i, rows, source + i * columns + j, columns);              \
+            }                                                                                                          \
+    }
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+/* By name: GCC takes the elements of such a conversion one by one. */
+static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, __m256i value)
+{
+    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,
+                                         4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i bytes = _mm256_shuffle_epi8(value, low);
+    _mm_storel_epi64((__m128i *)(void *)to,
+                     _mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+}
+DEFINE_TURN(avx2, 8)
+#define VECTOR_BYTES 32
+#define TILE_ROWS 6 /* 16 registers: 12 sums, 2 of b, 1 of a */
+#define TARGET(name) name##_avx2
+#define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
+#define CHOOSE(flags, a, b) ((vector_avx2)_mm256_blendv_ps((__m256)(b), (__m256)(a), (__m256)(flags)))
+typedef int32_t flags_avx2 __attribute__((vector_size(32)));
+#define BROADCAST(x) ((vector_avx2)_mm256_set1_ps(x))
+#define MULTIPLY_ADD(a, b, sum) ((vector_avx2)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(sum)))
+#define STORE_BYTES(to, value) store_bytes_avx2(to, (__m256i)(value))
+#include "conv_block/kernel.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma")
+DEFINE_TURN(avx512, 16)
+#define VECTOR_BYTES 64
+#define TILE_ROWS 12 /* 32 registers: 24 sums, 2 of b */
+#define TARGET(name) name##_avx512
+/* By name: GCC makes three operations of a selection. */
+#define LARGER_OR_NAN(a, b)                                                                                            \
+    (_mm512_cmp_ps_mask((__m512)(a), (__m512)(b), _CMP_GT_OQ) |                                                        \
+     _mm512_cmp_ps_mask((__m512)(a), (__m512)(a), _CMP_UNORD_Q))
+#define CHOOSE(flags, a, b) ((vector_avx512)_mm512_mask_blend_ps(flags, (__m512)(b), (__m512)(a)))
+typedef __mmask16 flags_avx512;
+#define BROADCAST(x) ((vector_avx512)_mm512_set1_ps(x))
+#define MULTIPLY_ADD(a, b, sum) ((vector_avx512)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(sum)))
+#define STORE_BYTES(to, value) _mm_storeu_si128((__m128i *)(void *)(to), _mm512_cvtepi32_epi8((__m512i)(value)))
+#include "conv_block/kernel.h"
+#pragma GCC pop_options
+#endif
+
+static const struct kernels *choose(void)
+{
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        return &kernels_avx512;
+    if (isa == CUDA_OPS_CPU_AVX2)
+        return &kernels_avx2;
+#endif
+    return &kernels_any;
+}
+
+static bool read_sizes(struct block *b, const cuda_ops_conv_block_sizes *s)
+{
+    if (s->batch < 1 || s->height < 2 || s->width < 2 || s->height % 2 || s->width % 2 || s->in_channels < 1 ||
+        (s->in_channels != 1 && s->in_channels % 16) || s->out_channels < 16 || s->out_channels % 16)
+        return false;
+    const int64_t channels = max_i64(s->in_channels, s->out_channels);
+    if (s->height > LARGEST || s->width > LARGEST || channels > LARGEST || s->height * s->width > LARGEST / channels ||
+        s->in_channels * s->out_channels > LARGEST || s->batch > INT64_MAX / (16 * LARGEST))
+        return false;
+    *b = (struct block){.batch = s->batch,
+                        .in_channels = s->in_channels,
+                        .out_channels = s->out_channels,
+                        .height = s->height,
+                        .width = s->width,
+                        .rows = s->height / 2,
+                        .columns = s->width / 2,
+                        .windows = s->height / 2 * (s->width / 2),
+                        .chunks = min_i64(s->batch, CHUNKS),
+                        .input_channels_last = s->input_channels_last,
+                        .output_channels_last = s->output_channels_last};
+    return true;
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Cuts `memory` into the workspace's parts; returns its size, for which memory may be NULL. */
+static size_t cut_workspace(struct workspace *w, char *memory, const struct block *b)
+{
+    const int64_t C = b->in_channels, K = b->out_channels, T = b->windows;
+    const int64_t framed = (b->height + 2) * (b->width + 2);
+    const bool one = C == 1;
+    float **const parts[] = {&w->staged_input, &w->staged_grad, &w->v, &w->m, &w->u, &w->pooled, &w->channel};
+    const int64_t counts[] = {framed * C,
+                              framed * K,
+                              one ? 0 : 16 * T * max_i64(C, K),
+                              one ? 0 : 16 * T * max_i64(C, K),
+                              one ? 0 : 16 * C * K,
+                              T * K,
+                              10 * K};
+    size_t offset = 0;
+    for (int i = 0; i < 7; i++) {
+        *parts[i] = memory ? (float *)(void *)(memory + offset) : NULL;
+        offset += aligned((size_t)counts[i] * sizeof(float));
+    }
+    return offset;
+}
+
+/* With one input channel: the sums of the nine taps, and of their products. */
+enum { TAPS = 9, PAIRS = TAPS * TAPS };
+_Static_assert(TAPS + PAIRS == CUDA_OPS_CONV_BLOCK_TAP_MOMENTS, "as the header says");
+
+cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
+                                             cuda_ops_dtype dtype)
+{
+    struct block b;
+    struct workspace w;
+    if (dtype != CUDA_OPS_FLOAT32)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    if (!read_sizes(&b, sizes))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const bool one = b.in_channels == 1;
+    const size_t K = (size_t)b.out_channels, C = (size_t)b.in_channels, chunks = (size_t)b.chunks;
+    const size_t pooled = (size_t)(b.batch * b.windows) * K;
+    *plan = (cuda_ops_conv_block_plan){
+        .chunks = b.chunks,
+        .prepared_bytes = (one ? TAPS * K : 32 * C * K) * sizeof(float),
+        .conv_output_bytes = one ? 0 : 4 * pooled * sizeof(float),
+        .argmax_bytes = pooled,
+        .maximum_bytes = one ? 0 : pooled * sizeof(float),
+        .moments_bytes = chunks * (one ? TAPS + PAIRS : 2 * K) * sizeof(double),
+        .partials_bytes = chunks * (one ? 10 : 2) * K * sizeof(double),
+        .weights_bytes = one ? 0 : chunks * TAPS * C * K * sizeof(float),
+        .workspace_bytes = cut_workspace(&w, NULL, &b),
+    };
+    return CUDA_OPS_SUCCESS;
+}
+
+enum { LANE_BLOCK = 16 };
+
+/* u = G w G^T for LANE_BLOCK weights side by side; u[i] is put at target + i * stride. */
+CUDA_OPS_SIMD static void transform_weights(float *restrict target, int64_t stride, float w[9][LANE_BLOCK])
+{
+    float t[4][3][LANE_BLOCK];
+    for (int j = 0; j < 3; j++)
+        for (int l = 0; l < LANE_BLOCK; l++) {
+            const float ends = w[j][l] + w[6 + j][l];
+            t[0][j][l] = w[j][l];
+            t[1][j][l] = 0.5f * (ends + w[3 + j][l]);
+            t[2][j][l] = 0.5f * (ends - w[3 + j][l]);
+            t[3][j][l] = w[6 + j][l];
+        }
+    for (int i = 0; i < 4; i++)
+        for (int l = 0; l < LANE_BLOCK; l++) {
+            const float ends = t[i][0][l] + t[i][2][l];
+            target[(4 * i + 0) * stride + l] = t[i][0][l];
+            target[(4 * i + 1) * stride + l] = 0.5f * (ends + t[i][1][l]);
+            target[(4 * i + 2) * stride + l] = 0.5f * (ends - t[i][1][l]);
+            target[(4 * i + 3) * stride + l] = t[i][2][l];
+        }
+}
+
+cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *weight,
+                                                const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end)
+{
+    struct block b;
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.out_channels / LANE_BLOCK)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t C = b.in_channels, K = b.out_channels;
+    float *const forward = prepared, *const turned = forward + 16 * C * K;
+    float w[9][LANE_BLOCK];
+    for (int64_t k = begin * LANE_BLOCK; k < end * LANE_BLOCK; k += LANE_BLOCK) {
+        for (int64_t c = 0; c < C; c++) {
+            for (int64_t l = 0; l < LANE_BLOCK; l++)
+                for (int i = 0; i < 9; i++)
+                    w[i][l] = weight[((k + l) * C + c) * 9 + i];
+            if (C > 1)
+                transform_weights(forward + c * K + k, C * K, w);
+            else
+                for (int i = 0; i < 9; i++)
+                    memcpy(forward + i * K + k, w[i], sizeof w[i]);
+        }
+        for (int64_t l = 0; C > 1 && l < LANE_BLOCK; l++)
+            for (int64_t c = 0; c < C; c += LANE_BLOCK) {
+                for (int64_t z = 0; z < LANE_BLOCK; z++)
+                    for (int i = 0; i < 9; i++)
+                        w[8 - i][z] = weight[((k + l) * C + c + z) * 9 + i];
+                transform_weights(turned + (k + l) * C + c, K * C, w);
+            }
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+/* Of a[0 ... count) and b: sums[2 + e] += sum of a[i] * b[i + e], for e = -2 ... 2. */
+CUDA_OPS_SIMD static void shifted_products(double *sums, const double *a, const double *b, int64_t count)
+{
+    double p0 = 0, p1 = 0, p2 = 0, p3 = 0, p4 = 0;
+#pragma omp simd reduction(+ : p0, p1, p2, p3, p4)
+    for (int64_t i = 0; i < count; i++) {
+        p0 += a[i] * b[i - 2];
+        p1 += a[i] * b[i - 1];
+        p2 += a[i] * b[i];
+        p3 += a[i] * b[i + 1];
+        p4 += a[i] * b[i + 2];
+    }
+    sums[0] += p0;
+    sums[1] += p1;
+    sums[2] += p2;
+    sums[3] += p3;
+    sums[4] += p4;
+}
+
+/* As the above over `rows` rows of the picture that begin at a and b, in their frames of zeros; sums[5] and sums[6] +=
+ * what its first and its last column have of sums[2]. */
+enum { SHIFTS = 5, ROW_SUMS = SHIFTS + 2 };
+static void row_products(double sums[ROW_SUMS], const double *a, const double *b, int64_t rows, int64_t pitch)
+{
+    shifted_products(sums, a, b, rows * pitch);
+    for (int64_t row = 0; row < rows; row++, a += pitch, b += pitch) {
+        sums[5] += a[1] * b[1];
+        sums[6] += a[pitch - 2] * b[pitch - 2];
+    }
+}
+
+/* products[s][z] += sum of tap s times tap z, taps of two rows, of all positions along the width: what lies in the
+ * frame is zero, so that it is all the products that far apart, but that tap 0 never meets the last column and tap 2
+ * never the first. */
+static void add_tap_products(double *products, const double sums[ROW_SUMS])
+{
+    const double same[3] = {sums[2] - sums[6], sums[2], sums[2] - sums[5]};
+    for (int s = 0; s < 3; s++)
+        for (int z = 0; z < 3; z++)
+            products[s * TAPS + z] += s == z ? same[s] : sums[2 + z - s];
+}
+
+/* Adds one picture's sums of taps, and of products of two taps, over all positions. Tap (r, s) at position (i, j) is
+ * framed[i + r][j + s]. Above the diagonal. */
+static void tap_products(double *restrict sums, double *restrict products, const double *restrict framed,
+                         int64_t height, int64_t width)
+{
+    const int64_t pitch = width + 2;
+    const double *const first_row = framed + pitch, *const last_row = framed + height * pitch;
+    /* Of the first row, those between, the last row: taps of row 0 do not meet the last, and taps of row 2 the first.
+     */
+    double parts[3][ROW_SUMS] = {{0}}, totals[3][3] = {{0}};
+    for (int64_t row = 0; row < height; row++) {
+        const double *const pixels = first_row + row * pitch + 1;
+        double *const total = totals[row == 0 ? 0 : row < height - 1 ? 1 : 2];
+        double middle = 0;
+#pragma omp simd reduction(+ : middle)
+        for (int64_t j = 1; j < width - 1; j++)
+            middle += pixels[j];
+        total[0] += pixels[0] + middle;
+        total[1] += pixels[0] + middle + pixels[width - 1];
+        total[2] += middle + pixels[width - 1];
+    }
+    row_products(parts[0], first_row, first_row, 1, pitch);
+    row_products(parts[1], first_row + pitch, first_row + pitch, height - 2, pitch);
+    row_products(parts[2], last_row, last_row, 1, pitch);
+    for (int r = 0; r < 3; r++)
+        for (int part = r == 2; part < 3 - (r == 0); part++) {
+            for (int s = 0; s < 3; s++)
+                sums[3 * r + s] += totals[part][s];
+            add_tap_products(products + 3 * r * TAPS + 3 * r, parts[part]);
+        }
+    for (int d = 1; d < 3; d++) {
+        double apart[ROW_SUMS] = {0};
+        row_products(apart, first_row, first_row + d * pitch, height - d, pitch);
+        for (int r = 0; r + d < 3; r++)
+            add_tap_products(products + 3 * r * TAPS + 3 * (r + d), apart);
+    }
+}
+
+static void tap_moments(double *moments, const float *input, const struct block *b, int64_t begin, int64_t end,
+                        double *framed)
+{
+    const int64_t pixels = b->height * b->width, pitch = b->width + 2;
+    for (int64_t i = 0; i < (b->height + 2) * pitch; i++)
+        framed[i] = 0;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        double *const sums = moments + chunk * (TAPS + PAIRS), *const products = sums + TAPS;
+        for (int64_t i = 0; i < TAPS + PAIRS; i++)
+            sums[i] = 0;
+        for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
+            for (int64_t y = 0; y < b->height; y++)
+                for (int64_t x = 0; x < b->width; x++)
+                    framed[(y + 1) * pitch + 1 + x] = (double)input[n * pixels + y * b->width + x];
+            tap_products(sums, products, framed, b->height, b->width);
+        }
+        for (int i = 0; i < TAPS; i++)
+            for (int j = 0; j < i; j++)
+                products[i * TAPS + j] = products[j * TAPS + i];
+    }
+}
+
+cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const float *input,
+                                                 const void *prepared, const float *bias,
+                                                 const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
+                                                 void *workspace)
+{
+    struct block b;
+    struct workspace w;
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    cut_workspace(&w, workspace, &b);
+    if (b.in_channels == 1)
+        tap_moments(moments, input, &b, begin, end, workspace);
+    else
+        choose()->convolve(conv_output, moments, input, prepared, bias, &b, begin, end, &w);
+    return CUDA_OPS_SUCCESS;
+}
+
+/* Adds the chunks' sums up, in the first one's place. */
+static void add_chunks(double *moments, int64_t chunks, int64_t count)
+{
+    for (int64_t chunk = 1; chunk < chunks; chunk++)
+        for (int64_t i = 0; i < count; i++)
+            moments[i] += moments[chunk * count + i];
+}
+
+cuda_ops_status cuda_ops_conv_block_statistics_cpu(double *mean, double *variance, void *moments, const float *weight,
+                                                   const float *bias, const cuda_ops_conv_block_sizes *sizes)
+{
+    struct block b;
+    if (!read_sizes(&b, sizes))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t K = b.out_channels;
+    const double pixels = (double)(b.height * b.width), n = (double)b.batch * pixels;
+    if (b.in_channels == 1) {
+        double *const sums = moments, *const products = sums + TAPS;
+        add_chunks(sums, b.chunks, TAPS + PAIRS);
+        for (int64_t k = 0; k < K; k++) {
+            const float *w = weight + k * TAPS;
+            double first = 0, second = 0;
+            for (int i = 0; i < TAPS; i++) {
+                first += (double)w[i] * (sums[i] / n);
+                for (int j = 0; j < TAPS; j++)
+                    second += (double)w[i] * (double)w[j] * (products[i * TAPS + j] / n - sums[i] / n * (sums[j] / n));
+            }
+            mean[k] = first + (bias ? (double)bias[k] : 0.0);
+            variance[k] = second < 0 ? 0 : second; /* by rounding alone; NaN stays */
+        }
+        return CUDA_OPS_SUCCESS;
+    }
+    for (int64_t k = 0; k < K; k++) {
+        double count = 0, square = 0;
+        mean[k] = 0;
+        for (int64_t chunk = 0; chunk < b.chunks; chunk++) {
+            const double *const part = (const double *)moments + 2 * chunk * K;
+            const double more = pixels * (double)(first_of_chunk(&b, chunk + 1) - first_of_chunk(&b, chunk));
+            const double distance = part[k] - mean[k], all = count + more;
+            square += part[K + k] + distance * distance * count * more / all;
+            mean[k] += distance * more / all;
+            count = all;
+        }
+        variance[k] = square / n;
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_conv_block_pool_cpu(float *output, uint8_t *argmax, void *maximum, const void *conv_output,
+                                             const float *input, const void *prepared, const float *bias,
+                                             const double *mean, const double *variance, const float *norm_weight,
+                                             const float *norm_bias, double eps, const cuda_ops_conv_block_sizes *sizes,
+                                             int64_t begin, int64_t end, void *workspace)
+{
+    struct block b;
+    struct workspace w;
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    cut_workspace(&w, workspace, &b);
+    const int64_t K = b.out_channels;
+    /* normalised = (y - center) * scale + offset */
+    float *const center = w.channel, *const scale = center + K, *const offset = scale + K;
+    for (int64_t k = 0; k < K; k++) {
+        const double factor = (norm_weight ? (double)norm_weight[k] : 1.0) / sqrt(variance[k] + eps);
+        center[k] = (float)mean[k];
+        scale[k] = (float)factor;
+        offset[k] = (float)((norm_bias ? (double)norm_bias[k] : 0.0) + ((double)center[k] - mean[k]) * factor);
+    }
+    choose()->pool(output, argmax, b.in_channels == 1 ? NULL : maximum, conv_output, input, prepared, bias, center, &b,
+                   begin, end, &w);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const float *grad_output, const uint8_t *argmax,
+                                             const void *maximum, const float *input, const double *mean,
+                                             const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
+                                             void *workspace)
+{
+    struct block b;
+    struct workspace w;
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    cut_workspace(&w, workspace, &b);
+    float *const center = w.channel + 9 * b.out_channels; /* behind the two sums of several input channels */
+    if (b.in_channels != 1)
+        for (int64_t k = 0; k < b.out_channels; k++)
+            center[k] = (float)mean[k];
+    choose()->sums(partials, grad_output, argmax, maximum, input, center, &b, begin, end, &w);
+    return CUDA_OPS_SUCCESS;
+}
+
+/* The gradients of one channel of a convolution of one input channel, from sum = sum of dz, about[tap] = sum of dz *
+ * input at the maximum's tap, and the taps' moments over all positions. With y - mean = sum over taps of
+ * weight * (tap - its mean):
+ *
+ *     sum of dz * (y - mean)       = sum over taps of weight * about - (mean - bias) * sum
+ *     sum of dy * tap, over all positions, dy being the gradient of y, is put together alike. */
+static void one_channel(float *grad_weight, double *product, const double *about, double sum, const double *sums,
+                        const double *products, const float *weight, double mean, double bias, double rstd,
+                        double scale, double n)
+{
+    *product = (bias - mean) * sum;
+    for (int i = 0; i < TAPS; i++)
+        *product += (double)weight[i] * about[i];
+    for (int i = 0; i < TAPS; i++) {
+        double y_tap = 0; /* sum of (y - mean) * tap */
+        for (int j = 0; j < TAPS; j++)
+            y_tap += (double)weight[j] * (products[i * TAPS + j] - sums[i] * (sums[j] / n));
+        grad_weight[i] = (float)(scale * (about[i] - sum / n * sums[i] - rstd * rstd * *product / n * y_tap));
+    }
+}
+
+cuda_ops_status cuda_ops_conv_block_prepare_backward_cpu(float *coefficients, float *grad_norm_weight,
+                                                         float *grad_norm_bias, float *grad_weight,
+                                                         const void *partials, const void *moments, const float *weight,
+                                                         const float *bias, const double *mean, const double *variance,
+                                                         const float *norm_weight, double eps,
+                                                         const cuda_ops_conv_block_sizes *sizes)
+{
+    struct block b;
+    if (!read_sizes(&b, sizes))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t K = b.out_channels;
+    const bool one = b.in_channels == 1;
+    const int64_t count = (one ? 10 : 2) * K;
+    const double n = (double)b.batch * (double)(b.height * b.width);
+    for (int64_t k = 0; k < K; k++) {
+        double total[10] = {0};
+        for (int64_t chunk = 0; chunk < b.chunks; chunk++)
+            for (int i = 0; i < (one ? 10 : 2); i++)
+                total[i] += ((const double *)partials)[chunk * count + i * K + k];
+        const double sum = total[0], rstd = 1 / sqrt(variance[k] + eps);
+        const double scale = rstd * (norm_weight ? (double)norm_weight[k] : 1.0);
+        double product = total[1] + ((double)(float)mean[k] - mean[k]) * sum;
+        if (one)
+            one_channel(grad_weight + k * TAPS, &product, total + 1, sum, moments, (const double *)moments + TAPS,
+                        weight + k * TAPS, mean[k], bias ? (double)bias[k] : 0.0, rstd, scale, n);
+        if (grad_norm_weight)
+            grad_norm_weight[k] = (float)(product * rstd);
+        if (grad_norm_bias)
+            grad_norm_bias[k] = (float)sum;
+        /* dy = scale * dz + constant + slope * (y - center) */
+        const double slope = -scale * rstd * rstd * product / n;
+        coefficients[k] = (float)mean[k];
+        coefficients[K + k] = (float)scale;
+        coefficients[2 * K + k] = (float)(-scale * sum / n + slope * ((double)(float)mean[k] - mean[k]));
+        coefficients[3 * K + k] = (float)slope;
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weights, const float *grad_output,
+                                                  const uint8_t *argmax, const void *conv_output, const float *input,
+                                                  const void *prepared, const float *bias, const float *coefficients,
+                                                  const cuda_ops_conv_block_sizes *sizes, int64_t begin, int64_t end,
+                                                  void *workspace)
+{
+    struct block b;
+    struct workspace w;
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks || (b.in_channels == 1 && !grad_input))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    cut_workspace(&w, workspace, &b);
+    if (b.in_channels == 1)
+        choose()->gradients_one(grad_input, grad_output, argmax, input, prepared, bias, coefficients, &b, begin, end,
+                                &w);
+    else
+        choose()->gradients(grad_input, weights, grad_output, argmax, conv_output, input, prepared, coefficients, &b,
+                            begin, end, &w);
+    return CUDA_OPS_SUCCESS;
+}
+
+/* LANE_BLOCK neighbours of each tap, over the chunks. */
+CUDA_OPS_SIMD static void add_weights(float sums[TAPS][LANE_BLOCK], const float *restrict weights, int64_t tap_stride,
+                                      int64_t chunks)
+{
+    for (int tap = 0; tap < TAPS; tap++) {
+        float sum[LANE_BLOCK] = {0};
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            for (int l = 0; l < LANE_BLOCK; l++)
+                sum[l] += weights[(chunk * TAPS + tap) * tap_stride + l];
+        memcpy(sums[tap], sum, sizeof sum);
+    }
+}
+
+cuda_ops_status cuda_ops_conv_block_reduce_weight_cpu(float *grad_weight, const void *weights,
+                                                      const cuda_ops_conv_block_sizes *sizes, int64_t begin,
+                                                      int64_t end)
+{
+    struct block b;
+    if (!read_sizes(&b, sizes) || begin < 0 || end > b.in_channels || b.in_channels == 1)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t C = b.in_channels, K = b.out_channels;
+    for (int64_t c = begin; c < end; c++)
+        for (int64_t k = 0; k < K; k += LANE_BLOCK) {
+            float sums[TAPS][LANE_BLOCK];
+            add_weights(sums, (const float *)weights + c * K + k, C * K, b.chunks);
+            for (int64_t l = 0; l < LANE_BLOCK; l++)
+                for (int tap = 0; tap < TAPS; tap++)
+                    grad_weight[((k + l) * C + c) * TAPS + tap] = sums[tap][l];
+        }
+    return CUDA_OPS_SUCCESS;
+}

@@ -1,0 +1,347 @@
+/* bfloat16 x bfloat16 -> float32 on one core, by what the processor has.
+ *
+ *   AMX           a tile register holds 16 rows of 64 bytes. output is made in squares of 32 x 32 (four tiles of sums)
+ *                 from two tiles of a (16 rows x 32 of depth) and two of b (16 pairs of depth x 16 columns): four
+ *                 multiplications of 8,192 multiply-adds for four loads.
+ *   AVX512-BF16   the same packed operands: eight rows of pairs of a, broadcast, times two vectors of pairs of b.
+ *   neither       blocks are widened to float32, exactly, and multiplied by gemm/single_thread.h.
+ *
+ * The packed operands are cut into tiles of 1 KB, `steps` of depth 32 after each other, those of the two halves of a
+ * panel of 32 rows (of a) or 32 columns (of b) alternating. Depth, rows and columns that do not exist are zeros. Panels
+ * of a whose rows are contiguous and all there are read where they lie. */
+#include "common/common.h"
+#include "cuda_ops/cpu_isa.h"
+#include "gemm/single_thread.h"
+
+enum {
+    PANEL = 32, /* rows or columns of a panel, and the depth of a step */
+    HALF = 16,
+    TILE = HALF * PANEL, /* elements of a tile */
+    STEP = 2 * TILE,     /* and of both tiles of a panel in a step */
+    DEPTH = 512,         /* of a block: a panel has 32 KB, part of the first-level cache */
+    ROWS = 256,
+    COLUMNS = 1024 /* of a block of a (256 KB) and of b (1 MB): of the second-level cache */
+};
+enum {
+    PACKED_BYTES = (ROWS + COLUMNS) * DEPTH * (int)sizeof(uint16_t),
+    /* Without: blocks of floats, and gemm/single_thread.h's own workspace. */
+    WIDE_DEPTH = 256,
+    WIDE_ROWS = 256,
+    WIDE_COLUMNS = 512,
+    WIDE_BYTES = (WIDE_ROWS + WIDE_COLUMNS) * WIDE_DEPTH * (int)sizeof(float),
+    BF16_WORKSPACE = GEMM_WORKSPACE_BYTES + WIDE_BYTES
+};
+_Static_assert(PACKED_BYTES <= BF16_WORKSPACE, "the packed blocks fit the workspace");
+
+int64_t cuda_ops_gemm_bf16_workspace(void)
+{
+    return BF16_WORKSPACE;
+}
+
+static void clear(float *output, int64_t output_row, int64_t m, int64_t n)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            output[i * output_row + j] = 0;
+}
+
+/* target[i * columns + j] = source[i * row + j * column], as floats. */
+CUDA_OPS_SIMD static void widen(float *restrict target, const uint16_t *restrict source, int64_t row, int64_t column,
+                                int64_t rows, int64_t columns)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) {
+            const uint32_t bits = (uint32_t)source[i * row + j * column] << 16;
+            memcpy(target + i * columns + j, &bits, sizeof(bits));
+        }
+}
+
+static void gemm_widened(float *output, int64_t output_row, const uint16_t *a, int64_t a_row, int64_t a_column,
+                         const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                         bool accumulate, void *workspace)
+{
+    float *const wide_a = (float *)((char *)workspace + GEMM_WORKSPACE_BYTES);
+    float *const wide_b = wide_a + WIDE_ROWS * WIDE_DEPTH;
+    for (int64_t j = 0; j < n; j += WIDE_COLUMNS) {
+        const int64_t columns = min_i64(WIDE_COLUMNS, n - j);
+        for (int64_t p = 0; p < k; p += WIDE_DEPTH) {
+            const int64_t depth = min_i64(WIDE_DEPTH, k - p);
+            /* As it is stored, so that both are read and written along: rows of b, or columns. */
+            const bool turned = b_column != 1;
+            if (turned)
+                widen(wide_b, b + p * b_row + j * b_column, b_column, b_row, columns, depth);
+            else
+                widen(wide_b, b + p * b_row + j * b_column, b_row, b_column, depth, columns);
+            for (int64_t i = 0; i < m; i += WIDE_ROWS) {
+                const int64_t rows = min_i64(WIDE_ROWS, m - i);
+                widen(wide_a, a + i * a_row + p * a_column, a_row, a_column, rows, depth);
+                cuda_ops_gemm_f32(output + i * output_row + j, output_row, wide_a, depth, 1, wide_b,
+                                  turned ? 1 : columns, turned ? depth : 1, rows, columns, depth, accumulate || p > 0,
+                                  workspace);
+            }
+        }
+    }
+}
+
+#if CUDA_OPS_WITH_TARGETS && CUDA_OPS_WITH_AVX512_BF16
+#define WITH_PAIRS
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2") /* with AVX-512 GCC keeps addresses in mask registers here, to no gain */
+
+/* A panel of a: row i of a tile is 32 of depth. */
+static void pack_rows(uint16_t *restrict target, const uint16_t *restrict a, int64_t a_row, int64_t a_column,
+                      int64_t rows, int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p += PANEL, target += STEP) {
+        const int64_t length = min_i64(PANEL, depth - p);
+        for (int64_t i = 0; i < PANEL; i++) {
+            uint16_t *const to = target + i * PANEL;
+            const uint16_t *const from = a + i * a_row + p * a_column;
+            if (i >= rows) {
+                memset(to, 0, PANEL * sizeof(uint16_t));
+            } else if (a_column == 1 && length == PANEL) {
+                memcpy(to, from, PANEL * sizeof(uint16_t));
+            } else {
+                for (int64_t q = 0; q < PANEL; q++)
+                    to[q] = q < length ? from[q * a_column] : 0;
+            }
+        }
+    }
+}
+
+/* A panel of b: row q of a tile is pair q of the depth, of 16 columns. */
+static void pack_columns(uint16_t *restrict target, const uint16_t *restrict b, int64_t b_row, int64_t b_column,
+                         int64_t columns, int64_t depth)
+{
+    for (int64_t p = 0; p < depth; p += PANEL, target += STEP)
+        for (int64_t q = 0; q < HALF; q++) {
+            const uint16_t *const from = b + (p + 2 * q) * b_row;
+            const bool first = p + 2 * q < depth, second = p + 2 * q + 1 < depth;
+            for (int64_t half = 0; half < 2; half++) {
+                uint32_t pairs[HALF];
+                const uint16_t *const source = from + half * HALF * b_column;
+                const int64_t count = max_i64(0, min_i64(HALF, columns - half * HALF));
+                if (second && count == HALF && b_column == 1) {
+                    for (int64_t j = 0; j < HALF; j++)
+                        pairs[j] = source[j] | (uint32_t)source[b_row + j] << 16;
+                } else if (second && count == HALF && b_row == 1) {
+                    for (int64_t j = 0; j < HALF; j++)
+                        memcpy(pairs + j, source + j * b_column, sizeof(uint32_t));
+                } else {
+                    for (int64_t j = 0; j < HALF; j++) {
+                        const uint32_t low = first && j < count ? source[j * b_column] : 0;
+                        pairs[j] = low | (second && j < count ? (uint32_t)source[b_row + j * b_column] << 16 : 0);
+                    }
+                }
+                memcpy(target + half * TILE + q * PANEL, pairs, sizeof(pairs));
+            }
+        }
+}
+
+#pragma GCC pop_options
+
+/* A panel of a, packed or where it lies: the distance of its rows, of its steps and of its two halves, in elements. */
+struct panel {
+    const uint16_t *data;
+    int64_t row, step, half;
+};
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
+/* square (32 rows, `row` floats apart) = or, to accumulate, += a panel of a times a panel of b. Of the rows, those up
+ * to `rows` count. */
+static void square_avx512(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                          bool accumulate)
+{
+    enum { COUNT = 8 };
+    for (int64_t i = 0; i < rows; i += COUNT) {
+        __m512 sum[COUNT][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; r++) {
+            sum[r][0] = accumulate ? _mm512_loadu_ps(square + (i + r) * row) : _mm512_setzero_ps();
+            sum[r][1] = accumulate ? _mm512_loadu_ps(square + (i + r) * row + HALF) : _mm512_setzero_ps();
+        }
+        for (int64_t s = 0; s < steps; s++) {
+            const uint16_t *left = a.data + s * a.step + i / HALF * a.half + i % HALF * a.row, *right = b + s * STEP;
+            for (int q = 0; q < HALF; q++, left += 2, right += PANEL) {
+                const __m512bh first = (__m512bh)_mm512_loadu_si512(right);
+                const __m512bh second = (__m512bh)_mm512_loadu_si512(right + TILE);
+#pragma GCC unroll 8
+                for (int r = 0; r < COUNT; r++) {
+                    int32_t pair;
+                    memcpy(&pair, left + r * a.row, sizeof(pair));
+                    const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+                    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], factor, first);
+                    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], factor, second);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; r++) {
+            _mm512_storeu_ps(square + (i + r) * row, sum[r][0]);
+            _mm512_storeu_ps(square + (i + r) * row + HALF, sum[r][1]);
+        }
+    }
+}
+#pragma GCC pop_options
+
+#if CUDA_OPS_WITH_AMX
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-bf16")
+/* All eight tiles 16 rows of 64 bytes. */
+static void configure_tiles(void)
+{
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } configuration = {.palette = 1};
+    _Static_assert(sizeof(configuration) == 64, "the processor reads 64 bytes");
+    for (int t = 0; t < 8; t++) {
+        configuration.row_bytes[t] = 64;
+        configuration.rows[t] = HALF;
+    }
+    /* Not _tile_loadconfig: GCC's (before 14) says that it reads eight bytes, and the other stores are then left out.
+     */
+    __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
+}
+
+static void release_tiles(void)
+{
+    _tile_release();
+}
+
+/* As square_avx512. Tiles 0 to 3 are the sums, 4 and 5 a, 6 and 7 b. */
+static void square_amx(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                       bool accumulate)
+{
+    const size_t pitch = (size_t)row * sizeof(float), left_pitch = (size_t)a.row * sizeof(uint16_t);
+    float *const lower = square + HALF * row;
+    /* Asked for before the sums: else every row of the square is waited for when it is stored. */
+    for (int64_t i = 0; i < rows; i++) {
+        __builtin_prefetch(square + i * row, 1);
+        __builtin_prefetch(square + i * row + HALF, 1);
+    }
+    /* GCC's loads of tiles do not say that they read memory: what was stored before must be there by now. */
+    __asm__ volatile("" : : : "memory");
+    if (accumulate) {
+        _tile_loadd(0, square, pitch);
+        _tile_loadd(1, square + HALF, pitch);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    if (rows <= HALF) {
+        for (int64_t s = 0; s < steps; s++) {
+            _tile_loadd(4, a.data + s * a.step, left_pitch);
+            _tile_loadd(6, b + s * STEP, 64);
+            _tile_loadd(7, b + s * STEP + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+    } else {
+        if (accumulate) {
+            _tile_loadd(2, lower, pitch);
+            _tile_loadd(3, lower + HALF, pitch);
+        } else {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int64_t s = 0; s < steps; s++) {
+            _tile_loadd(4, a.data + s * a.step, left_pitch);
+            _tile_loadd(6, b + s * STEP, 64);
+            _tile_loadd(7, b + s * STEP + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, a.data + s * a.step + a.half, left_pitch);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(2, lower, pitch);
+        _tile_stored(3, lower + HALF, pitch);
+    }
+    _tile_stored(0, square, pitch);
+    _tile_stored(1, square + HALF, pitch);
+    __asm__ volatile("" : : : "memory");
+}
+#pragma GCC pop_options
+#endif
+
+typedef void square_kernel(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                           bool accumulate);
+
+static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row, const uint16_t *a, int64_t a_row,
+                       int64_t a_column, const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
+                       int64_t k, bool accumulate, void *workspace)
+{
+    uint16_t *const packed_a = workspace, *const packed_b = packed_a + ROWS * DEPTH;
+    float edge[PANEL * PANEL] __attribute__((aligned(64)));
+    for (int64_t j0 = 0; j0 < n; j0 += COLUMNS) {
+        const int64_t columns = min_i64(COLUMNS, n - j0);
+        for (int64_t p0 = 0; p0 < k; p0 += DEPTH) {
+            const int64_t depth = min_i64(DEPTH, k - p0), steps = (depth + PANEL - 1) / PANEL;
+            const bool add = accumulate || p0 > 0;
+            for (int64_t j = 0; j < columns; j += PANEL)
+                pack_columns(packed_b + j * steps * PANEL, b + p0 * b_row + (j0 + j) * b_column, b_row, b_column,
+                             min_i64(PANEL, columns - j), depth);
+            for (int64_t i0 = 0; i0 < m; i0 += ROWS) {
+                const int64_t rows = min_i64(ROWS, m - i0);
+                /* Whole panels of contiguous rows are tiles as they lie. */
+                const int64_t in_place = a_column == 1 && depth % PANEL == 0 ? rows / PANEL * PANEL : 0;
+                for (int64_t i = in_place; i < rows; i += PANEL)
+                    pack_rows(packed_a + i * steps * PANEL, a + (i0 + i) * a_row + p0 * a_column, a_row, a_column,
+                              min_i64(PANEL, rows - i), depth);
+                for (int64_t j = 0; j < columns; j += PANEL)
+                    for (int64_t i = 0; i < rows; i += PANEL) {
+                        const int64_t height = min_i64(PANEL, rows - i), width = min_i64(PANEL, columns - j);
+                        float *const target = output + (i0 + i) * output_row + j0 + j;
+                        const struct panel left =
+                            i < in_place ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, HALF * a_row}
+                                         : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
+                        const uint16_t *const right = packed_b + j * steps * PANEL;
+                        if (height == PANEL && width == PANEL) {
+                            kernel(target, output_row, left, right, PANEL, steps, add);
+                            continue;
+                        }
+                        memset(edge, 0, sizeof(edge));
+                        for (int64_t r = 0; r < height && add; r++)
+                            memcpy(edge + r * PANEL, target + r * output_row, (size_t)width * sizeof(float));
+                        kernel(edge, PANEL, left, right, height, steps, add);
+                        for (int64_t r = 0; r < height; r++)
+                            memcpy(target + r * output_row, edge + r * PANEL, (size_t)width * sizeof(float));
+                    }
+            }
+        }
+    }
+}
+#endif
+
+void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, int64_t a_row, int64_t a_column,
+                        const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                        bool accumulate, void *workspace)
+{
+    if (k == 0 && !accumulate)
+        clear(output, output_row, m, n);
+    if (m == 0 || n == 0 || k == 0)
+        return;
+#ifdef WITH_PAIRS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+#if CUDA_OPS_WITH_AMX
+    if (isa == CUDA_OPS_CPU_AMX) {
+        configure_tiles();
+        gemm_pairs(square_amx, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
+                   workspace);
+        release_tiles(); /* else the system would save and restore them whenever it changes threads */
+        return;
+    }
+#endif
+    if (isa == CUDA_OPS_CPU_AVX512_BF16) {
+        gemm_pairs(square_avx512, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
+                   workspace);
+        return;
+    }
+#endif
+    gemm_widened(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+}

@@ -1,0 +1,206 @@
+/* Matrix multiplication on one core. gemm/kernel.h holds the algorithm; this file compiles it once per instruction
+ * set and element type, and picks the widest that the processor has.
+ * Not by CUDA_OPS_SIMD: the clones of a function share one body, and here the size of the register tile, and with it
+ * the layout of the packed operands, follows the width and the number of the vector registers. */
+#include "gemm/single_thread.h"
+
+#include "common/common.h"
+#include "cuda_ops/cpu_isa.h"
+#include "cuda_ops/gemm_cpu.h"
+
+/* A column of tiles of b (BLOCK_DEPTH rows of two vectors, 24 KB) stays in the first-level cache, the packed block of a
+ * (BLOCK_A_BYTES) in the second, and the packed block of b, wide enough for a square of 2048 floats, in the third.
+ * Processors with AVX-512 have second-level caches from which the column of b may come as well (64 KB), so that a tile
+ * is stored less often. See gemm/kernel.h. */
+enum { BLOCK_B_BYTES = 1 << 22 };
+_Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
+
+/* What a is read in place for, rather than packed: this many tiles of columns, or rows this close to each other. Rows a
+ * power of two apart would meet in the same few places of the cache. */
+enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
+/* Rows up to which the transposed product is computed if b is transposed. */
+enum { TURNED_ROWS = 64 };
+/* How many steps ahead of a tile's sum packed a (and b that it packs) is asked for, and how many steps are left when
+ * the tile's lines of the output are. */
+enum { STEPS_AHEAD = 16, STEPS_LEFT = 64 };
+
+#ifdef __GNUC__
+#define NOINLINE __attribute__((noinline))
+#define PREFETCH(address) __builtin_prefetch(address)
+#define PREFETCH_FAR(address) __builtin_prefetch(address, 0, 2) /* into the second-level cache */
+#define PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
+#else
+#define NOINLINE
+#define PREFETCH(address) ((void)(address))
+#define PREFETCH_FAR(address) ((void)(address))
+#define PREFETCH_WRITE(address) ((void)(address))
+#endif
+
+/* target[l + q * target_stride] = source[q + l * source_stride], a square of 16 bytes by 16 bytes. */
+#if defined(__GNUC__) && !defined(__clang__)
+typedef float quad_f32 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef double quad_f64 __attribute__((vector_size(16), aligned(8), may_alias));
+typedef int32_t index_f32 __attribute__((vector_size(16)));
+typedef int64_t index_f64 __attribute__((vector_size(16)));
+
+CUDA_OPS_INLINE void transpose_quad_f32(float *target, int64_t target_stride, const float *source,
+                                        int64_t source_stride)
+{
+    const quad_f32 r0 = *(const quad_f32 *)source, r1 = *(const quad_f32 *)(source + source_stride);
+    const quad_f32 r2 = *(const quad_f32 *)(source + 2 * source_stride);
+    const quad_f32 r3 = *(const quad_f32 *)(source + 3 * source_stride);
+    const index_f32 low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
+    const quad_f32 low01 = __builtin_shuffle(r0, r1, low), high01 = __builtin_shuffle(r0, r1, high);
+    const quad_f32 low23 = __builtin_shuffle(r2, r3, low), high23 = __builtin_shuffle(r2, r3, high);
+    *(quad_f32 *)target = __builtin_shuffle(low01, low23, left);
+    *(quad_f32 *)(target + target_stride) = __builtin_shuffle(low01, low23, right);
+    *(quad_f32 *)(target + 2 * target_stride) = __builtin_shuffle(high01, high23, left);
+    *(quad_f32 *)(target + 3 * target_stride) = __builtin_shuffle(high01, high23, right);
+}
+
+CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, const double *source,
+                                        int64_t source_stride)
+{
+    const quad_f64 r0 = *(const quad_f64 *)source, r1 = *(const quad_f64 *)(source + source_stride);
+    const index_f64 left = {0, 2}, right = {1, 3};
+    *(quad_f64 *)target = __builtin_shuffle(r0, r1, left);
+    *(quad_f64 *)(target + target_stride) = __builtin_shuffle(r0, r1, right);
+}
+#else
+CUDA_OPS_INLINE void transpose_quad_f32(float *target, int64_t target_stride, const float *source,
+                                        int64_t source_stride)
+{
+    for (int l = 0; l < 4; l++)
+        for (int q = 0; q < 4; q++)
+            target[l + q * target_stride] = source[q + l * source_stride];
+}
+
+CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, const double *source,
+                                        int64_t source_stride)
+{
+    for (int l = 0; l < 2; l++)
+        for (int q = 0; q < 2; q++)
+            target[l + q * target_stride] = source[q + l * source_stride];
+}
+#endif
+
+/* The same of rows as long as a vector: QUAD of them at a time, turned within the 16 bytes of each lane. */
+#define transpose_rows_f32_any transpose_quad_f32
+#define transpose_rows_f64_any transpose_quad_f64
+
+/* square[q] = {source[l * row + q] for every lane l}, a vector each, as in transpose.h. */
+CUDA_OPS_INLINE void transpose_square_f32_any(void *square, const float *source, int64_t row)
+{
+    float turned[16];
+    transpose_quad_f32(turned, 4, source, row);
+    memcpy(square, turned, sizeof(turned));
+}
+
+CUDA_OPS_INLINE void transpose_square_f64_any(void *square, const double *source, int64_t row)
+{
+    double turned[4];
+    transpose_quad_f64(turned, 2, source, row);
+    memcpy(square, turned, sizeof(turned));
+}
+
+/* 16 vector registers of 16 bytes are all that is sure to be there: 8 sums, 2 of b, and scratch for the products. */
+#define VECTOR_BYTES 16
+#define BLOCK_DEPTH 256
+#define BLOCK_A_BYTES (3 << 16)
+#define TILE_ROWS 4
+#define TARGET(name) name##_any
+#define MULTIPLY_ADD_F32(a, b, sum) ((a) * (b) + (sum))
+#define MULTIPLY_ADD_F64(a, b, sum) ((a) * (b) + (sum))
+#include "gemm/passes.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include "common/transpose.h"
+
+/* Multiply-adds by name: left to the compiler, some are fused and some are not, by the height of the tile and the
+ * version of GCC (which breaks up chains of them for some processors), and a row would have other bits alone than in a
+ * batch. */
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define VECTOR_BYTES 32 /* 16 registers: 12 sums, 2 of b, 1 of a */
+#define TILE_ROWS 6
+#define BLOCK_DEPTH 384
+#define BLOCK_A_BYTES (3 << 16)
+#define TARGET(name) name##_avx2
+#define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
+    (lane_vector_f32_avx2) _mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)(b), (__m256)(sum))
+#define MULTIPLY_ADD_F64(a, b, sum)                                                                                    \
+    (lane_vector_f64_avx2) _mm256_fmadd_pd(_mm256_set1_pd(a), (__m256d)(b), (__m256d)(sum))
+#include "gemm/passes.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq,fma")
+#define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
+#define TILE_ROWS 12
+#define BLOCK_DEPTH 512
+#define BLOCK_A_BYTES (1 << 20)
+#define TARGET(name) name##_avx512
+#define MULTIPLY_ADD_F32(a, b, sum)                                                                                    \
+    (lane_vector_f32_avx512) _mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(sum))
+#define MULTIPLY_ADD_F64(a, b, sum)                                                                                    \
+    (lane_vector_f64_avx512) _mm512_fmadd_pd(_mm512_set1_pd(a), (__m512d)(b), (__m512d)(sum))
+#include "gemm/passes.h"
+#pragma GCC pop_options
+#endif
+
+void cuda_ops_gemm_f32(float *output, int64_t output_row, const float *a, int64_t a_row, int64_t a_column,
+                       const float *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                       bool accumulate, void *workspace)
+{
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        gemm_f32_avx512(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        gemm_f32_avx2(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else
+#endif
+        gemm_f32_any(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+}
+
+void cuda_ops_gemm_f64(double *output, int64_t output_row, const double *a, int64_t a_row, int64_t a_column,
+                       const double *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                       bool accumulate, void *workspace)
+{
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512)
+        gemm_f64_avx512(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else if (isa == CUDA_OPS_CPU_AVX2)
+        gemm_f64_avx2(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+    else
+#endif
+        gemm_f64_any(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+}
+
+int64_t cuda_ops_gemm_workspace_cpu(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_BFLOAT16 ? cuda_ops_gemm_bf16_workspace() : GEMM_WORKSPACE_BYTES;
+}
+
+cuda_ops_status cuda_ops_gemm_cpu(void *output, int64_t output_row, const void *a, int64_t a_row, int64_t a_column,
+                                  const void *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                                  int accumulate, void *workspace, cuda_ops_dtype dtype)
+{
+    if (m < 0 || n < 0 || k < 0)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        cuda_ops_gemm_f32(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT64:
+        cuda_ops_gemm_f64(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_BFLOAT16:
+        cuda_ops_gemm_bf16(output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
+        return CUDA_OPS_SUCCESS;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}

@@ -1,0 +1,23 @@
+/* One instruction set's passes over gemm/kernel.h: float and double. No include guard: gemm.c includes it once for each
+ * set, with VECTOR_BYTES, TILE_ROWS, BLOCK_DEPTH, BLOCK_A_BYTES, TARGET and MULTIPLY_ADD_* defined, which end here. */
+#define REAL float
+#define FN(name) TARGET(name##_f32)
+#define TRANSPOSE_QUAD transpose_quad_f32
+#define TRANSPOSE_ROWS TARGET(transpose_rows_f32)
+#define TRANSPOSE_SQUARE TARGET(transpose_square_f32)
+#define MULTIPLY_ADD MULTIPLY_ADD_F32
+#include "gemm/kernel.h"
+#define REAL double
+#define FN(name) TARGET(name##_f64)
+#define TRANSPOSE_QUAD transpose_quad_f64
+#define TRANSPOSE_ROWS TARGET(transpose_rows_f64)
+#define TRANSPOSE_SQUARE TARGET(transpose_square_f64)
+#define MULTIPLY_ADD MULTIPLY_ADD_F64
+#include "gemm/kernel.h"
+#undef VECTOR_BYTES
+#undef TILE_ROWS
+#undef BLOCK_DEPTH
+#undef BLOCK_A_BYTES
+#undef TARGET
+#undef MULTIPLY_ADD_F32
+#undef MULTIPLY_ADD_F64

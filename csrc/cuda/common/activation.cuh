@@ -1,0 +1,220 @@
+// What a product's epilogue may apply to a sum, and gelu's slope; "quickly": in fewer instructions, to some 1.5e-7, for
+// results that are rounded to 16 bits, or whose operands were rounded to TF32.
+#ifndef CUDA_OPS_COMMON_ACTIVATION_CUH
+#define CUDA_OPS_COMMON_ACTIVATION_CUH
+
+#include <string.h>
+
+#include "common/common.cuh"
+#include "cuda_ops/gemm.h"
+
+// 1 + erf(u) is erfc(-u), which keeps its digits where the sum cancels: at x = -3, 1 + erf loses nine of float32's
+// bits.
+__device__ __forceinline__ float gelu(float x)
+{
+    return 0.5f * x * erfcf(x * -0.70710678f);
+}
+__device__ __forceinline__ double gelu(double x)
+{
+    return 0.5 * x * erfc(x * -0.70710678118654752);
+}
+
+// x / 2 * (1 + tanh(u)) is x / (1 + exp(-2 u)); where that overflows, for x far below zero, the quotient is -0.
+__device__ __forceinline__ float gelu_tanh(float x)
+{
+    return x / (1 + expf(-1.5957691216f * x * (1 + 0.044715f * x * x)));
+}
+__device__ __forceinline__ double gelu_tanh(double x)
+{
+    return x / (1 + exp(-1.59576912160573071 * x * (1 + 0.044715 * x * x)));
+}
+
+__device__ __forceinline__ float reciprocal(float x)
+{
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+__device__ __forceinline__ float exp2_quickly(float x)
+{
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// The normal distribution's function by Abramowitz and Stegun's 7.1.26: a polynomial in t times bell, exp(-x^2 / 2),
+// is what is beyond |x|.
+__device__ __forceinline__ float normal_share(float x, float bell)
+{
+    const float t = reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.0f));
+    float series = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
+    series = fmaf(series, t, 0.5f * 1.421413741f);
+    series = fmaf(series, t, 0.5f * -0.284496736f);
+    series = fmaf(series, t, 0.5f * 0.254829592f);
+    const float beyond = series * t * bell;
+    return x > 0.0f ? 1.0f - beyond : beyond;
+}
+__device__ __forceinline__ float bell_of(float x)
+{
+    return exp2_quickly(x * x * -0.72134752f);
+}
+__device__ __forceinline__ float gelu_quickly(float x)
+{
+    return x * normal_share(x, bell_of(x));
+}
+__device__ __forceinline__ float gelu_slope_quickly(float x)
+{
+    const float bell = bell_of(x);
+    return fmaf(0.3989422804f * x, bell, normal_share(x, bell));
+}
+
+// The tanh's share, 1 / (1 + exp(-2 u)).
+__device__ __forceinline__ float tanh_share(float x)
+{
+    return reciprocal(1.0f + exp2_quickly(x * fmaf(-0.1029432396f * x, x, -2.3022081991f)));
+}
+__device__ __forceinline__ float gelu_tanh_quickly(float x)
+{
+    return x * tanh_share(x);
+}
+__device__ __forceinline__ float gelu_tanh_slope_quickly(float x)
+{
+    const float share = tanh_share(x);
+    return fmaf(x * share * (1 - share), fmaf(0.2140644488f * x, x, 1.5957691216f), share);
+}
+
+template <typename A>
+__device__ __forceinline__ A activate(A x, int activation)
+{
+    switch (activation) {
+    case CUDA_OPS_GEMM_RELU:
+        return x < A(0) ? A(0) : x; // NaN stays
+    case CUDA_OPS_GEMM_GELU:
+        return gelu(x);
+    case CUDA_OPS_GEMM_GELU_TANH:
+        return gelu_tanh(x);
+    default:
+        return x;
+    }
+}
+
+// The value, of which the compiler knows nothing: else it makes a copy of a loop for every choice within it.
+__device__ __forceinline__ int unknown(int value)
+{
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// gelu_quickly of each, step by step: one after the other the compiler keeps few registers and waits for each step.
+template <int COUNT>
+__device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
+{
+    constexpr float C[5] = {0.5f * 1.061405429f, 0.5f * -1.453152027f, 0.5f * 1.421413741f, 0.5f * -0.284496736f,
+                            0.5f * 0.254829592f};
+    float t[COUNT], beyond[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        t[e] = reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(x[e]), 1.0f));
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        beyond[e] = fmaf(C[0], t[e], C[1]);
+#pragma unroll
+    for (int i = 2; i < 5; i++)
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            beyond[e] = fmaf(beyond[e], t[e], C[i]);
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        beyond[e] *= t[e];
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        t[e] = bell_of(x[e]);
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        beyond[e] *= t[e];
+        const float above = x[e] > 0.0f ? 1.0f : 0.0f; // as a predicate it would be one of seven
+        x[e] *= fmaf(above, fmaf(-2.0f, beyond[e], 1.0f), beyond[e]);
+    }
+}
+
+template <int COUNT>
+__device__ __forceinline__ void activate_quickly(float (&x)[COUNT], int activation)
+{
+    if (activation == CUDA_OPS_GEMM_GELU) {
+        gelu_quickly(x);
+    } else if (activation == CUDA_OPS_GEMM_GELU_TANH) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = gelu_tanh_quickly(x[e]);
+    } else if (activation == CUDA_OPS_GEMM_RELU) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            x[e] = x[e] < 0.0f ? 0.0f : x[e]; // NaN stays
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    uint32_t packed;
+    if constexpr (is_bfloat16<T>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&packed, &pair, 4);
+    } else {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&packed, &pair, 4);
+    }
+    return packed;
+}
+
+// Both back, as they were rounded.
+template <typename T>
+__device__ __forceinline__ void unpack(uint32_t packed, float &low, float &high)
+{
+    if constexpr (is_bfloat16<T>) {
+        low = __uint_as_float(packed << 16);
+        high = __uint_as_float(packed & 0xffff0000u);
+    } else {
+        __half2 pair;
+        memcpy(&pair, &packed, 4);
+        const float2 both = __half22float2(pair);
+        low = both.x, high = both.y;
+    }
+}
+
+// Neighbours in a line, of which `left` are left, as T or as float; x becomes what was stored. whole: all are, and 16
+// bytes may be written at once.
+template <typename T, int COUNT>
+__device__ __forceinline__ void store_some(void *to, int64_t at, float (&x)[COUNT], bool as_float, bool whole, int left)
+{
+    if (sizeof(T) == 4 || as_float) {
+        float *const line = (float *)to + at;
+        if (whole)
+#pragma unroll
+            for (int e = 0; e < COUNT; e += 4)
+                *(float4 *)(line + e) = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+        else
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                if (e < left)
+                    line[e] = x[e];
+    } else if constexpr (sizeof(T) == 2) {
+        static_assert(COUNT == 8, "one store");
+        T *const line = (T *)to + at;
+        uint32_t packed[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            packed[e] = pack<T>(x[2 * e], x[2 * e + 1]);
+            unpack<T>(packed[e], x[2 * e], x[2 * e + 1]);
+        }
+        if (whole)
+            *(uint4 *)line = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+        else
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                if (e < left)
+                    line[e] = store_from_accumulate<T>(x[e]);
+    }
+}
+
+#endif

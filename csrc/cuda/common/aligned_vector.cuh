@@ -1,0 +1,93 @@
+// Pieces of a few elements that one load or store moves, and their elements in the accumulation type. Halves go in and
+// out by pairs, as they lie in registers: element by element, each would be moved to a register of its own first, and
+// that as soon as it is loaded, which costs instructions and, above all, registers.
+#ifndef CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
+#define CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
+
+#include "common/common.cuh"
+
+template <typename T, int COUNT>
+struct __align__(COUNT * sizeof(T)) piece {
+    static constexpr int size = COUNT;
+    T element[COUNT];
+};
+
+// 16 bytes, or a single element.
+template <typename T>
+using whole_piece = piece<T, 16 / sizeof(T)>;
+
+// Element e of a piece; e is a constant where the loop around it is unrolled.
+template <typename T, int COUNT>
+__device__ __forceinline__ accumulate_type<T> element_of(const piece<T, COUNT> &p, int e)
+{
+    if constexpr (is_bfloat16<T> && COUNT % 2 == 0) {
+        const unsigned int pair = reinterpret_cast<const unsigned int *>(p.element)[e / 2];
+        return __uint_as_float(e % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+    } else {
+        return load_as_accumulate(p.element[e]);
+    }
+}
+
+template <typename T, int COUNT>
+__device__ __forceinline__ piece<T, COUNT> piece_of(const accumulate_type<T> (&values)[COUNT])
+{
+    piece<T, COUNT> p;
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        if constexpr (sizeof(T) == 2 && COUNT % 2 == 0) {
+            if (e % 2 == 1)
+                continue;
+            if constexpr (is_bfloat16<T>)
+                reinterpret_cast<__nv_bfloat162 *>(p.element)[e / 2] = __floats2bfloat162_rn(values[e], values[e + 1]);
+            else
+                reinterpret_cast<__half2 *>(p.element)[e / 2] = __floats2half2_rn(values[e], values[e + 1]);
+        } else {
+            p.element[e] = store_from_accumulate<T>(values[e]);
+        }
+    }
+    return p;
+}
+
+template <typename T, int COUNT>
+__device__ __forceinline__ piece<T, COUNT> piece_of_equal(accumulate_type<T> value)
+{
+    accumulate_type<T> values[COUNT];
+#pragma unroll
+    for (int e = 0; e < COUNT; e++)
+        values[e] = value;
+    return piece_of<T>(values);
+}
+
+// What is there, or `otherwise`.
+template <typename T, int COUNT>
+__device__ __forceinline__ piece<T, COUNT> load_piece(const piece<T, COUNT> *from, bool there,
+                                                      const piece<T, COUNT> &otherwise)
+{
+    piece<T, COUNT> p;
+    if constexpr (sizeof(p) == sizeof(uint4)) {
+        uint4 words = reinterpret_cast<const uint4 &>(otherwise);
+        if (there)
+            words = *reinterpret_cast<const uint4 *>(from);
+        reinterpret_cast<uint4 &>(p) = words;
+    } else {
+        p = there ? *from : otherwise;
+    }
+    return p;
+}
+
+// By one instruction, where the compiler would store 16 bytes in words: it does so with pieces that are made under a
+// condition. It may not move other accesses to memory across.
+template <typename T, int COUNT>
+__device__ __forceinline__ void store_piece(piece<T, COUNT> *to, const piece<T, COUNT> &p)
+{
+    if constexpr (sizeof(p) == sizeof(uint4)) {
+        const uint4 words = reinterpret_cast<const uint4 &>(p);
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+                     "r"(words.w)
+                     : "memory");
+    } else {
+        *to = p;
+    }
+}
+
+#endif

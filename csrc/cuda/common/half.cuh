@@ -1,0 +1,129 @@
+// The part of CUDA's cuda_fp16.h and cuda_bf16.h that the kernels use, under the same names and with the same
+// instructions. Those two are 20,000 lines of arithmetic that kernels which only store halves never ask for, and every
+// file parsed them once for each architecture: 1.5 of the 5.5 CPU seconds of a small one. A file that needs more of
+// them includes them before this one, which then leaves its own out.
+#ifndef CUDA_OPS_COMMON_HALF_CUH
+#define CUDA_OPS_COMMON_HALF_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#if !defined(__CUDA_FP16_H__) && !defined(__CUDA_BF16_H__)
+
+struct __align__(2) __half {
+    unsigned short bits;
+};
+struct __align__(4) __half2 {
+    __half x, y;
+};
+struct __align__(2) __nv_bfloat16 {
+    unsigned short bits;
+};
+struct __align__(4) __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
+
+__device__ __forceinline__ __half __ushort_as_half(unsigned short bits)
+{
+    return {bits};
+}
+
+__device__ __forceinline__ float __half2float(__half value)
+{
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+    return result;
+}
+
+__device__ __forceinline__ __half __float2half_rn(float value)
+{
+    __half result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    return result;
+}
+
+__device__ __forceinline__ float2 __half22float2(__half2 value)
+{
+    float2 result;
+    const unsigned int &pair = reinterpret_cast<const unsigned int &>(value);
+    asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(result.x) : "r"(pair));
+    asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(result.y) : "r"(pair));
+    return result;
+}
+
+__device__ __forceinline__ __half2 __floats2half2_rn(float x, float y)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    __half2 result;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned int &>(result)) : "f"(y), "f"(x));
+    return result;
+#else
+    return {__float2half_rn(x), __float2half_rn(y)};
+#endif
+}
+
+__device__ __forceinline__ float __bfloat162float(__nv_bfloat16 value)
+{
+    float result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("cvt.f32.bf16 %0, %1;" : "=f"(result) : "h"(value.bits));
+#else
+    asm("mov.b32 %0, {0, %1};" : "=f"(result) : "h"(value.bits));
+#endif
+    return result;
+}
+
+// To the nearest, ties to even; a NaN becomes 0x7fff.
+__device__ __forceinline__ __nv_bfloat16 __float2bfloat16_rn(float value)
+{
+    __nv_bfloat16 result;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    const unsigned int bits = __float_as_uint(value);
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    const unsigned int rest = is_nan ? 0 : bits << 16;
+    result.bits = is_nan ? 0x7fff : (unsigned short)(bits >> 16);
+    if (rest > 0x80000000 || (rest == 0x80000000 && (result.bits & 1)))
+        result.bits++;
+#endif
+    return result;
+}
+
+__device__ __forceinline__ __nv_bfloat162 __floats2bfloat162_rn(float x, float y)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    __nv_bfloat162 result;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned int &>(result)) : "f"(y), "f"(x));
+    return result;
+#else
+    return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+#endif
+}
+
+// 0xffff in each half where a <= b, and 0 where it is not or one of them is NaN.
+__device__ __forceinline__ unsigned int __hle2_mask(__half2 a, __half2 b)
+{
+    unsigned int mask;
+    asm("set.le.u32.f16x2 %0, %1, %2;"
+        : "=r"(mask)
+        : "r"(reinterpret_cast<unsigned int &>(a)), "r"(reinterpret_cast<unsigned int &>(b)));
+    return mask;
+}
+
+__device__ __forceinline__ unsigned int __hle2_mask(__nv_bfloat162 a, __nv_bfloat162 b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    unsigned int mask;
+    asm("set.le.u32.bf16x2 %0, %1, %2;"
+        : "=r"(mask)
+        : "r"(reinterpret_cast<unsigned int &>(a)), "r"(reinterpret_cast<unsigned int &>(b)));
+    return mask;
+#else
+    return (__bfloat162float(a.x) <= __bfloat162float(b.x) ? 0xffffu : 0) |
+           (__bfloat162float(a.y) <= __bfloat162float(b.y) ? 0xffff0000u : 0);
+#endif
+}
+
+#endif
+#endif

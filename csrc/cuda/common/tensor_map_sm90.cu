@@ -1,0 +1,111 @@
+// Tensor maps: what the copy engine is told about a matrix. Encoded by the driver on the host, in well under a
+// microsecond each, and passed to kernels by value.
+#include "ptx/tma.cuh"
+
+#include <cuda.h>
+
+typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+typedef CUresult (*EncodeIm2col)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                 const cuuint64_t *, const int *, const int *, cuuint32_t, cuuint32_t,
+                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                 CUtensorMapFloatOOBfill);
+
+// Found at run time, so that the library links no libcuda and loads where there is none.
+static void *find_in_driver(const char *name)
+{
+    void *function = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
+}
+
+static CUtensorMapDataType type_of(cuda_ops_dtype dtype, bool round_to_tf32)
+{
+    return dtype == CUDA_OPS_FLOAT16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+           : dtype == CUDA_OPS_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : round_to_tf32              ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+bool map_possible(const void *matrix, int64_t element_size, int64_t inner, int64_t outer, int64_t batch, int64_t pitch,
+                  int64_t stride)
+{
+    const int64_t most = INT32_MAX - 1024; // coordinates are ints, and run past the end by less than a tile
+    return is_aligned_16(matrix) && pitch * element_size % 16 == 0 && stride * element_size % 16 == 0 && inner > 0 &&
+           outer > 0 && inner < most && outer < most && batch < most && pitch * element_size < (int64_t)1 << 40 &&
+           stride * element_size < (int64_t)1 << 40;
+}
+
+bool make_map(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, bool round_to_tf32, int64_t inner,
+              int64_t outer, int64_t batch, int64_t pitch, int64_t stride, int box_inner, int box_outer)
+{
+    static const EncodeTiled encode_tiled = (EncodeTiled)find_in_driver("cuTensorMapEncodeTiled");
+    if (!encode_tiled)
+        return false;
+    const int64_t element_size = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    // A stride of zero stands for one matrix that all products share; the kernels then ask for matrix 0.
+    const int64_t matrices = stride == 0 ? 1 : batch;
+    const cuuint64_t sizes[3] = {(cuuint64_t)inner, (cuuint64_t)outer, (cuuint64_t)matrices};
+    const cuuint64_t pitches[2] = {(cuuint64_t)(pitch * element_size),
+                                   (cuuint64_t)((stride == 0 ? pitch : stride) * element_size)};
+    const cuuint32_t box[3] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer, 1};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    return encode_tiled(map, type_of(dtype, round_to_tf32), 3, const_cast<void *>(matrix), sizes, pitches, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        box_inner * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                                : CU_TENSOR_MAP_SWIZZLE_64B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+static bool within(int64_t value, int64_t least, int64_t most)
+{
+    return least <= value && value <= most;
+}
+
+// How far the last place of a line of the grid lies beyond the picture's last row or column.
+static int64_t last_place(int64_t start, int64_t step, int64_t places, int64_t extent)
+{
+    return start + (places - 1) * step - (extent - 1);
+}
+
+bool pixel_map_possible(const PixelGrid &g, const void *picture, int64_t element_size)
+{
+    const int64_t most = INT32_MAX - 1024, row = g.width * g.channels, image = row * g.height;
+    // The corners of the grid are signed bytes, the distance of places goes to 8.
+    return is_aligned_16(picture) && g.channels * element_size % 16 == 0 && within(g.images, 1, most) &&
+           within(g.height, 1, most) && within(g.width, 1, most) && within(g.channels, 1, most) &&
+           image * element_size < (int64_t)1 << 40 && within(g.start_y, -128, 127) && within(g.start_x, -128, 127) &&
+           within(last_place(g.start_y, g.step_y, g.grid_height, g.height), -128, 127) &&
+           within(last_place(g.start_x, g.step_x, g.grid_width, g.width), -128, 127) && within(g.step_y, 1, 8) &&
+           within(g.step_x, 1, 8) && within(g.grid_height, 1, most) && within(g.grid_width, 1, most) &&
+           g.images * g.grid_height <= most / g.grid_width;
+}
+
+bool make_pixel_map(CUtensorMap *map, const void *picture, cuda_ops_dtype dtype, bool round_to_tf32, const PixelGrid &g,
+                    int channels, int pixels)
+{
+    static const EncodeIm2col encode_im2col = (EncodeIm2col)find_in_driver("cuTensorMapEncodeIm2col");
+    const int64_t element_size = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    if (!encode_im2col || !pixel_map_possible(g, picture, element_size))
+        return false;
+    const cuuint64_t sizes[4] = {(cuuint64_t)g.channels, (cuuint64_t)g.width, (cuuint64_t)g.height,
+                                 (cuuint64_t)g.images};
+    const cuuint64_t pitch = g.channels * element_size;
+    const cuuint64_t pitches[3] = {pitch, pitch * g.width, pitch * g.width * g.height};
+    const int first[2] = {(int)g.start_x, (int)g.start_y};
+    const int last[2] = {(int)last_place(g.start_x, g.step_x, g.grid_width, g.width),
+                         (int)last_place(g.start_y, g.step_y, g.grid_height, g.height)};
+    const cuuint32_t steps[4] = {1, (cuuint32_t)g.step_x, (cuuint32_t)g.step_y, 1};
+    return encode_im2col(map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(picture), sizes, pitches, first,
+                         last, (cuuint32_t)channels, (cuuint32_t)pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         channels * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                                : CU_TENSOR_MAP_SWIZZLE_64B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}

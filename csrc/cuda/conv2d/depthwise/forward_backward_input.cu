@@ -1,0 +1,374 @@
+// conv2d with a group for each input channel (groups = in_channels; output channel o sees input channel
+// o / multiplier), forward and data gradient:
+//
+//   output[n][o][y][x]     = bias[o] + sum over r, s of weight[o][r][s] * input[n][o / multiplier][y * stride -
+//   ...][...] grad_input[n][c][y][x] = sum over o of c, r, s of weight[o][r][s] * grad_output[n][o][(y + padding - r
+//   ...) / stride]
+//
+// A handful of products for each element read and written, and nothing for a matrix multiplication to share: bound by
+// memory. So all is about reading each element once and in whole sectors, and about few instructions for each.
+//
+//   planes   contiguous. A block brings a tile of a plane, or some small planes, into shared memory as float32 with its
+//            margin of zeros; a thread makes 4 x 4 pixels from windows of aligned reads.
+//   pixels   channels_last. A thread makes 4 x 2 pixels of 4 channels straight from global memory: the lanes of a
+//            warp read neighbouring channels, and what blocks of threads read twice comes from L1.
+//   any      everything else, float64 too: a thread for each result.
+//
+// The first two are for 3x3, 5x5 and 7x7 kernels of stride 1, and there make the data gradient as well, which is the
+// same with the kernel turned around.
+#include "conv2d/depthwise/problem.cuh"
+
+static constexpr int THREADS = 256;
+static constexpr int PLANE_ROWS = 4, PIXEL_ROWS = 2;
+static constexpr int PIXEL_CHANNELS = 8, PIXEL_COLUMNS = 4; // threads of a block along runs of channels, of columns
+
+// The kernel of output channel o, which is dense in either format.
+template <typename T, int K>
+__device__ __forceinline__ float tap_weight(const DepthwiseProblem &p, int64_t o, int tap)
+{
+    return load_as_accumulate(((const T *)p.weight)[o * (K * K) + (p.flipped ? K * K - 1 - tap : tap)]);
+}
+
+template <typename T, int K>
+__global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const __grid_constant__ DepthwiseProblem p)
+{
+    extern __shared__ __align__(16) float patch[];
+    int block = blockIdx.x / (p.tiles_x * p.tiles_y), tile = blockIdx.x - block * (p.tiles_x * p.tiles_y);
+    const int y0 = tile / p.tiles_x * p.tile_height, x0 = tile % p.tiles_x * p.tile_width;
+    // Planes of all images in a row; with a multiplier several of them see the same one of the input.
+    const int first = block * p.planes, all = (int)(p.batch * p.out_channels);
+    const int planes = min(p.planes, all - first), out_channels = (int)p.out_channels;
+    const int first_channel = first % out_channels;
+    const T *const source = (const T *)p.input;
+    if (p.multiplier == 1)
+        depthwise_patch<T, K>(patch, p, source + first * p.in.c, p.in.c, planes, y0, x0);
+    else
+        depthwise_patch<T, K>(patch, p, source + first / p.multiplier * p.in.c, 0, planes, y0, x0);
+    __syncthreads();
+
+    const int rows = p.tile_height + K - 1, across = p.tile_width / RUN, units = across * (p.tile_height / PLANE_ROWS);
+    const bool whole_runs = p.out_width % RUN == 0 && is_aligned_run<T>(p.result);
+    for (int unit = threadIdx.x; unit < planes * units; unit += blockDim.x) {
+        const int plane = quotient(unit, p.by_units), rest = unit - plane * units, down = quotient(rest, p.by_across);
+        const int x = x0 + (rest - down * across) * RUN, y = y0 + down * PLANE_ROWS;
+        if (x >= p.out_width || y >= p.out_height)
+            continue;
+        const int o = (first_channel + plane) % out_channels;
+        float w[K * K];
+#pragma unroll
+        for (int tap = 0; tap < K * K; tap++)
+            w[tap] = tap_weight<T, K>(p, o, tap);
+        const float start = p.bias != nullptr ? load_as_accumulate(((const T *)p.bias)[o]) : 0.0f;
+        float sum[PLANE_ROWS][RUN];
+#pragma unroll
+        for (int i = 0; i < PLANE_ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < RUN; j++)
+                sum[i][j] = start;
+
+        const float *line = patch + (plane * rows + down * PLANE_ROWS) * p.pitch + (x - x0);
+#pragma unroll
+        for (int row = 0; row < PLANE_ROWS + K - 1; row++, line += p.pitch) {
+            constexpr int WINDOW = (K + 3 + 3) / 4 * 4; // the last one or two may lie past the tile, and are not used
+            float window[WINDOW];
+#pragma unroll
+            for (int i = 0; i < WINDOW; i += 4)
+                *(float4 *)(window + i) = *(const float4 *)(line + i);
+#pragma unroll
+            for (int r = 0; r < K; r++)
+                if (row - r >= 0 && row - r < PLANE_ROWS)
+#pragma unroll
+                    for (int s = 0; s < K; s++)
+#pragma unroll
+                        for (int j = 0; j < RUN; j++)
+                            sum[row - r][j] += w[r * K + s] * window[s + j];
+        }
+        T *result = (T *)p.result + (first + plane) * p.out.c + y * p.out_width + x;
+#pragma unroll
+        for (int i = 0; i < PLANE_ROWS; i++, result += p.out_width) {
+            if (y + i >= p.out_height)
+                break;
+            T run[RUN];
+#pragma unroll
+            for (int j = 0; j < RUN; j++)
+                run[j] = store_from_accumulate<T>(sum[i][j]);
+            if (whole_runs)
+                store_run(result, run);
+            else
+#pragma unroll
+                for (int j = 0; j < RUN; j++)
+                    if (x + j < p.out_width)
+                        result[j] = run[j];
+        }
+    }
+}
+
+template <typename T, int K>
+__global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
+    conv2d_depthwise_pixels_kernel(const __grid_constant__ DepthwiseProblem p)
+{
+    constexpr int CHANNELS = PIXEL_CHANNELS * RUN;
+    __shared__ __align__(16) float weights[K * K][CHANNELS];
+    const int channel_tiles = (int)((p.channels + CHANNELS - 1) / CHANNELS);
+    int block = blockIdx.x / channel_tiles;
+    const int64_t first_channel = (int64_t)(blockIdx.x - block * channel_tiles) * CHANNELS;
+    const int n = block / (p.tiles_x * p.tiles_y), tile = block - n * (p.tiles_x * p.tiles_y);
+    const int y0 = tile / p.tiles_x * p.tile_height, x0 = tile % p.tiles_x * p.tile_width;
+    for (int i = threadIdx.x; i < K * K * CHANNELS; i += THREADS) {
+        const int64_t o = first_channel + i % CHANNELS;
+        weights[i / CHANNELS][i % CHANNELS] = o < p.channels ? tap_weight<T, K>(p, o, i / CHANNELS) : 0.0f;
+    }
+    __syncthreads();
+
+    const int run = threadIdx.x % PIXEL_CHANNELS, at = threadIdx.x / PIXEL_CHANNELS;
+    const int64_t channel = first_channel + run * RUN;
+    const int x = x0 + at % PIXEL_COLUMNS * RUN, y = y0 + at / PIXEL_COLUMNS * PIXEL_ROWS;
+    if (channel >= p.channels || x >= p.out_width || y >= p.out_height)
+        return;
+    float sum[PIXEL_ROWS][RUN][RUN]; // row, column, channel
+#pragma unroll
+    for (int k = 0; k < RUN; k++) {
+        const float start = p.bias != nullptr ? load_as_accumulate(((const T *)p.bias)[channel + k]) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < PIXEL_ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < RUN; j++)
+                sum[i][j][k] = start;
+    }
+    const T *const image = (const T *)p.input + n * p.in.n + channel;
+    const int in_line = (int)p.in.y, out_line = (int)p.out.y, out_column = (int)p.out.x;
+    typedef DepthwiseWindow<T, K, RUN> Window;
+    Window window;
+    window.aim(p, x - p.padding_left);
+    const auto fetch = [&](uint32_t(&raw)[Window::COLUMNS][Window::WORDS], int row) {
+        const int source_y = y + row - p.padding_top;
+        window.fetch(raw, image + source_y * in_line, (unsigned int)source_y < (unsigned int)p.height);
+    };
+    uint32_t raw[2][Window::COLUMNS][Window::WORDS];
+    fetch(raw[0], 0);
+#pragma unroll
+    for (int row = 0; row < PIXEL_ROWS + K - 1; row++) {
+        if (row + 1 < PIXEL_ROWS + K - 1)
+            fetch(raw[(row + 1) % 2], row + 1);
+        float value[Window::COLUMNS][RUN];
+        Window::convert(value, raw[row % 2]);
+#pragma unroll
+        for (int r = 0; r < K; r++)
+            if (row - r >= 0 && row - r < PIXEL_ROWS)
+#pragma unroll
+                for (int s = 0; s < K; s++) {
+                    const float4 w = *(const float4 *)(&weights[r * K + s][run * RUN]);
+#pragma unroll
+                    for (int j = 0; j < RUN; j++) {
+                        sum[row - r][j][0] += w.x * value[s + j][0];
+                        sum[row - r][j][1] += w.y * value[s + j][1];
+                        sum[row - r][j][2] += w.z * value[s + j][2];
+                        sum[row - r][j][3] += w.w * value[s + j][3];
+                    }
+                }
+    }
+    T *const result = (T *)p.result + n * p.out.n + y * out_line + x * out_column + channel;
+#pragma unroll
+    for (int i = 0; i < PIXEL_ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < RUN; j++)
+            if (y + i < p.out_height && x + j < p.out_width) {
+                T channels[RUN];
+#pragma unroll
+                for (int k = 0; k < RUN; k++)
+                    channels[k] = store_from_accumulate<T>(sum[i][j][k]);
+                store_run(result + i * out_line + j * out_column, channels);
+            }
+}
+
+// Threads in the order in which the result lies.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    conv2d_depthwise_any_forward_kernel(const __grid_constant__ DepthwiseProblem p)
+{
+    typedef accumulate_type<T> A;
+    const int64_t total = p.batch * p.out.n;
+    for (int64_t index = global_thread_index(); index < total; index += global_thread_count()) {
+        int64_t n = index, o, y, x;
+        if (p.out.c == 1) {
+            o = split(n, p.out_channels);
+            x = split(n, p.out_width);
+            y = split(n, p.out_height);
+        } else {
+            x = split(n, p.out_width);
+            y = split(n, p.out_height);
+            o = split(n, p.out_channels);
+        }
+        const T *const image = (const T *)p.input + n * p.in.n + o / p.multiplier * p.in.c;
+        const T *const weight = (const T *)p.weight + o * p.w.n;
+        const int64_t y0 = y * p.stride_height - p.padding_top, x0 = x * p.stride_width - p.padding_left;
+        A sum = p.bias != nullptr ? load_as_accumulate(((const T *)p.bias)[o]) : A(0);
+        for (int r = 0; r < p.kernel_height; r++) {
+            const int64_t source_y = y0 + (int64_t)r * p.dilation_height;
+            if (source_y < 0 || source_y >= p.height)
+                continue;
+            for (int s = 0; s < p.kernel_width; s++) {
+                const int64_t source_x = x0 + (int64_t)s * p.dilation_width;
+                if (source_x >= 0 && source_x < p.width)
+                    sum += load_as_accumulate(weight[r * p.w.y + s * p.w.x]) *
+                           load_as_accumulate(image[source_y * p.in.y + source_x * p.in.x]);
+            }
+        }
+        ((T *)p.result)[index] = store_from_accumulate<T>(sum);
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) conv2d_depthwise_any_input_kernel(const __grid_constant__ DepthwiseProblem p)
+{
+    typedef accumulate_type<T> A;
+    const int64_t total = p.batch * p.in.n;
+    for (int64_t index = global_thread_index(); index < total; index += global_thread_count()) {
+        int64_t n = index, c;
+        int y, x;
+        if (p.in.c == 1) {
+            c = split(n, p.channels);
+            x = (int)split(n, p.width);
+            y = (int)split(n, p.height);
+        } else {
+            x = (int)split(n, p.width);
+            y = (int)split(n, p.height);
+            c = split(n, p.channels);
+        }
+        A sum = 0;
+        for (int64_t o = c * p.multiplier; o < (c + 1) * p.multiplier; o++) {
+            const T *const image = (const T *)p.output + n * p.out.n + o * p.out.c;
+            const T *const weight = (const T *)p.weight + o * p.w.n;
+            // The dilated kernel and the padded image are below 2^30.
+            for (int r = 0; r < p.kernel_height; r++) {
+                const int up = y + p.padding_top - r * p.dilation_height, out_y = up / p.stride_height;
+                if (up < 0 || up - out_y * p.stride_height != 0 || out_y >= p.out_height)
+                    continue;
+                for (int s = 0; s < p.kernel_width; s++) {
+                    const int back = x + p.padding_left - s * p.dilation_width, out_x = back / p.stride_width;
+                    if (back >= 0 && back - out_x * p.stride_width == 0 && out_x < p.out_width)
+                        sum += load_as_accumulate(weight[r * p.w.y + s * p.w.x]) *
+                               load_as_accumulate(image[out_y * p.out.y + out_x * p.out.x]);
+                }
+            }
+        }
+        ((T *)p.result)[index] = store_from_accumulate<T>(sum);
+    }
+}
+
+// The data gradient as a forward pass: source and result change places, the kernel is turned around.
+static DepthwiseProblem turned_around(DepthwiseProblem p)
+{
+    DepthwiseProblem q = p;
+    q.input = p.output;
+    q.in = p.out;
+    q.out = p.in;
+    q.height = p.out_height;
+    q.width = p.out_width;
+    q.out_height = p.height;
+    q.out_width = p.width;
+    q.padding_top = (p.kernel_height - 1) * p.dilation_height - p.padding_top;
+    q.padding_left = (p.kernel_width - 1) * p.dilation_width - p.padding_left;
+    q.flipped = 1;
+    return q;
+}
+
+template <typename T, int K>
+static cuda_ops_status launch_usual(DepthwiseProblem p, bool pixels, cudaStream_t stream)
+{
+    if (pixels) {
+        p.tile_width = PIXEL_COLUMNS * RUN;
+        p.tile_height = THREADS / PIXEL_CHANNELS / PIXEL_COLUMNS * PIXEL_ROWS;
+        p.tiles_x = (int)ceil_div(p.out_width, p.tile_width);
+        p.tiles_y = (int)ceil_div(p.out_height, p.tile_height);
+        const int64_t channel_tiles = ceil_div(p.channels, PIXEL_CHANNELS * RUN);
+        const double blocks = (double)p.tiles_x * p.tiles_y * (double)channel_tiles * (double)p.batch;
+        if (blocks > INT_MAX)
+            return CUDA_OPS_INVALID_ARGUMENT;
+        conv2d_depthwise_pixels_kernel<T, K><<<(unsigned int)blocks, THREADS, 0, stream>>>(p);
+        return launch_status();
+    }
+    // Tiles of equal width up to 64 columns, of as many rows as 256 threads make; small planes share a block.
+    const int64_t tiles_x = ceil_div(p.out_width, 64);
+    p.tile_width = (int)ceil_div(ceil_div(p.out_width, tiles_x), RUN) * RUN;
+    const int64_t across = p.tile_width / RUN, most_down = THREADS / across;
+    const int64_t down = ceil_div(p.out_height, PLANE_ROWS), tiles_y = ceil_div(down, most_down);
+    p.tile_height = (int)ceil_div(down, tiles_y) * PLANE_ROWS;
+    p.tiles_x = (int)tiles_x;
+    p.tiles_y = (int)tiles_y;
+    const int64_t units = across * (p.tile_height / PLANE_ROWS), planes = p.batch * p.out_channels;
+    p.pitch = (int)ceil_div(p.tile_width + K - 1, 4) * 4;
+    const int64_t plane_words = (int64_t)(p.tile_height + K - 1) * p.pitch;
+    int64_t together = tiles_x * tiles_y == 1 && p.multiplier == 1 ? THREADS / units : 1;
+    while (together > 1 && together * plane_words * (int64_t)sizeof(float) > 32 * 1024)
+        together--;
+    p.planes = (int)together;
+    p.by_rows = make_divisor(p.tile_height + K - 1);
+    p.by_units = make_divisor(units);
+    p.by_across = make_divisor(across);
+    const double blocks = (double)tiles_x * (double)tiles_y * (double)ceil_div(planes, together);
+    if (blocks > INT_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const unsigned int threads = (unsigned int)ceil_div(units * together, WARP_SIZE) * WARP_SIZE;
+    // The windows of the last run of a line read up to two words past it.
+    const size_t shared = (size_t)(together * plane_words + 4) * sizeof(float);
+    conv2d_depthwise_planes_kernel<T, K><<<(unsigned int)blocks, threads, shared, stream>>>(p);
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status launch_any(const DepthwiseProblem &p, bool forward, cudaStream_t stream)
+{
+    if (forward)
+        conv2d_depthwise_any_forward_kernel<T>
+            <<<clamp_grid(ceil_div(p.batch * p.out.n, THREADS)), THREADS, 0, stream>>>(p);
+    else
+        conv2d_depthwise_any_input_kernel<T>
+            <<<clamp_grid(ceil_div(p.batch * p.in.n, THREADS)), THREADS, 0, stream>>>(p);
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status forward_or_input(const ConvCall &call)
+{
+    const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
+    const DepthwiseProblem p = depthwise_problem(call);
+    if constexpr (sizeof(T) < 8) {
+        const DepthwiseProblem q = forward ? p : turned_around(p);
+        const bool planes = !call.sizes.input_channels_last && (forward || p.multiplier == 1);
+        const bool pixels = call.sizes.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 &&
+                            is_aligned_run<T>(q.input) && is_aligned_run<T>(q.result);
+        const bool one_format = call.sizes.input_channels_last == call.sizes.output_channels_last;
+        if (depthwise_is_usual(p, call.dtype) && one_format && (planes || pixels)) {
+            if (p.kernel_width == 3)
+                return launch_usual<T, 3>(q, pixels, call.stream);
+            if (p.kernel_width == 5)
+                return launch_usual<T, 5>(q, pixels, call.stream);
+            return launch_usual<T, 7>(q, pixels, call.stream);
+        }
+    }
+    return launch_any<T>(p, forward, call.stream);
+}
+
+bool conv2d_depthwise_supports(const ConvCall &call, ConvDevice)
+{
+    return call.sizes.groups == call.sizes.in_channels && call.sizes.in_channels > 0;
+}
+
+bool conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice)
+{
+    return call.sizes.groups > 1 || call.sizes.out_channels < 8; // one channel to many has products to share
+}
+
+size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device)
+{
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_depthwise_weight_workspace(call, device) : 0;
+}
+
+cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device)
+{
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
+        return conv2d_depthwise_weight(call, device);
+    CUDA_OPS_DISPATCH(call.dtype, T, return forward_or_input<T>(call));
+    return CUDA_OPS_INVALID_ARGUMENT;
+}

@@ -1,0 +1,207 @@
+// What conv2d/depthwise/forward_backward_input.cu and conv2d/depthwise/backward_weight.cu share.
+#ifndef CUDA_OPS_CONV2D_DEPTHWISE_PROBLEM_CUH
+#define CUDA_OPS_CONV2D_DEPTHWISE_PROBLEM_CUH
+
+#include "conv2d/direct.cuh"
+
+static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
+
+// Strides in elements.
+struct DepthwiseStrides {
+    int64_t n, c, y, x;
+};
+
+// A convolution of each channel with kernels of its own: output channel o sees input channel o / multiplier.
+struct DepthwiseProblem {
+    const void *input, *weight, *bias, *output;
+    void *result;
+    struct DepthwiseStrides in, out, w; // w.n: output channel, w.y and w.x: rows and columns of the kernel
+    int64_t batch, channels, out_channels, multiplier;
+    int height, width, out_height, out_width;
+    int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
+    int dilation_height, dilation_width;
+    int flipped; // the kernel is read from its end
+
+    // Fast kernels: tiles of a plane, and planes that a block takes at once.
+    int tile_width, tile_height, tiles_x, tiles_y, planes, pitch;
+    struct Divisor by_rows, by_units, by_across; // rows of a patch, threads' shares of a tile, and of a row of it
+    // Weight gradient: into how many parts the pixels (or the images) are cut.
+    int64_t parts;
+};
+
+static inline DepthwiseStrides depthwise_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
+{
+    if (channels_last)
+        return {channels * height * width, 1, width * channels, channels};
+    return {channels * height * width, height * width, width, 1};
+}
+
+static inline DepthwiseProblem depthwise_problem(const ConvCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    DepthwiseProblem p = {};
+    p.input = call.input;
+    p.weight = call.weight;
+    p.bias = call.bias;
+    p.output = call.output;
+    p.result = call.result;
+    p.in = depthwise_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);
+    p.out = depthwise_strides(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
+    // One channel a group: the formats of weight differ in nothing but the stride of that.
+    p.w = depthwise_strides(1, s.kernel_height, s.kernel_width, s.weight_channels_last);
+    p.batch = s.batch;
+    p.channels = s.in_channels;
+    p.out_channels = s.out_channels;
+    p.multiplier = s.out_channels / s.in_channels;
+    p.height = (int)s.in_height;
+    p.width = (int)s.in_width;
+    p.out_height = (int)s.out_height;
+    p.out_width = (int)s.out_width;
+    p.kernel_height = (int)s.kernel_height;
+    p.kernel_width = (int)s.kernel_width;
+    p.stride_height = (int)s.stride_height;
+    p.stride_width = (int)s.stride_width;
+    p.padding_top = (int)s.padding_top;
+    p.padding_left = (int)s.padding_left;
+    p.dilation_height = (int)s.dilation_height;
+    p.dilation_width = (int)s.dilation_width;
+    return p;
+}
+
+// Whether the kernel is 3x3, 5x5 or 7x7, dense and without strides: what has instances with all loops unrolled. Their
+// arithmetic is in float32.
+static inline bool depthwise_is_usual(const DepthwiseProblem &p, cuda_ops_dtype dtype)
+{
+    return dtype != CUDA_OPS_FLOAT64 && p.kernel_height == p.kernel_width &&
+           (p.kernel_width == 3 || p.kernel_width == 5 || p.kernel_width == 7) && p.stride_height == 1 &&
+           p.stride_width == 1 && p.dilation_height == 1 && p.dilation_width == 1 &&
+           // Offsets within an image, and planes, are counted in 32 bits.
+           p.in.n <= INT_MAX && p.out.n <= INT_MAX && p.batch * p.out_channels <= INT_MAX;
+}
+
+template <typename T>
+struct __align__(RUN * sizeof(T)) DepthwiseRun {
+    T element[RUN];
+};
+
+template <typename T>
+__host__ __device__ static inline bool is_aligned_run(const void *pointer)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % sizeof(DepthwiseRun<T>) == 0;
+}
+
+// Brings a tile's patch, with its margin of zeros, into shared memory as float32: [plane][row][pitch], of `planes`
+// planes of the input that lie `step` elements apart.
+template <typename T, int K>
+__device__ __forceinline__ void depthwise_patch(float *patch, const DepthwiseProblem &p, const T *source, int64_t step,
+                                                int planes, int y0, int x0)
+{
+    constexpr int LINES = 5; // at a time, so that their loads are under way together
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
+    const int rows = p.tile_height + K - 1, columns = p.tile_width + K - 1, lines = planes * rows;
+    for (int line0 = warp; line0 < lines; line0 += warps * LINES) {
+        const T *from[LINES];
+        bool inside[LINES];
+#pragma unroll
+        for (int i = 0; i < LINES; i++) {
+            const int line = line0 + i * warps, plane = quotient(line, p.by_rows);
+            const int y = y0 + line - plane * rows - p.padding_top;
+            inside[i] = line < lines && (unsigned int)y < (unsigned int)p.height;
+            from[i] = source;
+            if (inside[i])
+                from[i] += plane * step + y * p.width;
+        }
+        for (int column = lane; column < columns; column += WARP_SIZE) {
+            const int x = x0 + column - p.padding_left;
+            const bool inside_x = (unsigned int)x < (unsigned int)p.width;
+            T value[LINES];
+#pragma unroll
+            for (int i = 0; i < LINES; i++)
+                value[i] = inside[i] && inside_x ? from[i][x] : store_from_accumulate<T>(0.0f);
+#pragma unroll
+            for (int i = 0; i < LINES; i++)
+                if (line0 + i * warps < lines)
+                    patch[(line0 + i * warps) * p.pitch + column] = load_as_accumulate(value[i]);
+        }
+    }
+}
+
+// Two halves of a word as float32.
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t word)
+{
+    if constexpr (__is_same(T, __half))
+        return __half22float2(*(const __half2 *)&word);
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)); // bfloat16
+}
+
+// What a thread's pixels see of a channels_last row: a run of CHANNELS at each of RUN + K - 1 columns. Which of these
+// are inside is the same for all rows. Rows are fetched one ahead of the one that is multiplied.
+template <typename T, int K, int CHANNELS>
+struct DepthwiseWindow {
+    static constexpr int COLUMNS = RUN + K - 1, WORDS = CHANNELS * sizeof(T) / 4;
+    int offset[COLUMNS];
+    unsigned int inside;
+
+    // x: the leftmost column
+    __device__ __forceinline__ void aim(const DepthwiseProblem &p, int x)
+    {
+        inside = 0;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            offset[i] = (x + i) * (int)p.in.x;
+            inside |= (unsigned int)((unsigned int)(x + i) < (unsigned int)p.width) << i;
+        }
+    }
+
+    __device__ __forceinline__ void fetch(uint32_t (&raw)[COLUMNS][WORDS], const T *line, bool inside_row) const
+    {
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            const bool there = inside_row && (inside >> i & 1);
+            if constexpr (WORDS == 4) {
+                const uint4 v = there ? *(const uint4 *)(line + offset[i]) : make_uint4(0, 0, 0, 0);
+                raw[i][0] = v.x, raw[i][1] = v.y, raw[i][2] = v.z, raw[i][3] = v.w;
+            } else if constexpr (WORDS == 2) {
+                const uint2 v = there ? *(const uint2 *)(line + offset[i]) : make_uint2(0, 0);
+                raw[i][0] = v.x, raw[i][1] = v.y;
+            } else
+                raw[i][0] = there ? *(const uint32_t *)(line + offset[i]) : 0;
+        }
+    }
+
+    static __device__ __forceinline__ void convert(float (&value)[COLUMNS][CHANNELS],
+                                                   const uint32_t (&raw)[COLUMNS][WORDS])
+    {
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++)
+#pragma unroll
+            for (int k = 0; k < WORDS; k++)
+                if constexpr (sizeof(T) == 4)
+                    value[i][k] = __uint_as_float(raw[i][k]);
+                else {
+                    const float2 two = unpack<T>(raw[i][k]);
+                    value[i][2 * k] = two.x;
+                    value[i][2 * k + 1] = two.y;
+                }
+    }
+};
+
+// index / by and the remainder, in 32 bits where they do.
+__device__ __forceinline__ int64_t split(int64_t &index, int64_t by)
+{
+    int64_t quotient;
+    if (((index | by) >> 32) == 0)
+        quotient = (uint32_t)index / (uint32_t)by;
+    else
+        quotient = index / by;
+    const int64_t rest = index - quotient * by;
+    index = quotient;
+    return rest;
+}
+
+// The weight gradient's part of the path, in conv2d/depthwise/backward_weight.cu.
+size_t conv2d_depthwise_weight_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_depthwise_weight(const ConvCall &call, ConvDevice device);
+
+#endif

@@ -1,0 +1,165 @@
+// What the data gradients by mma.sync share (conv2d_few_channels_input*.cu): a patch of grad_output in shared memory,
+// some channels of it, and how a warp reads it.
+#ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
+#define CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
+
+#include "conv2d/few_channels/problem.cuh"
+
+// Words of a patch lie as [row][column][8]; halves of these 32 bytes change places in every other four columns, so that
+// the rows of a fragment fall into different banks.
+static constexpr int WORDS = 8;
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+// Brings the channels from `first` on of the p.rows x p.columns pixels whose corner is row `top`, column `left`, a
+// multiple of four, of an image of grad_output: zeros past the image and past the last channel. To be waited for.
+template <typename T>
+__device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem &p, const T *image, int first, int top,
+                                               int left)
+{
+    constexpr int PER_WORD = 4 / sizeof(T); // output channels
+    const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
+    // Offsets from the patch's corner fit in 32 bits, as few_patch_fits has seen to.
+    const int line = (int)p.out.y;
+    const T *const corner = image + (int64_t)top * p.out.y + (int64_t)left * p.out.x;
+    if (p.out.c == 1) {
+        const T *const channels = corner + first;
+        const int pixel = (int)p.out.x, there = p.out_channels - first;
+        constexpr int RUN = 16 / sizeof(T);
+        const int pieces = p.rows * p.columns * 2;
+#pragma unroll 4
+        for (int i = thread; i < pieces; i += FEW_THREADS) {
+            const int part = i % 2, at = i / 2, row = quotient(at, p.by_columns), column = at - row * p.columns;
+            const int o = part * RUN; // from `first` on
+            const bool inside = (unsigned int)(top + row) < (unsigned int)p.out_height &&
+                                (unsigned int)(left + column) < (unsigned int)p.out_width && o < there;
+            uint32_t *const to = patch + at * WORDS + (part ^ (column / 4 % 2)) * 4;
+            const T *const from = channels + (row * line + column * pixel + o);
+            if (p.vector == 16)
+                copy_to_shared<16>(to, inside ? from : image, inside);
+            else {
+#pragma unroll
+                for (int e = 0; e < RUN; e++)
+                    ((T *)to)[e] = inside && o + e < there ? from[e] : store_from_accumulate<T>(0.0f);
+            }
+        }
+    } else {
+        // Four columns of a word: lanes are 8 words by 4 such quads. The order in which a lane stores its
+        // columns depends on the quad, so that the lanes store to different banks.
+        const int quads = p.columns / 4, quad_lane = lane / 8, word = lane % 8;
+        const int o = first + word * PER_WORD;
+        const T *const channel = corner + o * p.out.c;
+        const int units = p.rows * ((quads + 3) / 4);
+        constexpr int UNDER_WAY = PER_WORD == 1 ? 4 : 3; // as many as registers allow
+#pragma unroll UNDER_WAY
+        for (int unit = warp; unit < units; unit += FEW_WARPS) {
+            const int row = quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
+            if (quad >= quads)
+                continue;
+            const int x = left + 4 * quad;
+            const T *const from = channel + (row * line + 4 * quad);
+            const bool inside_y = (unsigned int)(top + row) < (unsigned int)p.out_height;
+            uint32_t v[4];
+            if (p.vector == 16) { // all four are inside, or none
+                const bool inside = inside_y && (unsigned int)x < (unsigned int)p.out_width;
+                if constexpr (PER_WORD == 1) {
+                    uint4 all = make_uint4(0, 0, 0, 0);
+                    if (inside && o < p.out_channels)
+                        all = *(const uint4 *)from;
+                    v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
+                } else {
+                    uint2 even = make_uint2(0, 0), odd = make_uint2(0, 0);
+                    if (inside && o < p.out_channels)
+                        even = *(const uint2 *)from;
+                    if (inside && o + 1 < p.out_channels)
+                        odd = *(const uint2 *)(from + p.out.c);
+                    v[0] = __byte_perm(even.x, odd.x, 0x5410), v[1] = __byte_perm(even.x, odd.x, 0x7632);
+                    v[2] = __byte_perm(even.y, odd.y, 0x5410), v[3] = __byte_perm(even.y, odd.y, 0x7632);
+                }
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const bool inside = inside_y && (unsigned int)(x + e) < (unsigned int)p.out_width;
+                    v[e] = inside && o < p.out_channels ? bits_of(from[e]) : 0;
+                    if (PER_WORD == 2 && inside && o + 1 < p.out_channels)
+                        v[e] |= bits_of(from[p.out.c + e]) << 16;
+                }
+            }
+            // v rotated by quad_lane
+            if (quad_lane & 1) {
+                const uint32_t was = v[0];
+                v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = was;
+            }
+            if (quad_lane & 2) {
+                const uint32_t was = v[0], was1 = v[1];
+                v[0] = v[2], v[1] = v[3], v[2] = was, v[3] = was1;
+            }
+            uint32_t *const to = patch + (row * p.columns + 4 * quad) * WORDS + (word ^ (quad % 2 * 4));
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                to[(e + quad_lane) % 4 * WORDS] = v[e];
+        }
+    }
+}
+
+// The weight as [chunk][s][r][channel][word % 4][2], its rows and columns from their ends where `mirrored`. Once a
+// block: several elements at a time, since each comes from device memory.
+template <typename T, int MATH>
+__device__ __forceinline__ void few_arrange_weight(uint32_t *weights, const FewProblem &p, int chunks, bool mirrored)
+{
+    constexpr int PER_WORD = 4 / sizeof(T), TOGETHER = 8;
+    const int kernel = p.kernel_height * p.kernel_width, count = chunks * kernel * 32;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < count; first += TOGETHER * FEW_THREADS) {
+        uint32_t words[TOGETHER];
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+            const int i = first + k * FEW_THREADS, half = i % 2, word = i / 2 % 4, c = i / 8 % 4;
+            const int chunk = i / 32 / kernel, tap = i / 32 - chunk * kernel;
+            int s = tap / p.kernel_height, r = tap - s * p.kernel_height;
+            if (mirrored)
+                s = p.kernel_width - 1 - s, r = p.kernel_height - 1 - r;
+            const int o = chunk * WORDS * PER_WORD + (half * 4 + word) * PER_WORD;
+            const T *const from = (const T *)p.weight + c * p.w.c + r * p.w.y + s * p.w.x;
+            words[k] = 0;
+            if (i < count && c < p.channels && o < p.out_channels) {
+                words[k] = few_operand<MATH>(bits_of(from[o * p.w.n]));
+                if (PER_WORD == 2 && o + 1 < p.out_channels)
+                    words[k] |= bits_of(from[(o + 1) * p.w.n]) << 16;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++)
+            if (first + k * FEW_THREADS < count)
+                weights[first + k * FEW_THREADS] = words[k];
+    }
+}
+
+// A fragment of 16 columns of a row of the patch; `address` is few_grad_address's.
+template <int MATH>
+__device__ __forceinline__ void few_load_grad(uint32_t (&a)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(address)
+                 : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = few_operand<MATH>(a[i]);
+}
+
+// Where a lane reads the words of the 16 columns from `column` on, in a row of the patch: ldmatrix's lanes 0 to 15
+// address the first halves of 16 columns, lanes 16 to 31 the second ones.
+__device__ __forceinline__ uint32_t few_grad_address(const uint32_t *patch, const FewProblem &p, int row, int column)
+{
+    const int lane = threadIdx.x % WARP_SIZE;
+    column += lane % 16;
+    return shared_address(patch + (row * p.columns + column) * WORDS + (lane / 16 ^ (column / 4 % 2)) * 4);
+}
+#endif
+
+static inline bool few_patch_fits(const FewProblem &p, int64_t rows, int64_t columns)
+{
+    return rows * p.out.y + columns * p.out.x <= INT_MAX;
+}
+
+#endif

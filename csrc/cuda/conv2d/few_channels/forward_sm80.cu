@@ -1,0 +1,446 @@
+// conv2d of one to four input channels, forward: output[n][o][y][x] = bias[o] + sum over taps (c, r, s) of
+// weight[o][c][r][s] * input[n][c][y * stride - padding + r * dilation][...]. Its gradients are in
+// conv2d/few_channels/backward_input_sm80.cu and conv2d/few_channels/backward_weight_sm80.cu.
+//
+// An implicit GEMM, pixels x taps times taps x channels, whose left operand is never built: a block keeps the patch of
+// input under its tile of 256 pixels in shared memory, and the address of an operand is the sum of the pixel's place in
+// the patch, a register, and the tap's, from a table. So kernel size, stride and dilation cost nothing and need no
+// instances of their own. The weights lie in shared memory in the order of the instruction's fragments, and blocks stay
+// for many tiles, so that they are arranged once.
+//
+// Maps a warp to 32 or 64 pixels and 32 or 64 channels, as instructions of 16 x 8: a lane owns some neighbouring
+// pixels, and channels in runs of 16 bytes (which row and column of an instruction stands for which pixel and channel
+// is free to choose), so that both NCHW and channels_last are written in whole sectors, straight from
+// registers. mma.sync for halves and, where allowed, TF32; else the same ownership with FMA in float32.
+//
+// Bound by the writing of the output (1 channel to 32), and by the rate of FMA for 3 channels and 7x7 in float32.
+#include "conv2d/few_channels/problem.cuh"
+
+static constexpr int TILE_PIXELS = 256;
+static constexpr int STEP = 8; // words that an instruction sums over
+
+// Instructions along a warp's pixels. With FMA a lane needs many sums for few reads, and has the registers of two; for
+// mma.sync more warps count for more.
+template <int MATH>
+static constexpr int mma_rows = MATH == FEW_FMA ? 4 : 2;
+template <int MATH>
+static constexpr int forward_threads = TILE_PIXELS / (16 * mma_rows<MATH>)*WARP_SIZE;
+
+// Neighbouring pixels that a lane owns: whole sectors of NCHW, and no bank of shared memory twice for a warp that reads
+// words (halves: every other column).
+template <typename T>
+static constexpr int pixel_run = sizeof(T) == 2 ? 2 : 4;
+
+// The channel, from the block's first, that column 2 * t + e of instruction j stands for: of SIZE bytes each.
+template <int SIZE>
+__device__ __forceinline__ int channel_of(int j, int t, int e)
+{
+    constexpr int RUN = 16 / SIZE, COLUMNS = RUN / 2; // channels in 16 bytes; instructions that make them up
+    return j / COLUMNS * (4 * RUN) + t * RUN + j % COLUMNS * 2 + e;
+}
+
+// The taps of a word: two neighbours in a row of the kernel for halves.
+struct Tap {
+    int c, r, s;
+};
+
+template <int MATH>
+__device__ __forceinline__ Tap tap_of(const FewProblem &p, int word)
+{
+    const int per_row = MATH == FEW_HALVES ? (p.kernel_width + 1) / 2 : p.kernel_width;
+    const int row = word / per_row, c = row / p.kernel_height;
+    return {c, row - c * p.kernel_height, (word - row * per_row) * (MATH == FEW_HALVES ? 2 : 1)};
+}
+
+template <typename T, int MATH>
+__device__ __forceinline__ uint32_t weight_word(const FewProblem &p, int word, int channel)
+{
+    if (word >= p.words || channel >= p.out_channels)
+        return 0;
+    const Tap tap = tap_of<MATH>(p, word);
+    const T *const weight = (const T *)p.weight + channel * p.w.n + tap.c * p.w.c + tap.r * p.w.y;
+    uint32_t bits = few_operand<MATH>(bits_of(weight[tap.s * p.w.x]));
+    if (MATH == FEW_HALVES && tap.s + 1 < p.kernel_width)
+        bits |= bits_of(weight[(tap.s + 1) * p.w.x]) << 16;
+    return bits;
+}
+
+template <int MATH>
+__device__ __forceinline__ int place_of_word(const FewProblem &p, int word)
+{
+    if (word >= p.words)
+        return p.zero;
+    const Tap tap = tap_of<MATH>(p, word);
+    const int place = tap.c * p.plane + tap.r * p.dilation_height * p.columns + tap.s * p.dilation_width;
+    return MATH == FEW_HALVES && tap.s + 1 == p.kernel_width ? p.lone + place : place;
+}
+
+// COLUMNS: instructions along channels, 8 of them each. WIDTH: for FMA, the width of the kernel where its stride and
+// dilation are 1, so that a row of input is read once for all of the taps along it; 0 for any.
+template <typename T, int MATH, int COLUMNS, int WIDTH>
+__global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
+    conv2d_few_forward_kernel(const __grid_constant__ FewProblem p)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    constexpr bool ENABLED = true;
+#else
+    constexpr bool ENABLED = MATH == FEW_FMA;
+#endif
+    if constexpr (ENABLED) {
+        constexpr int ROWS = mma_rows<MATH>, THREADS = forward_threads<MATH>;
+        constexpr int PIXELS = 2 * ROWS, RUN = pixel_run<T>, GROUPS = PIXELS / RUN; // of a lane
+        extern __shared__ __align__(16) uint32_t shared[];
+        const int steps = (p.words + STEP - 1) / STEP;
+        uint32_t *const weights = shared;                              // [step][pair of instructions][lane][4]
+        float *const bias = (float *)(weights + steps * 64 * COLUMNS); // [channel]
+        int *const table = (int *)(bias + 8 * COLUMNS);                // the place of each word
+        uint32_t *const patches = (uint32_t *)(table + steps * STEP), *const places = patches + 2 * p.patch;
+
+        const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE, g = lane / 4,
+                  t = lane % 4;
+        const int first_channel = blockIdx.y * (8 * COLUMNS);
+        for (int i = thread; i < steps * 64 * COLUMNS; i += THREADS) {
+            if constexpr (MATH == FEW_FMA) { // [word][run of 4 channels][t][4]
+                const int word = i / (8 * COLUMNS), rest = i % (8 * COLUMNS);
+                weights[i] = weight_word<T, MATH>(p, word, first_channel + rest);
+            } else {
+                const int of = i % 4, l = i / 4 % WARP_SIZE, j = i / 128 % (COLUMNS / 2) * 2 + of / 2;
+                const int word = i / (64 * COLUMNS) * STEP + of % 2 * 4 + l % 4;
+                weights[i] =
+                    weight_word<T, MATH>(p, word, first_channel + channel_of<sizeof(T)>(j, l / 4 / 2, l / 4 % 2));
+            }
+        }
+        for (int i = thread; i < 8 * COLUMNS; i += THREADS)
+            bias[i] = p.bias != nullptr && first_channel + i < p.out_channels
+                          ? load_as_accumulate(((const T *)p.bias)[first_channel + i])
+                          : 0.0f;
+        for (int i = thread; i < steps * STEP; i += THREADS)
+            table[i] = place_of_word<MATH>(p, i);
+        few_write_places(places, p);
+        few_clear_zeros(patches, p);
+        few_clear_zeros(patches + p.patch, p);
+        __syncthreads();
+
+        // The lane's groups of RUN pixels, and the place of each pixel in the patch.
+        int group_y[GROUPS], group_x[GROUPS], place[PIXELS];
+#pragma unroll
+        for (int q = 0; q < GROUPS; q++) {
+            const int pixel = (warp * GROUPS + q) * 8 * RUN + g * RUN;
+            group_y[q] = pixel / p.tile_width;
+            group_x[q] = pixel % p.tile_width;
+            const bool used = group_y[q] < p.tile_height;
+#pragma unroll
+            for (int e = 0; e < RUN; e++)
+                place[q * RUN + e] =
+                    used ? group_y[q] * p.stride_height * p.columns + (group_x[q] + e) * p.stride_width : 0;
+            if (!used)
+                group_y[q] = INT_MAX / 2;
+        }
+
+        FewPatch<T, COLUMNS == 8 ? 7 : 3> copy;
+        const auto fetch = [&](int64_t tile, uint32_t *patch) {
+            const FewTile at = few_tile(p, tile);
+            copy.fetch(patch, places, p, at.n, at.y * p.tile_height * p.stride_height - p.padding_top,
+                       at.x * p.tile_width * p.stride_width - p.padding_left);
+        };
+        int64_t tile = blockIdx.x;
+        if (tile < p.tiles) {
+            fetch(tile, patches);
+            copy.store(patches, places, p);
+        }
+        for (int turn = 0; tile < p.tiles; tile += gridDim.x, turn ^= 1) {
+            copy_async_wait_all();
+            __syncthreads();
+            const uint32_t *const patch = patches + turn * p.patch;
+            uint32_t *const next_patch = patches + (turn ^ 1) * p.patch;
+            const bool more = tile + gridDim.x < p.tiles;
+            if (more)
+                fetch(tile + gridDim.x, next_patch);
+
+            // [i][j][2 * h + e]: pixel 2 * i + h of the lane's, channel channel_of(j, t, e)
+            float sum[ROWS][COLUMNS][4] = {};
+            if constexpr (MATH == FEW_FMA) {
+                const auto multiply = [&](int word, const auto &pixel_value) {
+                    const float4 *const from = (const float4 *)(weights + word * (8 * COLUMNS)) + t;
+                    float w[2 * COLUMNS];
+#pragma unroll
+                    for (int q = 0; q < COLUMNS / 2; q++)
+                        *(float4 *)(w + 4 * q) = from[4 * q];
+#pragma unroll
+                    for (int o = 0; o < 2 * COLUMNS; o++)
+#pragma unroll
+                        for (int k = 0; k < PIXELS; k++) {
+                            const int pixel = o % 2 ? PIXELS - 1 - k : k; // there and back: one factor stays
+                            few_fma(sum[pixel / 2][o / 2][pixel % 2 * 2 + o % 2], pixel_value(pixel), w[o]);
+                        }
+                };
+                if constexpr (WIDTH > 0) {
+                    const int rows = p.words / WIDTH;
+#pragma unroll 1
+                    for (int row = 0; row < rows; row++) {
+                        const uint32_t *const line = patch + table[row * WIDTH];
+                        float window[GROUPS][RUN + WIDTH - 1];
+#pragma unroll
+                        for (int q = 0; q < GROUPS; q++)
+#pragma unroll
+                            for (int i = 0; i < RUN + WIDTH - 1; i++)
+                                window[q][i] = __uint_as_float(line[place[q * RUN] + i]);
+#pragma unroll
+                        for (int s = 0; s < WIDTH; s++)
+                            multiply(row * WIDTH + s, [&](int pixel) { return window[pixel / RUN][pixel % RUN + s]; });
+                    }
+                } else {
+#pragma unroll 2
+                    for (int word = 0; word < p.words; word++) {
+                        const uint32_t *const line = patch + table[word];
+                        float x[PIXELS];
+#pragma unroll
+                        for (int pixel = 0; pixel < PIXELS; pixel++)
+                            x[pixel] = __uint_as_float(line[place[pixel]]);
+                        multiply(word, [&](int pixel) { return x[pixel]; });
+                    }
+                }
+            } else {
+#pragma unroll 2
+                for (int step = 0; step < steps; step++) {
+                    const int near = table[step * STEP + t], far = table[step * STEP + t + 4];
+                    uint32_t a[ROWS][4];
+#pragma unroll
+                    for (int i = 0; i < ROWS; i++) {
+                        a[i][0] = few_operand<MATH>(patch[near + place[2 * i]]);
+                        a[i][1] = few_operand<MATH>(patch[near + place[2 * i + 1]]);
+                        a[i][2] = few_operand<MATH>(patch[far + place[2 * i]]);
+                        a[i][3] = few_operand<MATH>(patch[far + place[2 * i + 1]]);
+                    }
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j += 2) {
+                        const uint4 b = ((const uint4 *)weights)[(step * (COLUMNS / 2) + j / 2) * WARP_SIZE + lane];
+#pragma unroll
+                        for (int i = 0; i < ROWS; i++) {
+                            few_mma<T>(sum[i][j], a[i], b.x, b.y);
+                            few_mma<T>(sum[i][j + 1], a[i], b.z, b.w);
+                        }
+                    }
+                }
+            }
+
+            const FewTile at = few_tile(p, tile);
+            const int y0 = at.y * p.tile_height, x0 = at.x * p.tile_width;
+            const auto output_of = [&](int pixel, int j, int e) {
+                return store_from_accumulate<T>(sum[pixel / 2][j][pixel % 2 * 2 + e] +
+                                                bias[channel_of<sizeof(T)>(j, t, e)]);
+            };
+#pragma unroll
+            for (int q = 0; q < GROUPS; q++) {
+                const int y = y0 + group_y[q], x = x0 + group_x[q];
+                if (y >= p.out_height || x >= p.out_width)
+                    continue;
+                T *const result = (T *)p.result + at.n * p.out.n + y * p.out.y + x * p.out.x;
+                if (p.vector == (int)sizeof(T)) {
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+                        for (int e = 0; e < 2 * RUN; e++) {
+                            const int channel = first_channel + channel_of<sizeof(T)>(j, t, e % 2);
+                            if (channel < p.out_channels && x + e / 2 < p.out_width)
+                                result[channel * p.out.c + e / 2 * p.out.x] = output_of(q * RUN + e / 2, j, e % 2);
+                        }
+                } else if (p.out.c == 1) { // runs of channels
+                    constexpr int CHANNELS = 16 / sizeof(T);
+#pragma unroll
+                    for (int e = 0; e < RUN; e++) {
+                        if (x + e >= p.out_width)
+                            break;
+#pragma unroll
+                        for (int j = 0; j < COLUMNS; j += CHANNELS / 2) {
+                            const int channel = first_channel + channel_of<sizeof(T)>(j, t, 0);
+                            if (channel >= p.out_channels)
+                                break;
+                            T run[CHANNELS];
+#pragma unroll
+                            for (int k = 0; k < CHANNELS; k++)
+                                run[k] = output_of(q * RUN + e, j + k / 2, k % 2);
+                            store_run(result + channel + e * p.out.x, run);
+                        }
+                    }
+                } else { // runs of pixels
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int channel = first_channel + channel_of<sizeof(T)>(j, t, e);
+                            if (channel >= p.out_channels)
+                                continue;
+                            T run[RUN];
+#pragma unroll
+                            for (int k = 0; k < RUN; k++)
+                                run[k] = output_of(q * RUN + k, j, e);
+                            store_run(result + channel * p.out.c, run);
+                        }
+                }
+            }
+            if (more)
+                copy.store(next_patch, places, p);
+        }
+    }
+}
+
+// Chooses the tile, and lays out the patch under it. False where that does not fit.
+static bool plan_forward(FewProblem &p, FewMath math, size_t element, int columns, size_t most_shared, size_t &shared)
+{
+    const bool halves = math == FEW_HALVES;
+    const int64_t words = (int64_t)p.channels * p.kernel_height * (halves ? (p.kernel_width + 1) / 2 : p.kernel_width);
+    if (words > 2048)
+        return false;
+    p.words = (int)words;
+    p.pair = p.dilation_width;
+    const bool lone = halves && p.kernel_width % 2 == 1;
+    const int64_t steps = ceil_div(words, STEP);
+    double least = 0;
+    for (int width = 4; width <= TILE_PIXELS; width += 4) {
+        const int height = TILE_PIXELS / width;
+        const int64_t rows =
+            (int64_t)(height - 1) * p.stride_height + (int64_t)(p.kernel_height - 1) * p.dilation_height + 1;
+        const int64_t columns_in =
+            (int64_t)(width - 1) * p.stride_width + (int64_t)(p.kernel_width - 1) * p.dilation_width + 1;
+        if (rows >= 1 << 16 || columns_in >= 1 << 16 || p.channels * rows * columns_in >= 1 << 15)
+            continue;
+        const int64_t plane = rows * columns_in, all = p.channels * plane;
+        const int64_t reach = (height - 1) * p.stride_height * columns_in + (width - 1) * p.stride_width + 1;
+        // Lone elements start at an odd word: pairs are read from every other bank, they then from those between.
+        const int64_t first_lone = all | 1, zero = lone ? first_lone + all : all;
+        const int64_t patch = ceil_div(zero + reach, 4) * 4;
+        const size_t bytes = 4 * (size_t)(steps * (64 * columns + STEP) + 8 * columns + 2 * patch + all);
+        if (bytes > most_shared)
+            continue;
+        // Reading an operand costs about a hundred times what bringing a word of the patch does.
+        const double each = 100.0 * (double)(steps * STEP) + (double)all;
+        if (!few_keep_cheaper(p, p.out_width, p.out_height, width, height, rows, columns_in, each, least))
+            continue;
+        p.plane = (int)plane;
+        p.lone = lone ? (int)first_lone : 0;
+        p.zero = (int)zero;
+        p.zeros = (int)reach;
+        p.patch = (int)patch;
+        p.by_rows = make_divisor(p.rows);
+        shared = bytes;
+    }
+    if (least == 0)
+        return false;
+    p.tiles = p.batch * p.tiles_x * p.tiles_y;
+    p.vector = (int)element;
+    if (is_aligned_16(p.result)) {
+        if (p.out.c == 1 ? p.out_channels % (16 / (int)element) == 0 : p.out_width % 4 == 0)
+            p.vector = 16;
+    }
+    return true;
+}
+
+// The width of the kernel for FMA's instances that are made for one; see the kernel.
+static int forward_width(const FewProblem &p, FewMath math)
+{
+    const bool usual = p.stride_width == 1 && p.dilation_width == 1 && (p.kernel_width == 3 || p.kernel_width == 7);
+    return math == FEW_FMA && usual ? p.kernel_width : 0;
+}
+
+// Instructions along channels. To have few instances, those for 3 columns have 4 of them and those for 7 have 8.
+static int forward_columns(const FewProblem &p, FewMath math)
+{
+    const int width = forward_width(p, math);
+    return width == 3 || (width == 0 && p.out_channels <= 32) ? 4 : 8;
+}
+
+template <typename T, int MATH, int COLUMNS, int WIDTH>
+static cuda_ops_status launch_forward(const FewProblem &p, size_t shared, ConvDevice device, cudaStream_t stream)
+{
+    const auto kernel = conv2d_few_forward_kernel<T, MATH, COLUMNS, WIDTH>;
+    constexpr int THREADS = forward_threads<MATH>;
+    const int64_t channel_tiles = ceil_div(p.out_channels, 8 * COLUMNS);
+    const int64_t held = ceil_div(few_held(kernel, THREADS, shared, device), channel_tiles);
+    const dim3 grid((unsigned int)(p.tiles < held ? p.tiles : held), (unsigned int)channel_tiles);
+    kernel<<<grid, THREADS, shared, stream>>>(p);
+    return launch_status();
+}
+
+template <typename T, int MATH>
+static cuda_ops_status launch_forward(FewProblem p, ConvDevice device, cudaStream_t stream)
+{
+    size_t shared = 0;
+    const int columns = forward_columns(p, (FewMath)MATH);
+    if (!plan_forward(p, (FewMath)MATH, sizeof(T), columns, few_most_shared(device.capability), shared))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if constexpr (MATH == FEW_FMA) {
+        if (forward_width(p, FEW_FMA) == 7)
+            return launch_forward<T, MATH, 8, 7>(p, shared, device, stream);
+        if (forward_width(p, FEW_FMA) == 3)
+            return launch_forward<T, MATH, 4, 3>(p, shared, device, stream);
+    }
+    return columns == 8 ? launch_forward<T, MATH, 8, 0>(p, shared, device, stream)
+                        : launch_forward<T, MATH, 4, 0>(p, shared, device, stream);
+}
+
+static bool forward_supports(const ConvCall &call, ConvDevice device)
+{
+    FewProblem p = few_problem(call);
+    size_t shared = 0;
+    const FewMath math = few_math(call);
+    return plan_forward(p, math, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p, math),
+                        few_most_shared(device.capability), shared);
+}
+
+static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
+{
+    const FewProblem p = few_problem(call);
+    switch (call.dtype) {
+    case CUDA_OPS_FLOAT16:
+        return launch_forward<__half, FEW_HALVES>(p, device, call.stream);
+    case CUDA_OPS_BFLOAT16:
+        return launch_forward<__nv_bfloat16, FEW_HALVES>(p, device, call.stream);
+    default:
+        if (call.sizes.allow_tf32)
+            return launch_forward<float, FEW_TF32>(p, device, call.stream);
+        return launch_forward<float, FEW_FMA>(p, device, call.stream);
+    }
+}
+
+bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (s.groups != 1 || s.in_channels < 1 || s.in_channels > FEW_MOST_CHANNELS || call.dtype == CUDA_OPS_FLOAT64)
+        return false;
+    if (s.in_channels * s.in_height * s.in_width > INT_MAX) // offsets within an image of input are of 32 bits
+        return false;
+    // Turing has no mma.sync for most of it; what is left of the path there is not worth its compiling.
+    if (device.capability < 80)
+        return false;
+    if (call.pass == CUDA_OPS_CONV2D_FORWARD)
+        return forward_supports(call, device);
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
+        return conv2d_few_channels_input_supports(call, device);
+    return conv2d_few_channels_weight_supports(call, device);
+}
+
+// The tiles are of 32 output channels at least. With fewer they are faster than other paths all the same (measured at 4
+// and 6), but for a single input channel, which the depthwise path takes, and, of four, by FMA. The data gradient
+// has the channels as the summed axis, in slices of 8 to 32.
+bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height == 1 && s.stride_width == 1)
+        return s.out_channels > 1;
+    return s.out_channels >= 8 || (s.in_channels > 1 && s.out_channels >= (few_math(call) == FEW_FMA ? 6 : 4));
+}
+
+size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device)
+{
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_few_channels_weight_workspace(call, device) : 0;
+}
+
+cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device)
+{
+    if (call.pass == CUDA_OPS_CONV2D_FORWARD)
+        return forward(call, device);
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
+        return conv2d_few_channels_input(call, device);
+    return conv2d_few_channels_weight(call, device);
+}

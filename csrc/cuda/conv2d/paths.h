@@ -1,0 +1,77 @@
+// What the paths of conv2d share: how one is called, and the table's rows. conv2d.cu holds the table and the choice.
+#ifndef CUDA_OPS_CONV2D_PATHS_H
+#define CUDA_OPS_CONV2D_PATHS_H
+
+#include <cuda_runtime.h>
+#include <stddef.h>
+
+#include "cuda_ops/conv2d.h"
+
+// One product as a launcher gets it: `result` is what the pass makes, and the tensor of that name among the others is
+// NULL. conv2d.cu has checked the sizes, and that the result is not empty.
+struct ConvCall {
+    cuda_ops_conv2d_pass pass;
+    void *result;
+    const void *input, *weight, *output; // output: grad_output in the backward passes
+    const void *bias;                    // forward alone; may be NULL
+    void *workspace;
+    cuda_ops_conv2d_sizes sizes;
+    cuda_ops_dtype dtype;
+    cudaStream_t stream;
+};
+
+// The current device, as far as the choice depends on it.
+struct ConvDevice {
+    int capability; // 75, 80, 90
+    int multiprocessors;
+};
+
+// A path is a way to make one, two or all three of the products. Its file ends with the functions of its row:
+//   supports   whether it can make this product. Sees the call's pointers too (alignment), which are NULL where only
+//              the sizes are asked about; NULL counts as aligned.
+//   is_fast    whether it is the one to take where several can; NULL: wherever it can.
+//   workspace  bytes, aligned to 256; NULL: none.
+struct ConvPath {
+    cuda_ops_conv2d_path number;
+    const char *name;
+    bool (*supports)(const ConvCall &call, ConvDevice device);
+    bool (*is_fast)(const ConvCall &call, ConvDevice device);
+    size_t (*workspace)(const ConvCall &call, ConvDevice device);
+    cuda_ops_status (*launch)(const ConvCall &call, ConvDevice device);
+};
+
+// Tensor cores of Hopper, all channels_last (conv2d/sm90/sm90.cu).
+bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device);
+
+// The same for few channels (conv2d/sm90_halo/sm90_halo.cu).
+bool conv2d_window_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_window_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_window_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device);
+
+// Tensor cores by mma.sync, all channels_last (conv2d/mma/mma.cu).
+bool conv2d_mma_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
+
+// 1x1 convolutions as one matrix multiplication (conv2d/gemm_1x1.cu).
+bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_gemm(const ConvCall &call, ConvDevice device);
+
+// One to four input channels (conv2d/few_channels/forward_sm80.cu).
+bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device);
+
+// A group for each input channel (conv2d/depthwise/forward_backward_input.cu).
+bool conv2d_depthwise_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device);
+
+#endif

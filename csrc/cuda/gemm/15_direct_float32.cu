@@ -1,7 +1,0 @@
-// Rung 15 for float32, on the CUDA cores.
-#include "gemm/15_direct_cores.cuh"
-
-cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
-{
-    return cores_launch_tile<float>(call, device, plan);
-}

@@ -1,0 +1,254 @@
+// Rung 15: D = activation(alpha * op(A) op(B) + bias) for small products, of any alignment: in halves and TF32 here; in
+// float32 and float64 on the CUDA cores by the kernel of gemm/direct/simt.cuh, in gemm/direct/simt_float32.cu and
+// simt_float64.cu. A block makes a tile of 16 x 16. Its eight warps share k: each loads the fragments of mma.sync
+// straight from device memory into registers, with no shared memory, no barrier and no ring to fill on the way, and the
+// warps' sums are added up in their order at the end. A thread takes 16 bytes of a line: which of the instruction's
+// places in k it calls them is free, as long as A and B agree. Fixes of the rungs before: a product that takes a
+// microsecond or two is all start and end, and this has the shortest; rows that are no multiple of 16 bytes cost single
+// loads, but no path of their own. Leaves on the table: every tile reads its lines anew, so that beyond a few hundred
+// rows and columns the rungs with larger tiles win.
+#include <string.h>
+
+#include <type_traits>
+
+#include "common/activation.cuh"
+#include "common/common.cuh"
+#include "gemm/paths.h"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+
+static constexpr int TILE = 16, WARPS = 8, THREADS = WARPS * WARP_SIZE;
+static_assert(TILE * TILE == THREADS, "a thread finishes one element");
+
+struct DirectOperand {
+    const void *first;
+    int64_t lines, line_stride, k_stride, matrix_stride;
+    int vectors; // a line's neighbours along k may be loaded 16 bytes at a time
+};
+
+struct DirectWork {
+    DirectOperand a, b;
+    void *d;
+    const void *bias;
+    int64_t k, ldd, stride_d, tiles_m, tiles_n, tiles;
+    float alpha;
+    int activation, bias_is_float, output_is_float;
+    int splits; // blocks of a cluster that share k; 1: no cluster
+};
+
+static constexpr int MOST_SPLITS = 8; // blocks of a cluster that every Hopper GPU takes
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+// A thread's elements of one line from `k` on, as the registers of two instructions.
+template <typename T>
+__device__ __forceinline__ void load_line(uint32_t (&to)[4], const DirectOperand &operand, const T *matrix,
+                                          int64_t line, int64_t k, int64_t k_end)
+{
+    constexpr int COUNT = 16 / sizeof(T);
+    const T *const from = matrix + line * operand.line_stride + k * operand.k_stride;
+    vector16<T> v;
+    if (operand.vectors && line < operand.lines && k + COUNT <= k_end) {
+        v = *(const vector16<T> *)from;
+    } else {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++)
+            v.element[e] =
+                line < operand.lines && k + e < k_end ? from[e * operand.k_stride] : store_from_accumulate<T>(0.0f);
+    }
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(to[e]) : "f"(v.element[e]));
+    } else {
+        memcpy(to, &v, 16);
+    }
+}
+
+// sum (16 x 8) += a * b; a0 and a1 are of lines g and g + 8.
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t *a0, const uint32_t *a1, const uint32_t *b)
+{
+#define CUDA_OPS_DIRECT_MMA(KIND)                                                                                      \
+    asm volatile("mma.sync.aligned." KIND " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"           \
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                              \
+                 : "r"(a0[0]), "r"(a1[0]), "r"(a0[1]), "r"(a1[1]), "r"(b[0]), "r"(b[1]))
+    if constexpr (sizeof(T) == 4)
+        CUDA_OPS_DIRECT_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
+    else if constexpr (std::is_same<T, __nv_bfloat16>::value)
+        CUDA_OPS_DIRECT_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
+    else
+        CUDA_OPS_DIRECT_MMA("m16n8k16.row.col.f32.f16.f16.f32");
+#undef CUDA_OPS_DIRECT_MMA
+}
+#endif
+
+// CLUSTER: the blocks of a cluster of work.splits share k; a kernel of its own, for what it costs the other.
+template <typename T, bool CLUSTER>
+__global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_constant__ DirectWork work)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    __shared__ float sums[WARPS][TILE][TILE + 1];
+    constexpr int DEPTH = 4 * (16 / sizeof(T)), TOGETHER = 1; // of k in a step, and steps whose loads are under way
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
+    int rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ float received[CLUSTER ? MOST_SPLITS - 1 : 1][THREADS];
+    __shared__ __align__(8) uint64_t all_received;
+    const uint32_t barrier = shared_address(&all_received);
+    if constexpr (CLUSTER) {
+        rank = (int)cluster_rank();
+        if (threadIdx.x == 0) {
+            barrier_init(barrier, 1);
+            fence_barrier_init();
+            if (rank == 0)
+                barrier_expect(barrier, (work.splits - 1) * THREADS * 4);
+        }
+        __syncthreads();
+        cluster_arrive_relaxed();
+    }
+#endif
+    const int splits = CLUSTER ? work.splits : 1;
+    const int64_t first = blockIdx.x / splits, apart = gridDim.x / splits;
+    for (int64_t index = first; index < work.tiles; index += apart) { // once, where clusters share k
+        const int64_t outer = index / work.tiles_n, matrix = outer / work.tiles_m;
+        const int64_t m = (outer - matrix * work.tiles_m) * TILE, n = (index - outer * work.tiles_n) * TILE;
+        if (index == first) { // the divisions are long, and need not wait
+            wait_for_predecessor();
+            release_successor();
+        }
+        const T *const a = (const T *)work.a.first + matrix * work.a.matrix_stride;
+        const T *const b = (const T *)work.b.first + matrix * work.b.matrix_stride;
+        float sum[2][4] = {};
+        const int step_depth = splits * WARPS * DEPTH;
+        for (int64_t k = (rank * WARPS + warp) * DEPTH; k < work.k; k += step_depth * TOGETHER) {
+            uint32_t left[TOGETHER][2][4], right[TOGETHER][2][4];
+#pragma unroll
+            for (int step = 0; step < TOGETHER; step++) {
+                const int64_t from = k + step * step_depth + t * (DEPTH / 4);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    load_line(left[step][half], work.a, a, m + g + 8 * half, from, work.k);
+                    load_line(right[step][half], work.b, b, n + g + 8 * half, from, work.k);
+                }
+            }
+#pragma unroll
+            for (int step = 0; step < TOGETHER; step++)
+#pragma unroll
+                for (int part = 0; part < 4; part += 2)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        multiply_add<T>(sum[half], left[step][0] + part, left[step][1] + part,
+                                        right[step][half] + part);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums[warp][g + e / 2 * 8][8 * half + 2 * t + e % 2] = sum[half][e];
+        __syncthreads();
+        const int i = threadIdx.x / TILE, j = threadIdx.x % TILE;
+        const int64_t row = m + i, column = n + j;
+        float x = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            x += sums[w][i][j];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if constexpr (CLUSTER) {
+            cluster_wait(); // the first block's barrier is there
+            if (rank > 0) {
+                send(address_in(shared_address(&received[rank - 1][threadIdx.x]), 0), x, address_in(barrier, 0));
+                return;
+            }
+            barrier_wait_cluster(barrier, 0);
+            for (int other = 1; other < splits; other++)
+                x += received[other - 1][threadIdx.x];
+        }
+#endif
+        if (row < work.a.lines && column < work.b.lines) {
+            x *= work.alpha;
+            if (work.bias)
+                x += work.bias_is_float ? ((const float *)work.bias)[column]
+                                        : load_as_accumulate(((const T *)work.bias)[column]);
+            x = activate(x, work.activation);
+            const int64_t to = matrix * work.stride_d + row * work.ldd + column;
+            if (work.output_is_float)
+                ((float *)work.d)[to] = x;
+            else
+                ((T *)work.d)[to] = store_from_accumulate<T>(x);
+        }
+        __syncthreads(); // the sums are overwritten by the block's next tile
+    }
+#endif
+}
+
+static DirectOperand operand_of(const void *matrix, int64_t lines, int64_t pitch, int64_t stride, bool by_depth,
+                                int64_t size)
+{
+    const int vectors = by_depth && is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
+    return {matrix, lines, by_depth ? pitch : 1, by_depth ? 1 : pitch, stride, vectors};
+}
+
+bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &p, GemmDevice device)
+{
+    return p.dtype == CUDA_OPS_FLOAT64 || (p.dtype == CUDA_OPS_FLOAT32 && (!p.allow_tf32 || device.capability < 80));
+}
+
+bool gemm_direct_supports(const GemmCall &call, GemmDevice device)
+{
+    return device.capability >= 80 || gemm_direct_uses_cores(call.problem, device);
+}
+
+cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device)
+{
+    return gemm_direct_planned(call, device, gemm_direct_plan(call.problem, device));
+}
+
+template <typename T>
+static cuda_ops_status launch_direct(const DirectWork &work, cudaStream_t stream)
+{
+    const int64_t blocks = work.tiles < INT32_MAX ? work.tiles : INT32_MAX;
+    if (work.splits > 1)
+        launch_dependent_clusters(gemm_direct_kernel<T, true>, blocks * work.splits, THREADS, work.splits, 0, stream,
+                                  work);
+    else
+        launch_dependent(gemm_direct_kernel<T, false>, dim3((unsigned int)blocks), THREADS, 0, stream, work);
+    return launch_status();
+}
+
+cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (gemm_direct_uses_cores(p, device))
+        return p.dtype == CUDA_OPS_FLOAT64 ? gemm_direct_float64(call, device, plan)
+                                           : gemm_direct_float32(call, device, plan);
+    if (plan.tile > 0 || plan.splits > MOST_SPLITS || plan.swapped || (plan.splits > 1 && device.capability < 90))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t size = p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
+    DirectWork work = {};
+    work.a = operand_of(call.a, p.m, p.lda, p.stride_a, !p.transpose_a, size);
+    work.b = operand_of(call.b, p.n, p.ldb, p.stride_b, p.transpose_b, size);
+    work.d = call.d, work.bias = call.bias;
+    work.k = p.k, work.ldd = p.ldd, work.stride_d = p.stride_d;
+    work.tiles_m = ceil_div(p.m, TILE), work.tiles_n = ceil_div(p.n, TILE);
+    work.tiles = work.tiles_m * work.tiles_n * p.batch;
+    work.alpha = (float)p.alpha;
+    work.activation = p.activation;
+    work.bias_is_float = p.bias_dtype == CUDA_OPS_FLOAT32;
+    work.output_is_float = p.output_dtype == CUDA_OPS_FLOAT32;
+    work.splits = 1;
+    while (2 * work.splits <= plan.splits)
+        work.splits *= 2;
+    if (work.splits > 1 && work.tiles * work.splits > INT32_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    switch (p.dtype) {
+    case CUDA_OPS_BFLOAT16:
+        return launch_direct<__nv_bfloat16>(work, call.stream);
+    case CUDA_OPS_FLOAT16:
+        return launch_direct<__half>(work, call.stream);
+    case CUDA_OPS_FLOAT32:
+        return launch_direct<float>(work, call.stream);
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}

@@ -1,0 +1,7 @@
+// Rung 15 for float64, on the CUDA cores.
+#include "gemm/direct/simt.cuh"
+
+cuda_ops_status gemm_direct_float64(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    return cores_launch_tile<double>(call, device, plan);
+}

@@ -1,0 +1,322 @@
+// Rung 11's kernel, to be instantiated a dtype a file; gemm/mma/mma.cu tells what it does. float64 has a kernel of its
+// own, in gemm/mma/float64.cu.
+#ifndef CUDA_OPS_GEMM_MMA_KERNEL_CUH
+#define CUDA_OPS_GEMM_MMA_KERNEL_CUH
+
+#include "common/activation.cuh"
+#include "common/common.cuh"
+#include "gemm/paths.h"
+#include "ptx/cp_async.cuh"
+
+static constexpr int THREADS = 256;
+[[maybe_unused]] static constexpr int WARPS_M = 2, WARPS_N = 4; // unused where mma.sync is not
+
+// Tile sizes, ring and padding by element type. An instruction multiplies 16 x DEPTH by DEPTH x 8.
+template <typename T>
+struct MmaTile {
+    static constexpr int M = 128, N = 128, K = 64 / sizeof(T), STAGES = 4, DEPTH = 32 / sizeof(T);
+    static constexpr int PAD_K = 16 / sizeof(T), PAD_MN = 32 / sizeof(T);
+};
+// One operand's slice in shared memory: `LINES` of m or n by K; stored as it is in device memory.
+template <typename T, int LINES, bool MN_MAJOR>
+struct Slice {
+    static constexpr int K = MmaTile<T>::K, PER_PIECE = 16 / sizeof(T);
+    static constexpr int ROWS = MN_MAJOR ? K : LINES, WIDTH = MN_MAJOR ? LINES : K;
+    static constexpr int PITCH = WIDTH + (MN_MAJOR ? MmaTile<T>::PAD_MN : MmaTile<T>::PAD_K);
+    static constexpr int PIECES = ROWS * WIDTH / PER_PIECE / THREADS; // a thread's
+    static constexpr int SIZE = ROWS * PITCH;
+};
+
+struct MmaWork {
+    const void *a, *b, *bias;
+    void *d;
+    int64_t m, n, k, lda, ldb, ldd, stride_a, stride_b, stride_d;
+    int64_t tiles_m, tiles_n, batch, splits, chunk;
+    double alpha;
+    int activation, bias_is_wide, output_is_wide; // wide: of the accumulation type
+    int capability, multiprocessors;              // the device's
+    // float64's alone: from tile `whole` on (counted through the batch) k is cut in `parts`, whose sums go to
+    // `partial`.
+    int64_t whole, parts;
+    double *partial;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+template <typename T, int LINES, bool MN_MAJOR, bool ALIGNED>
+__device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch, int64_t first_line, int64_t lines,
+                                           int64_t k, int64_t k_end)
+{
+    typedef Slice<T, LINES, MN_MAJOR> S;
+    constexpr int per_row = S::WIDTH / S::PER_PIECE;
+#pragma unroll
+    for (int i = 0; i < S::PIECES; i++) {
+        const int piece = threadIdx.x + i * THREADS, r = piece / per_row, c = piece % per_row * S::PER_PIECE;
+        const int64_t row = (MN_MAJOR ? k : first_line) + r, column = (MN_MAJOR ? first_line : k) + c;
+        const int64_t left = (MN_MAJOR ? lines : k_end) - column;
+        const bool inside = row < (MN_MAJOR ? k_end : lines) && left > 0;
+        const int valid = inside ? (left < S::PER_PIECE ? (int)left : S::PER_PIECE) : 0;
+        const T *const from = inside ? matrix + row * pitch + column : matrix;
+        T *const there = to + r * S::PITCH + c;
+        if constexpr (ALIGNED) {
+            copy_async<16>(shared_address(there), from, valid * (int)sizeof(T));
+        } else {
+#pragma unroll
+            for (int e = 0; e < S::PER_PIECE; e++)
+                there[e] = e < valid ? from[e] : store_from_accumulate<T>(accumulate_type<T>(0));
+        }
+    }
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&d)[4], uint32_t from, bool transposed)
+{
+    if (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                     : "r"(from)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                     : "r"(from)
+                     : "memory");
+}
+
+__device__ __forceinline__ uint32_t to_tf32(float value)
+{
+    uint32_t rounded;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+    return rounded;
+}
+
+// An instruction's operands in a thread, g = lane / 4 and t = lane % 4. Left: rows g and g + 8, at k = t (or a pair of
+// halves at 2 t) and further on; right: column g.
+template <typename T>
+struct Fragments { // 16 bits
+    typedef uint32_t Left[4];
+    typedef uint32_t Right[2];
+};
+template <>
+struct Fragments<float> {
+    typedef uint32_t Left[4];
+    typedef uint32_t Right[2];
+};
+template <typename T, bool MN_MAJOR, int LINES>
+__device__ __forceinline__ T slice_element(const T *slice, int line, int k)
+{
+    typedef Slice<T, LINES, MN_MAJOR> S;
+    return MN_MAJOR ? slice[k * S::PITCH + line] : slice[line * S::PITCH + k];
+}
+
+__device__ __forceinline__ uint32_t operand(float value)
+{
+    return to_tf32(value);
+}
+
+// 16 lines from `line`, at k.
+template <typename T, bool MN_MAJOR, int LINES>
+__device__ __forceinline__ void load_left(typename Fragments<T>::Left &left, const T *slice, int line, int k)
+{
+    const int lane = threadIdx.x % 32;
+    typedef Slice<T, LINES, MN_MAJOR> S;
+    if constexpr (sizeof(T) == 2) {
+        // The four 8 x 8 matrices in the instruction's order: lines 0-7, 8-15, then the same 8 further along k.
+        const int l = line + (MN_MAJOR ? lane / 8 % 2 * 8 : lane % 16),
+                  p = k + (MN_MAJOR ? lane % 8 + lane / 16 * 8 : lane / 16 * 8);
+        load_matrices(left, shared_address(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
+    } else {
+        const int g = lane / 4, t = lane % 4;
+        left[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
+        left[1] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t));
+        left[2] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t + 4));
+        left[3] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t + 4));
+    }
+}
+
+// Twice 8 lines from `line`, at k.
+template <typename T, bool MN_MAJOR, int LINES>
+__device__ __forceinline__ void load_right(typename Fragments<T>::Right &first, typename Fragments<T>::Right &second,
+                                           const T *slice, int line, int k)
+{
+    const int lane = threadIdx.x % 32;
+    typedef Slice<T, LINES, MN_MAJOR> S;
+    if constexpr (sizeof(T) == 2) {
+        const int l = line + (MN_MAJOR ? lane / 16 * 8 : lane % 8 + lane / 16 * 8);
+        const int p = k + (MN_MAJOR ? lane % 16 : lane / 8 % 2 * 8);
+        uint32_t both[4];
+        load_matrices(both, shared_address(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
+        first[0] = both[0], first[1] = both[1], second[0] = both[2], second[1] = both[3];
+    } else {
+        const int g = lane / 4, t = lane % 4;
+        first[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
+        first[1] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t + 4));
+        second[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t));
+        second[1] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t + 4));
+    }
+}
+
+// d (16 x 8) += a * b.
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+
+template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR>
+static constexpr int stage_elements =
+    Slice<T, MmaTile<T>::M, A_MN_MAJOR>::SIZE + Slice<T, MmaTile<T>::N, B_MN_MAJOR>::SIZE;
+
+template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS, 2) gemm_mma_sync_kernel(const __grid_constant__ MmaWork work)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    typedef MmaTile<T> C;
+    typedef accumulate_type<T> A;
+    extern __shared__ __align__(16) char shared[];
+    constexpr int STAGE = stage_elements<T, A_MN_MAJOR, B_MN_MAJOR>, A_SIZE = Slice<T, C::M, A_MN_MAJOR>::SIZE;
+    constexpr int WARP_M = C::M / WARPS_M, WARP_N = C::N / WARPS_N, ROWS = WARP_M / 16, COLUMNS = WARP_N / 8;
+    T *const ring = (T *)shared;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int my_m = warp / WARPS_N * WARP_M, my_n = warp % WARPS_N * WARP_N;
+    const int64_t tiles = work.tiles_m * work.tiles_n;
+    wait_for_predecessor();
+    for (int64_t index = blockIdx.x; index < tiles * work.batch * work.splits; index += gridDim.x) {
+        const int64_t outer = index / tiles, split = outer / work.batch, batch = outer % work.batch;
+        // Bands of 8 rows of tiles, so that the blocks that run together share what they read.
+        const int64_t in = index % tiles, band = in / (8 * work.tiles_n), rest = in % (8 * work.tiles_n);
+        const int64_t rows = work.tiles_m - 8 * band < 8 ? work.tiles_m - 8 * band : 8;
+        const int64_t m = (8 * band + rest % rows) * C::M, n = rest / rows * C::N;
+        const T *const a = (const T *)work.a + batch * work.stride_a, *const b =
+                                                                          (const T *)work.b + batch * work.stride_b;
+        const int64_t k_begin = split * work.chunk;
+        const int64_t k_end = k_begin + work.chunk < work.k ? k_begin + work.chunk : work.k;
+        const int steps = (int)((k_end - k_begin + C::K - 1) / C::K);
+        A sum[ROWS][COLUMNS][4] = {};
+
+        auto load = [&](int step) {
+            if (step < steps) {
+                T *const stage = ring + step % C::STAGES * STAGE;
+                const int64_t k = k_begin + (int64_t)step * C::K;
+                load_slice<T, C::M, A_MN_MAJOR, ALIGNED>(stage, a, work.lda, m, work.m, k, k_end);
+                load_slice<T, C::N, B_MN_MAJOR, ALIGNED>(stage + A_SIZE, b, work.ldb, n, work.n, k, k_end);
+            }
+            // A group a step even where there is nothing to load, so that the count of groups tells the step.
+            copy_async_commit();
+        };
+        for (int step = 0; step < C::STAGES - 1; step++)
+            load(step);
+        for (int step = 0; step < steps; step++) {
+            copy_async_wait<C::STAGES - 2>();
+            // This step's slices are there for all, and the stage that is loaded next has been read by all.
+            __syncthreads();
+            load(step + C::STAGES - 1);
+            const T *const a_slice = ring + step % C::STAGES * STAGE, *const b_slice = a_slice + A_SIZE;
+#pragma unroll
+            for (int k = 0; k < C::K; k += C::DEPTH) {
+                typename Fragments<T>::Left left[ROWS];
+                typename Fragments<T>::Right right[COLUMNS];
+#pragma unroll
+                for (int i = 0; i < ROWS; i++)
+                    load_left<T, A_MN_MAJOR, C::M>(left[i], a_slice, my_m + 16 * i, k);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j += 2)
+                    load_right<T, B_MN_MAJOR, C::N>(right[j], right[j + 1], b_slice, my_n + 8 * j, k);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++)
+                        mma(sum[i][j], left[i], right[j], T());
+            }
+        }
+        // The ring is filled again for the next tile.
+        __syncthreads();
+
+        const int64_t matrix = split * work.batch + batch;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int64_t column = n + my_n + 8 * j + lane % 4 * 2 + e;
+                if (column >= work.n)
+                    continue;
+                A bias = 0;
+                if (work.bias)
+                    bias = work.bias_is_wide ? ((const A *)work.bias)[column]
+                                             : load_as_accumulate(((const T *)work.bias)[column]);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int64_t row = m + my_m + 16 * i + lane / 4 + 8 * half;
+                        if (row >= work.m)
+                            continue;
+                        const A x = activate((A)work.alpha * sum[i][j][2 * half + e] + bias, work.activation);
+                        const int64_t at = matrix * work.stride_d + row * work.ldd + column;
+                        if (work.output_is_wide)
+                            ((A *)work.d)[at] = x;
+                        else
+                            ((T *)work.d)[at] = store_from_accumulate<T>(x);
+                    }
+            }
+    }
+    release_successor();
+#endif
+}
+
+template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
+static cuda_ops_status launch(const MmaWork &work, cudaStream_t stream)
+{
+    const auto kernel = gemm_mma_sync_kernel<T, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
+    constexpr int bytes = MmaTile<T>::STAGES * stage_elements<T, A_MN_MAJOR, B_MN_MAJOR> * (int)sizeof(T);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const int64_t blocks = work.tiles_m * work.tiles_n * work.batch * work.splits, most = INT32_MAX;
+    launch_dependent(kernel, dim3((unsigned int)(blocks < most ? blocks : most)), THREADS, bytes, stream, work);
+    return launch_status();
+}
+
+template <typename T, bool ALIGNED>
+static cuda_ops_status launch_transposed(const MmaWork &work, const cuda_ops_gemm_problem &p, cudaStream_t stream)
+{
+    if (p.transpose_a)
+        return p.transpose_b ? launch<T, true, false, ALIGNED>(work, stream)
+                             : launch<T, true, true, ALIGNED>(work, stream);
+    return p.transpose_b ? launch<T, false, false, ALIGNED>(work, stream)
+                         : launch<T, false, true, ALIGNED>(work, stream);
+}
+
+template <typename T>
+static cuda_ops_status launch_mma_sync(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+                                       cudaStream_t stream)
+{
+    return aligned ? launch_transposed<T, true>(work, p, stream) : launch_transposed<T, false>(work, p, stream);
+}
+
+cuda_ops_status gemm_mma_sync_bfloat16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+                                       cudaStream_t stream);
+cuda_ops_status gemm_mma_sync_float16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+                                      cudaStream_t stream);
+cuda_ops_status gemm_mma_sync_tf32(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+                                   cudaStream_t stream);
+cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
+                                      cudaStream_t stream);
+// Bytes for `partial`, where k is whole.
+int64_t gemm_mma_sync_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device);
+
+#endif

@@ -1,0 +1,144 @@
+// What the rungs of the ladder share: how one is called, and the table's rows. gemm.cu holds the table.
+#ifndef CUDA_OPS_GEMM_PATHS_H
+#define CUDA_OPS_GEMM_PATHS_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "cuda_ops/gemm.h"
+
+// One call as a launcher gets it. gemm.cu has checked the sizes (m, n, batch > 0, k >= 0), so that a launcher only
+// launches.
+struct GemmCall {
+    void *d;
+    const void *a, *b, *bias;
+    void *workspace;
+    cuda_ops_gemm_problem problem;
+    cudaStream_t stream;
+};
+
+// The current device, as far as a rung's choice depends on it.
+struct GemmDevice {
+    int capability; // 75, 80, 90
+    int multiprocessors;
+};
+
+// Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
+// are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
+// none.
+struct GemmRung {
+    int number;
+    const char *name;
+    bool (*supports)(const GemmCall &call, GemmDevice device);
+    int64_t (*workspace)(const cuda_ops_gemm_problem &problem, GemmDevice device);
+    cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
+};
+
+// The product that makes D transposed: D^T = op(B)^T op(A)^T. The pitches of D stay D's.
+static inline GemmCall exchanged(const GemmCall &call)
+{
+    GemmCall other = call;
+    const cuda_ops_gemm_problem &p = call.problem;
+    cuda_ops_gemm_problem &q = other.problem;
+    other.a = call.b, other.b = call.a;
+    q.m = p.n, q.n = p.m;
+    q.lda = p.ldb, q.ldb = p.lda;
+    q.stride_a = p.stride_b, q.stride_b = p.stride_a;
+    q.transpose_a = !p.transpose_b, q.transpose_b = !p.transpose_a;
+    return other;
+}
+
+// How a problem is done: the rung, its tile's number, the pieces that k is split in, whether A and B change
+// places so that D is made transposed (rung 14, rung 13's tile of 80 columns and its pairs; for TF32 rung 13 sees to it
+// by itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
+struct GemmPlan {
+    int rung, tile, splits, swapped, group;
+};
+GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+// Whether it has the tile for the problem's dtype and storage order.
+bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
+int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+// Its parts by dtype and storage of A.
+cuda_ops_status gemm_cluster_persistent_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_bfloat16_transposed(const GemmCall &call, GemmDevice device,
+                                                            const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call, GemmDevice device,
+                                                           const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+// Tiles that two blocks make together, each with half of k.
+cuda_ops_status gemm_cluster_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_pair_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_cluster_persistent_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
+bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &problem);
+
+// Rung 14's.
+GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// Rung 15's. float64, and float32 where TF32 is not to be used, go by the CUDA cores and have tiles to choose from.
+bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &problem, GemmDevice device);
+GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_direct_float64(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// Rung 11's. float64 has three tiles, and its cuts of k are the plan's.
+GemmPlan gemm_mma_sync_float64_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+
+// How many waves of float64's tile 0 its products take with k whole, where the last wave's tiles may be cut.
+double gemm_mma_sync_float64_waves(const cuda_ops_gemm_problem &problem, GemmDevice device);
+
+// About how long rung 10 takes in float32.
+double gemm_cp_async_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
+
+// For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
+// accumulation type; gemm_add_pieces makes D of them.
+int64_t gemm_pieces_bytes(const cuda_ops_gemm_problem &problem, int64_t pieces);
+cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces);
+
+// clang-format off
+// 4 to 10: CUDA cores.
+bool gemm_naive_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_naive(const GemmCall &call, GemmDevice device);
+bool gemm_coalesced_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_coalesced(const GemmCall &call, GemmDevice device);
+bool gemm_shared_memory_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_shared_memory(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_shared_memory_dynamic(const GemmCall &call, GemmDevice device);
+bool gemm_register_tile_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_register_tile_1d(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_register_tile(const GemmCall &call, GemmDevice device);
+bool gemm_vectorised_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_vectorised(const GemmCall &call, GemmDevice device);
+bool gemm_warp_tile_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_warp_tile(const GemmCall &call, GemmDevice device);
+bool gemm_cp_async_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_cp_async_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_cp_async(const GemmCall &call, GemmDevice device);
+// 11 to 13: tensor cores.
+bool gemm_mma_sync_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device);
+bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device);
+bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device);
+// 14 and 15: small and skinny products.
+bool gemm_skinny_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_skinny(const GemmCall &call, GemmDevice device);
+bool gemm_direct_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device);
+// clang-format on
+
+#endif

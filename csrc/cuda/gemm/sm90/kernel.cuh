@@ -1,0 +1,515 @@
+// Rung 13's kernel and its launcher, to be instantiated a dtype a file; gemm/sm90/sm90.cu tells what they are.
+#ifndef CUDA_OPS_GEMM_SM90_KERNEL_CUH
+#define CUDA_OPS_GEMM_SM90_KERNEL_CUH
+
+#include "gemm/sm90/tile.cuh"
+#include "ptx/cluster.cuh"
+
+#if defined(CUDA_OPS_HOPPER_CODE)
+
+struct Place {
+    int m, n, batch, split; // the first row and column of this block's tile
+    int k_begin, steps;
+};
+
+// Tiles in bands of `group` cluster tiles, column by column within a band: those that run at one time make up about a
+// square, so that what they read of A and B stays in the L2 cache.
+template <typename C>
+__device__ __forceinline__ Place place_of(const GemmWork &work, int index, int rank_m, int rank_n)
+{
+    const int tiles = work.clusters_m * work.clusters_n;
+    const int outer = index / tiles;
+    index -= outer * tiles;
+    const int band_tiles = work.group * work.clusters_n, band = index / band_tiles;
+    index -= band * band_tiles;
+    const int first = band * work.group, rows = min(work.group, work.clusters_m - first);
+    const int column = index / rows, row = first + index - column * rows;
+    Place place;
+    place.m = (row * C::CLUSTER_M + rank_m) * C::M;
+    place.n = (column * C::CLUSTER_N + rank_n) * C::N;
+    place.split = outer / work.batch;
+    place.batch = outer - place.split * work.batch;
+    place.k_begin = place.split * work.chunk;
+    place.steps = (min(work.chunk, work.k - place.k_begin) + C::K - 1) / C::K;
+    return place;
+}
+
+// One thread's life: fills the ring, tile after tile.
+template <typename C>
+__device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap *map_a, const CUtensorMap *map_b,
+                                        uint32_t stages, uint32_t full, uint32_t empty, int rank_m, int rank_n)
+{
+    // A's tile is shared by the blocks of a cluster with the same rank_m, B's by those with the same rank_n; each loads
+    // its part for all of them.
+    uint16_t blocks_a = 0, blocks_b = 0;
+    for (int i = 0; i < C::CLUSTER_N; i++)
+        blocks_a |= 1 << (rank_m + i * C::CLUSTER_M);
+    for (int i = 0; i < C::CLUSTER_M; i++)
+        blocks_b |= 1 << (i + rank_n * C::CLUSTER_M);
+    int stage = 0, phase = 0;
+    for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER) {
+        const Place place = place_of<C>(work, index, rank_m, rank_n);
+        const int batch_a = work.a_shared ? 0 : place.batch, batch_b = work.b_shared ? 0 : place.batch;
+        int k = place.k_begin;
+        for (int step = 0; step < place.steps; step++, k += C::K) {
+            barrier_wait(empty + 8 * stage, phase ^ 1);
+            const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
+            barrier_expect(arrived, C::STAGE_BYTES);
+            if constexpr (C::A_MN_MAJOR) {
+                constexpr int part = C::K / C::CLUSTER_N;
+#pragma unroll
+                for (int column = 0; column < C::A_COLUMNS; column++) {
+                    const uint32_t to = a + column * C::COLUMN_BYTES + rank_n * part * SWIZZLE_ROW;
+                    if constexpr (C::CLUSTER_N > 1)
+                        copy_in_multicast(to, map_a, arrived, place.m + column * C::ROW, k + rank_n * part, batch_a,
+                                          blocks_a);
+                    else
+                        copy_in(to, map_a, arrived, place.m + column * C::ROW, k, batch_a);
+                }
+            } else {
+                constexpr int part = C::M / C::CLUSTER_N;
+                if constexpr (C::CLUSTER_N > 1)
+                    copy_in_multicast(a + rank_n * part * SWIZZLE_ROW, map_a, arrived, k, place.m + rank_n * part,
+                                      batch_a, blocks_a);
+                else
+                    copy_in(a, map_a, arrived, k, place.m, batch_a);
+            }
+            if constexpr (C::B_MN_MAJOR) {
+                constexpr int part = C::K / C::CLUSTER_M;
+#pragma unroll
+                for (int column = 0; column < C::B_COLUMNS; column++) {
+                    const uint32_t to = b + column * C::COLUMN_BYTES + rank_m * part * SWIZZLE_ROW;
+                    if constexpr (C::CLUSTER_M > 1)
+                        copy_in_multicast(to, map_b, arrived, place.n + column * C::ROW, k + rank_m * part, batch_b,
+                                          blocks_b);
+                    else
+                        copy_in(to, map_b, arrived, place.n + column * C::ROW, k, batch_b);
+                }
+            } else {
+                constexpr int part = C::N / C::CLUSTER_M;
+                if constexpr (C::CLUSTER_M > 1)
+                    copy_in_multicast(b + rank_m * part * SWIZZLE_ROW, map_b, arrived, k, place.n + rank_m * part,
+                                      batch_b, blocks_b);
+                else
+                    copy_in(b, map_b, arrived, k, place.n, batch_b);
+            }
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+    }
+    // The other blocks of the cluster tell this one's barriers when they are done with a stage; it must not end before
+    // the last of them has. What the others send is waited for by whoever multiplies it.
+    if constexpr (C::CLUSTER > 1)
+        for (int i = 0; i < C::STAGES; i++) {
+            barrier_wait(empty + 8 * stage, phase ^ 1);
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+}
+
+// Tells every block that loads into this block's stage that this warpgroup is done with it. One thread speaks for all:
+// a product of the warpgroup's is waited for by all of it. Ordinary loads are not, so that there each warp speaks.
+template <typename C>
+__device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thread, int rank_m, int rank_n)
+{
+    if (C::IN_REGISTERS) {
+        __syncwarp();
+        thread %= 32;
+    }
+    if constexpr (C::CLUSTER == 1) {
+        if (thread == 0)
+            barrier_arrive(empty + 8 * stage);
+    } else {
+        const int other_m = thread % C::CLUSTER_M, other_n = thread / C::CLUSTER_M;
+        if (thread < C::CLUSTER && (other_m == rank_m || other_n == rank_n))
+            barrier_arrive_at(empty + 8 * stage, thread);
+    }
+}
+
+// A's fragments of one stage in a thread: for each 32 bytes of k, the four registers of each of its blocks of 64 rows.
+template <typename C>
+struct Left {
+    uint32_t part[4][C::BLOCKS][4];
+};
+
+// From an MN-major TF32 stage: columns of K rows of 128 bytes (32 neighbours along m). With two blocks of 64 rows a
+// warp's 32 rows of A are one such column, and a thread takes 16 bytes, four rows of A, for each of its places in k;
+// with one block two warps share a column, and a thread takes 8. Which rows is chosen so that the threads that read at
+// one time meet all banks. wgmma calls them rows g and g + 8 of the first block, then of the second.
+template <typename C>
+__device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, int thread)
+{
+    const int warp = thread / 32, quad = thread % 32 / 4, place = thread % 4;
+    if constexpr (C::BLOCKS == 2) {
+        const uint32_t column = a + ((C::PINGPONG ? 0 : 4 * group) + warp) * C::COLUMN_BYTES;
+        const int piece = quad / 2 + quad % 2 * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int in = place + 4 * half; // of 8 along k
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
+                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(left.part[i][0][2 * half]), "=r"(left.part[i][0][2 * half + 1]),
+                               "=r"(left.part[i][1][2 * half]), "=r"(left.part[i][1][2 * half + 1])
+                             : "r"(from)
+                             : "memory");
+            }
+    } else {
+        const uint32_t column = a + ((C::PINGPONG ? 0 : 2 * group) + warp / 2) * C::COLUMN_BYTES + quad % 2 * 8;
+        const int piece = warp % 2 * 2 + quad / 4 + quad / 2 % 2 * 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int in = place + 4 * half;
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
+                asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                             : "=r"(left.part[i][0][2 * half]), "=r"(left.part[i][0][2 * half + 1])
+                             : "r"(from)
+                             : "memory");
+            }
+    }
+}
+
+// A stage's MN-major B of TF32 (columns of 32 rows of 128 bytes, 32 neighbours along n) as K-major rows of n, which is
+// what wgmma reads: by both warpgroups, 8 rows of n a warp, a lane for each k.
+template <typename C>
+__device__ __forceinline__ void turn_right(uint32_t to, uint32_t b, int group, int thread)
+{
+    const int warp = 4 * group + thread / 32, k = thread % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int piece = warp % 4 * 2 + i; // of a row of 128 bytes
+        const uint32_t from = b + warp / 4 * C::COLUMN_BYTES + k * SWIZZLE_ROW + (piece ^ (k % 8)) * 16;
+        uint32_t x[4];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(from)
+                     : "memory");
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int n = 8 * warp + 4 * i + e; // a warp writes a whole row of 128 bytes
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * SWIZZLE_ROW + ((k / 4) ^ (n % 8)) * 16 + k % 4 * 4),
+                         "r"(x[e])
+                         : "memory");
+        }
+    }
+}
+
+// Work is GemmWork, or a struct made from it with a load_bias and store_tile of its own (conv2d/sm90/kernel.cuh).
+template <typename C, typename Work>
+__device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
+                                        uint32_t empty, char *buffers, int rank_m, int rank_n)
+{
+    typedef typename C::T T;
+    const int group = threadIdx.x / WARPGROUP - C::CONSUMERS, thread = threadIdx.x % WARPGROUP;
+    buffers += group * C::BUFFERS * C::BUFFER_BYTES;
+    [[maybe_unused]] int buffer = 0;
+    const int my_row = C::PINGPONG ? 0 : group * C::GROUP_M;
+    float sum[C::BLOCKS][C::N / 2];
+
+    // Descriptions of stage 0's tiles.
+    const uint32_t a_first = stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW);
+    const uint64_t a_tile = describe(a_first, C::COLUMN_BYTES, SWIZZLE_ATOM);
+    const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+    constexpr int A_BLOCK = C::A_MN_MAJOR ? C::COLUMN_BYTES : 64 * SWIZZLE_ROW;
+    constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
+
+    const uint32_t order = empty + 8 * C::STAGES;
+    int stage = 0, phase = 0, turn = 0, mine = 0;
+    [[maybe_unused]] int turned = 0;
+    for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER, turn ^= 1) {
+        const Place place = place_of<C>(work, index, rank_m, rank_n);
+        if (C::PINGPONG && turn != group) {
+            // The other warpgroup's tile: its stages pass by.
+            stage += place.steps;
+            phase ^= (stage / C::STAGES) & 1;
+            stage %= C::STAGES;
+            continue;
+        }
+        const auto bias = load_bias<C>(work, place.n, thread);
+        // Sums of zero, and not first products that replace what was there: that would keep the last tile's sums in
+        // their registers for as long as it takes to store them.
+#pragma unroll
+        for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+            for (int i = 0; i < C::N / 2; i++)
+                sum[block][i] = 0;
+        // Not before the other warpgroup has seen its last stage full: a barrier tells only the phase before its
+        // present one from the others, so that it must not be asked two fills ahead.
+        if (C::PINGPONG)
+            barrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
+        mine++;
+        if constexpr (C::B_TURNED) {
+            // A through registers, and B turned. The products of the stage before are waited for first: registers that
+            // wgmma reads are its own until then. Whoever turns a stage knows by the last one's barrier that all have
+            // done with the products of the tile that it overwrites.
+            for (int step = 0; step < place.steps; step++) {
+                const uint32_t from = stages + stage * C::STAGE_BYTES;
+                const uint32_t to = stages + C::STAGES * C::STAGE_BYTES + turned * (C::TURNED_BYTES / 2);
+                barrier_wait(full + 8 * stage, phase);
+                wgmma_wait<0>();
+                Left<C> left;
+                load_left<C>(left, from, group, thread);
+                turn_right<C>(to, from + C::A_BYTES, group, thread);
+                fence_async_proxy();
+                release_stage<C>(empty, stage, thread, rank_m, rank_n);
+                named_barrier(3, 2 * WARPGROUP);
+                turned ^= 1;
+                const uint64_t b = describe(to, C::COLUMN_BYTES, SWIZZLE_ATOM);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int block = 0; block < C::BLOCKS; block++)
+                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * 32), 1);
+                wgmma_commit();
+                if (++stage == C::STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+            wgmma_wait<0>();
+        } else if constexpr (C::IN_REGISTERS) {
+            // A through registers: the next stage's fragments are read while this one's products are made.
+            Left<C> left = {}, next = {};
+            barrier_wait(full + 8 * stage, phase);
+            if (C::PINGPONG && place.steps == 1)
+                hand_over(order, group, thread);
+            load_left<C>(left, stages + stage * C::STAGE_BYTES, group, thread);
+            for (int step = 0; step < place.steps; step++) {
+                const uint64_t b = advance(b_tile, stage * C::STAGE_BYTES);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int block = 0; block < C::BLOCKS; block++)
+                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * B_STEP), 1);
+                wgmma_commit();
+                const int now = stage;
+                if (++stage == C::STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+                if (step + 1 < place.steps) {
+                    barrier_wait(full + 8 * stage, phase);
+                    if (C::PINGPONG && step + 2 == place.steps)
+                        hand_over(order, group, thread);
+                    load_left<C>(next, stages + stage * C::STAGE_BYTES, group, thread);
+                }
+                wgmma_wait<0>();
+                release_stage<C>(empty, now, thread, rank_m, rank_n);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            left.part[i][block][e] = next.part[i][block][e];
+            }
+        } else {
+            int before = stage;
+            for (int step = 0; step < place.steps; step++) {
+                barrier_wait(full + 8 * stage, phase);
+                if (C::PINGPONG && step + 1 == place.steps)
+                    hand_over(order, group, thread);
+                const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+#pragma unroll
+                    for (int block = 0; block < C::BLOCKS; block++)
+                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(
+                            sum[block], advance(a, i * A_STEP + block * A_BLOCK), advance(b, i * B_STEP), 1);
+                wgmma_commit();
+                // This stage's products are under way; those of the stage before are done.
+                wgmma_wait<1>();
+                if (step > 0)
+                    release_stage<C>(empty, before, thread, rank_m, rank_n);
+                before = stage;
+                if (++stage == C::STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+            wgmma_wait<0>();
+            release_stage<C>(empty, before, thread, rank_m, rank_n);
+        }
+        if constexpr (C::ONE_TILE) // both warpgroups have read the ring to the end, and no more comes
+            named_barrier(3, 2 * WARPGROUP);
+        store_tile<C>(sum, bias, work, map_d, buffers, buffer, (int64_t)place.split * work.batch + place.batch,
+                      place.m + my_row, place.n, group, thread);
+    }
+    if (C::BUFFERS > 0 && thread == 0)
+        wait_copied_out<0>();
+}
+#endif // CUDA_OPS_HOPPER_CODE
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, C::SHARING)
+    gemm_cluster_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                                   const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    extern __shared__ char shared[];
+    // Every block of a cluster must come to the same addresses; the dynamic part starts at the same in each.
+    const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
+    const uint32_t buffers = stages + C::BUFFERS_FROM;
+    const uint32_t full = stages + C::BARRIERS_FROM, empty = full + 8 * C::STAGES;
+    const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
+    const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_a);
+        prefetch_map(&map_b);
+        prefetch_map(&map_d);
+        constexpr int arrivals = (C::PINGPONG ? 1 : 2) * (C::IN_REGISTERS ? 4 : 1) * (C::CLUSTER_M + C::CLUSTER_N - 1);
+        for (int stage = 0; stage < C::STAGES; stage++) {
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, arrivals);
+        }
+        for (int group = 0; group < 2; group++)
+            barrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
+        fence_barrier_init();
+    }
+    if constexpr (C::CLUSTER > 1)
+        cluster_sync_relaxed();
+    else
+        __syncthreads();
+    wait_for_predecessor();
+    // Every block is running by now, and the next kernel's take over the SMs as they fall free.
+    release_successor();
+    if (threadIdx.x / WARPGROUP == C::PRODUCER) {
+        if constexpr (C::SHARING == 1)
+            give_registers<40>();
+        if (threadIdx.x % WARPGROUP == 0)
+            produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
+    } else {
+        if constexpr (C::SHARING == 1)
+            take_registers<232>();
+        consume<C>(work, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
+    }
+#endif
+}
+
+template <typename C>
+static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    const bool swapped = plan.swapped;
+    const cuda_ops_gemm_problem &p = call.problem;
+    CUtensorMap map_a, map_b, map_d;
+    const bool tf32 = sizeof(typename C::T) == 4;
+    // A K-major box holds the rows that one block of the cluster loads; an MN-major one that block's part of k.
+    bool mapped = C::A_MN_MAJOR ? make_map(&map_a, call.a, p.dtype, tf32, p.m, p.k, p.batch, p.lda, p.stride_a, C::ROW,
+                                           C::K / C::CLUSTER_N)
+                                : make_map(&map_a, call.a, p.dtype, tf32, p.k, p.m, p.batch, p.lda, p.stride_a, C::ROW,
+                                           C::M / C::CLUSTER_N);
+    mapped = mapped && (C::B_MN_MAJOR ? make_map(&map_b, call.b, p.dtype, tf32, p.n, p.k, p.batch, p.ldb, p.stride_b,
+                                                 C::ROW, C::K / C::CLUSTER_M)
+                                      : make_map(&map_b, call.b, p.dtype, tf32, p.k, p.n, p.batch, p.ldb, p.stride_b,
+                                                 C::ROW, C::N / C::CLUSTER_M));
+    GemmWork work = work_of(call);
+    const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
+    const int64_t splits = ceil_div(p.k, chunk); // none of them empty
+    work.splits = (int)splits, work.chunk = (int)chunk;
+    work.clusters_m = (int)ceil_div(p.m, C::M * C::CLUSTER_M);
+    work.clusters_n = (int)ceil_div(p.n, C::N * C::CLUSTER_N);
+    work.group = plan.group;
+    work.swapped = swapped;
+    map_d = map_a;
+    if (splits > 1) {
+        work.d = call.workspace;
+        work.bias = nullptr;
+        work.ldd = swapped ? p.m : p.n;
+        work.stride_d = p.m * p.n;
+        work.alpha = 1;
+        work.activation = CUDA_OPS_GEMM_NONE;
+        work.preactivation = nullptr;
+        work.output_is_float = 1;
+    } else if (C::IN_LINES) {
+        work.copies_out = is_aligned_16(call.d) && p.ldd % 8 == 0 && (p.batch == 1 || p.stride_d % 8 == 0);
+    } else if (C::BUFFERS > 0 && !swapped && can_copy_out(call)) {
+        work.copies_out = 1;
+        mapped = mapped &&
+                 make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, C::CHUNK, C::GROUP_M);
+    }
+    const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch * splits;
+    if (!mapped || total > INT32_MAX / 2)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    work.total = (int)total;
+
+    const auto kernel = gemm_cluster_persistent_kernel<C>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
+    const int64_t clusters = C::ONE_TILE || total < room ? total : room;
+    start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
+                   call.stream, map_a, map_b, map_d, work);
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || work.splits == 1)
+        return status;
+    GemmCall whole = call;
+    if (swapped) {
+        whole.problem.m = p.n;
+        whole.problem.n = p.m;
+    }
+    return gemm_add_pieces(whole, work.splits);
+}
+
+// Rung 13's tiles of 16-bit operands, as HALVES in gemm.cu numbers them.
+template <typename T, bool a_mn_major, bool b_mn_major>
+static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    // clang-format off
+    switch (plan.tile) {
+    //                                      M    N   cluster ping-pong stages
+    case 0: return launch<Tile<T, 128, 256, 2, 1, false, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 1: return launch<Tile<T, 128, 128, 2, 1, true, 5, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 2: return launch<Tile<T, 128, 192, 2, 1, true, 4, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 3: return launch<Tile<T, 128, 64, 1, 2, false, 7, a_mn_major, b_mn_major, false, true>>(call, device, plan);
+    case 4: return launch<Tile<T, 128, 80, 2, 1, false, b_mn_major ? 7 : 8, a_mn_major, b_mn_major, false, true, 1, true>>(call, device, plan);
+    case 5:
+        if constexpr (!a_mn_major)
+            return launch<Tile<T, 128, 128, 2, 1, false, 5, false, b_mn_major, false, true>>(call, device, plan);
+    }
+    // clang-format on
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// Tiles for batches of small matrices, a block each and two blocks an SM, of which one loads while the other stores.
+template <typename T, bool a_mn_major, bool b_mn_major>
+static cuda_ops_status launch_small(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    // clang-format off
+    switch (plan.tile) {
+    //                                      M   N   cluster ping-pong stages                 copied pieces blocks an SM
+    case 6: return launch<Tile<T, 128, 64, 1, 1, false, 3, a_mn_major, b_mn_major, false, false, 2>>(call, device, plan);
+    case 7: return launch<Tile<T, 64, 128, 1, 1, true, 3, a_mn_major, b_mn_major, false, false, 2>>(call, device, plan);
+    }
+    // clang-format on
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+template <typename T>
+static cuda_ops_status launch_small_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    if (p.transpose_a)
+        return p.transpose_b ? launch_small<T, true, false>(call, device, plan)
+                             : launch_small<T, true, true>(call, device, plan);
+    return p.transpose_b ? launch_small<T, false, false>(call, device, plan)
+                         : launch_small<T, false, true>(call, device, plan);
+}
+
+// A as it is stored: its two ways are in two files, which compile side by side.
+template <typename T, bool a_mn_major>
+static cuda_ops_status launch_either_b(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    return call.problem.transpose_b ? launch_halves<T, a_mn_major, false>(call, device, plan)
+                                    : launch_halves<T, a_mn_major, true>(call, device, plan);
+}
+
+#endif

@@ -1,0 +1,275 @@
+// Rung 13's tiles that two blocks make together: each takes half of k, and they give each other half of their sums.
+// For products of few tiles and a long k, which are cut so finely otherwise that shared memory feeds the tensor cores
+// too slowly: a tile's operands are read from there once for its rows and once for its columns. The exchange costs the
+// way from one SM to another, some 16 bytes a cycle: a microsecond for 32 KB. One tile a cluster; not persistent.
+#ifndef CUDA_OPS_GEMM_SM90_PAIR_CUH
+#define CUDA_OPS_GEMM_SM90_PAIR_CUH
+
+#include "gemm/sm90/tile.cuh"
+#include "ptx/cluster.cuh"
+
+// MN-major is what the kernel calls A stored k x m and B stored k x n.
+template <typename T_, int TILE_N_, int STAGES_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
+struct PairTile : Tile<T_, 128, TILE_N_, 1, 1, false, STAGES_, A_MN_MAJOR_, B_MN_MAJOR_> {
+    typedef Tile<T_, 128, TILE_N_, 1, 1, false, STAGES_, A_MN_MAJOR_, B_MN_MAJOR_> Whole;
+    typedef Tile<T_, 128, TILE_N_ / 2, 1, 1, false, 2, false, false, false, true> Half; // what a block stores
+    static constexpr int COLUMNS = TILE_N_ / 2, COUNT = COLUMNS / 2;                    // sums that a thread keeps
+    static constexpr int SUM_BYTES = WARPGROUP * COUNT * 4;                             // that a warpgroup is given
+    static constexpr int SHARED_BYTES =
+        STAGES_ * Whole::STAGE_BYTES + 2 * SUM_BYTES + (2 * STAGES_ + 2) * 8 + SWIZZLE_ATOM;
+    static_assert(sizeof(T_) == 2, "of 16 bits");
+    static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
+    static_assert(STAGES_ * Whole::STAGE_BYTES >= 2 * Half::BUFFERS * Half::BUFFER_BYTES, "results by pieces");
+};
+
+#if defined(CUDA_OPS_HOPPER_CODE)
+
+// The first row and column of a cluster's tile, and this block's steps along k.
+struct PairPlace {
+    int m, n, batch, first_step, steps;
+};
+
+template <typename C>
+__device__ __forceinline__ PairPlace pair_place(const GemmWork &work, int rank)
+{
+    // Along the side with fewer tiles first: clusters that run side by side then share the long side's operand.
+    const int tiles = work.clusters_m * work.clusters_n, cluster = blockIdx.x / 2, index = cluster % tiles;
+    const bool m_first = work.clusters_m <= work.clusters_n;
+    const int side = m_first ? work.clusters_m : work.clusters_n, along = index % side, across = index / side;
+    const int steps = (work.k + C::K - 1) / C::K, half = (steps + 1) / 2;
+    PairPlace place;
+    place.m = (m_first ? along : across) * C::M;
+    place.n = (m_first ? across : along) * C::N;
+    place.batch = cluster / tiles;
+    place.first_step = rank * half;
+    place.steps = rank == 0 ? half : steps - half;
+    return place;
+}
+
+// One thread's life: fills the ring.
+template <typename C>
+__device__ __forceinline__ void pair_produce(const GemmWork &work, const PairPlace &place, const CUtensorMap *map_a,
+                                             const CUtensorMap *map_b, uint32_t stages, uint32_t full, uint32_t empty,
+                                             int rank)
+{
+    const int batch_a = work.a_shared ? 0 : place.batch, batch_b = work.b_shared ? 0 : place.batch;
+    int stage = 0, phase = 0, k = place.first_step * C::K;
+    for (int step = 0; step < place.steps; step++, k += C::K) {
+        barrier_wait(empty + 8 * stage, phase ^ 1);
+        const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
+        barrier_expect(arrived, C::STAGE_BYTES);
+        if constexpr (C::A_MN_MAJOR) {
+#pragma unroll
+            for (int column = 0; column < C::A_COLUMNS; column++)
+                copy_in(a + column * C::COLUMN_BYTES, map_a, arrived, place.m + column * C::ROW, k, batch_a);
+        } else {
+            copy_in(a, map_a, arrived, k, place.m, batch_a);
+        }
+        if constexpr (C::B_MN_MAJOR) {
+#pragma unroll
+            for (int column = 0; column < C::B_COLUMNS; column++)
+                copy_in(b + column * C::COLUMN_BYTES, map_b, arrived, place.n + column * C::ROW, k, batch_b);
+        } else {
+            copy_in(b, map_b, arrived, k, place.n, batch_b);
+        }
+        if (++stage == C::STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+}
+
+// One consumer warpgroup's products, the exchange, and the way out.
+template <typename C>
+__device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPlace &place, const CUtensorMap *map_d,
+                                             uint32_t stages, uint32_t sums, uint32_t full, uint32_t empty, int rank,
+                                             char *shared)
+{
+    typedef typename C::Half Half;
+    const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, my_row = group * C::GROUP_M;
+    constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
+    const uint64_t a_tile =
+        describe(stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW), C::COLUMN_BYTES,
+                 SWIZZLE_ATOM);
+    const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+    const int first_column = place.n + rank * C::COLUMNS;
+    const auto bias = load_bias<Half>(work, first_column, thread);
+    float sum[C::N / 2];
+#pragma unroll
+    for (int i = 0; i < C::N / 2; i++)
+        sum[i] = 0;
+    int stage = 0, phase = 0, before = 0;
+    for (int step = 0; step < place.steps; step++) {
+        barrier_wait(full + 8 * stage, phase);
+        const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            wgmma<typename C::T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, advance(a, i * A_STEP),
+                                                                     advance(b, i * B_STEP), 1);
+        wgmma_commit();
+        // This stage's products are under way; those of the stage before are done.
+        wgmma_wait<1>();
+        if (step > 0 && thread == 0)
+            barrier_arrive(empty + 8 * before);
+        before = stage;
+        if (++stage == C::STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    wgmma_wait<0>();
+    cluster_wait(); // the other block's barriers are there
+    const uint32_t arrived = empty + 8 * C::STAGES + 8 * group, mine = sums + group * C::SUM_BYTES + thread * 16;
+    const uint32_t to = address_in(mine, rank ^ 1), barrier = address_in(arrived, rank ^ 1);
+    // Chosen value by value: a branch would have the sums in two places.
+    float kept[1][C::COUNT];
+#pragma unroll
+    for (int i = 0; i < C::COUNT; i += 4) {
+        const float *const first = sum + i, *const second = sum + C::COUNT + i;
+        send(to + i * WARPGROUP * 4, rank ? first[0] : second[0], rank ? first[1] : second[1],
+             rank ? first[2] : second[2], rank ? first[3] : second[3], barrier);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            kept[0][i + j] = rank ? second[j] : first[j];
+    }
+    barrier_wait_cluster(arrived, 0);
+#pragma unroll
+    for (int i = 0; i < C::COUNT; i += 4) {
+        float a, b, c, d;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+                     : "r"(mine + i * WARPGROUP * 4)
+                     : "memory");
+        kept[0][i] += a, kept[0][i + 1] += b, kept[0][i + 2] += c, kept[0][i + 3] += d;
+    }
+    // Results leave by way of where the other's sums came to. What finishes them by pieces wants more room: the ring's,
+    // which both warpgroups have read to the end.
+    uint32_t buffers = sums + group * C::SUM_BYTES;
+    if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
+        named_barrier(3, 2 * WARPGROUP);
+        buffers = stages + group * Half::BUFFERS * Half::BUFFER_BYTES;
+    }
+    int buffer = 0;
+    store_tile<Half>(kept, bias, work, map_d, shared + (buffers - shared_address(shared)), buffer, place.batch,
+                     place.m + my_row, first_column, group, thread);
+    if (thread == 0)
+        wait_copied_out<0>();
+}
+#endif // CUDA_OPS_HOPPER_CODE
+
+template <typename C>
+__global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    gemm_cluster_pair_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                             const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    extern __shared__ char shared[];
+    // Both blocks must come to the same addresses; the dynamic part starts at the same in each.
+    const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
+    const uint32_t sums = stages + C::STAGES * C::STAGE_BYTES, full = sums + 2 * C::SUM_BYTES;
+    const uint32_t empty = full + 8 * C::STAGES, arrived = empty + 8 * C::STAGES;
+    const int rank = (int)cluster_rank(); // which half of k it takes, and of the columns it keeps
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_a);
+        prefetch_map(&map_b);
+        prefetch_map(&map_d);
+        for (int stage = 0; stage < C::STAGES; stage++) {
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, 2);
+        }
+        for (int group = 0; group < 2; group++)
+            barrier_init(arrived + 8 * group, 1);
+        fence_barrier_init();
+        for (int group = 0; group < 2; group++)
+            barrier_expect(arrived + 8 * group, C::SUM_BYTES);
+    }
+    __syncthreads();
+    // Waited for before the other block is written to. None must wait for it at the end: who has been given all that it
+    // waits for is written to no more.
+    cluster_arrive_relaxed();
+    wait_for_predecessor();
+    release_successor();
+    const PairPlace place = pair_place<C>(work, rank);
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0)
+            pair_produce<C>(work, place, &map_a, &map_b, stages, full, empty, rank);
+        cluster_wait(); // what has been arrived at
+    } else {
+        take_registers<232>();
+        pair_consume<C>(work, place, &map_d, stages, sums, full, empty, rank, shared);
+    }
+#endif
+}
+
+template <typename C>
+static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    typedef typename C::Half Half;
+    const cuda_ops_gemm_problem &p = call.problem;
+    CUtensorMap map_a, map_b, map_d;
+    bool mapped =
+        (C::A_MN_MAJOR
+             ? make_map(&map_a, call.a, p.dtype, false, p.m, p.k, p.batch, p.lda, p.stride_a, C::ROW, C::K)
+             : make_map(&map_a, call.a, p.dtype, false, p.k, p.m, p.batch, p.lda, p.stride_a, C::ROW, C::M)) &&
+        (C::B_MN_MAJOR ? make_map(&map_b, call.b, p.dtype, false, p.n, p.k, p.batch, p.ldb, p.stride_b, C::ROW, C::K)
+                       : make_map(&map_b, call.b, p.dtype, false, p.k, p.n, p.batch, p.ldb, p.stride_b, C::ROW, C::N));
+    GemmWork work = work_of(call);
+    work.clusters_m = (int)ceil_div(p.m, C::M);
+    work.clusters_n = (int)ceil_div(p.n, C::N);
+    work.swapped = plan.swapped;
+    map_d = map_a;
+    if (Half::IN_LINES) {
+        work.copies_out = is_aligned_16(call.d) && p.ldd % 8 == 0 && (p.batch == 1 || p.stride_d % 8 == 0);
+    } else if (can_copy_out(call)) {
+        work.copies_out = 1;
+        mapped = mapped && make_map(&map_d, call.d, p.dtype, false, p.n, p.m, p.batch, p.ldd, p.stride_d, Half::CHUNK,
+                                    Half::GROUP_M);
+    }
+    const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch;
+    if (!mapped || total > INT32_MAX / 2)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const auto kernel = gemm_cluster_pair_kernel<C>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    start_clusters(kernel, total * 2, 3 * WARPGROUP, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
+                   map_d, work);
+    return launch_status();
+}
+
+// The tiles, as gemm/times.h numbers them. 96 and 160 columns are not cut into 64 that are neighbours in memory: an
+// MN-major B of theirs took longer than of 128 and 192.
+template <typename T, bool a_mn_major, bool b_mn_major>
+static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    switch (plan.tile) {
+    //                                     N  stages
+    case 16:
+        return launch_pair<PairTile<T, 64, 8, a_mn_major, b_mn_major>>(call, device, plan);
+    case 17:
+        if constexpr (!b_mn_major)
+            return launch_pair<PairTile<T, 96, 7, a_mn_major, false>>(call, device, plan);
+        break;
+    case 18:
+        return launch_pair<PairTile<T, 128, 6, a_mn_major, b_mn_major>>(call, device, plan);
+    case 19:
+        if constexpr (!b_mn_major)
+            return launch_pair<PairTile<T, 160, 5, a_mn_major, false>>(call, device, plan);
+        break;
+    case 20:
+        return launch_pair<PairTile<T, 192, 4, a_mn_major, b_mn_major>>(call, device, plan);
+    }
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+template <typename T>
+static cuda_ops_status launch_pairs_of(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+    if (call.problem.transpose_a)
+        return call.problem.transpose_b ? launch_pairs<T, true, false>(call, device, plan)
+                                        : launch_pairs<T, true, true>(call, device, plan);
+    return call.problem.transpose_b ? launch_pairs<T, false, false>(call, device, plan)
+                                    : launch_pairs<T, false, true>(call, device, plan);
+}
+
+#endif

@@ -1,0 +1,12 @@
+// Rung 14 for bfloat16.
+#include "gemm/sm90_skinny/kernel.cuh"
+
+cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+{
+#if defined(CUDA_OPS_SM90A)
+    return launch_halves<__nv_bfloat16>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
+}

@@ -1,0 +1,513 @@
+// linear_relu in half precision on Hopper, for sizes that give a GEMM too few tiles to fill the GPU with. Formulas are
+// at the head of linear_relu.cu, with
+//     masked = output <= 0 ? 0 : grad_output   and   w = weight, rounded to input's type,
+// which a kernel of linear_relu/mask.cu makes first, together with each block's part of grad_bias. Then one launch a
+// pass, its operands brought in by the copy engine (TMA) and multiplied by wgmma, 64 deep at a time:
+//   forward   tiles of 64 rows x 128 features. in_features is cut among the blocks of a cluster, which add their sums
+//   up
+//             through each other's shared memory, a few rows each, and finish them with bias and ReLU there.
+//   backward  both products side by side, since neither fills the GPU: tiles of 128 features x 128 in_features of
+//             grad_weight, rows cut among the blocks of a cluster as above; tiles of 128 rows x 128 in_features of
+//             grad_input, a block each; and behind them some blocks that add up grad_bias.
+// All operands lie in shared memory as boxes of 64 x 64, in whichever order they have in memory: wgmma takes both. Two
+// blocks share a multiprocessor, so that one loads while the other stores. Every sum has a fixed order.
+// Bound by latency, then by the L2: 1024 rows, 3136 to 128 features have 7 us of L2 traffic in backward, and 2 us of
+// products.
+#include "cuda_ops/linear_relu.h"
+
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
+
+static constexpr int BOX = 64, BOX_BYTES = BOX * SWIZZLE_ROW; // a box's side; 16-bit elements
+static constexpr int TILE_N = 128, PITCH = TILE_N + 8;
+[[maybe_unused]] static constexpr int DEPTH = BOX;
+[[maybe_unused]] static constexpr int MOST_SPLITS = 8; // blocks of a cluster
+static constexpr int64_t WANTED_BLOCKS = 132; // a large GPU's multiprocessors; a constant, so that sums are cut alike
+
+// A block of GROUPS warpgroups, which multiply 64 rows each, and a warp that copies.
+template <int GROUPS>
+struct HeadTile {
+    static constexpr int M = GROUPS * 64, MULTIPLIERS = GROUPS * WARPGROUP, THREADS = MULTIPLIERS + WARP_SIZE;
+    static constexpr int STAGE_BYTES = (GROUPS + TILE_N / BOX) * BOX_BYTES, STAGES = 12 / (GROUPS + TILE_N / BOX);
+    static constexpr int SHARED_BYTES = SWIZZLE_ATOM + STAGES * STAGE_BYTES + 2 * STAGES * 8;
+    static_assert(M * PITCH * 4 <= STAGES * STAGE_BYTES, "sums take the place of the operands");
+    static_assert(2 * (SHARED_BYTES + 1024) <= 228 << 10, "two blocks share a multiprocessor");
+};
+typedef HeadTile<1> ForwardTile;
+typedef HeadTile<2> BackwardTile;
+
+struct HeadForward {
+    void *output;
+    const void *bias;
+    int64_t rows, out_features;
+    int tiles_m, splits, chunk, steps; // depth in `splits` pieces of `chunk` of the `steps` times 64 that there are
+};
+
+struct HeadBackward {
+    void *grad_weight, *grad_bias;
+    const float *bias_parts; // [parts][out_features]
+    int64_t in_features, out_features;
+    int parts;
+    int weight_tiles_m, splits, chunk, weight_steps; // as above
+    int input_tiles_m, input_steps;
+    int weight_items, input_items, bias_items; // blocks, the first two multiples of the cluster
+};
+
+#if defined(CUDA_OPS_HOPPER_CODE)
+
+struct HeadShared {
+    uint32_t stages, full, empty;
+    char *memory; // what `stages` is the address of
+};
+
+template <typename C>
+__device__ __forceinline__ HeadShared prepare_shared(char *shared)
+{
+    const uint32_t address = shared_address(shared),
+                   stages = (address + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
+    const uint32_t full = stages + C::STAGES * C::STAGE_BYTES, empty = full + 8 * C::STAGES;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < C::STAGES; stage++) {
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, C::MULTIPLIERS / WARPGROUP);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    return {stages, full, empty, shared + (stages - address)};
+}
+
+// A tile's products over `steps` times 64 of k, from `first_step` on, by the whole block: the sums are in the
+// multipliers' registers. MN-major: what lies side by side in memory is not k.
+template <typename C, typename T, bool A_MN_MAJOR, bool B_MN_MAJOR>
+__device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadShared &s, const CUtensorMap *map_a,
+                                         const CUtensorMap *map_b, int first_m, int first_n, int first_step, int steps)
+{
+    constexpr int GROUPS = C::MULTIPLIERS / WARPGROUP;
+    int stage = 0, phase = 0;
+    if (threadIdx.x >= C::MULTIPLIERS) {
+        if (threadIdx.x == C::MULTIPLIERS)
+            for (int step = 0; step < steps; step++) {
+                const uint32_t arrived = s.full + 8 * stage, a = s.stages + stage * C::STAGE_BYTES;
+                const uint32_t b = a + GROUPS * BOX_BYTES;
+                const int k = (first_step + step) * DEPTH;
+                barrier_wait(s.empty + 8 * stage, phase ^ 1);
+                barrier_expect(arrived, C::STAGE_BYTES);
+#pragma unroll
+                for (int i = 0; i < GROUPS; i++) {
+                    const int m = first_m + i * BOX;
+                    copy_in(a + i * BOX_BYTES, map_a, arrived, A_MN_MAJOR ? m : k, A_MN_MAJOR ? k : m, 0);
+                }
+#pragma unroll
+                for (int i = 0; i < TILE_N / BOX; i++) {
+                    const int n = first_n + i * BOX;
+                    copy_in(b + i * BOX_BYTES, map_b, arrived, B_MN_MAJOR ? n : k, B_MN_MAJOR ? k : n, 0);
+                }
+                if (++stage == C::STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+        __syncwarp();
+    } else {
+        // The same in the whole warp, and the compiler is to know it.
+        const int group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0);
+        const uint64_t a_tile = describe(s.stages + group * BOX_BYTES, BOX_BYTES, SWIZZLE_ATOM);
+        const uint64_t b_tile = describe(s.stages + GROUPS * BOX_BYTES, BOX_BYTES, SWIZZLE_ATOM);
+        // 16 on along k: within the row, or 16 rows further.
+        constexpr int A_STEP = A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
+        int before = 0;
+        for (int step = 0; step < steps; step++) {
+            barrier_wait(s.full + 8 * stage, phase);
+            const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < DEPTH / 16; i++)
+                wgmma<T, TILE_N, A_MN_MAJOR, B_MN_MAJOR>(sum, advance(a, i * A_STEP), advance(b, i * B_STEP),
+                                                         step > 0 || i > 0);
+            wgmma_commit();
+            // This stage's products are under way; those of the stage before are done.
+            wgmma_wait<1>();
+            if (step > 0 && threadIdx.x % WARPGROUP == 0)
+                barrier_arrive(s.empty + 8 * before);
+            before = stage;
+            if (++stage == C::STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+        wgmma_wait<0>();
+        named_barrier(1, C::MULTIPLIERS); // nobody reads the operands any more
+    }
+}
+
+// Adds up the cluster's sums for a tile, in the order of its blocks, and hands four neighbours at a time to `store`.
+// Each block does its share of the vectors.
+template <typename C, typename Store>
+__device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const HeadShared &s, int splits, Store store)
+{
+    float *const own = (float *)s.memory;
+    if (threadIdx.x < C::MULTIPLIERS) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                *(float2 *)(own + (row + 8 * half) * PITCH + column + 8 * i) =
+                    make_float2(sum[4 * i + 2 * half], sum[4 * i + 2 * half + 1]);
+    }
+    cluster_sync();
+    const int rank = (int)cluster_rank();
+    for (int v = rank * C::THREADS + threadIdx.x; v < C::M * TILE_N / 4; v += splits * C::THREADS) {
+        const int row = v / (TILE_N / 4), column = v % (TILE_N / 4) * 4;
+        const float *const mine = own + row * PITCH + column;
+        float4 part[MOST_SPLITS], total = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < MOST_SPLITS; i++) // all under way at once
+            if (i < splits)
+                part[i] = *(const float4 *)in_block_of_cluster(mine, i);
+#pragma unroll
+        for (int i = 0; i < MOST_SPLITS; i++)
+            if (i < splits) {
+                total.x += part[i].x, total.y += part[i].y;
+                total.z += part[i].z, total.w += part[i].w;
+            }
+        store(row, column, total);
+    }
+    cluster_sync(); // a block's shared memory must outlive the others' reads
+}
+
+template <typename T>
+__device__ __forceinline__ void store_vector(T *to, const float4 &value)
+{
+    struct __align__(4 * sizeof(T)) Four {
+        T element[4];
+    };
+    const Four four = {{store_from_accumulate<T>(value.x), store_from_accumulate<T>(value.y),
+                        store_from_accumulate<T>(value.z), store_from_accumulate<T>(value.w)}};
+    *(Four *)to = four;
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t pair_of(float low, float high)
+{
+    struct __align__(4) Two {
+        T element[2];
+    };
+    const Two two = {{store_from_accumulate<T>(low), store_from_accumulate<T>(high)}};
+    return *(const uint32_t *)&two;
+}
+
+// A tile of grad_input leaves through shared memory, in boxes, by the copy engine.
+template <typename C, typename T>
+__device__ __forceinline__ void copy_tile_out(const float (&sum)[TILE_N / 2], const HeadShared &s,
+                                              const CUtensorMap *map, int first_m, int first_n)
+{
+    if (threadIdx.x >= C::MULTIPLIERS)
+        return;
+    const int group = threadIdx.x / WARPGROUP, warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
+    const uint32_t boxes = s.stages + group * (TILE_N / BOX) * BOX_BYTES;
+    const int row = 16 * warp + lane % 16; // stmatrix: lanes 16 to 31 have the same rows' next eight columns
+#pragma unroll
+    for (int i = 0; i < TILE_N / 16; i++) {
+        const float *const x = sum + 8 * i;
+        const int piece = (2 * i + lane / 16) % 8 ^ row % 8;
+        store_matrices(boxes + i / 4 * BOX_BYTES + row * SWIZZLE_ROW + piece * 16, pair_of<T>(x[0], x[1]),
+                       pair_of<T>(x[2], x[3]), pair_of<T>(x[4], x[5]), pair_of<T>(x[6], x[7]));
+    }
+    fence_async_proxy();
+    named_barrier(2 + group, WARPGROUP);
+    if (threadIdx.x % WARPGROUP == 0) {
+#pragma unroll
+        for (int i = 0; i < TILE_N / BOX; i++)
+            copy_out(map, boxes + i * BOX_BYTES, first_n + i * BOX, first_m + group * BOX, 0);
+        wait_copied_out<0>();
+    }
+}
+
+// 32 columns of grad_bias: a warp has every eighth part of them.
+template <typename P>
+__device__ __forceinline__ void add_bias_parts(const HeadBackward &work, int item, float *scratch)
+{
+    constexpr int SLICES = 8;
+    const int lane = threadIdx.x % WARP_SIZE, slice = threadIdx.x / WARP_SIZE;
+    const int64_t column = (int64_t)item * WARP_SIZE + lane;
+    float sum = 0;
+    if (slice < SLICES && column < work.out_features)
+#pragma unroll 4
+        for (int part = slice; part < work.parts; part += SLICES)
+            sum += work.bias_parts[part * work.out_features + column];
+    if (slice < SLICES)
+        scratch[slice * WARP_SIZE + lane] = sum;
+    __syncthreads();
+    if (slice == 0 && column < work.out_features) {
+        for (int i = 1; i < SLICES; i++)
+            sum += scratch[i * WARP_SIZE + lane];
+        ((P *)work.grad_bias)[column] = store_from_accumulate<P>(sum);
+    }
+}
+
+#endif
+
+template <typename T, typename P>
+__global__ void __launch_bounds__(ForwardTile::THREADS, 2)
+    linear_relu_sm90_forward_kernel(const __grid_constant__ CUtensorMap map_input,
+                                    const __grid_constant__ CUtensorMap map_weight,
+                                    const __grid_constant__ HeadForward work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    typedef ForwardTile C;
+    extern __shared__ char shared[];
+    const HeadShared s = prepare_shared<C>(shared);
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_input);
+        prefetch_map(&map_weight);
+    }
+    release_successor();
+    wait_for_predecessor();
+    const int tile = blockIdx.x / work.splits, first_step = blockIdx.x % work.splits * work.chunk;
+    const int first_m = tile % work.tiles_m * C::M, first_n = tile / work.tiles_m * TILE_N;
+    float sum[TILE_N / 2];
+    multiply<C, T, false, false>(sum, s, &map_input, &map_weight, first_m, first_n, first_step,
+                                 min(work.chunk, work.steps - first_step));
+    add_pieces<C>(sum, s, work.splits, [&](int row, int column, float4 value) {
+        const int64_t m = first_m + row, n = first_n + column;
+        if (m >= work.rows || n >= work.out_features)
+            return;
+        if (work.bias) {
+            const P *const bias = (const P *)work.bias + n;
+            value.x += load_as_accumulate(bias[0]), value.y += load_as_accumulate(bias[1]);
+            value.z += load_as_accumulate(bias[2]), value.w += load_as_accumulate(bias[3]);
+        }
+        // NaN stays
+        value.x = value.x < 0.0f ? 0.0f : value.x, value.y = value.y < 0.0f ? 0.0f : value.y;
+        value.z = value.z < 0.0f ? 0.0f : value.z, value.w = value.w < 0.0f ? 0.0f : value.w;
+        store_vector((T *)work.output + m * work.out_features + n, value);
+    });
+#endif
+}
+
+template <typename T, typename P>
+__global__ void __launch_bounds__(BackwardTile::THREADS, 2)
+    linear_relu_sm90_backward_kernel(const __grid_constant__ CUtensorMap map_masked,
+                                     const __grid_constant__ CUtensorMap map_weight,
+                                     const __grid_constant__ CUtensorMap map_input,
+                                     const __grid_constant__ CUtensorMap map_grad_input,
+                                     const __grid_constant__ HeadBackward work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    typedef BackwardTile C;
+    extern __shared__ char shared[];
+    const HeadShared s = prepare_shared<C>(shared);
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_masked);
+        prefetch_map(&map_weight);
+        prefetch_map(&map_input);
+        prefetch_map(&map_grad_input);
+    }
+    release_successor();
+    wait_for_predecessor();
+    float sum[TILE_N / 2];
+    int item = (int)blockIdx.x;
+    if (item < work.weight_items) {
+        const int tile = item / work.splits, first_step = item % work.splits * work.chunk;
+        const int first_m = tile % work.weight_tiles_m * C::M, first_n = tile / work.weight_tiles_m * TILE_N;
+        multiply<C, T, true, true>(sum, s, &map_masked, &map_input, first_m, first_n, first_step,
+                                   min(work.chunk, work.weight_steps - first_step));
+        add_pieces<C>(sum, s, work.splits, [&](int row, int column, float4 value) {
+            const int64_t m = first_m + row, n = first_n + column;
+            if (m < work.out_features && n < work.in_features)
+                store_vector((P *)work.grad_weight + m * work.in_features + n, value);
+        });
+    } else if ((item -= work.weight_items) < work.input_items) {
+        const int first_m = item % work.input_tiles_m * C::M, first_n = item / work.input_tiles_m * TILE_N;
+        multiply<C, T, false, true>(sum, s, &map_masked, &map_weight, first_m, first_n, 0, work.input_steps);
+        copy_tile_out<C, T>(sum, s, &map_grad_input, first_m, first_n);
+    } else if ((item -= work.input_items) < work.bias_items) {
+        add_bias_parts<P>(work, item, (float *)s.memory);
+    }
+#endif
+}
+
+static int64_t rounded_up(int64_t bytes)
+{
+    return ceil_div(bytes, 256) * 256;
+}
+
+extern "C" int cuda_ops_linear_relu_sm90_takes_cuda(int64_t rows, int64_t in_features, int64_t out_features,
+                                                    cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
+{
+#ifdef CUDA_OPS_SM90A
+    const int64_t most = 1 << 24; // coordinates and the numbers of blocks have 32 bits
+    const auto whole = [&](int64_t features) { return 0 < features && features <= most && features % 8 == 0; };
+    return (dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16) &&
+           (parameter_dtype == dtype || parameter_dtype == CUDA_OPS_FLOAT32) && 0 < rows && rows <= most &&
+           whole(in_features) && whole(out_features) && compute_capability() == 90;
+#else
+    (void)rows, (void)in_features, (void)out_features, (void)dtype, (void)parameter_dtype;
+    return 0;
+#endif
+}
+
+// Measured with 3136 -> 128 features: forward loses to the GEMM once its tiles fill the GPU, backward to one launch of
+// skinny_gemm.cuh while the rows are few.
+extern "C" int cuda_ops_linear_relu_sm90_pays_forward_cuda(int64_t rows, int64_t in_features, int64_t out_features)
+{
+    return rows >= 128 && in_features >= 512 &&
+           ceil_div(rows, ForwardTile::M) * ceil_div(out_features, TILE_N) <= WANTED_BLOCKS / 2;
+}
+
+extern "C" int cuda_ops_linear_relu_sm90_pays_backward_cuda(int64_t rows, int64_t in_features, int64_t out_features)
+{
+    return rows >= 512 && ceil_div(out_features, BackwardTile::M) * ceil_div(in_features, TILE_N) <= WANTED_BLOCKS / 4;
+}
+
+extern "C" int64_t cuda_ops_linear_relu_sm90_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features)
+{
+    return rounded_up(2 * in_features * out_features) + rounded_up(2 * rows * out_features) +
+           cuda_ops_linear_relu_mask_workspace_cuda(rows, out_features);
+}
+
+#ifdef CUDA_OPS_SM90A
+
+// How often the sum of `steps` times 64 is cut for `tiles` to fill the GPU: the pieces are of `chunk`, none is empty.
+static void cut(int64_t steps, int64_t tiles, int *splits, int *chunk)
+{
+    int64_t most = WANTED_BLOCKS / tiles;
+    most = most < 1 ? 1 : most > MOST_SPLITS ? MOST_SPLITS : most;
+    *chunk = (int)ceil_div(steps, most);
+    *splits = (int)ceil_div(steps, *chunk);
+}
+
+static bool map_boxes(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, int64_t rows, int64_t columns)
+{
+    return make_map(map, matrix, dtype, false, columns, rows, 1, columns, rows * columns, BOX, BOX);
+}
+
+template <typename T, typename P>
+static cuda_ops_status forward(void *output, const void *input, const void *weight, const void *bias, int64_t rows,
+                               int64_t in_features, int64_t out_features, cuda_ops_dtype dtype, cudaStream_t stream)
+{
+    CUtensorMap map_input, map_weight;
+    if (!map_boxes(&map_input, input, dtype, rows, in_features) ||
+        !map_boxes(&map_weight, weight, dtype, out_features, in_features))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    HeadForward work = {};
+    work.output = output, work.bias = bias, work.rows = rows, work.out_features = out_features;
+    work.tiles_m = (int)ceil_div(rows, ForwardTile::M), work.steps = (int)ceil_div(in_features, DEPTH);
+    const int64_t tiles = work.tiles_m * ceil_div(out_features, TILE_N);
+    cut(work.steps, tiles, &work.splits, &work.chunk);
+    launch_dependent_clusters(linear_relu_sm90_forward_kernel<T, P>, (unsigned int)(tiles * work.splits),
+                              ForwardTile::THREADS, work.splits, ForwardTile::SHARED_BYTES, stream, map_input,
+                              map_weight, work);
+    return launch_status();
+}
+
+template <typename T, typename P>
+static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_bias, const void *masked,
+                                const float *bias_parts, int parts, const void *input, const void *weight, int64_t rows,
+                                int64_t in_features, int64_t out_features, cuda_ops_dtype dtype, cudaStream_t stream)
+{
+    CUtensorMap map_masked, map_weight, map_input, map_grad_input;
+    // A map of what nobody reads is that of something else.
+    if (!map_boxes(&map_masked, masked, dtype, rows, out_features) ||
+        !map_boxes(&map_weight, grad_input ? weight : input, dtype, out_features, in_features) ||
+        !map_boxes(&map_input, input, dtype, rows, in_features) ||
+        !map_boxes(&map_grad_input, grad_input ? grad_input : input, dtype, rows, in_features))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    typedef BackwardTile C;
+    HeadBackward work = {};
+    work.grad_weight = grad_weight, work.grad_bias = grad_bias, work.bias_parts = bias_parts, work.parts = parts;
+    work.in_features = in_features, work.out_features = out_features;
+    work.weight_tiles_m = (int)ceil_div(out_features, C::M), work.weight_steps = (int)ceil_div(rows, DEPTH);
+    work.input_tiles_m = (int)ceil_div(rows, C::M), work.input_steps = (int)ceil_div(out_features, DEPTH);
+    const int64_t columns = ceil_div(in_features, TILE_N);
+    work.splits = 1;
+    if (grad_weight) {
+        cut(work.weight_steps, work.weight_tiles_m * columns, &work.splits, &work.chunk);
+        work.weight_items = (int)(work.weight_tiles_m * columns * work.splits);
+    }
+    const int64_t input_tiles = grad_input ? work.input_tiles_m * columns : 0;
+    const int64_t bias_tiles = grad_bias ? ceil_div(out_features, WARP_SIZE) : 0;
+    const int64_t blocks = work.weight_items + ceil_div(input_tiles + bias_tiles, work.splits) * work.splits;
+    if (blocks > INT32_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    work.input_items = (int)input_tiles, work.bias_items = (int)bias_tiles;
+    launch_dependent_clusters(linear_relu_sm90_backward_kernel<T, P>, (unsigned int)blocks, C::THREADS, work.splits,
+                              C::SHARED_BYTES, stream, map_masked, map_weight, map_input, map_grad_input, work);
+    return launch_status();
+}
+
+// weight, or its copy of dtype in the workspace, which the caller has had filled.
+static const void *weight_of(const void *weight, const void *copy, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
+{
+    return parameter_dtype == dtype ? weight : copy;
+}
+
+#define HEAD_DISPATCH(call)                                                                                            \
+    if (dtype == CUDA_OPS_BFLOAT16)                                                                                    \
+        return parameter_dtype == dtype ? call(__nv_bfloat16, __nv_bfloat16) : call(__nv_bfloat16, float);             \
+    return parameter_dtype == dtype ? call(__half, __half) : call(__half, float)
+
+#endif
+
+extern "C" cuda_ops_status cuda_ops_linear_relu_sm90_forward_cuda(void *output, void *workspace, const void *input,
+                                                                  const void *weight, const void *bias, int64_t rows,
+                                                                  int64_t in_features, int64_t out_features,
+                                                                  cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                                                  cuda_ops_stream stream)
+{
+#ifdef CUDA_OPS_SM90A
+    if (!cuda_ops_linear_relu_sm90_takes_cuda(rows, in_features, out_features, dtype, parameter_dtype))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (parameter_dtype != dtype) {
+        const cuda_ops_status status =
+            cuda_ops_linear_relu_prepare_cuda(nullptr, nullptr, nullptr, workspace, nullptr, nullptr, weight, rows,
+                                              in_features, out_features, dtype, stream);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
+    const void *const w = weight_of(weight, workspace, dtype, parameter_dtype);
+#define HEAD_FORWARD(T, P) (forward<T, P>(output, input, w, bias, rows, in_features, out_features, dtype, stream))
+    HEAD_DISPATCH(HEAD_FORWARD);
+#undef HEAD_FORWARD
+#else
+    (void)output, (void)workspace, (void)input, (void)weight, (void)bias, (void)rows, (void)in_features;
+    (void)out_features, (void)dtype, (void)parameter_dtype, (void)stream;
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+#endif
+}
+
+extern "C" cuda_ops_status
+cuda_ops_linear_relu_sm90_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias, void *workspace,
+                                        const void *grad_output, const void *output, const void *input,
+                                        const void *weight, int64_t rows, int64_t in_features, int64_t out_features,
+                                        cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+#ifdef CUDA_OPS_SM90A
+    if (!cuda_ops_linear_relu_sm90_takes_cuda(rows, in_features, out_features, dtype, parameter_dtype))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (!grad_input && !grad_weight && !grad_bias)
+        return CUDA_OPS_SUCCESS; // a launch of no blocks is an error
+    char *const copy = (char *)workspace, *const masked = copy + rounded_up(2 * in_features * out_features);
+    float *const parts = (float *)(masked + rounded_up(2 * rows * out_features));
+    const bool with_copy = grad_input && parameter_dtype != dtype;
+    int64_t count = 0;
+    const cuda_ops_status status =
+        cuda_ops_linear_relu_prepare_cuda(masked, grad_bias ? parts : nullptr, &count, with_copy ? copy : nullptr,
+                                          grad_output, output, weight, rows, in_features, out_features, dtype, stream);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const void *const w = weight_of(weight, copy, dtype, parameter_dtype);
+#define HEAD_BACKWARD(T, P)                                                                                            \
+    (backward<T, P>(grad_input, grad_weight, grad_bias, masked, parts, (int)count, input, w, rows, in_features,        \
+                    out_features, dtype, stream))
+    HEAD_DISPATCH(HEAD_BACKWARD);
+#undef HEAD_BACKWARD
+#else
+    (void)grad_input, (void)grad_weight, (void)grad_bias, (void)workspace, (void)grad_output, (void)output;
+    (void)input, (void)weight, (void)rows, (void)in_features, (void)out_features, (void)dtype, (void)parameter_dtype;
+    (void)stream;
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+#endif
+}
