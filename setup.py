@@ -135,7 +135,9 @@ def extensions():
             defines = [f"-D{name}={value}" for name, value in macros]
             python = [f"-I{sysconfig.get_path('include')}"]
 
-            # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
+            if cuda_home and tuple(map(int, toolkit.nvcc_version(cuda_home).split("."))) >= (12, 8):
+        nvcc_flags += ["--compress-mode=size"]  # device code of a third of the size, unpacked by the driver at first use
+    # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
             def includes(folder):
                 return ["-Icsrc/include", f"-Icsrc/{folder}"]
 
