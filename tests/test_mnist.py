@@ -20,8 +20,8 @@ from cuda_ops._errors import UserError
 from cuda_ops.data import Batches, default_root, mnist
 from cuda_ops.models import MnistCNN
 from cuda_ops.training import Trainer, compare, evaluate, learning_rate
+from cuda_ops.training.mnist.report import write_atomically
 from cuda_ops.training.parity import LIMITS, Parity, Row, compare_losses
-from cuda_ops.training.report import write_atomically
 from cuda_ops.training.timing import PHASES
 
 ROOT = Path(cuda_ops.__file__).resolve().parents[1]

@@ -13,8 +13,8 @@ from ..models import MnistCNN, get_backend
 from .distributed import World
 from .graph import GraphedStep
 from .loop import Evaluation, Trainer, autocast, evaluate, learning_rate
+from .mnist.settings import Settings
 from .parity import EARLY_STEPS, Snapshot, early_losses_agree
-from .settings import Settings
 from .timing import MemoryMeter
 
 # Steps that one backend takes before the next one takes the same: long enough that a GPU is not left waiting at every

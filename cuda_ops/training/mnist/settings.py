@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from .. import _library
-from .._errors import UserError
-from ..models import BACKENDS
-from .distributed import World
+from ... import _library
+from ..._errors import UserError
+from ...models import BACKENDS
+from ..distributed import World
 
 DTYPES = {
     "float32": torch.float32,

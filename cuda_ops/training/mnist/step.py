@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors
-from .._fakes import register_fake
-from .._library import ops, problem
-from ..data.mnist import MEAN, STD
-from ..models.mnist_cnn import MnistCNN
-from ..optim import SGD
+from ..._arguments import check_tensors
+from ..._fakes import register_fake
+from ..._library import ops, problem
+from ...data.mnist import MEAN, STD
+from ...models.mnist_cnn import MnistCNN
+from ...optim import SGD
 
 if problem is None:
 
