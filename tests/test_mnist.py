@@ -450,7 +450,7 @@ MISTAKES = {
     "GPU that is not there": (["--device", "cuda:77"], rf"cuda:77 is not there: this machine has cuda:0|{NO_GPU}"),
     "batch of nothing": (["--batch-size", "0"], r"--batch-size 0: expected a whole number of at least 1"),
     "negative batch": (["--batch-size", "-4"], r"--batch-size -4: expected"),
-    "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 pictures"),
+    "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 images"),
     "no epochs": (["--epochs", "0"], r"--epochs 0: expected a whole number of at least 1"),
     "no pictures": (["--limit", "0"], r"--limit 0: expected a whole number of at least 1"),
     "negative lr": (["--lr", "-0.1"], r"--lr -0.1: expected a number above 0"),
