@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import cuda_param
-from opspec import assert_close
+from support.devices import cuda_param
+from support.opspec import assert_close
 
 import cuda_ops
 from cuda_ops import _library

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from opspec import Make, assert_close
+from support.opspec import Make, assert_close
 
 import cuda_ops
 from cuda_ops._library import ops

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opspec import RELATIVE_NORM, assert_close
+from support.opspec import RELATIVE_NORM, assert_close
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import cuda_ops

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opspec import Make, assert_close
+from support.opspec import Make, assert_close
 
 from cuda_ops._library import ops
 from cuda_ops.functional import conv2d
