@@ -3,9 +3,9 @@
     python benchmarks/check_gpu.py [--only tests large sanitizer mnist] [--commit ID] [--limit SECONDS]
 
 Runs the test suite; the tests of sizes above 2^31 elements; compute-sanitizer's memcheck, racecheck, initcheck and
-synccheck over one small case of every kernel (tests/support/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`.
-Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed. Steps that are left out stay in the
-report as they were; each has the commit that it was done at.
+synccheck over one small case of every kernel (tests/support/kernel_cases.py); and `python -m cuda_ops mnist --epochs
+3`. Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed. Steps that are left out keep
+their earlier entry in the report; each entry names its commit.
 """
 
 import argparse
