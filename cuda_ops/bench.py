@@ -23,7 +23,7 @@ CPU_DTYPES = ["float32", "float64"]
 def benchmarks_folder() -> Path | None:
     """The folder beside the package, where the package is used from its repository."""
     folder = _library.FOLDER.parent / "benchmarks"
-    return folder if (folder / "harness.py").is_file() else None
+    return folder if (folder / "harness").is_dir() else None
 
 
 def add_arguments(parser: argparse.ArgumentParser):

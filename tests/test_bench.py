@@ -19,6 +19,7 @@ ROOT = Path(cuda_ops.__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import harness  # noqa: E402
+from harness import runner, timing  # noqa: E402
 
 
 def run(*arguments, package_in=ROOT):
@@ -126,26 +127,26 @@ def test_wall_sampler_times_one_call_and_goes_round():
         seen.append(index)
         time.sleep(0.003)
 
-    sample = harness.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
+    sample = timing.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
     seconds = [sample() for _ in range(6)]
     assert min(seconds) >= 0.003
     assert seen[-6:] == [0, 1, 2, 0, 1, 2]
 
 
 def test_sets_of_inputs():
-    assert harness.sets_needed(10, cache=100, budget=1000) == (30, "cold")
-    assert harness.sets_needed(400, cache=100, budget=1000) == (1, "cold")
-    assert harness.sets_needed(1, cache=100, budget=1000) == (harness.MAX_SETS, "hot")
-    assert harness.sets_needed(100, cache=100, budget=200) == (2, "hot")
-    assert harness.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
+    assert timing.sets_needed(10, cache=100, budget=1000) == (30, "cold")
+    assert timing.sets_needed(400, cache=100, budget=1000) == (1, "cold")
+    assert timing.sets_needed(1, cache=100, budget=1000) == (timing.MAX_SETS, "hot")
+    assert timing.sets_needed(100, cache=100, budget=200) == (2, "hot")
+    assert timing.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
 
 
 def test_wrong_results_are_refused():
     good = torch.ones(4)
-    harness.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
+    runner.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
     for bad in (good + 0.1, torch.tensor([1, 1, 1, math.nan])):
         with pytest.raises(harness.BenchError, match="it: ours and eager differ by"):
-            harness.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
+            runner.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
     wrong = harness.Bench(
         "square", harness.elementwise_cases([(5, 7)], (2, 3)), [harness.Implementation("cubed", lambda x: x**3)]
     )
@@ -206,13 +207,13 @@ def test_slow_rung_has_few_samples():
 
     rows = harness.run_bench(bench_with(("rung 1 slow", slow), ("rung 2 fast", torch.square)), settings_of())
     samples = {row["implementation"]: int(row["samples"]) for row in rows}
-    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": harness.SLOW_SAMPLES}
+    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": runner.SLOW_SAMPLES}
 
 
 def test_seconds_bound_an_op():
     """No samples but the fewest where its time is over."""
     rows = harness.run_bench(bench_with(), settings_of(op_seconds=1e-9))
-    assert {row["samples"] for row in rows} == {harness.SLOW_SAMPLES}
+    assert {row["samples"] for row in rows} == {runner.SLOW_SAMPLES}
 
 
 def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, capsys):
@@ -224,7 +225,7 @@ def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, c
     settings = settings_of()
     folder = tmp_path / harness.slug(harness.device_name(settings.device))
     bench_of = {"square": bench_with()}
-    monkeypatch.setattr(harness, "load_bench", bench_of.get)
+    monkeypatch.setattr(runner, "load_bench", bench_of.get)
     harness.run(["square"], settings, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["square.csv"]
     before = (folder / "square.csv").read_text()
@@ -296,7 +297,7 @@ def test_wrong_gradients_are_refused():
     implementations = [harness.Implementation("ours", torch.square), detached]
     arguments = (torch.randn(5, requires_grad=True),)
     with pytest.raises(harness.BenchError, match="differ"):
-        harness.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
+        runner.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
 
 
 def test_ratio_is_against_the_fastest_variant():

@@ -1,4 +1,4 @@
-"""What is special to conv2d: formats, drawn shapes, the module, autocast, threads. Its CUDA paths: test_conv2d_paths."""
+"""What is special to conv2d: formats, drawn shapes, module, autocast, threads. Its CUDA paths: test_conv2d_paths.py."""
 
 import warnings
 
