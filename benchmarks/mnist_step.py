@@ -462,5 +462,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         keep_other_precisions(race, folder)
     mnist_report.write(race, folder)
     print(mnist_report.markdown(race))
+    if quick and race.rows:
+        print(harness.noise(race.rows))
     print(f"written: {folder}/mnist_step.csv, .json, .md, .png")
     return race

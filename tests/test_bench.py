@@ -38,9 +38,11 @@ def test_quick_square_on_the_cpu(tmp_path):
     status, output, errors = run("square", "--quick", "--device", "cpu", "--out", tmp_path)
     assert status == 0, errors
     assert "tf32: allowed on both sides in rows of dtype tf32, off in the others" in output
-    assert "PyTorch / ours" in output
+    assert "PyTorch / ours" in output and "spread, %" in output
+    assert "quick: as few as 5 samples" in output
     (path,) = tmp_path.glob("cpu-*/square.csv")
     assert f"# torch: {torch.__version__}\n" in path.read_text()
+    assert "# quick: yes, 5 samples of the first case alone\n" in path.read_text()
     rows = harness.read_csv(path)
     keys = {(r["direction"], r["clock"], r["implementation"]) for r in rows}
     assert keys == {(d, "wall", i) for d in ("forward", "backward") for i in ("ours", "eager")}
@@ -308,6 +310,40 @@ def test_ratio_is_against_the_fastest_variant():
     (line,) = harness.comparison([row("ours", "20.0"), row("eager", "40.0"), row("channels_last", "10.0")])
     assert line[-1] == "0.50"
     assert "channels_last" in line
+
+
+def test_results_go_to_runs_unless_a_folder_is_named(tmp_path, monkeypatch, capsys):
+    """A plain run leaves the committed results alone."""
+    import argparse
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "load_bench", lambda op: bench_with())
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.main(parser.parse_args(["square", "--quick", "--device", "cpu"])) == 0
+    (path,) = tmp_path.rglob("*.csv")
+    assert path.relative_to(tmp_path).parts[:2] == ("runs", "bench")
+    assert "benchmarks/results" not in capsys.readouterr().out
+
+
+def test_noise_is_that_of_the_samples():
+    def row(median, p10, p90):
+        return {"median_us": median, "p10_us": p10, "p90_us": p90, "samples": 5}
+
+    text = harness.noise([row(10, 9, 11), row("100", "99", "100"), row(482, 482, 7015)])
+    assert "as few as 5 samples" in text
+    assert "by 20 % of the median (in the middle of all measurements), by 1355 % at most" in text
+
+
+def test_busy_machine_is_told(monkeypatch):
+    from harness import results
+
+    cpus = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 * cpus, 0, 0))
+    assert f"load average {3.0 * cpus:.1f} on {cpus} CPUs" in results.competition(torch.device("cpu"))
+    assert results.competition(torch.device("cuda")) is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0 * cpus, 0, 0))
+    assert results.competition(torch.device("cpu")) is None
 
 
 def test_percent_of_ceiling_is_by_the_tighter_bound():

@@ -12,6 +12,8 @@
   written down, and the ratio is against the fastest.
 - TF32 is off on both sides; allowed on both in rows of the dtype "tf32", which is float32 with TF32. cuDNN may try its
   algorithms and keep the fastest (cudnn.benchmark).
+- "spread, %" in the table is the distance of the 10th and 90th percentile of the noisier side, relative to its median;
+  --quick, which takes few samples, says how large it was.
 - What is timed beside the two sides, rungs of a ladder and other tools ("peers"), has on CUDA the kernel's clock alone;
   a call of it that takes milliseconds is sampled SLOW_SAMPLES times, alone, on CUDA between two events, and no more.
   A peer whose package is missing, whose first call fails or whose result is wrong is left out, and that is said; a rung
@@ -22,7 +24,7 @@
 A bench_<op>.py declares one `BENCH = Bench(...)`; `python -m cuda_ops bench` runs them.
 """
 
-from .results import COLUMNS, comparison, device_name, environment, print_comparison, read_csv, slug, write_csv
+from .results import COLUMNS, comparison, device_name, environment, noise, print_comparison, read_csv, slug, write_csv
 from .runner import QUICK, Settings, all_ops, load_bench, run, run_bench
 from .spec import (
     MATRIX_SHAPES,
@@ -57,6 +59,7 @@ __all__ = [
     "keep_freed_memory",
     "load_bench",
     "measure_ceiling",
+    "noise",
     "print_comparison",
     "read_csv",
     "run",

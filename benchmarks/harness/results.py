@@ -82,9 +82,37 @@ def read_csv(path: Path) -> list[dict]:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
+def spread(row: dict) -> float:
+    """From the 10th to the 90th percentile, in percent of the median."""
+    return 100 * (float(row["p90_us"]) - float(row["p10_us"])) / float(row["median_us"])
+
+
+def noise(rows: list[dict]) -> str:
+    """How far a run of few samples can be trusted, from the samples themselves."""
+    spreads = sorted(map(spread, rows))
+    fewest = min(int(row["samples"]) for row in rows)
+    middle, most = spreads[len(spreads) // 2], spreads[-1]
+    return (
+        f"quick: as few as {fewest} samples of a measurement; from the 10th to the 90th percentile they spread by "
+        f"{middle:.0f} % of the median (in the middle of all measurements), by {most:.0f} % at most. A ratio nearer to 1 "
+        "than that says nothing, and what slows all samples alike does not show. For figures to keep, leave out --quick."
+    )
+
+
+def competition(device: torch.device) -> str | None:
+    """Says so where other programs keep the CPUs busy: a parallel call then waits for whole time slices, which no
+    spread shows. The load average is of the last minute, this process's own part included."""
+    load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if device.type == "cuda" or load <= 1.5 * cpus:
+        return None
+    return (
+        f"load average {load:.1f} on {cpus} CPUs: other programs run beside this one, times may be many times too long"
+    )
+
+
 def comparison(rows: list[dict]) -> list[list[str]]:
     """The fastest of ours beside the fastest of PyTorch's variants, a line for each measurement; the last column is the
-    ratio."""
+    ratio, the one before it the larger spread of the two."""
     groups = {}
     for row in rows:
         groups.setdefault(tuple(row[c] for c in COLUMNS[:5]), {})[row["implementation"]] = row
@@ -109,6 +137,7 @@ def comparison(rows: list[dict]) -> list[list[str]]:
                 name,
                 rate,
                 ours["percent_of_ceiling"],
+                f"{max(spread(ours), spread(best)):.0f}",
                 f"{ratio:.2f}",
             ]
         )
@@ -117,7 +146,8 @@ def comparison(rows: list[dict]) -> list[list[str]]:
 
 def print_comparison(rows: list[dict]):
     lines = comparison(rows)
-    columns = [*COLUMNS[:5], "cache", "ours µs", "PyTorch µs", "variant", "GB/s", "% ceiling", "PyTorch / ours"]
+    columns = [*COLUMNS[:5], "cache", "ours µs", "PyTorch µs", "variant", "GB/s", "% ceiling", "spread, %"]
+    columns += ["PyTorch / ours"]
     styles = ["green" if float(line[-1]) >= 1 else "red" for line in lines]
     print_table("ours against PyTorch (above 1: ours is faster)", columns, lines, styles)
     print(f"{sum(float(line[-1]) >= 1 for line in lines)} of {len(lines)} measurements are wins.")

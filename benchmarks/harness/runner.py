@@ -16,7 +16,7 @@ from torch import Tensor
 
 import cuda_ops
 
-from .results import COLUMNS, environment, print_comparison, slug, write_csv
+from .results import COLUMNS, competition, environment, noise, print_comparison, slug, write_csv
 from .spec import BESIDE, DTYPES, PEER, Bench, BenchError, Case, Make
 from .timing import (
     cache_bytes,
@@ -253,11 +253,16 @@ def load_bench(op: str) -> Bench:
     return importlib.import_module(f"bench_{op}").BENCH
 
 
+def facts_of(settings: Settings) -> dict[str, str]:
+    quick = {"quick": f"yes, {settings.rounds} samples of the first case alone"} if settings.quick else {}
+    return environment(settings.device) | quick
+
+
 def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
     """Runs the benches, writes <out>/<device>/<op>.csv, prints the comparison, and returns all rows. Until an op is
     done its rows are in <op>.partial.csv, so that a run that is cut loses neither them nor an earlier run's."""
     benches = [load_bench(op) for op in (all_ops() if not ops or "all" in ops else dict.fromkeys(ops))]
-    facts = environment(settings.device)
+    facts = facts_of(settings)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
     folder = out / slug(facts["device"])
     rows = []
@@ -278,11 +283,15 @@ def run(ops: list[str], settings: Settings, out: Path) -> list[dict]:
                     print(f"{bench.op}: unfinished; what was measured is in {partial}", flush=True)
                 raise
         # The facts are asked for again, so that the clocks are those of a GPU at work.
-        write_csv(folder / f"{bench.op}.csv", found, environment(settings.device))
+        write_csv(folder / f"{bench.op}.csv", found, facts_of(settings))
         partial.unlink(missing_ok=True)
         if bench.report:
             bench.report(found, folder / f"{bench.op}.csv")
         print(f"{bench.op}: {len(found)} measurements in {folder / f'{bench.op}.csv'}", flush=True)
         rows += found
     print_comparison(rows)
+    if settings.quick and rows:
+        print(noise(rows))
+    if said := competition(settings.device):
+        print(said)
     return rows
