@@ -205,7 +205,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         if time.perf_counter() - begin < seconds and recipe == Recipe():
             cold[name] = cold_seconds(variant, precision, device)
     found = {
-        "facts": harness.environment(harness.Settings(device, [])),
+        "facts": harness.environment(device),
         "recipe": dataclasses.asdict(recipe),
         "pictures": recipe.batch * recipe.steps,
         "variants": {

@@ -297,7 +297,7 @@ COLD_PARTS = ("import torch", "import cuda_ops", "device", "first step", "second
 
 def fresh_environment(cache: str = "") -> dict[str, str]:
     """For a process of its own: where cuda_ops is, and where the compiler keeps what it has compiled."""
-    path = os.pathsep.join([str(harness.HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache} if cache else {}
     return {**os.environ, **caches, "PYTHONPATH": path}
 
@@ -430,8 +430,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         raise ValueError(f"--precision {wrong[0]}: the {kind.upper()} races in {known}")
     batches = batches or (BATCHES[kind][:1] if quick else BATCHES[kind])
     cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
-    settings = harness.Settings(device, [], quick=quick)
-    race = Race({**harness.environment(settings), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
+    race = Race({**harness.environment(device), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
     if kind == "cpu" and harness.keep_freed_memory():
         race.facts["freed memory"] = "kept by the process, for all variants"
     with contextlib.ExitStack() as stack:
@@ -463,5 +462,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         keep_other_precisions(race, folder)
     mnist_report.write(race, folder)
     print(mnist_report.markdown(race))
+    if quick and race.rows:
+        print(harness.noise(race.rows))
     print(f"written: {folder}/mnist_step.csv, .json, .md, .png")
     return race

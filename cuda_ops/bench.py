@@ -18,12 +18,13 @@ from . import _library
 RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99"}
 DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
 CPU_DTYPES = ["float32", "float64"]
+RUNS = Path("runs/bench")
 
 
 def benchmarks_folder() -> Path | None:
     """The folder beside the package, where the package is used from its repository."""
     folder = _library.FOLDER.parent / "benchmarks"
-    return folder if (folder / "harness.py").is_file() else None
+    return folder if (folder / "harness").is_dir() else None
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -36,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="may be repeated; tf32: float32 with TF32 allowed on both sides; all: those of the device; default: "
         "float32, on CUDA bfloat16 too",
     )
-    parser.add_argument("--quick", action="store_true", help="the first case of each op and few samples")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the first case of each op and few samples: noisy, and it says how noisy",
+    )
     parser.add_argument(
         "--seconds",
         type=float,
@@ -53,7 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser):
         choices=["fp32", "tf32", "bf16"],
         help="mnist: may be repeated; an earlier run's results of the others are kept; default: all",
     )
-    parser.add_argument("--out", type=Path, help="folder for <device>/<op>.csv; default: benchmarks/results")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RUNS,
+        metavar="DIR",
+        help=f"results go to DIR/<device>/<op>.csv (default: {RUNS}); those that are committed are in "
+        "benchmarks/results, where only a run that names that folder writes",
+    )
 
 
 def _device(name) -> torch.device:
@@ -80,7 +92,7 @@ def _require_writable(folder: Path):
         raise ValueError(f"--out {folder}: {place} cannot be written: {error.strerror}") from error
 
 
-def _race(args, device, out: Path) -> int:
+def _race(args, device) -> int:
     name = next(op for op in args.ops if op in RACES)
     if len(args.ops) > 1:
         raise ValueError(f"{name} is a run of its own: name nothing beside it")
@@ -91,7 +103,7 @@ def _race(args, device, out: Path) -> int:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
     race = importlib.import_module(RACES[name])
     seconds = 600 if args.seconds is None else args.seconds
-    race.run(device, out, seconds, args.quick, args.compile, args.batch, args.precision)
+    race.run(device, args.out, seconds, args.quick, args.compile, args.batch, args.precision)
     return 0
 
 
@@ -113,10 +125,9 @@ def main(args) -> int:
         if args.seconds is not None and not args.seconds > 0:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
-        out = args.out or folder / "results"
-        _require_writable(out)
+        _require_writable(args.out)
         if set(args.ops) & set(RACES):
-            return _race(args, device, out)
+            return _race(args, device)
         for name in ("batch", "precision"):
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
@@ -128,7 +139,7 @@ def main(args) -> int:
             raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
         quick = harness.QUICK if args.quick else {}
         settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
-        harness.run(args.ops, settings, out)
+        harness.run(args.ops, settings, args.out)
     except (ValueError, OSError) as error:
         print(f"cuda_ops bench: {error}", file=sys.stderr)
         return 2

@@ -24,7 +24,7 @@ from .data import Batches, default_root, mnist
 from .models import BACKENDS
 from .training import compare
 from .training.distributed import World
-from .training.settings import (
+from .training.mnist.settings import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DTYPES,
@@ -182,7 +182,7 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
 
 
 def _save_start(run, pictures: int):
-    from .training.start import save_start
+    from .training.mnist.start import save_start
 
     try:
         save_start(run, pictures, run.settings.save_start)
@@ -211,9 +211,9 @@ def _progress(console, run):
 
 
 def _finish(run, console, test_images) -> int:
-    from .training.report import FILES, save_weights, write_report
-    from .training.results import results
-    from .training.tables import backend_table, notes, parity_lines, parity_table, to_rich
+    from .training.mnist.report import FILES, save_weights, write_report
+    from .training.mnist.results import results
+    from .training.mnist.tables import backend_table, notes, parity_lines, parity_table, to_rich
 
     outcome = results(run)
     console.print(to_rich(backend_table(outcome), f"MNIST CNN on {outcome['device']['name']}"))

@@ -19,6 +19,7 @@ ROOT = Path(cuda_ops.__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import harness  # noqa: E402
+from harness import runner, timing  # noqa: E402
 
 
 def run(*arguments, package_in=ROOT):
@@ -37,9 +38,11 @@ def test_quick_square_on_the_cpu(tmp_path):
     status, output, errors = run("square", "--quick", "--device", "cpu", "--out", tmp_path)
     assert status == 0, errors
     assert "tf32: allowed on both sides in rows of dtype tf32, off in the others" in output
-    assert "PyTorch / ours" in output
+    assert "PyTorch / ours" in output and "spread, %" in output
+    assert "quick: as few as 5 samples" in output
     (path,) = tmp_path.glob("cpu-*/square.csv")
     assert f"# torch: {torch.__version__}\n" in path.read_text()
+    assert "# quick: yes, 5 samples of the first case alone\n" in path.read_text()
     rows = harness.read_csv(path)
     keys = {(r["direction"], r["clock"], r["implementation"]) for r in rows}
     assert keys == {(d, "wall", i) for d in ("forward", "backward") for i in ("ours", "eager")}
@@ -126,26 +129,26 @@ def test_wall_sampler_times_one_call_and_goes_round():
         seen.append(index)
         time.sleep(0.003)
 
-    sample = harness.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
+    sample = timing.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
     seconds = [sample() for _ in range(6)]
     assert min(seconds) >= 0.003
     assert seen[-6:] == [0, 1, 2, 0, 1, 2]
 
 
 def test_sets_of_inputs():
-    assert harness.sets_needed(10, cache=100, budget=1000) == (30, "cold")
-    assert harness.sets_needed(400, cache=100, budget=1000) == (1, "cold")
-    assert harness.sets_needed(1, cache=100, budget=1000) == (harness.MAX_SETS, "hot")
-    assert harness.sets_needed(100, cache=100, budget=200) == (2, "hot")
-    assert harness.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
+    assert timing.sets_needed(10, cache=100, budget=1000) == (30, "cold")
+    assert timing.sets_needed(400, cache=100, budget=1000) == (1, "cold")
+    assert timing.sets_needed(1, cache=100, budget=1000) == (timing.MAX_SETS, "hot")
+    assert timing.sets_needed(100, cache=100, budget=200) == (2, "hot")
+    assert timing.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
 
 
 def test_wrong_results_are_refused():
     good = torch.ones(4)
-    harness.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
+    runner.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
     for bad in (good + 0.1, torch.tensor([1, 1, 1, math.nan])):
         with pytest.raises(harness.BenchError, match="it: ours and eager differ by"):
-            harness.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
+            runner.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
     wrong = harness.Bench(
         "square", harness.elementwise_cases([(5, 7)], (2, 3)), [harness.Implementation("cubed", lambda x: x**3)]
     )
@@ -206,13 +209,13 @@ def test_slow_rung_has_few_samples():
 
     rows = harness.run_bench(bench_with(("rung 1 slow", slow), ("rung 2 fast", torch.square)), settings_of())
     samples = {row["implementation"]: int(row["samples"]) for row in rows}
-    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": harness.SLOW_SAMPLES}
+    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": runner.SLOW_SAMPLES}
 
 
 def test_seconds_bound_an_op():
     """No samples but the fewest where its time is over."""
     rows = harness.run_bench(bench_with(), settings_of(op_seconds=1e-9))
-    assert {row["samples"] for row in rows} == {harness.SLOW_SAMPLES}
+    assert {row["samples"] for row in rows} == {runner.SLOW_SAMPLES}
 
 
 def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, capsys):
@@ -224,7 +227,7 @@ def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, c
     settings = settings_of()
     folder = tmp_path / harness.slug(harness.device_name(settings.device))
     bench_of = {"square": bench_with()}
-    monkeypatch.setattr(harness, "load_bench", bench_of.get)
+    monkeypatch.setattr(runner, "load_bench", bench_of.get)
     harness.run(["square"], settings, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["square.csv"]
     before = (folder / "square.csv").read_text()
@@ -296,7 +299,7 @@ def test_wrong_gradients_are_refused():
     implementations = [harness.Implementation("ours", torch.square), detached]
     arguments = (torch.randn(5, requires_grad=True),)
     with pytest.raises(harness.BenchError, match="differ"):
-        harness.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
+        runner.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
 
 
 def test_ratio_is_against_the_fastest_variant():
@@ -307,6 +310,40 @@ def test_ratio_is_against_the_fastest_variant():
     (line,) = harness.comparison([row("ours", "20.0"), row("eager", "40.0"), row("channels_last", "10.0")])
     assert line[-1] == "0.50"
     assert "channels_last" in line
+
+
+def test_results_go_to_runs_unless_a_folder_is_named(tmp_path, monkeypatch, capsys):
+    """A plain run leaves the committed results alone."""
+    import argparse
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "load_bench", lambda op: bench_with())
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.main(parser.parse_args(["square", "--quick", "--device", "cpu"])) == 0
+    (path,) = tmp_path.rglob("*.csv")
+    assert path.relative_to(tmp_path).parts[:2] == ("runs", "bench")
+    assert "benchmarks/results" not in capsys.readouterr().out
+
+
+def test_noise_is_that_of_the_samples():
+    def row(median, p10, p90):
+        return {"median_us": median, "p10_us": p10, "p90_us": p90, "samples": 5}
+
+    text = harness.noise([row(10, 9, 11), row("100", "99", "100"), row(482, 482, 7015)])
+    assert "as few as 5 samples" in text
+    assert "by 20 % of the median (in the middle of all measurements), by 1355 % at most" in text
+
+
+def test_busy_machine_is_told(monkeypatch):
+    from harness import results
+
+    cpus = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 * cpus, 0, 0))
+    assert f"load average {3.0 * cpus:.1f} on {cpus} CPUs" in results.competition(torch.device("cpu"))
+    assert results.competition(torch.device("cuda")) is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0 * cpus, 0, 0))
+    assert results.competition(torch.device("cpu")) is None
 
 
 def test_percent_of_ceiling_is_by_the_tighter_bound():

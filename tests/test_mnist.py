@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import cuda_param
-from opspec import assert_close
+from support.devices import cuda_param
+from support.opspec import assert_close
 
 import cuda_ops
 from cuda_ops import _library
@@ -20,8 +20,8 @@ from cuda_ops._errors import UserError
 from cuda_ops.data import Batches, default_root, mnist
 from cuda_ops.models import MnistCNN
 from cuda_ops.training import Trainer, compare, evaluate, learning_rate
+from cuda_ops.training.mnist.report import write_atomically
 from cuda_ops.training.parity import LIMITS, Parity, Row, compare_losses
-from cuda_ops.training.report import write_atomically
 from cuda_ops.training.timing import PHASES
 
 ROOT = Path(cuda_ops.__file__).resolve().parents[1]
@@ -450,7 +450,7 @@ MISTAKES = {
     "GPU that is not there": (["--device", "cuda:77"], rf"cuda:77 is not there: this machine has cuda:0|{NO_GPU}"),
     "batch of nothing": (["--batch-size", "0"], r"--batch-size 0: expected a whole number of at least 1"),
     "negative batch": (["--batch-size", "-4"], r"--batch-size -4: expected"),
-    "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 pictures"),
+    "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 images"),
     "no epochs": (["--epochs", "0"], r"--epochs 0: expected a whole number of at least 1"),
     "no pictures": (["--limit", "0"], r"--limit 0: expected a whole number of at least 1"),
     "negative lr": (["--lr", "-0.1"], r"--lr -0.1: expected a number above 0"),

@@ -4,7 +4,7 @@ backends, and its report."""
 from .compare import Run, prepare, train
 from .graph import GraphedStep
 from .loop import Evaluation, Trainer, evaluate, learning_rate
-from .mnist_step import MnistStep
+from .mnist.step import MnistStep
 from .parity import Parity, judge
 from .timing import PhaseTimer
 

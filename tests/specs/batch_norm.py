@@ -1,7 +1,7 @@
 import functools
 
 import torch
-from opspec import Bad, OpSpec, Sample
+from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .compare import Run
+from ..compare import Run
 from .plots import plot
 from .tables import backend_table, markdown, notes, parity_lines, parity_table
 

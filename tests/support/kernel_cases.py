@@ -1,4 +1,6 @@
-"""One small case of every kernel, for compute-sanitizer: python tests/kernel_cases.py [--list] [case ...]
+"""One small case of every kernel, for compute-sanitizer:
+
+    PYTHONPATH=.:tests python -m support.kernel_cases [--list] [case ...]
 
 Each op's small samples and its odd-sized ones (or those that its specification picks), in every dtype, float32 with and
 without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
@@ -14,7 +16,8 @@ import sys
 import time
 
 import torch
-from opspec import Make, as_tuple, load_specs
+
+from support.opspec import Make, as_tuple, load_specs
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # The ops that have other kernels for float32 where TF32 is allowed.

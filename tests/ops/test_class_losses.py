@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opspec import RELATIVE_NORM, as_tuple, assert_close
+from support.opspec import RELATIVE_NORM, as_tuple, assert_close
 
 import cuda_ops
 from cuda_ops.functional import cross_entropy, nll_loss

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from conftest import cuda_param
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opspec import Make, assert_close
+from support.devices import cuda_param
+from support.opspec import Make, assert_close
 
 import cuda_ops
 from cuda_ops.functional import batch_norm

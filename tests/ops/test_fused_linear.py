@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opspec import RELATIVE_NORM, Make, assert_close
+from support.opspec import RELATIVE_NORM, Make, assert_close
 
 from cuda_ops.functional import linear_cross_entropy, linear_relu
 

@@ -2,7 +2,8 @@
 of input, weight and bias."""
 
 import torch
-from opspec import Bad, Sample, bad
+
+from support.opspec import Bad, Sample, bad
 
 
 def empty_samples(make):

@@ -5,8 +5,8 @@ import io
 import torch
 from torch import Tensor
 
-from .compare import Run
-from .timing import PHASES
+from ..compare import Run
+from ..timing import PHASES
 
 COLORS = {"fused": "tab:blue", "custom": "tab:green", "native": "tab:orange"}
 MISREAD_ROWS, MISREAD_COLUMNS = 4, 6

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import cuda_param
-from opspec import Make, assert_close
+from support.devices import cuda_param
+from support.opspec import Make, assert_close
 
 import cuda_ops
 from cuda_ops.functional import conv_bn_relu_pool

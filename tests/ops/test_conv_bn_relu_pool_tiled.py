@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opspec import assert_close
+from support.opspec import assert_close
 
 import cuda_ops
 from cuda_ops._library import build_info, ops

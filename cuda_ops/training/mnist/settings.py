@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from .. import _library
-from .._errors import UserError
-from ..models import BACKENDS
-from .distributed import World
+from ... import _library
+from ..._errors import UserError
+from ...models import BACKENDS
+from ..compare import HALVES, RunSettings
+from ..distributed import World
 
 DTYPES = {
     "float32": torch.float32,
@@ -18,7 +19,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-HALVES = (torch.bfloat16, torch.float16)
 # By device type: two CPU cores do one epoch with each backend in half a minute, and a batch of 64 brings it above 98 %
 # of the test set; a GPU does three epochs in seconds. Either has several hundred steps to average times over.
 DEFAULT_EPOCHS = {"cpu": 1, "cuda": 3}
@@ -26,16 +26,9 @@ DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 128}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(RunSettings):
     """One run. `resolve` makes it from the options of the command line."""
 
-    backends: tuple[str, ...]
-    device: torch.device
-    dtype: torch.dtype
-    epochs: int
-    batch_size: int
-    lr: float
-    seed: int
     data_root: Path
     keep_on_device: bool
     limit: int | None
@@ -44,15 +37,6 @@ class Settings:
     save: Path | None
     save_start: Path | None
     out: Path
-
-    @property
-    def autocast(self) -> bool:
-        return self.dtype in HALVES
-
-    @property
-    def tensor_dtype(self) -> torch.dtype:
-        """Of parameters and images: halves are reached by autocast, from float32."""
-        return torch.float32 if self.autocast else self.dtype
 
 
 def resolve(options, world: World) -> Settings:
@@ -156,14 +140,14 @@ def choose_device(text: str, backends, world: World) -> torch.device:
 
 
 def check_sizes(settings: Settings, count: int):
-    """Whether a batch fits into `count` training pictures.
+    """Whether a batch fits into `count` training images.
 
     Raises:
         UserError: it does not.
     """
     if settings.batch_size > count:
         raise UserError(
-            f"--batch-size {settings.batch_size} is larger than the training set of {count} pictures: take "
+            f"--batch-size {settings.batch_size} is larger than the training set of {count} images: take "
             f"{count} or less"
         )
 

@@ -13,10 +13,10 @@ import torch
 
 import cuda_ops
 
-from .. import _library
-from .compare import LAST_STEPS, Run
-from .parity import Parity, judge
-from .timing import PHASES, WHOLE_STEP, summarize, summarize_blocks
+from ... import _library
+from ..compare import LAST_STEPS, Run
+from ..parity import Parity, judge
+from ..timing import PHASES, WHOLE_STEP, summarize, summarize_blocks
 
 MEASURED_BY = {
     "cuda": "CUDA events on the stream between the phases, read after a synchronisation every block of steps; time in "

@@ -1,21 +1,16 @@
-"""The training step of the MNIST CNN as one kernel, the last rung of its ladder."""
+"""The training step of the MNIST CNN as one kernel."""
 
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors
-from .._fakes import register_fake
-from .._library import ops, problem
-from ..data.mnist import MEAN, STD
-from ..models.mnist_cnn import MnistCNN
-from ..optim import SGD
+from ..._arguments import check_tensors
+from ..._library import problem
+from ...data.mnist import MEAN, STD
+from ...models.mnist_cnn import MnistCNN
+from ...optim import SGD
 
 if problem is None:
-
-    @register_fake("cuda_ops::mnist_step_")
-    def _(parameters, losses, workspace, images, labels, indices, rates, options):
-        return None
-
+    from ...ops.mnist_step import MAX_BATCH, mnist_step_, mnist_step_supported, mnist_step_workspace
 
 CONVOLUTIONS = ("conv1", "norm1", "conv2", "norm2")
 LINEAR = ("linear1", "linear2")
@@ -24,13 +19,12 @@ LINEAR = ("linear1", "linear2")
 class MnistStep:
     r"""Training steps of :class:`cuda_ops.models.MnistCNN` by plain SGD, any number of them in one kernel launch.
 
-    A batch of 64 is microseconds of arithmetic: what a graph of kernels spends its time with is the way from one to
-    the next. Here 128 blocks of threads stay on their multiprocessors, keep weights and activations in shared memory,
-    and meet at eight barriers a step (csrc/cuda/mnist_step/sm90.cu says what happens between them). Of up to 256
-    pictures nothing but sums and features leaves a multiprocessor; of more, up to 1024, what does not fit goes to the
-    L2 and comes back while others are worked on. Activations are
-    bfloat16, parameters and sums float32, as under torch.autocast with bfloat16; results repeat bit by bit, and do not
-    depend on how the steps are dealt out to calls.
+    A batch of 64 is microseconds of arithmetic, and a graph of kernels spends most of its time between kernels. Here
+    128 thread blocks stay on their multiprocessors, keep weights and activations in shared memory, and synchronise at
+    eight grid-wide barriers a step (csrc/cuda/mnist_step/sm90.cu says what happens between them). With up to 256 images only sums and features leave a multiprocessor; with more, up
+    to 1024, activations that do not fit are staged through the L2 cache. Activations are bfloat16, parameters and sums
+    float32, as under torch.autocast with bfloat16; results are bitwise reproducible, and do not depend on how steps are
+    distributed over calls.
 
     Args:
         model: a MnistCNN in training mode on a CUDA device, of any backend: its parameters and running statistics are
@@ -56,9 +50,6 @@ class MnistStep:
         ...     step = MnistStep(model, cuda_ops.optim.SGD(model.parameters(), lr=0.1), images, labels)
         ...     losses = step(torch.randint(len(labels), (100, 64), device="cuda"))
     """
-
-    MOST = 1024
-    """Pictures in a batch, at most."""
 
     def __init__(
         self,
@@ -96,9 +87,9 @@ class MnistStep:
             return f"runs on CUDA alone, got {device}"
         if not torch.cuda.is_available():
             return "no CUDA device is visible"
-        if not ops.mnist_step_supported(torch.empty(0, device=device), batch):
+        if not mnist_step_supported(device, batch):
             return (
-                f"batches of {batch} on {torch.cuda.get_device_name(device)}: needs 1 to {MnistStep.MOST} pictures, a "
+                f"batches of {batch} on {torch.cuda.get_device_name(device)}: needs 1 to {MAX_BATCH} images, a "
                 "Hopper GPU with 128 multiprocessors or more, and a build for it"
             )
         return None
@@ -107,8 +98,8 @@ class MnistStep:
         """Takes a step for each row of `indices`.
 
         Args:
-            indices: [batch] or [steps, batch], int64: the pictures of each step; one to 1024 a batch. More
-                than 256 need a workspace of 84 MiB in the place of 25, which stays with the object.
+            indices: [batch] or [steps, batch], int64: the images of each step; 1 to 1024 a batch. More than 256 need
+                a workspace of 84 MiB instead of 25, which the object keeps.
             lr: the learning rate of all parameters, or a tensor of one for each parameter group; or a tensor of
                 [steps] or [steps, groups]. None takes the optimizer's.
 
@@ -136,21 +127,20 @@ class MnistStep:
             if norm.momentum is None or norm.weight is None or norm.running_mean is None:
                 raise NotImplementedError("MnistStep: needs batch norms with parameters, statistics and a momentum")
         tensors += [modules[name]._parameters[kind] for name in LINEAR for kind in ("weight", "bias")]
-        needed = ops.mnist_step_workspace(self.images, rows.shape[1])
+        needed = mnist_step_workspace(self.images, rows.shape[1])
         if needed not in self._workspaces:
             self._workspaces[needed] = torch.zeros(needed, dtype=torch.uint8, device=self.device)
         options = [value for norm in norms for value in (norm.eps, norm.momentum)]
-        with torch.no_grad():
-            ops.mnist_step_(
-                tensors,
-                losses,
-                self._workspaces[needed],
-                self.images,
-                self.labels,
-                rows,
-                self._rate_table(lr, len(rows)),
-                [*options, *self._constants],
-            )
+        mnist_step_(
+            tensors,
+            losses,
+            self._workspaces[needed],
+            self.images,
+            self.labels,
+            rows,
+            self._rate_table(lr, len(rows)),
+            [*options, *self._constants],
+        )
         return losses if indices.dim() == 2 else losses[0]
 
     def run(self, indices: Tensor, lr: float | Tensor | None = None) -> Tensor:

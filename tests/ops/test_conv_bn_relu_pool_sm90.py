@@ -4,8 +4,8 @@ of which path is taken."""
 
 import pytest
 import torch
-from opspec import assert_close
 from specs.conv_bn_relu_pool import reference
+from support.opspec import assert_close
 
 import cuda_ops
 

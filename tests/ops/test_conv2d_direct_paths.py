@@ -2,17 +2,15 @@
 
 import pytest
 import torch
-from opspec import Make, assert_close
+from support.conv2d_cases import PASSES, TOLERANCE, native
+from support.opspec import Make, assert_close
 
 from cuda_ops._library import ops
 from cuda_ops.functional import conv2d
 
-native = torch.nn.functional.conv2d
 pytestmark = pytest.mark.cuda
 
-PASSES = ("forward", "backward_input", "backward_weight")
 CONTIGUOUS, LAST = torch.contiguous_format, torch.channels_last
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = [torch.float32, "tf32", torch.float16, torch.bfloat16]
 
 # input, weight, stride, padding (top, bottom, left, right), dilation

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import cuda_ops
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "add2"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "add2"
 add2 = cuda_ops.functional.add2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .compare import Run, batch_order
+from ..compare import Run, batch_order
 from .report import write_atomically
 
 MAGIC, VERSION = b"CUOPSTRT", 1

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from opspec import Make, assert_close
+from support.opspec import Make, assert_close
 
 import cuda_ops
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opspec import RELATIVE_NORM, Make, Sample, assert_close, random_grad_outputs, run_with_gradients, upcast
+from support.opspec import RELATIVE_NORM, Make, Sample, assert_close, random_grad_outputs, run_with_gradients, upcast
 
 import cuda_ops
 from cuda_ops.functional import linear

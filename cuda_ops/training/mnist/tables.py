@@ -1,8 +1,8 @@
 """The tables of a run, once as rows of text, and from them for the terminal and for report.md."""
 
-from .compare import BLOCK
-from .parity import EARLY_STEPS
-from .timing import PHASES, WHOLE_STEP
+from ..compare import BLOCK
+from ..parity import EARLY_STEPS
+from ..timing import PHASES, WHOLE_STEP
 
 Table = tuple[list[str], list[list[str]]]
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from opspec import RELATIVE_NORM, Make, assert_close
+from support.opspec import RELATIVE_NORM, Make, assert_close
 
 import cuda_ops
 from cuda_ops._library import ops

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from opspec import RELATIVE_NORM, assert_close
+from support.opspec import RELATIVE_NORM, assert_close
 
 import cuda_ops
 from cuda_ops.functional import log_softmax
