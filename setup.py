@@ -80,6 +80,9 @@ def extensions():
     # Two architectures at a time: while one file is worked on, its build is half as long.
     nvcc_flags = ["-std=c++17", "-O3", "--threads=2", "-Xcompiler=-fvisibility=hidden"]
     nvcc_flags += ["-Xcompiler=-Wall,-Wextra", *(["-Werror=all-warnings"] if werror else [])]
+    if cuda_home and tuple(map(int, toolkit.nvcc_version(cuda_home).split("."))) >= (12, 8):
+        # Device code of a third of the size, unpacked by the driver at first use.
+        nvcc_flags += ["--compress-mode=size"]
     c_sources = sorted(glob.glob("csrc/cpu/**/*.c", recursive=True))
     cuda_sources = compiling.longest_first(sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))) if cuda_home else []
 
@@ -135,9 +138,7 @@ def extensions():
             defines = [f"-D{name}={value}" for name, value in macros]
             python = [f"-I{sysconfig.get_path('include')}"]
 
-            if cuda_home and tuple(map(int, toolkit.nvcc_version(cuda_home).split("."))) >= (12, 8):
-        nvcc_flags += ["--compress-mode=size"]  # device code of a third of the size, unpacked by the driver at first use
-    # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
+            # Relative, as sources are: the compiler's messages and objects name no folder of this machine.
             def includes(folder):
                 return ["-Icsrc/include", f"-Icsrc/{folder}"]
 

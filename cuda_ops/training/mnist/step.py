@@ -21,10 +21,10 @@ class MnistStep:
 
     A batch of 64 is microseconds of arithmetic, and a graph of kernels spends most of its time between kernels. Here
     128 thread blocks stay on their multiprocessors, keep weights and activations in shared memory, and synchronise at
-    eight grid-wide barriers a step (csrc/cuda/mnist_step/sm90.cu says what happens between them). With up to 256 images only sums and features leave a multiprocessor; with more, up
-    to 1024, activations that do not fit are staged through the L2 cache. Activations are bfloat16, parameters and sums
-    float32, as under torch.autocast with bfloat16; results are bitwise reproducible, and do not depend on how steps are
-    distributed over calls.
+    eight grid-wide barriers a step (csrc/cuda/mnist_step/sm90.cu says what happens between them). With up to 256
+    images only sums and features leave a multiprocessor; with more, up to 1024, activations that do not fit are staged
+    through the L2 cache. Activations are bfloat16, parameters and sums float32, as under torch.autocast with bfloat16;
+    results are bitwise reproducible, and do not depend on how steps are distributed over calls.
 
     Args:
         model: a MnistCNN in training mode on a CUDA device, of any backend: its parameters and running statistics are
