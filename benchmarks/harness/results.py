@@ -1,4 +1,4 @@
-"""What a run leaves behind: its facts, CSV files, and the comparison on the terminal."""
+"""The output of a run: its facts, CSV files, and the comparison on the terminal."""
 
 import csv
 import datetime
