@@ -6,8 +6,8 @@
     >>> gemm.rungs["python"](a, b)
     tensor([[11.]])
 
-Rungs 1 and 2 are in this file, 3 in csrc/cpu/gemm_ladder.c, 4 to 15 in csrc/cuda/gemm/. Each file says what it fixes of
-the rung before it and what it leaves. `python -m cuda_ops bench gemm` times them; notebooks/gemm.ipynb explains them.
+Rungs 1 and 2 are in this file, 3 in csrc/cpu/gemm_ladder.c, 4 to 15 in csrc/cuda/gemm/. Each file says what it mends of
+the rung before it and what it leaves. `python -m cuda_ops bench gemm` measures them; notebooks/gemm.ipynb walks them.
 """
 
 from collections.abc import Callable
