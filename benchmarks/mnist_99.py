@@ -1,11 +1,11 @@
 """Time from initial weights to 99 % of MNIST's test set: plain SGD without momentum, the same recipe for all.
 
-Timed, by the host's clock between two synchronisations: the order of the pictures (drawn on the device), the learning
+Timed, by the host's clock between two synchronisations: the order of the images (drawn on the device), the learning
 rates, and every step of the training. Not timed: the first weights, the data set's way to the device (as bytes), what a
 process does once (compilation, the capture of graphs), and the evaluation. `cold` is the whole of it: a fresh process
 from its start to its trained weights, import, data set, compilation and capture included.
 
-The recipe was found by --search, on the last 6,000 pictures of a shuffled training set after training on the other
+The recipe was found by --search, on the last 6,000 images of a shuffled training set after training on the other
 54,000; the test set had no part in it. Its learning rates are one schedule (linear rise, linear fall to zero) times a
 factor for the convolutions and batch norms.
 
@@ -246,7 +246,7 @@ def markdown(found: dict) -> str:
         "# Time to 99 % of MNIST's test set",
         "Mean ± standard deviation over the seeds. " + " ".join(__doc__.split("\n\n")[1].split()),
         mnist_report.table(header, rows),
-        f"Recipe: {recipe}; {found['pictures']:,} pictures.",
+        f"Recipe: {recipe}; {found['pictures']:,} images.",
         "\n".join(f"- {name}: {value}" for name, value in found["facts"].items()),
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""What mnist_step.py has measured, as CSV, JSON, Markdown and a picture."""
+"""What mnist_step.py has measured, as CSV, JSON, Markdown and a plot."""
 
 import csv
 import io

@@ -1,7 +1,7 @@
-"""python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/.
+"""python -m cuda_ops bench: times our ops against PyTorch's own, by the harness in the repository's benchmarks/.
 
-`bench mnist` is the race of whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` the time
-to 99 % of its test set (benchmarks/mnist_99.py). `bench gemm` is the ladder of matrix multiplication: every rung and,
+`bench mnist` times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to
+99 % of the test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung and,
 where they are installed, Triton, CUTLASS and Numba beside cuBLAS, with a plot (benchmarks/bench_gemm.py).
 """
 
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--seconds",
         type=float,
-        help="about how long an op may take (there are fewer samples then, but 3), or the race mnist; default: 31 "
-        "samples each, in at most 30 seconds a case; mnist: 600",
+        help="time limit of an op, met by taking fewer samples, but 3, or of mnist and mnist-99 (default: 31 samples "
+        "each, in at most 30 seconds a case; mnist: 600)",
     )
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
@@ -83,13 +83,13 @@ def _device(name) -> torch.device:
 
 
 def _require_writable(folder: Path):
-    """Said before minutes of measuring, not after them. Makes nothing."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    """Checked before minutes of measuring, not after them. Creates nothing."""
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise ValueError(f"--out {folder}: {place} cannot be written: {error.strerror}") from error
+        raise ValueError(f"--out {folder}: {parent} cannot be written: {error.strerror}") from error
 
 
 def _race(args, device) -> int:
@@ -97,7 +97,7 @@ def _race(args, device) -> int:
     if len(args.ops) > 1:
         raise ValueError(f"{name} is a run of its own: name nothing beside it")
     if args.dtype:
-        raise ValueError(f"{name} has --precision in the place of --dtype")
+        raise ValueError(f"{name} takes --precision, not --dtype")
     for batch in args.batch or ():
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")

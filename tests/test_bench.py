@@ -427,7 +427,7 @@ def test_csv_is_written_whole(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mnist", "--dtype", "tf32"], "mnist has --precision in the place of --dtype"),
+        (["mnist", "--dtype", "tf32"], "mnist takes --precision, not --dtype"),
         (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
         (["gemm", "mnist-99"], "mnist-99 is a run of its own: name nothing beside it"),
         (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),

@@ -452,7 +452,7 @@ MISTAKES = {
     "negative batch": (["--batch-size", "-4"], r"--batch-size -4: expected"),
     "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 images"),
     "no epochs": (["--epochs", "0"], r"--epochs 0: expected a whole number of at least 1"),
-    "no pictures": (["--limit", "0"], r"--limit 0: expected a whole number of at least 1"),
+    "no images": (["--limit", "0"], r"--limit 0: expected a whole number of at least 1"),
     "negative lr": (["--lr", "-0.1"], r"--lr -0.1: expected a number above 0"),
     "lr that is no number": (["--lr", "nan"], r"--lr nan: expected a number above 0"),
     "negative seed": (["--seed", "-1"], r"--seed -1: expected"),

@@ -1,10 +1,10 @@
-"""Times our ops against PyTorch's own, so that nobody can doubt the result.
+"""Times our ops against PyTorch's own. What makes the result hard to doubt:
 
 - Both sides run in the same process on the same inputs, one sample of each in turn (ours, PyTorch, ours, ...), and what
   is shown are medians, with the 10th and 90th percentile beside them in the CSV.
 - Before anything is timed, outputs and gradients of the two are compared; a result that is NaN is no result.
-- Inputs are random, and calls go round over so many sets of them that together they exceed three times the largest
-  cache ("cold"). Where that would take too many sets, the row says "hot".
+- Inputs are random, and calls cycle over so many sets of them that together they exceed three times the largest cache
+  ("cold"). Where that would take too many sets, the row says "hot".
 - Two clocks on CUDA. `kernel`: a CUDA graph of many calls, replayed between two events; that is the GPU's time, and
   what remains when a training step is captured into a graph. `wall`: eager calls by the host's clock, with the cost
   of Python and of launching. On the CPU there is only `wall`.

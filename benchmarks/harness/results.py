@@ -1,4 +1,4 @@
-"""What a run leaves behind: its facts, CSV files, and the comparison on the terminal."""
+"""The output of a run: its facts, CSV files, and the comparison on the terminal."""
 
 import csv
 import datetime
@@ -94,8 +94,8 @@ def noise(rows: list[dict]) -> str:
     middle, most = spreads[len(spreads) // 2], spreads[-1]
     return (
         f"quick: as few as {fewest} samples of a measurement; from the 10th to the 90th percentile they spread by "
-        f"{middle:.0f} % of the median (in the middle of all measurements), by {most:.0f} % at most. A ratio nearer to "
-        "1 than that says nothing, and what slows all samples alike does not show. For figures to keep, leave out "
+        f"{middle:.0f} % of the median (in the middle of all measurements), by {most:.0f} % at most. A ratio nearer "
+        "to 1 than that says nothing, and what slows all samples alike does not show. For figures to keep, leave out "
         "--quick."
     )
 

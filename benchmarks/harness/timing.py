@@ -37,7 +37,7 @@ def summarize(seconds: list[float]) -> Summary:
 
 
 def interleaved(samplers: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`rounds` samples of each, one of each in turn, so that a drift of the machine meets all of them alike."""
+    """`rounds` samples of each, one of each in turn, so that a drift of the machine affects all of them alike."""
     samples = {name: [] for name in samplers}
     for _ in range(rounds):
         for name, sample in samplers.items():

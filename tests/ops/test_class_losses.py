@@ -297,7 +297,7 @@ def at_offset(values, offset):
     return storage[offset:].view(values.shape).copy_(values)
 
 
-# Around what a part of a warp, a warp and a block take; rows that start anywhere against 16 bytes, and pieces of 16
+# Around what a part of a warp, a warp and a block take; rows that start anywhere against 16 bytes, and vectors of 16
 # bytes for a part of the threads in the last round.
 ROW_CLASSES = [1, 2, 7, 8, 9, 31, 32, 33, 40, 64, 257, 1000, 1023, 1024, 1025, 1032, 4095, 4096, 4104, 5003, 9001]
 

@@ -1,4 +1,4 @@
-"""conv2d's paths for few input channels and for a group a channel, each by force: they are taken, and right."""
+"""conv2d's paths for few input channels and for a group a channel, each forced: that it runs, and is right."""
 
 import pytest
 import torch
@@ -16,8 +16,14 @@ DTYPES = [torch.float32, "tf32", torch.float16, torch.bfloat16]
 # input, weight, stride, padding (top, bottom, left, right), dilation
 FEW_CHANNELS = [
     ((3, 1, 28, 28), (33, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),  # the MNIST CNN's first layer, a tile and a channel
-    ((2, 3, 37, 45), (64, 3, 7, 7), (1, 1), (3, 3, 3, 3), (1, 1)),  # a usual first layer; no pixel runs in whole pieces
-    ((2, 3, 40, 48), (72, 3, 7, 7), (1, 1), (3, 3, 3, 3), (1, 1)),  # and in whole pieces, two tiles of channels
+    (
+        (2, 3, 37, 45),
+        (64, 3, 7, 7),
+        (1, 1),
+        (3, 3, 3, 3),
+        (1, 1),
+    ),  # a usual first layer; rows that fill no whole vectors
+    ((2, 3, 40, 48), (72, 3, 7, 7), (1, 1), (3, 3, 3, 3), (1, 1)),  # rows of whole vectors, two tiles of channels
     ((2, 3, 40, 48), (64, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),  # with its stride
     ((2, 2, 19, 23), (17, 2, 3, 2), (1, 1), (1, 0, 2, 1), (2, 3)),  # padding of four sizes, dilation
     ((2, 4, 19, 26), (40, 4, 5, 3), (1, 1), (0, 0, 1, 0), (1, 1)),
@@ -185,7 +191,7 @@ def test_infinities_stay_where_they_are(path, cases, formats, dtype, force):
 @pytest.mark.parametrize("path, cases", [("few_channels", FEW_CHANNELS), ("depthwise", DEPTHWISE)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tensors_off_their_alignment(path, cases, dtype, force):
-    """Views that start one element into their storage: what is moved in pieces must notice."""
+    """Views that start one element into their storage: vector loads must notice."""
     needs_tensor_cores(dtype)
     force(path)
 

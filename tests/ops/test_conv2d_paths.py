@@ -1,4 +1,4 @@
-"""conv2d's paths on CUDA, by force and by choice: which takes which call, and that each is right."""
+"""conv2d's paths on CUDA, forced and chosen: which takes which call, and that each is right."""
 
 import itertools
 
@@ -14,18 +14,18 @@ pytestmark = pytest.mark.cuda
 
 # batch, input channels, output channels, size, kernel, stride, padding, dilation: what the paths differ in.
 PATH_CASES = [
-    (2, 64, 64, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1)),  # whole rows of 128 bytes of halves
+    (2, 64, 64, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1)),  # whole rows of 128 bytes in fp16
     (3, 40, 72, (9, 13), (3, 2), (1, 1), (1, 0), (1, 1)),  # channels that fill no row, columns that fill no tile
     (2, 8, 24, (17, 11), (5, 3), (1, 1), (2, 1), (1, 2)),  # dilation
     (5, 264, 136, (7, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # several tiles of columns; of taps and channels
     (2, 32, 40, (30, 33), (3, 3), (2, 3), (1, 1), (2, 1)),  # strides
     (1, 16, 8, (5, 33), (1, 3), (1, 1), (3, 4), (1, 1)),  # more padding than kernel
     (7, 24, 56, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1)),  # a product of matrices
-    (40, 32, 64, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)),  # more tiles than there are blocks, pieces of the sum
-    (2, 12, 20, (8, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # channels of TF32 that halves cannot have
+    (40, 32, 64, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)),  # more tiles than there are blocks, splits of k
+    (2, 12, 20, (8, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # channels that TF32 can have, and fp16 cannot
     (1, 3, 5, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1)),  # and channels of none
-    (1, 32, 40, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1)),  # fewer pixels than a slice of the sum over them
-    (3, 8, 136, (9, 8), (1, 1), (1, 1), (0, 0), (1, 1)),  # channels that do not fill one slice
+    (1, 32, 40, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1)),  # fewer pixels than one step of k
+    (3, 8, 136, (9, 8), (1, 1), (1, 1), (0, 0), (1, 1)),  # channels that do not fill one step of k
 ]
 # Which of the cases each path can do, for 16-bit dtypes: of all passes, or by pass.
 CASES_OF_PATHS = {
@@ -147,14 +147,18 @@ STRIDED_CASES = [
     ((9, 264, 136, (15, 14), (5, 5), (2, 2), (2, 2), (1, 1)), 1, True),  # several tiles of rows and columns
     ((2, 16, 16, (6, 5), (2, 2), (5, 7), (0, 1), (1, 1)), 1, False),  # strides beyond the kernel and the input
     ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3, False),
-    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, False),  # groups of one piece of 16 bytes
+    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, False),  # groups of one 16-byte vector
     (
         (2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)),
         1,
         False,
-    ),  # no whole pieces of output channels: forward
+    ),  # output channels that fill no vector: forward
     ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1, False),  # and of input channels: backward_input
-    ((1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)), 1, False),  # more than the copy engine's maps can say
+    (
+        (1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)),
+        1,
+        False,
+    ),  # beyond the limits of TMA's im2col descriptors
 ]
 
 
@@ -165,7 +169,7 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
     needs_hopper() if path == "sm90" else needs_ampere()
     allow_tf32(True)
     force(path)
-    # What is read has channels in whole pieces of 16 bytes.
+    # What is read has channels in whole 16-byte vectors.
     channels_read = {"forward": (1,), "backward_input": (2,), "backward_weight": (1, 2)}
     for weight_format in FORMATS:
         for name, asked, call, expected in products_of_passes(case, dtype, weight_format, groups=groups):
@@ -185,9 +189,9 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
     "case",
     [
         (2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)),
-        (3, 8, 136, (9, 8), (1, 1), (3, 2), (0, 0), (1, 1)),  # rows of the copy that are longer than the places
+        (3, 8, 136, (9, 8), (1, 1), (3, 2), (0, 0), (1, 1)),  # rows of the copy that are longer than the output
         (1, 4, 5, (7, 6), (1, 1), (2, 1), (0, 0), (1, 1)),
-        (40, 132, 200, (14, 13), (1, 1), (1, 2), (0, 0), (1, 1)),  # pieces of the sum, channels past a tile
+        (40, 132, 200, (14, 13), (1, 1), (1, 2), (0, 0), (1, 1)),  # splits of k, channels past a tile
         (2, 16, 24, (1, 1), (1, 1), (2, 2), (0, 0), (1, 1)),  # one pixel
     ],
 )
@@ -208,7 +212,7 @@ def test_strides_by_gemm(case, force, allow_tf32):
 
 
 def test_strides_by_gemm_off_their_alignment(force, allow_tf32):
-    """What cannot be copied by pieces of 16 bytes goes where it can: another path, or the product as it lies."""
+    """What cannot be copied by 16-byte vectors takes another path, or the product without a copy."""
     needs_hopper()
     allow_tf32(True)
     for path, stride in ((None, 2), ("gemm_1x1", 1)):
@@ -279,7 +283,7 @@ def test_choice_of_path(allow_tf32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_contiguous_pictures_are_copied_where_it_pays(dtype, allow_tf32):
+def test_contiguous_images_are_copied_where_it_pays(dtype, allow_tf32):
     """Large convolutions of contiguous tensors, or of one of each, take tensor cores, and keep their formats."""
     needs_hopper()
     allow_tf32(True)
@@ -304,7 +308,7 @@ def test_contiguous_pictures_are_copied_where_it_pays(dtype, allow_tf32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_contiguous_pictures_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
+def test_contiguous_images_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
     needs_hopper()
     image, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((64, 256, 28, 28), (512, 256, 1, 1)))
     for allowed in (True, False):

@@ -109,7 +109,7 @@ def test_nonfinite_values_travel_as_in_pytorch(device, channels, training, value
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 @pytest.mark.parametrize("batch", [2, 70])
 def test_statistics_without_loss(device, batch, offset):
-    """Pictures far from 0, under kernels whose sum is 0 and under others: mean and variance as float64 has them."""
+    """Images far from 0, under kernels whose sum is 0 and under others: mean and variance as float64 has them."""
     make = Make(device, torch.float32)
     input, weight = make(batch, 1, 21, 37) + offset, make(40, 1, 3, 3)
     weight[::2] -= weight[::2].mean((1, 2, 3), keepdim=True)
@@ -126,7 +126,7 @@ def test_statistics_without_loss(device, batch, offset):
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_float32_parameters_beside_halves(dtype, channels, training, channels_last):
-    """As under autocast: everything but the pictures in float32, and gradients too."""
+    """As under autocast: everything but the images in float32, and gradients too."""
     make = Make("cuda", torch.float32)
     images = make(6, channels, 12, 10, low=-2.5, high=2.5).round().to(dtype)
     weight = make(16, channels, 3, 3, low=-2.5, high=2.5).round().requires_grad_()
@@ -161,7 +161,7 @@ def test_float32_parameters_beside_halves(dtype, channels, training, channels_la
 
 
 @pytest.mark.cuda
-def test_autocast_casts_pictures_alone():
+def test_autocast_casts_images_alone():
     block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 32, 3, padding=1, channels_last=True).cuda()
     images = torch.randn(4, 1, 28, 28, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
@@ -229,7 +229,7 @@ def test_module_sees_parametrized_weights():
 
 
 def test_a_place_outside_of_the_plane_writes_nothing():
-    """Float64 keeps the general path, contiguous tensors the kernel that scatters. Forward makes no such places, but
+    """Float64 keeps the general path, contiguous tensors the kernel that scatters. Forward makes no such positions, but
     the op is open to everyone."""
     ops, geometry = torch.ops.cuda_ops, (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 0)
     make = Make("cpu", torch.float64)

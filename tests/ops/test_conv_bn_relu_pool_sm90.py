@@ -1,4 +1,4 @@
-"""The path of conv_bn_relu_pool on Hopper's tensor cores, where its numbers of pictures matter: a picture a warpgroup,
+"""The path of conv_bn_relu_pool on Hopper's tensor cores, where its numbers of images matter: an image a warpgroup,
 and then more than one. On other GPUs the same tests run the general path. test_conv_bn_relu_pool_tiled.py has the test
 of which path is taken."""
 

@@ -11,7 +11,7 @@ from cuda_ops.functional import conv_bn_relu_pool
 CHANNELS_LAST = torch.channels_last
 # batch, in_channels, out_channels, height, width
 SHAPES = [
-    (1, 32, 64, 14, 14),  # the MNIST CNN's second block: one tile a picture, one of four warps
+    (1, 32, 64, 14, 14),  # the MNIST CNN's second block: one tile an image, one of four warps
     (133, 32, 64, 14, 14),  # a second slot in one block
     (300, 32, 64, 14, 14),  # several tiles a slot
     (3, 40, 72, 28, 30),  # tiles with neighbours on each side; depths and columns that are no whole ones

@@ -321,7 +321,7 @@ def test_replays_of_a_cuda_graph_draw_anew():
 
 @pytest.mark.cuda
 def test_cuda_numbers_do_not_overlap_with_pytorchs():
-    """Our call takes its piece of the generator's offset: what PyTorch draws next differs, and comes out the same as
+    """Our call advances the generator's offset: what PyTorch draws next differs, and comes out the same as
     after any other op that takes as much."""
     torch.manual_seed(4)
     before = torch.cuda.default_generators[0].get_offset()

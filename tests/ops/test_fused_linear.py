@@ -1,4 +1,4 @@
-"""What is special to linear_relu and linear_cross_entropy: float32 parameters beside halves."""
+"""What is special to linear_relu and linear_cross_entropy: float32 parameters beside fp16 and bf16 activations."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def check(function, reference, tensors, dtype):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-# Features that 16-byte loads of halves and of floats fit (24), those of floats alone (20, 1028), and neither (17, 33).
+# Features that 16-byte loads of fp16 and of float32 fit (24), those of float32 alone (20, 1028), and neither (17, 33).
 # Classes off the padding of their rows, which is to hold no garbage where it is loaded with them.
 @pytest.mark.parametrize(
     ("rows", "in_features", "classes"),
@@ -65,7 +65,7 @@ def test_cross_entropy_of_float32_parameters(dtype, rows, in_features, classes, 
     [
         *[(1, 24, 16), (37, 24, 17), (37, 20, 24), (130, 33, 70), (1030, 72, 136), (1030, 20, 12)],
         *[(1024, 3136, 128), (1025, 64, 8), (9000, 16, 264)],
-        # Hopper's own kernels: off their tiles and their pieces of the sum, one piece, several tiles of both features.
+        # Hopper's own kernels: off their tiles and their splits of k, one split, several tiles of both features.
         *[(128, 512, 8), (130, 520, 72), (513, 1032, 136), (600, 3136, 8), (700, 640, 264), (4097, 776, 128)],
     ],
 )

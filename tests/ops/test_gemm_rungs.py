@@ -16,7 +16,7 @@ CUDA_RUNGS = [rung for rung in gemm.rungs.values() if rung.device == "cuda"]
 CORES_RUNGS = [rung for rung in CUDA_RUNGS if rung.number in (*range(11), 15)]  # float32 and float64 on the CUDA cores
 CORES_TILES = 6  # of rung 15
 # One element; the lecture's odd sizes; primes; a tile of 16 to 128 and one less and more; k over a slice and over the
-# pieces that split k makes; a row, a column; nothing, and no sum.
+# splits of k; a row, a column; nothing, and no sum.
 SIZES = [(1, 1, 1), (35, 79, 19), (31, 37, 41), (127, 131, 61), (128, 128, 128), (129, 127, 65), (64, 10, 128)]
 SIZES += [(17, 33, 700), (1, 257, 130), (257, 1, 130), (3, 5, 2049), (0, 4, 5), (4, 0, 5), (5, 4, 0)]
 
@@ -117,9 +117,9 @@ def test_storage_orders(name, dtype):
         pytest.skip("not for this dtype, or not on this device")
 
 
-# All ways of the rungs that have several: the tiles of rung 13, with k whole or cut in pieces that another kernel adds,
-# and the one of them that makes D or D transposed; those of rung 14, with A and B changed or not, and with k cut among
-# the blocks of a cluster; rung 15 on the tensor cores, with k whole and cut likewise.
+# All tiles of the rungs that have several: those of rung 13, with k whole or split over blocks whose sums another
+# kernel adds, and the one of them that computes D or D transposed; those of rung 14, with A and B exchanged or not, and
+# with k split over the blocks of a cluster; rung 15 on the tensor cores, with k whole and split likewise.
 PLANS = [(13, tile, splits, swapped) for tile in range(8) for splits in (1, 3) for swapped in range(1 + (tile == 4))]
 # Those that two blocks make together.
 PAIRS = [(13, tile, 1, swapped) for tile in range(16, 21) for swapped in range(1 + (tile != 18))]
@@ -134,7 +134,7 @@ CORES_PLANS = [(15, tile, splits, 0) for tile in range(CORES_TILES) for splits i
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_plans(plan, dtype):
-    """Sizes below a tile, no tile's multiple, of many tiles; k of fewer slices than pieces, and of many."""
+    """Sizes below a tile, no tile's multiple, of many tiles; k of fewer steps than splits, and of many."""
     ran = 0
     for (m, n, k), (ta, tb) in itertools.product(
         [(8, 16, 8), (200, 136, 200), (16, 264, 2048), (328, 24, 72), (64, 8, 3136)],
@@ -166,7 +166,7 @@ def batches(batch, m, n, k, dtype, ta, tb):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan[0] == 13 and plan[3] == 0], ids=str)
 def test_plans_of_batches(plan, dtype):
-    """More matrices than multiprocessors, each of less than a tile, one, and several: blocks walk from one to the next.
+    """More matrices than multiprocessors, each of less than a tile, one, and several: blocks loop over them.
     One operand of a batch may be the same for all."""
     ran = 0
     for (batch, m, n, k), (ta, tb) in itertools.product(
@@ -188,7 +188,7 @@ def test_plans_of_batches(plan, dtype):
 @pytest.mark.parametrize("tile", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_turns_of_short_tiles(dtype, tile):
-    """Warpgroups that take tiles in turn, of one step each, and pieces stored element by element, which no barrier
+    """Warpgroups that take tiles in turn, of one step each, and splits stored element by element, which no barrier
     follows: a warp that is late must not miss its turn. Many times over, since one in thousands was late."""
     k = 3 * 128 // dtype.itemsize
     a, b = batches(150, 256, 128, k, dtype, False, True)

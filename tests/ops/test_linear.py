@@ -170,7 +170,7 @@ def test_sums_that_are_split_repeat_bitwise():
             assert_close(actual, reference, 2e-6)
 
 
-# Rows of whole pieces of 16 bytes and others, which are read several at a time; one column; more columns than a block
+# Rows of whole 16-byte vectors, read several at a time, and others; one column; more columns than a block
 # has; rows for one block, for several, and some left over.
 BIAS_SHAPES = [
     (1, 1),

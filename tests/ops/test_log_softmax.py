@@ -17,10 +17,10 @@ INF, NAN = float("inf"), float("nan")
 def test_rows_of_infinities(device, cols, inner):
     """Where PyTorch has NaN, -inf and finite values, with the odd value at the start, in the middle and at the end."""
     rows = []
-    for place in (0, cols // 2, cols - 1):
+    for column in (0, cols // 2, cols - 1):
         for value in (NAN, INF, -INF):
             row = torch.linspace(-1, 1, cols, dtype=torch.float64)
-            row[place] = value
+            row[column] = value
             rows.append(row)
     rows += [torch.full((cols,), -INF, dtype=torch.float64), torch.full((cols,), INF, dtype=torch.float64)]
     rows += [torch.tensor([-INF] * (cols - 1) + [1.0], dtype=torch.float64)]

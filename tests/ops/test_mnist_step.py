@@ -15,7 +15,7 @@ needs_kernel = pytest.mark.skipif(MnistStep.why_not("cuda") is not None, reason=
 
 @pytest.fixture(scope="module")
 def data():
-    """Pictures of ten kinds, with noise, as bytes."""
+    """Images of ten kinds, with noise, as bytes."""
     torch.manual_seed(0)
     labels = torch.randint(10, (COUNT,))
     kinds = torch.rand(10, 1, 10, 10)
@@ -105,7 +105,7 @@ def test_follows_the_fused_step(data):
 @needs_kernel
 @pytest.mark.parametrize("batch", [64, 200, 300, 1000])
 def test_same_bits(data, batch):
-    """Again, and with the steps dealt out to calls and graphs in other ways."""
+    """Again, and with the steps distributed over calls and graphs in other ways."""
     indices = torch.randint(COUNT, (6, batch), device="cuda")
     found = []
     for cut in ([6], [6], [1] * 6, [2, 4]):

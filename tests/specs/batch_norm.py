@@ -40,12 +40,12 @@ SHAPES = [
     (6, 1),  # one channel
     (7, 33, 3),  # planes shorter than a warp
     (3, 2, 31),
-    (4, 5, 8, 8),  # planes of whole 16-byte pieces
-    (3, 2, 5, 7),  # and not: a piece spans two channels
+    (4, 5, 8, 8),  # planes of whole 16-byte vectors
+    (3, 2, 5, 7),  # and not: a vector spans two channels
     (2, 3, 33, 65),  # planes longer than a segment of 2048
     (40, 3, 29, 31),  # several splits of planes, on CUDA kept whole by a block
-    (9, 5, 6, 6),  # planes of whole 8-byte pieces in halves
-    (1, 2, 3, 3),  # one picture
+    (9, 5, 6, 6),  # planes of whole 8-byte vectors in fp16 and bf16
+    (1, 2, 3, 3),  # one image
     (2, 3, 2, 3, 4),
 ]
 
@@ -68,8 +68,8 @@ def samples(make):
 def small_samples(make):
     yield Sample(arguments(make, 5, 2), {"training": True}, name="training")
     yield Sample(arguments(make, 5, 2), {"training": False}, name="inference")
-    yield Sample(arguments(make, 2, 2, 2, 2), {"training": True, "eps": 0.5}, name="pictures, training")
-    yield Sample(arguments(make, 2, 2, 2, 2), {"training": False}, name="pictures, inference")
+    yield Sample(arguments(make, 2, 2, 2, 2), {"training": True, "eps": 0.5}, name="images, training")
+    yield Sample(arguments(make, 2, 2, 2, 2), {"training": False}, name="images, inference")
     plain = arguments(make, 3, 2, 2, statistics=False, weight=False, bias=False)
     yield Sample(plain, {"training": True}, name="nothing but input")
     yield Sample(arguments(make, 3, 2, 2, weight=False), {"training": False}, name="bias alone")

@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests python -m support.kernel_cases [--list] [case ...]
 
-Each op's small samples and its odd-sized ones (or those that its specification picks), in every dtype, float32 with and
+Each op's small samples and its odd-sized ones (or those that its specification names), in every dtype, float32 with and
 without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
-then conv2d's paths by force, each a case of its own, since these are the longest, the optimizer, and the rungs of the
+then conv2d's paths, each forced in a case of its own, since these are the longest, the optimizer, and the rungs of the
 GEMM ladder. --list prints the cases' names. Values are the tests' business, not this program's: it only has to reach
 the kernels.
 """
@@ -123,7 +123,7 @@ def run_tensor_cores(path):
             run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
 
 
-# Sizes whose runs of pixels are whole pieces of 16 bytes, and others; in either order.
+# Sizes whose rows are whole 16-byte vectors, and others; in either memory format.
 DIRECT = list(itertools.product([(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]))
 
 
@@ -139,7 +139,7 @@ def run_few_channels():
             DIRECT, [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1), ((3, 8), 5)]
         ):
             run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
-        # So long lines that the data gradient walks down the picture.
+        # Rows so long that the data gradient goes down the image in a loop.
         run_conv_path("few_channels", dtype, (3, 8), 3, (9, 230), 1, torch.contiguous_format)
         for (size, memory_format), kernel in itertools.product(DIRECT, [7, 3]):
             run_conv_path("few_channels", dtype, (3, 40), kernel, size, 1, memory_format, stride=2)
@@ -165,7 +165,7 @@ def run_plans():
                 ops.gemm_planned(*operands, plan, allow_tf32=True)
             except NotImplementedError:  # not for this dtype and these storage orders
                 continue
-    # More tiles than two a multiprocessor, so that blocks walk from one to the next.
+    # More tiles than two a multiprocessor, so that blocks loop over them.
     for tile, dtype in itertools.product(range(4, 8), [torch.float32, torch.bfloat16]):
         a, b = (torch.randn(300, 16, 72, device="cuda").to(dtype) for _ in range(2))
         for operands in ((a, b.mT), (a.mT, b), (a, b.mT.contiguous())):
@@ -184,7 +184,7 @@ def run_plans():
 
 
 def run_mnist_step():
-    """Pictures that two blocks share, where some have none; pictures of a block alone, where some have two or none; and
+    """Images that two blocks share, where some have none; images of a block alone, where some have two or none; and
     in rounds, where blocks have four or five. Two steps, so that all phases repeat."""
     import cuda_ops
     from cuda_ops.models import MnistCNN

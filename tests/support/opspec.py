@@ -62,7 +62,7 @@ class Make:
 
     def distinct(self, *shape, requires_grad=None) -> Tensor:
         """Values that are all different and at least 1/64 apart, for ops with a kink or a maximum (numeric
-        differentiation must not step over it). At most 256 different values in the halves."""
+        differentiation must not step over it). At most 256 different values in fp16 and bf16."""
         count = 1
         for size in shape:
             count *= size
@@ -106,7 +106,7 @@ class OpSpec:
     op_samples: Callable[[Make], Iterable[tuple[Any, tuple]]] = lambda make: ()
     """(torch.ops.cuda_ops.<op>, its arguments) for torch.library.opcheck: every registered op of this stem."""
     kernel_samples: Callable[[Make], Iterable[Sample]] | None = None
-    """What kernel_cases.py runs in place of samples and small_samples, where these are too many."""
+    """What kernel_cases.py runs instead of samples and small_samples, where these are too many."""
     bad: list[Bad] = field(default_factory=list)
     gradgrad: bool = False
     relative_norm: dict[torch.dtype, float] = field(default_factory=dict)

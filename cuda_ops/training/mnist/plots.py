@@ -13,7 +13,7 @@ MISREAD_ROWS, MISREAD_COLUMNS = 4, 6
 
 
 def plot(run: Run, results: dict, test_images: Tensor) -> bytes:
-    """The picture of a run.
+    """The plot of a run.
 
     Args:
         run: finished or interrupted.
@@ -97,8 +97,8 @@ def _misread(axis, backend, images: Tensor):
     evaluation = backend.evaluation
     indices = evaluation.misread[: MISREAD_ROWS * MISREAD_COLUMNS].tolist()
     canvas = torch.zeros(MISREAD_ROWS * 36, MISREAD_COLUMNS * 36)
-    for place, index in enumerate(indices):
-        top, left = place // MISREAD_COLUMNS * 36, place % MISREAD_COLUMNS * 36
+    for slot, index in enumerate(indices):
+        top, left = slot // MISREAD_COLUMNS * 36, slot % MISREAD_COLUMNS * 36
         canvas[top + 6 : top + 34, left + 4 : left + 32] = images[index, 0]
         answer, label = int(evaluation.predictions[index]), int(evaluation.labels[index])
         axis.text(left + 18, top + 4, f"{label} read as {answer}", color="white", ha="center", fontsize=6)

@@ -14,26 +14,26 @@ from .report import write_atomically
 MAGIC, VERSION = b"CUOPSTRT", 1
 
 
-def start_bytes(run: Run, pictures: int) -> bytes:
+def start_bytes(run: Run, images: int) -> bytes:
     """The file's content.
 
     Args:
         run: from `compare.prepare`, of float32 or an autocast of it.
-        pictures: size of the training set.
+        images: size of the training set.
     """
     settings = run.settings
     tensors = {name: tensor for name, tensor in run.initial_state.items() if tensor.is_floating_point()}
     parts = [MAGIC, np.array([VERSION, len(tensors)], "<u4").tobytes()]
-    parts.append(np.array([pictures, settings.batch_size, settings.epochs], "<u8").tobytes())
+    parts.append(np.array([images, settings.batch_size, settings.epochs], "<u8").tobytes())
     for name, tensor in tensors.items():
         parts.append(name.encode().ljust(32, b"\0"))
         parts.append(np.array([tensor.numel()], "<u8").tobytes())
         parts.append(tensor.numpy().astype("<f4").tobytes())
-    order = list(batch_order(pictures, settings.batch_size, settings.epochs, settings.seed))
+    order = list(batch_order(images, settings.batch_size, settings.epochs, settings.seed))
     parts.append(torch.cat(order).numpy().astype("<u4").tobytes())
     return b"".join(parts)
 
 
-def save_start(run: Run, pictures: int, path: Path):
+def save_start(run: Run, images: int, path: Path):
     """Writes it whole or not at all."""
-    write_atomically(path, start_bytes(run, pictures))
+    write_atomically(path, start_bytes(run, images))

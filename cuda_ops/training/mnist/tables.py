@@ -93,7 +93,7 @@ def notes(results: dict) -> list[str]:
     turns = f", the backends in turns of {BLOCK} steps" if len(results["backends"]) > 1 else ""
     lines = [
         f"Times are means over {timing['measured_steps']} steps after {timing['warmup_steps']} of warm-up, of "
-        f"{settings['batch_size']} pictures each{turns}; measured by {timing['measured_by']}."
+        f"{settings['batch_size']} images each{turns}; measured by {timing['measured_by']}."
     ]
     if timing["measured_steps"] < 100:
         lines.append("Fewer than 100 steps were timed: take more --epochs or a smaller --batch-size for steady times.")
