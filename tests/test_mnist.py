@@ -17,11 +17,11 @@ import cuda_ops
 from cuda_ops import _library
 from cuda_ops.__main__ import COMMANDS, main
 from cuda_ops._errors import UserError
+from cuda_ops._files import write_file
 from cuda_ops.data import Batches, default_root, mnist
 from cuda_ops.models import MnistCNN
 from cuda_ops.training import Trainer, compare, evaluate, learning_rate
 from cuda_ops.training.parity import LIMITS, Parity, Row, compare_losses
-from cuda_ops.training.report import write_atomically
 from cuda_ops.training.timing import PHASES
 
 ROOT = Path(cuda_ops.__file__).resolve().parents[1]
@@ -436,7 +436,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, b"new")
+        write_file(path, b"new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
