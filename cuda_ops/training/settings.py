@@ -108,6 +108,11 @@ def _check_numbers(options, world: World):
             raise UserError(f"--{name.replace('_', '-')} {value}: expected a whole number of at least 1")
     if not (options.lr > 0 and math.isfinite(options.lr)):
         raise UserError(f"--lr {options.lr}: expected a number above 0")
+    if options.dtype != "float64" and options.lr > torch.finfo(torch.float32).max:
+        raise UserError(
+            f"--lr {options.lr}: expected at most {torch.finfo(torch.float32).max:.6g}, the largest of float32, which "
+            "the weights are"
+        )
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed {options.seed}: expected a whole number from 0 to 2**63 - 1")
 
@@ -144,6 +149,8 @@ def choose_device(text: str, backends, world: World) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {text} is unknown: expected auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
+        if device.index:
+            raise UserError(f"--device {text} is not there: PyTorch has one CPU for all cores, take --device cpu")
         return torch.device("cpu")
     problem = _cuda_problem(backends)
     if problem:
