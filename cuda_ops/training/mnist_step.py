@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors
 from .._fakes import register_fake
+from .._grad_mode import without_grad
 from .._library import ops, problem
 from ..data.mnist import MEAN, STD
 from ..models.mnist_cnn import MnistCNN
@@ -140,17 +141,17 @@ class MnistStep:
         if needed not in self._workspaces:
             self._workspaces[needed] = torch.zeros(needed, dtype=torch.uint8, device=self.device)
         options = [value for norm in norms for value in (norm.eps, norm.momentum)]
-        with torch.no_grad():
-            ops.mnist_step_(
-                tensors,
-                losses,
-                self._workspaces[needed],
-                self.images,
-                self.labels,
-                rows,
-                self._rate_table(lr, len(rows)),
-                [*options, *self._constants],
-            )
+        rates = self._rate_table(lr, len(rows))
+        without_grad(ops.mnist_step_)(
+            tensors,
+            losses,
+            self._workspaces[needed],
+            self.images,
+            self.labels,
+            rows,
+            rates,
+            [*options, *self._constants],
+        )
         return losses if indices.dim() == 2 else losses[0]
 
     def run(self, indices: Tensor, lr: float | Tensor | None = None) -> Tensor:
