@@ -11,6 +11,7 @@ Environment:
 """
 
 import glob
+import hashlib
 import json
 import os
 import re
@@ -182,6 +183,7 @@ def extensions():
             self.objects = {}
             super().run()
             folder = ROOT / "cuda_ops" if self.inplace else Path(self.build_lib) / "cuda_ops"
+            library = (folder / Path(self.get_ext_filename(ops.name)).name).read_bytes()
             info = {
                 "cuda_ops": VERSION,
                 "torch": torch.__version__,
@@ -192,6 +194,8 @@ def extensions():
                     [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True, check=False
                 ).stdout.split("\n")[0],
                 "python": sysconfig.get_python_version(),
+                # A library that was cut off ends the process that loads it; by these it is known before.
+                "library": {"bytes": len(library), "sha256": hashlib.sha256(library).hexdigest()},
             }
             (folder / "_build_info.json").write_text(json.dumps(info, indent=1) + "\n")
             backends = f"CPU and CUDA ({architectures})" if cuda_home else "CPU"

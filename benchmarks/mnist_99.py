@@ -29,6 +29,7 @@ import mnist_report
 import mnist_step
 import torch
 
+from cuda_ops._files import write_files
 from cuda_ops.data import Batches, mnist
 from cuda_ops.models import MnistCNN
 from cuda_ops.training import evaluate
@@ -221,8 +222,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     }
     folder = out / harness.slug(found["facts"]["device"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mnist_99.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "mnist_99.md").write_text(markdown(found))
+    contents = {"mnist_99.json": json.dumps(found, indent=1) + "\n", "mnist_99.md": markdown(found)}
+    write_files({folder / name: text.encode() for name, text in contents.items()})
     print(markdown(found))
 
 

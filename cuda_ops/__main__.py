@@ -4,15 +4,15 @@ import argparse
 import importlib
 import sys
 
-from . import __version__
+from . import __version__, _interrupt, _library
 from ._errors import UserError
-from .training.distributed import World
 
 COMMANDS = {
     "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
     "bench": "time our ops beside PyTorch's",
     "doctor": "what is built, what runs, what is missing, and how to mend it",
 }
+WITHOUT_TORCH = ("doctor",)
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +34,8 @@ def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
+            if _library.without_torch and name not in WITHOUT_TORCH:
+                parser.exit(2, f"{parser.prog} {name}: error: {_library.without_torch}\n")
             module = importlib.import_module(f".{name}", __package__)
             command.description = module.__doc__
             module.add_arguments(command)
@@ -48,14 +50,17 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show × or ‖ is no reason to fail
     try:
         args = make_parser(arguments).parse_args(arguments)
+        _interrupt.raise_again()
         return args.main(args)
     except UserError as error:
+        from .training.distributed import World
+
         if World.from_environment().is_first:  # under torchrun one process speaks for all
             print(f"python -m cuda_ops {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return _interrupt.INTERRUPTED
 
 
 if __name__ == "__main__":

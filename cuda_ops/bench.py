@@ -79,6 +79,8 @@ def _device(name) -> torch.device:
         raise ValueError(f"device {name} cannot be used ({reason}); see `python -m cuda_ops doctor`") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name} has no kernels of cuda_ops: use cpu or cuda")
+    if device.type == "cpu" and device.index:  # PyTorch takes any number for the same CPU
+        raise ValueError(f"device {name} is not there: PyTorch has one CPU for all cores, use cpu")
     return device
 
 

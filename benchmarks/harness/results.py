@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import io
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import torch
 
 import cuda_ops
 from cuda_ops import _library
+from cuda_ops._files import write_file
 from cuda_ops._table import print_table
 
 from .spec import BESIDE, OURS
@@ -68,13 +70,12 @@ def environment(device: torch.device) -> dict[str, str]:
 def write_csv(path: Path, rows: list[dict], facts: dict[str, str]):
     """The facts as lines with a # in front (pandas: comment="#"), then a row for each measurement."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", newline="") as file:
-        file.writelines(f"# {name}: {value}\n" for name, value in facts.items())
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    draft.replace(path)
+    text = io.StringIO()
+    text.writelines(f"# {name}: {value}\n" for name, value in facts.items())
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue().encode())
 
 
 def read_csv(path: Path) -> list[dict]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .._grad_mode import without_grad
 from ..data import Batches
 from ..models import MnistCNN, get_backend
 from .distributed import World
@@ -290,7 +291,7 @@ def test(run: Run, batches: Batches):
             backend.logits = _logits(model, some, precision)
 
 
-@torch.no_grad()
+@without_grad
 def _logits(model: torch.nn.Module, batches: Batches, precision: torch.dtype | None) -> Tensor:
     model.eval()
     images, _ = batches(batches.place(torch.arange(len(batches))))

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._arguments import integer
 
 TORCH = Path(torch.__file__).parent
+_set_multithreading_enabled = torch._C._set_multithreading_enabled
 
 
 @dataclass
@@ -206,8 +207,12 @@ class GraphedStep:
             self._ones[kind] = torch.ones_like(loss, requires_grad=False)
         # In this thread: waking PyTorch's thread of the device, and being woken by it, takes longer than a small
         # model's backward pass.
-        with torch.autograd.set_multithreading_enabled(False):
+        before = torch._C._is_multithreading_enabled()
+        try:  # and not `with`, which an interrupt can leave as it is (see _grad_mode.py)
+            _set_multithreading_enabled(False)
             loss.backward(self._ones[kind])
+        finally:
+            _set_multithreading_enabled(before)
         self.optimizer.step()
         # None, not zero: backward then writes the next gradients instead of adding them to zeros.
         self.optimizer.zero_grad(set_to_none=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._grad_mode import without_grad
 from ..data import Batches
 from ..models import Backend, get_backend
 from .timing import PhaseTimer
@@ -133,7 +134,7 @@ class Evaluation:
         return (self.predictions != self.labels).nonzero().flatten()
 
 
-@torch.no_grad()
+@without_grad
 def evaluate(
     model: torch.nn.Module,
     batches: Batches,

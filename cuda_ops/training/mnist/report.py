@@ -3,31 +3,15 @@
 import io
 import json
 import math
-import os
-import tempfile
 from pathlib import Path
 
 import torch
 
+from ..._files import write_file, write_files
 from ..compare import Run
 from .plots import plot
+from .settings import REPORT_FILES as FILES
 from .tables import backend_table, markdown, notes, parity_lines, parity_table
-
-# Of other files in the folder; those of a report replace the last report's.
-FILES = ("report.json", "report.md", "report.png")
-
-
-def write_atomically(path: Path, content: bytes):
-    """The whole file or none: a reader never sees half of it, and the old one stays until the new one is whole."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), 0o644)  # mkstemp's own is for its owner alone
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def save_weights(run: Run, path: Path):
@@ -35,19 +19,18 @@ def save_weights(run: Run, path: Path):
     model = next(iter(run.backends.values())).model
     buffer = io.BytesIO()
     torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, buffer)
-    write_atomically(path, buffer.getvalue())
+    write_file(path, buffer.getvalue())
 
 
 def write_report(run: Run, results: dict, test_images):
-    """The three files, in the run's folder."""
+    """The three files, in the run's folder: all of them, or none."""
     folder = run.settings.out
     contents = {
         "report.json": (json.dumps(_finite(results), indent=1, allow_nan=False) + "\n").encode(),
         "report.md": as_markdown(results).encode(),
         "report.png": plot(run, results, test_images),
     }
-    for name in FILES:
-        write_atomically(folder / name, contents[name])
+    write_files({folder / name: contents[name] for name in FILES})
 
 
 def _finite(value):

@@ -1,7 +1,7 @@
 """What a run of `python -m cuda_ops mnist` is asked to do, checked before anything is done."""
 
 import math
-import tempfile
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import torch
 
 from ... import _library
 from ..._errors import UserError
+from ..._files import check_writable
 from ...models import BACKENDS
 from ..compare import HALVES, RunSettings
 from ..distributed import World
@@ -23,6 +24,8 @@ DTYPES = {
 # of the test set; a GPU does three epochs in seconds. Either has several hundred steps to average times over.
 DEFAULT_EPOCHS = {"cpu": 1, "cuda": 3}
 DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 128}
+# Of other files in the folder; those of a report replace the last report's.
+REPORT_FILES = ("report.json", "report.md", "report.png")
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ def _check_numbers(options, world: World):
             raise UserError(f"--{name.replace('_', '-')} {value}: expected a whole number of at least 1")
     if not (options.lr > 0 and math.isfinite(options.lr)):
         raise UserError(f"--lr {options.lr}: expected a number above 0")
+    if options.dtype != "float64" and options.lr > torch.finfo(torch.float32).max:
+        raise UserError(
+            f"--lr {options.lr}: expected at most {torch.finfo(torch.float32).max:.6g}, the largest of float32, which "
+            "the weights are"
+        )
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed {options.seed}: expected a whole number from 0 to 2**63 - 1")
 
@@ -125,6 +133,8 @@ def choose_device(text: str, backends, world: World) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {text} is unknown: expected auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
+        if device.index:
+            raise UserError(f"--device {text} is not there: PyTorch has one CPU for all cores, take --device cpu")
         return torch.device("cpu")
     problem = _cuda_problem(backends)
     if problem:
@@ -156,28 +166,38 @@ def check_outputs(settings: Settings):
     """Whether the report and the weights can be written, tried out; makes the report's folder.
 
     Raises:
-        UserError: a folder is missing or cannot be written to.
+        UserError: a folder is missing or cannot be written to, or what stands there is no file.
     """
-    for option, path in (("--save", settings.save), ("--save-start", settings.save_start)):
-        if path:
-            if path.is_dir():
-                raise UserError(f"{option} {path} is a folder: give the name of a file")
-            if not path.parent.is_dir():
-                raise UserError(f"{option} {path}: there is no folder {path.parent}: make it first")
-            _try_to_write(path.parent, option)
+    options = {"--save": settings.save, "--save-start": settings.save_start}
+    files = {option: path for option, path in options.items() if path}
+    for option, path in files.items():
+        if path.is_dir():
+            raise UserError(f"{option} {path} is a folder: give the name of a file")
+        if not path.parent.is_dir():
+            raise UserError(f"{option} {path}: there is no folder {path.parent}: make it first")
+        _check_writable(option, path)
+    reports = [settings.out / name for name in REPORT_FILES]
+    _check_distinct([*files.items(), *(("--out", path) for path in reports)])
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"--out {settings.out} cannot be made ({error.strerror}): give a folder that can be written to"
         ) from error
-    _try_to_write(settings.out, "--out")
+    for path in reports:
+        _check_writable("--out", path)
 
 
-def _try_to_write(folder: Path, option: str):
+def _check_writable(option: str, path: Path):
     try:
-        tempfile.TemporaryFile(dir=folder).close()
+        check_writable(path)
     except OSError as error:
-        raise UserError(
-            f"{option}: {folder} cannot be written to ({error.strerror}): give a folder that can"
-        ) from error
+        raise UserError(f"{option}: {path} cannot be written ({error.strerror}): give another name") from error
+
+
+def _check_distinct(outputs: list[tuple[str, Path]]):
+    options = {}
+    for option, path in outputs:
+        other = options.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise UserError(f"{option}: {path} is written by {other} too: give another name")

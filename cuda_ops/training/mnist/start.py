@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..._files import write_file
 from ..compare import Run, batch_order
-from .report import write_atomically
 
 MAGIC, VERSION = b"CUOPSTRT", 1
 
@@ -36,4 +36,4 @@ def start_bytes(run: Run, images: int) -> bytes:
 
 def save_start(run: Run, images: int, path: Path):
     """Writes it whole or not at all."""
-    write_atomically(path, start_bytes(run, images))
+    write_file(path, start_bytes(run, images))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..._arguments import check_tensors
+from ..._grad_mode import without_grad
 from ..._library import problem
 from ...data.mnist import MEAN, STD
 from ...models.mnist_cnn import MnistCNN
@@ -131,14 +132,15 @@ class MnistStep:
         if needed not in self._workspaces:
             self._workspaces[needed] = torch.zeros(needed, dtype=torch.uint8, device=self.device)
         options = [value for norm in norms for value in (norm.eps, norm.momentum)]
-        mnist_step_(
+        rates = self._rate_table(lr, len(rows))
+        without_grad(mnist_step_)(
             tensors,
             losses,
             self._workspaces[needed],
             self.images,
             self.labels,
             rows,
-            self._rate_table(lr, len(rows)),
+            rates,
             [*options, *self._constants],
         )
         return losses if indices.dim() == 2 else losses[0]
