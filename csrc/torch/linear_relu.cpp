@@ -34,13 +34,13 @@ static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Te
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// Memory for the path that the launcher chooses.
-static Tensor path_workspace(decltype(cuda_ops_linear_relu_forward_workspace_cuda) bytes, LinearReluSizes size,
-                             cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, const Tensor &like)
+// Memory for the path that the launcher chooses; most need none.
+static Tensor linear_relu_workspace(decltype(cuda_ops_linear_relu_forward_workspace_cuda) query, LinearReluSizes size,
+                                    cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, const Tensor &like)
 {
-    return empty({bytes(size.rows, size.in_features, size.out_features, at::globalContext().allowTF32CuBLAS(), dtype,
-                        parameter_dtype)},
-                 like.options().dtype(at::kByte));
+    const int64_t bytes = query(size.rows, size.in_features, size.out_features, at::globalContext().allowTF32CuBLAS(),
+                                dtype, parameter_dtype);
+    return bytes > 0 ? empty({bytes}, like.options().dtype(at::kByte)) : Tensor();
 }
 #endif
 
@@ -66,12 +66,13 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     if (x.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
         const Tensor workspace =
-            path_workspace(cuda_ops_linear_relu_forward_workspace_cuda, size, dtype, parameter_dtype, x);
+            linear_relu_workspace(cuda_ops_linear_relu_forward_workspace_cuda, size, dtype, parameter_dtype, x);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_forward_cuda(
                                 output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), bias_data,
-                                workspace.data_ptr(), size.rows, size.in_features, size.out_features,
-                                at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
+                                workspace.defined() ? workspace.data_ptr() : nullptr, size.rows, size.in_features,
+                                size.out_features, at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype,
+                                current_stream(op)));
     } else {
         parallel_blocks(op, size.rows, size.out_features, size.in_features,
                         [&](cuda_ops_linear_block block, void *workspace) {
@@ -143,15 +144,15 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     if (x.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
         const Tensor workspace =
-            path_workspace(cuda_ops_linear_relu_backward_workspace_cuda, size, dtype, parameter_dtype, x);
+            linear_relu_workspace(cuda_ops_linear_relu_backward_workspace_cuda, size, dtype, parameter_dtype, x);
 #endif
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_linear_relu_backward_cuda(
-                            with_input ? grad_input.data_ptr() : nullptr,
-                            with_weight ? grad_weight.data_ptr() : nullptr, with_bias ? grad_bias.data_ptr() : nullptr,
-                            g.const_data_ptr(), y.const_data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
-                            workspace.data_ptr(), size.rows, size.in_features, size.out_features,
-                            at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(
+            op,
+            cuda_ops_linear_relu_backward_cuda(
+                with_input ? grad_input.data_ptr() : nullptr, with_weight ? grad_weight.data_ptr() : nullptr,
+                with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(), y.const_data_ptr(), x.const_data_ptr(),
+                w.const_data_ptr(), workspace.defined() ? workspace.data_ptr() : nullptr, size.rows, size.in_features,
+                size.out_features, at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
     } else {
         backward_cpu(op, with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
                      with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype);

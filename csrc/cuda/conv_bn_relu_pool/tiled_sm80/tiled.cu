@@ -3,15 +3,14 @@
 // is allowed, on the tensor cores (Ampere's mma.sync, which Hopper has too), else on the CUDA cores.
 //
 // Forward, three kernels:
-//   convolve (conv_bn_relu_pool/sm80/convolve.cu): y, channels_last, and of each block's y mean and squared
-//   differences prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
+//   convolve  (convolve.cu): y, channels_last, and of each block's y mean and squared differences
+//   prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
 //   pool      a thread to four channels of a window: output, maximum and its place (both channels_last)
 // Backward, five:
 //   sums      of dz and dz * maximum by channel; a gradient that is not channels_last is copied into that order
 //   prepare   adds them up, in double: dy = scale * dz + slope * y + offset
-//   weight    (conv_bn_relu_pool/sm80/backward_weight.cu) the blocks' gradients of weight, from dy, which is made from
-//   y on its
-//             way to shared memory and never stored
+//   weight    (backward_weight.cu) the blocks' gradients of weight, from dy, which is made from y on its way to shared
+//             memory and never stored
 //   convolve  the gradient of input, from the same dy; beside the former, where pictures are few
 //   sum       of the blocks' gradients
 // Every sum has an order that the sizes and the number of multiprocessors give: results repeat bit by bit.
@@ -20,7 +19,7 @@
 // channels of 14 x 14: with TF32, 16384 pictures, 3.15 ms forward and backward, of which convolve takes 0.67 (175
 // TFLOP/s, where mma.sync of registers alone reaches 300) and weight 0.89; in float32 9.9 ms, of which convolve
 // takes 3.4 (35 TFLOP/s of cuBLAS's 51) and weight 2.6. 64 pictures, bound by latency: 53 and 86 us.
-#include "conv_bn_relu_pool/sm80/tile.cuh"
+#include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
 #include "common/value.cuh"
 

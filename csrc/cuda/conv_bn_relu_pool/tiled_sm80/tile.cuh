@@ -1,5 +1,5 @@
 // What the files of conv_bn_relu_pool's path for float32 share: problem, layout of tiles in shared memory, and the ways
-// into it. conv_bn_relu_pool/sm80/sm80.cu tells how the whole works.
+// into it. conv_bn_relu_pool/tiled_sm80/tiled.cu tells how the whole works.
 #ifndef CUDA_OPS_CONV_BN_RELU_POOL_SM80_TILE_CUH
 #define CUDA_OPS_CONV_BN_RELU_POOL_SM80_TILE_CUH
 
