@@ -1,4 +1,5 @@
-// conv_bn_relu_pool: what follows the convolution and its statistics. With scale = norm_weight / sqrt(variance + eps),
+// conv_bn_relu_pool for any sizes: the convolution is conv2d.h's, its statistics batch_norm.h's, and this is what
+// follows them. With scale = norm_weight / sqrt(variance + eps),
 //
 //     output[window] = max over the window of relu((conv_output - mean) * scale + norm_bias)
 //     grad_conv_output = dz * scale + (conv_output - center) * slope + offset,  dz = grad_output where argmax says so
@@ -13,11 +14,11 @@
 // reads these twice, conv_output once, and writes its gradient. Measured on an H200, bfloat16, 1024 x 64 x 14 x
 // 14: 44.5 us forward and 158 us for (3), 0.22 and 0.09 of a copy's 4.3 TB/s, so that there it is not memory that takes
 // the time.
-#include "cuda_ops/conv_bn_relu_pool.h"
-
 #include "common/common.cuh"
 #include "common/pool2d.cuh"
 #include "common/value.cuh"
+#include "conv_bn_relu_pool/paths.h"
+#include "cuda_ops/batch_norm.h"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -69,7 +70,7 @@ static bool is_valid(const cuda_ops_pool2d &pool)
            (int64_t)pool.height.kernel * pool.width.kernel <= CUDA_OPS_POOL_LARGEST;
 }
 
-extern "C" int64_t cuda_ops_conv_bn_relu_pool_workspace_cuda(const cuda_ops_pool2d *pool)
+extern "C" int64_t cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(const cuda_ops_pool2d *pool)
 {
     if (!is_valid(*pool) || pool->batch == 0 || pool->channels == 0)
         return 0;
@@ -352,7 +353,7 @@ static cuda_ops_status backward(T *grad_conv_output, void *grad_norm_weight, voi
     return launch_status();
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_forward_cuda(
+extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
     void *output, uint8_t *argmax, void *maximum, void *workspace, const cuda_ops_running_statistics *running,
     const void *conv_output, const void *mean, const void *variance, const cuda_ops_norm_parameters *norm,
     const cuda_ops_pool2d *pool, cuda_ops_dtype dtype, cuda_ops_dtype statistics_dtype, cuda_ops_stream stream)
@@ -367,7 +368,7 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_forward_cuda(
     return CUDA_OPS_SUCCESS;
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
+extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_pool_backward_cuda(
     void *grad_conv_output, void *grad_norm_weight, void *grad_norm_bias, void *grad_bias, void *workspace,
     const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output, const double *mean,
     const double *variance, const cuda_ops_norm_parameters *norm, const cuda_ops_pool2d *pool, cuda_ops_dtype dtype,
@@ -382,4 +383,100 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
                                       (const T *)grad_output, argmax, (const T *)maximum, (const T *)conv_output, mean,
                                       variance, *norm, *pool, bias_dtype, stream));
     return CUDA_OPS_SUCCESS;
+}
+
+// The whole block
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t rounded_up(int64_t bytes)
+{
+    return ceil_div(bytes, 256) * 256;
+}
+
+// The convolution's output as batch_norm.h sees it.
+struct NormSizes {
+    int64_t outer, channels, inner;
+};
+
+static NormSizes norm_sizes(const cuda_ops_conv2d_sizes &s)
+{
+    const int64_t pixels = s.out_height * s.out_width;
+    return s.output_channels_last ? NormSizes{s.batch * pixels, s.out_channels, 1}
+                                  : NormSizes{s.batch, s.out_channels, pixels};
+}
+
+static int64_t conv_output_bytes(const ConvBlockCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes.conv;
+    return rounded_up(s.batch * s.out_channels * s.out_height * s.out_width * dtype_size(call.dtype));
+}
+
+static int64_t conv_workspace(cuda_ops_conv2d_pass pass, const ConvBlockCall &call)
+{
+    return (int64_t)cuda_ops_conv2d_workspace_cuda(pass, &call.sizes.conv, call.dtype, CUDA_OPS_CONV2D_FASTEST);
+}
+
+// Steps follow each other and share the memory, but for the gradient of conv_output, which comes first.
+int64_t conv_bn_relu_pool_general_workspace(const ConvBlockCall &call, const Device &)
+{
+    const NormSizes norm = norm_sizes(call.sizes.conv);
+    const int64_t pool = cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&call.sizes.pool);
+    const int64_t forward = larger(larger(conv_workspace(CUDA_OPS_CONV2D_FORWARD, call), pool),
+                                   cuda_ops_batch_norm_workspace_cuda(norm.outer, norm.channels, norm.inner));
+    const int64_t backward =
+        conv_output_bytes(call) + larger(larger(conv_workspace(CUDA_OPS_CONV2D_BACKWARD_WEIGHT, call), pool),
+                                         conv_workspace(CUDA_OPS_CONV2D_BACKWARD_INPUT, call));
+    return larger(forward, backward);
+}
+
+static cuda_ops_status whole_forward(const ConvBlockCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes.conv;
+    const NormSizes norm = norm_sizes(s);
+    double *const mean = call.statistics, *const variance = mean + s.out_channels;
+    cuda_ops_status status =
+        cuda_ops_conv2d_forward_cuda(call.conv_output, call.input, call.weight, call.bias, &s, call.workspace,
+                                     CUDA_OPS_CONV2D_FASTEST, call.dtype, call.stream);
+    if (status == CUDA_OPS_SUCCESS)
+        status = cuda_ops_batch_norm_forward_training_cuda(nullptr, mean, variance, call.workspace, call.conv_output,
+                                                           nullptr, nullptr, norm.outer, norm.channels, norm.inner,
+                                                           call.norm->eps, call.dtype, call.dtype, call.stream);
+    if (status == CUDA_OPS_SUCCESS)
+        status = cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
+            call.output, call.argmax, call.maximum, call.workspace, call.running, call.conv_output, mean, variance,
+            call.norm, &call.sizes.pool, call.dtype, CUDA_OPS_FLOAT64, call.stream);
+    return status;
+}
+
+static cuda_ops_status whole_backward(const ConvBlockCall &call)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes.conv;
+    void *const grad_conv_output = call.workspace, *const space = (char *)call.workspace + conv_output_bytes(call);
+    cuda_ops_status status = cuda_ops_conv_bn_relu_pool_pool_backward_cuda(
+        grad_conv_output, call.grad_norm_weight, call.grad_norm_bias, call.grad_bias, space, call.grad_output,
+        call.argmax, call.maximum, call.conv_output, call.statistics, call.statistics + s.out_channels, call.norm,
+        &call.sizes.pool, call.dtype, call.weight_dtype, call.stream);
+    if (status == CUDA_OPS_SUCCESS)
+        status = cuda_ops_conv2d_backward_weight_cuda(call.grad_weight, grad_conv_output, call.input, &s, space,
+                                                      CUDA_OPS_CONV2D_FASTEST, call.dtype, call.stream);
+    if (status == CUDA_OPS_SUCCESS && call.grad_input)
+        status = cuda_ops_conv2d_backward_input_cuda(call.grad_input, grad_conv_output, call.weight, &s, space,
+                                                     CUDA_OPS_CONV2D_FASTEST, call.dtype, call.stream);
+    return status;
+}
+
+Answer conv_bn_relu_pool_general_supports(const ConvBlockCall &, const Device &)
+{
+    return YES;
+}
+
+cuda_ops_status conv_bn_relu_pool_general(const ConvBlockCall &call, const Device &)
+{
+    if (call.weight_dtype != call.dtype)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    return call.backward ? whole_backward(call) : whole_forward(call);
 }

@@ -3,7 +3,7 @@
 #ifndef CUDA_OPS_CONV_BN_RELU_POOL_SM80_TILE_CUH
 #define CUDA_OPS_CONV_BN_RELU_POOL_SM80_TILE_CUH
 
-#include "cuda_ops/conv_bn_relu_pool.h"
+#include "conv_bn_relu_pool/paths.h"
 
 #include "common/common.cuh"
 #include "ptx/cp_async.cuh"
@@ -71,13 +71,7 @@ static inline int64_t tiled_blocks(int64_t work, int64_t kinds)
 
 static inline int tiled_shared_limit()
 {
-    int device = 0, bytes = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) {
-        cudaGetLastError(); // no device: not an error of the next launch
-        return 0;
-    }
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes;
+    return current_device().shared_bytes;
 }
 
 // ---- The launchers of the other files ------------------------------------------------------------------------------

@@ -41,15 +41,21 @@ static bool is_valid(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
            s.out_channels % 4 == 0 && s.height >= 2 && s.width >= 2 && (int64_t)s.height * s.width <= INT32_MAX;
 }
 
-extern "C" int cuda_ops_conv_bn_relu_pool_tiled_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height,
-                                                          int64_t width, int64_t out_channels)
+Answer conv_bn_relu_pool_tiled_supports(const ConvBlockCall &call, const Device &device)
 {
+    const cuda_ops_conv2d_sizes &c = call.sizes.conv;
     // With fewer channels the depth of 32 would be mostly zeros; with more the weights are loaded anew for every tile.
     const auto fits = [](int64_t channels) { return channels >= 16 && channels <= 128 && channels % 8 == 0; };
-    if (dtype != CUDA_OPS_FLOAT32 || !fits(in_channels) || !fits(out_channels) || height < 2 || width < 2 ||
-        height > INT32_MAX || width > INT32_MAX || height * width > INT32_MAX)
-        return 0;
-    return tiled_shared_limit() >= tiled_convolve_shared_bytes(1) + 4096; // more than Turing has
+    if (call.dtype != CUDA_OPS_FLOAT32)
+        return no("takes float32 alone");
+    if (!fits(c.in_channels) || !fits(c.out_channels))
+        return no("numbers of channels are not multiples of 8 from 16 to 128");
+    if (c.in_height < 2 || c.in_width < 2 || c.in_height > INT32_MAX || c.in_width > INT32_MAX ||
+        c.in_height * c.in_width > INT32_MAX)
+        return no("pictures have fewer than 2 x 2 pixels, or 2^31");
+    return device.shared_bytes >= tiled_convolve_shared_bytes(1) + 4096
+               ? YES
+               : no("needs 160 KB of shared memory a block"); // more than Turing has
 }
 
 // Where the parts of a workspace begin, each at a multiple of 256 bytes.
@@ -121,7 +127,7 @@ static backward_workspace backward_parts(void *workspace, const tiled_problem &p
     return w;
 }
 
-extern "C" int64_t cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes)
+int64_t conv_bn_relu_pool_tiled_workspace(const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes)
 {
     if (!is_valid(*sizes) || sizes->batch == 0)
         return 0;
@@ -403,11 +409,13 @@ __global__ void __launch_bounds__(THREADS)
         store_value(grad_bias, bias_dtype, channel, 0.0 * (sum + slope));
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
-    float *output, float *conv_output, uint8_t *places, float *maximum, double *statistics, void *workspace,
-    const cuda_ops_running_statistics *running, const float *input, const float *weight, const void *bias,
-    const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
-    cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_output, uint8_t *places, float *maximum,
+                                                double *statistics, void *workspace,
+                                                const cuda_ops_running_statistics *running, const float *input,
+                                                const float *weight, const void *bias,
+                                                const cuda_ops_norm_parameters *norm,
+                                                const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
+                                                cuda_ops_dtype bias_dtype, cudaStream_t stream)
 {
     if (!is_valid(*sizes))
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -431,11 +439,13 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
     return launch_status();
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
-    float *grad_input, float *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias,
-    void *workspace, const float *grad_output, const uint8_t *places, const float *maximum, const float *conv_output,
-    const double *statistics, const float *input, const float *weight, const cuda_ops_norm_parameters *norm,
-    const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes, cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_weight, void *grad_bias,
+                                                 void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+                                                 const float *grad_output, const uint8_t *places, const float *maximum,
+                                                 const float *conv_output, const double *statistics, const float *input,
+                                                 const float *weight, const cuda_ops_norm_parameters *norm,
+                                                 const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
+                                                 cuda_ops_dtype bias_dtype, cudaStream_t stream)
 {
     if (!is_valid(*sizes))
         return CUDA_OPS_INVALID_ARGUMENT;
