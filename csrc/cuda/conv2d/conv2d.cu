@@ -756,12 +756,12 @@ static size_t accumulate_size(cuda_ops_dtype dtype)
     return dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
 }
 
-static bool plain_supports(const ConvCall &, ConvDevice)
+static bool simt_supports(const ConvCall &, ConvDevice)
 {
     return true;
 }
 
-static size_t plain_workspace(const ConvCall &call, ConvDevice)
+static size_t simt_workspace(const ConvCall &call, ConvDevice)
 {
     if (call.pass != CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
         return 0;
@@ -770,7 +770,7 @@ static size_t plain_workspace(const ConvCall &call, ConvDevice)
     return p.parts > 1 ? (size_t)(p.parts * p.part_size) * accumulate_size(call.dtype) : 0;
 }
 
-static cuda_ops_status plain(const ConvCall &call, ConvDevice)
+static cuda_ops_status simt(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     switch (call.pass) {
@@ -800,12 +800,13 @@ static const ConvPath PATHS[] = {
      conv2d_few_channels_workspace, conv2d_few_channels},
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", conv2d_depthwise_supports, conv2d_depthwise_is_fast,
      conv2d_depthwise_workspace, conv2d_depthwise},
-    {CUDA_OPS_CONV2D_GEMM, "gemm", conv2d_gemm_supports, conv2d_gemm_is_fast, conv2d_gemm_workspace, conv2d_gemm},
-    {CUDA_OPS_CONV2D_WINDOW, "window", conv2d_window_supports, conv2d_window_is_fast, conv2d_window_workspace,
-     conv2d_window},
-    {CUDA_OPS_CONV2D_TENSOR, "tensor", conv2d_tensor_supports, nullptr, conv2d_tensor_workspace, conv2d_tensor},
+    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast, conv2d_gemm_1x1_workspace,
+     conv2d_gemm_1x1},
+    {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", conv2d_sm90_halo_supports, conv2d_sm90_halo_is_fast,
+     conv2d_sm90_halo_workspace, conv2d_sm90_halo},
+    {CUDA_OPS_CONV2D_SM90, "sm90", conv2d_sm90_supports, nullptr, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
-    {CUDA_OPS_CONV2D_PLAIN, "plain", plain_supports, nullptr, plain_workspace, plain},
+    {CUDA_OPS_CONV2D_SIMT, "simt", simt_supports, nullptr, simt_workspace, simt},
 };
 
 static ConvDevice current_conv_device()
@@ -855,7 +856,7 @@ extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_o
     return -1;
 }
 
-// What the plain path takes of multiply-adds in a microsecond, and PyTorch's copies from one order to the other of
+// What the simt path takes of multiply-adds in a microsecond, and PyTorch's copies from one order to the other of
 // bytes and for their start; an H200.
 static constexpr double PLAIN_RATE = 13e6, COPY_RATE = 1e6, COPIES_START = 12;
 
@@ -864,13 +865,13 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
 {
     cuda_ops_conv2d_sizes last = *sizes;
     last.input_channels_last = last.output_channels_last = 1;
-    if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_PLAIN)
+    if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_SIMT)
         return 0;
     const int better = cuda_ops_conv2d_path_cuda(pass, &last, dtype, path);
     const bool tensor_cores =
         dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT32 && sizes->allow_tf32);
-    if (better != CUDA_OPS_CONV2D_TENSOR && better != CUDA_OPS_CONV2D_WINDOW && better != CUDA_OPS_CONV2D_MMA &&
-        !(better == CUDA_OPS_CONV2D_GEMM && tensor_cores))
+    if (better != CUDA_OPS_CONV2D_SM90 && better != CUDA_OPS_CONV2D_SM90_HALO && better != CUDA_OPS_CONV2D_MMA &&
+        !(better == CUDA_OPS_CONV2D_GEMM_1X1 && tensor_cores))
         return 0;
     const double input = (double)sizes->batch * (double)(sizes->in_channels * sizes->in_height * sizes->in_width);
     const double output = (double)sizes->batch * (double)(sizes->out_channels * sizes->out_height * sizes->out_width);

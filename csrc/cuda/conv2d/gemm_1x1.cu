@@ -44,7 +44,7 @@ static bool meets_all_pixels(const cuda_ops_conv2d_sizes &s)
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
 }
 
-bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (s.kernel_height != 1 || s.kernel_width != 1 || s.padding_top != 0 || s.padding_left != 0 || s.groups != 1 ||
@@ -58,16 +58,16 @@ bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device)
     return cuda_ops_gemm_rung_cuda(&p, CUDA_OPS_GEMM_FASTEST) >= 0;
 }
 
-// TF32's weight gradient is the tensor path's where that can: it turns grad_output around instead, which is less to
+// TF32's weight gradient is the sm90 path's where that can: it turns grad_output around instead, which is less to
 // copy where there are fewer output channels.
-bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device)
+bool conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
     return !(call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype == CUDA_OPS_FLOAT32 &&
-             conv2d_tensor_supports(call, device)) ||
+             conv2d_sm90_supports(call, device)) ||
            (turns(call, device) && call.sizes.in_channels < call.sizes.out_channels);
 }
 
-size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device)
+size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)
 {
     size_t bytes = 0;
     // Also where input could be copied: of the call's pointers, that may be less aligned than it takes, nothing is
@@ -85,7 +85,7 @@ size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device)
     return bytes;
 }
 
-cuda_ops_status conv2d_gemm(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device)
 {
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
     const void *const a = forward ? call.input : call.output, *b = weight ? call.input : call.weight;

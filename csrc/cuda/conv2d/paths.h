@@ -41,15 +41,15 @@ struct ConvPath {
 };
 
 // Tensor cores of Hopper, all channels_last (conv2d/sm90/sm90.cu).
-bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device);
-size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device);
+bool conv2d_sm90_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device);
 
 // The same for few channels (conv2d/sm90_halo/sm90_halo.cu).
-bool conv2d_window_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_window_is_fast(const ConvCall &call, ConvDevice device);
-size_t conv2d_window_workspace(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device);
+bool conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_sm90_halo(const ConvCall &call, ConvDevice device);
 
 // Tensor cores by mma.sync, all channels_last (conv2d/mma/mma.cu).
 bool conv2d_mma_supports(const ConvCall &call, ConvDevice device);
@@ -57,10 +57,10 @@ size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
 // 1x1 convolutions as one matrix multiplication (conv2d/gemm_1x1.cu).
-bool conv2d_gemm_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_gemm_is_fast(const ConvCall &call, ConvDevice device);
-size_t conv2d_gemm_workspace(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_gemm(const ConvCall &call, ConvDevice device);
+bool conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
+bool conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device);
 
 // One to four input channels (conv2d/few_channels/forward_sm80.cu).
 bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);

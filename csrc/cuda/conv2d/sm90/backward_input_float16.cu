@@ -1,4 +1,4 @@
-// conv2d's tensor path: backward_input.
+// conv2d's sm90 path: backward_input.
 #include "conv2d/sm90/kernel.cuh"
 
 cuda_ops_status conv2d_pixels_float16_by_channel(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)

@@ -1,4 +1,4 @@
-// conv2d's tensor path: backward_input with a stride, some residues in one go.
+// conv2d's sm90 path: backward_input with a stride, some residues in one go.
 #include "conv2d/sm90/kernel.cuh"
 
 cuda_ops_status conv2d_strided_bfloat16(const ConvProduct *products, int count, ConvDevice device, const ConvPlan &plan)

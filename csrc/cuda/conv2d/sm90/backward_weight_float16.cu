@@ -1,4 +1,4 @@
-// conv2d's tensor path: backward_weight.
+// conv2d's sm90 path: backward_weight.
 #include "conv2d/sm90/kernel.cuh"
 
 cuda_ops_status conv2d_weight_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)

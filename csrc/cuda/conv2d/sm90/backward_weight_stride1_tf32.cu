@@ -1,4 +1,4 @@
-// conv2d's tensor path: TF32's backward_weight of stride 1, both operands from shared memory.
+// conv2d's sm90 path: TF32's backward_weight of stride 1, both operands from shared memory.
 #include "conv2d/sm90/kernel.cuh"
 
 cuda_ops_status conv2d_shifted_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)

@@ -1,4 +1,4 @@
-// conv2d's tensor path: forward (backward_input has its own file).
+// conv2d's sm90 path: forward (backward_input has its own file).
 #include "conv2d/sm90/kernel.cuh"
 
 cuda_ops_status conv2d_pixels_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)

@@ -379,7 +379,7 @@ static constexpr bool HAS_KERNELS = true;
 static constexpr bool HAS_KERNELS = false;
 #endif
 
-bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
@@ -408,7 +408,7 @@ bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
            is_aligned_16(other) && is_aligned_16(call.result);
 }
 
-size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device)
+size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device)
 {
     const Steps steps = steps_of(call, device);
     return steps.other_bytes + steps.picture_bytes + steps.piece_bytes;
@@ -510,7 +510,7 @@ static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &
     return status;
 }
 
-cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device)
 {
     Steps steps = steps_of(call, device);
     ConvProduct &p = steps.product;

@@ -1,4 +1,4 @@
-// conv2d's tensor path for TF32: forward and backward_input by one kind of kernel, backward_weight by another, whose
+// conv2d's sm90 path for TF32: forward and backward_input by one kind of kernel, backward_weight by another, whose
 // picture goes through registers.
 #include "conv2d/sm90/kernel.cuh"
 
