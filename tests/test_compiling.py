@@ -79,7 +79,7 @@ SM90A = ["-gencode=arch=compute_90a,code=sm_90a", "-DCUDA_OPS_SM90A=1"]
         # From 8.0 on.
         ("gemm/mma/bfloat16.cu", COMPUTE_80),
         ("gemm/direct/mma.cu", COMPUTE_80),
-        ("conv_bn_relu_pool/sm80/convolve.cu", COMPUTE_80),
+        ("conv_bn_relu_pool/tiled_sm80/convolve.cu", COMPUTE_80),
         ("conv2d/few_channels/forward_sm80.cu", COMPUTE_80),
         # A word, not some letters of one.
         ("wgmma.cu", [CI[0], *COMPUTE_80]),

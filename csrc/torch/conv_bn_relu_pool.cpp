@@ -1,7 +1,7 @@
 // conv_bn_relu_pool for PyTorch: checks, allocation and the choice of backend and of path.
 //
 // Parameters may be float32 beside an input in half precision. What forward saves for backward depends on the path, and
-// both sides ask path_of for it; to Python these tensors are opaque.
+// both sides ask plan_of for it; to Python these tensors are opaque.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include <ATen/ops/empty_like.h>
@@ -77,16 +77,6 @@ static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weigh
 }
 
 // ---- Paths ---------------------------------------------------------------------------------------------------------
-// How training is computed. The choice depends on nothing but the arguments of path_of and the current device, and not
-// on the batch, so that forward and backward agree; the fakes, too, since what is kept is the same on all devices.
-enum class Path {
-    CPU_BLOCK,   // conv_block.h, on the CPU in float32
-    GENERAL,     // the convolution's output is kept, and conv2d's kernels do the convolution and its gradients
-    ONE_CHANNEL, // that output is recomputed from pictures of one channel, and argmax is private to the kernels
-    SM90,        // all of it by kernels for Hopper's tensor cores, and what is kept is private to them
-    TILED,       // float32 by tiles of pictures, with TF32 where it is allowed; what is kept is channels_last
-};
-
 // What torch's own convolution obeys: torch.backends.cudnn.allow_tf32, or conv.fp32_precision.
 static bool allows_tf32()
 {
@@ -97,60 +87,39 @@ static bool allows_tf32()
 #endif
 }
 
-// What forward keeps for backward. conv_output and maximum are empty where they are not kept; statistics begins with
-// the mean and the variance of each channel.
-struct Saved {
-    bool conv_output, maximum;
-    int64_t statistics;
+// How training is computed, and what forward keeps for backward: on the CPU by conv_block.h in float32, else composed
+// of conv2d, batch_norm's statistics and the pooling; on CUDA as the table of the C API says. The choice depends on the
+// arguments of plan_of and the current device, and not on the batch, so that forward and backward agree; the fakes,
+// too.
+struct Plan {
+    enum Kind { CPU_BLOCK, COMPOSED, WHOLE } kind; // WHOLE: one launcher a pass, CUDA
+    cuda_ops_conv_bn_relu_pool_plan cuda;          // of COMPOSED too: what is kept
+    cuda_ops_conv_bn_relu_pool_sizes sizes;        // WHOLE
 };
 
-static Path path_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
+// statistics begins with the mean and the variance of each channel. conv_output and maximum are empty where they are
+// not kept.
+static Plan plan_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
 {
-    if (!cuda && conv_block_sizes(problem.conv, problem.pool, dtype))
-        return Path::CPU_BLOCK;
-    const cuda_ops_conv2d_sizes &c = problem.conv;
-    const cuda_ops_pool_axis &h = problem.pool.height, &w = problem.pool.width;
-    const bool pools_2x2 = h.kernel == 2 && w.kernel == 2 && h.stride == 2 && w.stride == 2 && !h.padding && !w.padding;
-    const bool keeps_size = c.kernel_height == 3 && c.kernel_width == 3 && c.stride_height == 1 &&
-                            c.stride_width == 1 && c.dilation_height == 1 && c.dilation_width == 1 &&
-                            c.padding_top == 1 && c.padding_left == 1 && c.out_height == c.in_height &&
-                            c.out_width == c.in_width;
-#ifdef CUDA_OPS_WITH_CUDA
-    if (cuda && dtype != CUDA_OPS_FLOAT64 && c.in_channels == 1 && keeps_size && pools_2x2 &&
-        c.in_width <= CUDA_OPS_ONE_WIDEST)
-        return Path::ONE_CHANNEL;
-    if (cuda && keeps_size && pools_2x2 && c.groups == 1 && !problem.pool.channels_last &&
-        cuda_ops_conv_bn_relu_pool_sm90_supported(dtype, c.in_channels, c.in_height, c.in_width, c.out_channels))
-        return Path::SM90;
-    if (cuda && keeps_size && pools_2x2 && c.groups == 1 &&
-        cuda_ops_conv_bn_relu_pool_tiled_supported(dtype, c.in_channels, c.in_height, c.in_width, c.out_channels))
-        return Path::TILED;
-#else
-    (void)cuda, (void)keeps_size, (void)pools_2x2;
-#endif
-    return Path::GENERAL;
-}
-
-static Saved saved_of(const Problem &problem, Path path)
-{
-    const int64_t channels = problem.conv.out_channels;
-    switch (path) {
-    case Path::CPU_BLOCK: {
-        const bool kept = problem.conv.in_channels > 1;
-        return {kept, kept, conv_block_statistics(*conv_block_sizes(problem.conv, problem.pool, CUDA_OPS_FLOAT32))};
+    Plan plan{Plan::COMPOSED, {}, {problem.conv, problem.pool}};
+    plan.sizes.conv.allow_tf32 = cuda && dtype == CUDA_OPS_FLOAT32 && allows_tf32();
+    plan.sizes.conv.output_channels_last = problem.pool.channels_last;
+    plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = plan.cuda.makes_grad_input = 1;
+    plan.cuda.statistics = 2 * problem.conv.out_channels;
+    if (!cuda) {
+        if (const auto block = conv_block_sizes(problem.conv, problem.pool, dtype)) {
+            plan.kind = Plan::CPU_BLOCK;
+            plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = problem.conv.in_channels > 1;
+            plan.cuda.statistics = conv_block_statistics(*block);
+        }
+        return plan;
     }
-    case Path::GENERAL:
-    case Path::SM90:
-    case Path::TILED:
-        return {true, true, 2 * channels};
-    case Path::ONE_CHANNEL:
 #ifdef CUDA_OPS_WITH_CUDA
-        return {false, false, cuda_ops_conv_bn_relu_pool_one_statistics(channels)};
-#else
-        break; // never the path of a build without CUDA
+    check_status("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_plan_cuda(&plan.cuda, &plan.sizes, dtype));
+    if (plan.cuda.path != CUDA_OPS_CONV_BN_RELU_POOL_GENERAL)
+        plan.kind = Plan::WHOLE;
 #endif
-    }
-    TORCH_INTERNAL_ASSERT(false);
+    return plan;
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -294,9 +263,9 @@ static void pool_forward(const char *op, const Tensor &output, const Tensor &arg
     (void)running; // not used in a build without CUDA
     if (conv_output.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&pool), conv_output);
+        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&pool), conv_output);
 #endif
-        CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_forward_cuda(
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
                                 output.data_ptr(), argmax_data, maximum_data, workspace.data_ptr(), running,
                                 conv_output.const_data_ptr(), mean, variance, &norm.parameters, &pool, dtype,
                                 statistics_dtype, current_stream(op)));
@@ -331,155 +300,66 @@ static void unused(const T &...)
 {
 }
 
-static cuda_ops_conv_bn_relu_pool_one_sizes one_sizes_of(const Problem &problem)
-{
-    return {problem.conv.batch, problem.conv.out_channels, problem.pool.height.input, problem.pool.width.input,
-            problem.pool.channels_last};
-}
-
-static void one_channel_forward(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &statistics,
-                                const Problem &problem, const Tensor &input, const Tensor &weight,
-                                const std::optional<Tensor> &bias, const Norm &norm,
-                                const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
-{
-    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
-    const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
-    unused(output, argmax, statistics, norm, running, dtype, sizes);
-#ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
-#endif
-    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_one_forward_cuda(
-                            output.data_ptr(), argmax.data_ptr<uint8_t>(), statistics.data_ptr<double>(),
-                            workspace.data_ptr(), &running, x.const_data_ptr(), w.const_data_ptr(),
-                            bias ? b.const_data_ptr() : nullptr, &norm.parameters, &sizes, dtype,
-                            check_dtype(op, "weight", weight), current_stream(op)));
-}
-
-static void one_channel_backward(const char *op, const Tensor &grad_weight, const Tensor &grad_bias,
-                                 const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
-                                 const Tensor &argmax, const Tensor &statistics, const Problem &problem,
-                                 const Tensor &input, const Tensor &weight, const Norm &norm, cuda_ops_dtype dtype)
-{
-    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(problem);
-    const Tensor x = input.contiguous(), w = weight.contiguous();
-    unused(grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, grad_output, argmax, statistics, norm, dtype, sizes);
-#ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_one_workspace_cuda(&sizes), input);
-    const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
-#endif
-    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_one_backward_cuda(
-                            grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight), data(grad_bn_bias),
-                            workspace.data_ptr(), grad_output.const_data_ptr(), argmax.const_data_ptr<uint8_t>(),
-                            statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
-                            &norm.parameters, &sizes, dtype, check_dtype(op, "weight", weight), current_stream(op)));
-}
-
-// What its kernels take as it is: `tensor` in the given format, 16-byte aligned.
-static Tensor aligned(const Tensor &tensor, at::MemoryFormat format)
+// `tensor` in the given format, and 16-byte aligned where the path needs that.
+static Tensor placed_for(const Plan &plan, const Tensor &tensor, at::MemoryFormat format)
 {
     const Tensor result = tensor.contiguous(format);
-    return reinterpret_cast<uintptr_t>(result.const_data_ptr()) % 16 == 0 ? result : result.clone(format);
+    return !plan.cuda.aligned || reinterpret_cast<uintptr_t>(result.const_data_ptr()) % 16 == 0 ? result
+                                                                                                : result.clone(format);
 }
 
-static void sm90_forward(const char *op, const Tensor &output, const Tensor &conv_output, const Tensor &argmax,
-                         const Tensor &maximum, const Tensor &statistics, const Tensor &input, const Tensor &weight,
-                         const std::optional<Tensor> &bias, const Norm &norm,
-                         const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
+// The order in which the path takes input, and makes its gradient.
+static at::MemoryFormat input_format(const Plan &plan)
 {
-    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
+    return memory_format(!plan.cuda.takes_contiguous);
+}
+
+static void whole_forward(const char *op, const Plan &plan, const Tensor &output, const Tensor &conv_output,
+                          const Tensor &argmax, const Tensor &maximum, const Tensor &statistics, const Tensor &input,
+                          const Tensor &weight, const std::optional<Tensor> &bias, const Norm &norm,
+                          const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
+{
+    const Tensor x = placed_for(plan, input, input_format(plan));
+    const Tensor w = placed_for(plan, weight, at::MemoryFormat::Contiguous);
     const Tensor b = bias ? bias->contiguous() : Tensor();
     unused(output, conv_output, argmax, maximum, statistics, norm, running, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&plan.sizes, dtype), input);
 #endif
-    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(
+    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_forward_cuda(
                             output.data_ptr(), conv_output.data_ptr(), argmax.data_ptr<uint8_t>(), maximum.data_ptr(),
                             statistics.data_ptr<double>(), workspace.data_ptr(), &running, x.const_data_ptr(),
-                            w.const_data_ptr(), bias ? b.const_data_ptr() : nullptr, &norm.parameters, input.size(0),
+                            w.const_data_ptr(), bias ? b.const_data_ptr() : nullptr, &norm.parameters, &plan.sizes,
                             dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
 
-// grad_input (channels_last) and grad_weight (contiguous) are defined or, the former, empty.
-static void sm90_backward(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
-                          const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
-                          const Tensor &conv_output, const Tensor &argmax, const Tensor &maximum,
-                          const Tensor &statistics, const Tensor &input, const Tensor &weight, const Norm &norm,
-                          cuda_ops_dtype dtype)
+// grad_input (in the path's order) and grad_weight (contiguous) are defined or, the former, empty. grad_output is in
+// the format of output, and what was kept in the one that forward allocated it in, whatever its order is in there.
+static void whole_backward(const char *op, const Plan &plan, const Tensor &grad_input, const Tensor &grad_weight,
+                           const Tensor &grad_bias, const Tensor &grad_bn_weight, const Tensor &grad_bn_bias,
+                           const Tensor &grad_output, const Tensor &conv_output, const Tensor &argmax,
+                           const Tensor &maximum, const Tensor &statistics, const Problem &problem, const Tensor &input,
+                           const Tensor &weight, const Norm &norm, cuda_ops_dtype dtype)
 {
-    constexpr auto CONTIGUOUS = at::MemoryFormat::Contiguous;
-    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, CONTIGUOUS);
-    const Tensor g = aligned(grad_output, CONTIGUOUS), y = aligned(conv_output, CONTIGUOUS),
-                 places = aligned(argmax, CONTIGUOUS), kept = aligned(maximum, CONTIGUOUS);
+    const at::MemoryFormat format = problem.format();
+    const auto kept = [&](const Tensor &tensor, bool is_kept) {
+        return is_kept ? placed_for(plan, tensor, format) : tensor;
+    };
+    const Tensor x = placed_for(plan, input, input_format(plan));
+    const Tensor w = placed_for(plan, weight, at::MemoryFormat::Contiguous);
+    const Tensor g = placed_for(plan, grad_output, format), places = placed_for(plan, argmax, format);
+    const Tensor y = kept(conv_output, plan.cuda.keeps_conv_output), most = kept(maximum, plan.cuda.keeps_maximum);
     unused(grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, statistics, norm, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_sm90_workspace(input.size(0)), input);
+    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&plan.sizes, dtype), input);
     const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
 #endif
     CUDA_OPS_LAUNCH(
-        op, cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
+        op, cuda_ops_conv_bn_relu_pool_backward_cuda(
                 data(grad_input), grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight), data(grad_bn_bias),
-                workspace.data_ptr(), g.const_data_ptr(), places.const_data_ptr<uint8_t>(), kept.const_data_ptr(),
+                workspace.data_ptr(), g.const_data_ptr(), places.const_data_ptr<uint8_t>(), most.const_data_ptr(),
                 y.const_data_ptr(), statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
-                &norm.parameters, input.size(0), dtype, check_dtype(op, "weight", weight), current_stream(op)));
-}
-
-static cuda_ops_conv_bn_relu_pool_tiled_sizes tiled_sizes_of(const Problem &problem)
-{
-    const cuda_ops_conv2d_sizes &c = problem.conv;
-    return {c.batch,
-            static_cast<int32_t>(c.in_channels),
-            static_cast<int32_t>(c.out_channels),
-            static_cast<int32_t>(c.in_height),
-            static_cast<int32_t>(c.in_width),
-            problem.pool.channels_last,
-            allows_tf32()};
-}
-
-static void tiled_forward(const char *op, const Tensor &output, const Tensor &conv_output, const Tensor &argmax,
-                          const Tensor &maximum, const Tensor &statistics, const Problem &problem, const Tensor &input,
-                          const Tensor &weight, const std::optional<Tensor> &bias, const Norm &norm,
-                          const cuda_ops_running_statistics &running)
-{
-    const cuda_ops_conv_bn_relu_pool_tiled_sizes sizes = tiled_sizes_of(problem);
-    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
-    const Tensor b = bias ? bias->contiguous() : Tensor();
-    unused(output, conv_output, argmax, maximum, statistics, norm, running, sizes);
-#ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(&sizes), input);
-#endif
-    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
-                            output.data_ptr<float>(), conv_output.data_ptr<float>(), argmax.data_ptr<uint8_t>(),
-                            maximum.data_ptr<float>(), statistics.data_ptr<double>(), workspace.data_ptr(), &running,
-                            x.const_data_ptr<float>(), w.const_data_ptr<float>(), bias ? b.const_data_ptr() : nullptr,
-                            &norm.parameters, &sizes, bias ? check_dtype(op, "bias", *bias) : CUDA_OPS_FLOAT32,
-                            current_stream(op)));
-}
-
-// As sm90_backward; grad_output is in the format of output.
-static void tiled_backward(const char *op, const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
-                           const Tensor &grad_bn_weight, const Tensor &grad_bn_bias, const Tensor &grad_output,
-                           const Tensor &conv_output, const Tensor &argmax, const Tensor &maximum,
-                           const Tensor &statistics, const Problem &problem, const Tensor &input, const Tensor &weight,
-                           const Norm &norm)
-{
-    const cuda_ops_conv_bn_relu_pool_tiled_sizes sizes = tiled_sizes_of(problem);
-    const Tensor x = aligned(input, at::MemoryFormat::ChannelsLast), w = aligned(weight, at::MemoryFormat::Contiguous);
-    // In the format that forward allocated them in, whatever their order is in there.
-    const at::MemoryFormat format = problem.format();
-    const Tensor g = aligned(grad_output, format), y = aligned(conv_output, format), places = aligned(argmax, format),
-                 kept = aligned(maximum, format);
-    unused(grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, statistics, norm, sizes);
-#ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(&sizes), input);
-    const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
-    const cuda_ops_dtype bias_dtype = grad_bias.numel() > 0 ? check_dtype(op, "bias", grad_bias) : CUDA_OPS_FLOAT32;
-#endif
-    CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
-                            static_cast<float *>(data(grad_input)), grad_weight.data_ptr<float>(), data(grad_bias),
-                            data(grad_bn_weight), data(grad_bn_bias), workspace.data_ptr(), g.const_data_ptr<float>(),
-                            places.const_data_ptr<uint8_t>(), kept.const_data_ptr<float>(), y.const_data_ptr<float>(),
-                            statistics.const_data_ptr<double>(), x.const_data_ptr<float>(), w.const_data_ptr<float>(),
-                            &norm.parameters, &sizes, bias_dtype, current_stream(op)));
+                &norm.parameters, &plan.sizes, dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
 
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
@@ -504,34 +384,33 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
     const Running running(op, running_mean, running_var, num_batches_tracked, momentum, input, channels);
-    const Path path = path_of(problem, input.is_cuda(), dtype);
-    const Saved saved = saved_of(problem, path);
+    const Plan plan = plan_of(problem, input.is_cuda(), dtype);
+    const bool keeps_conv_output = plan.cuda.keeps_conv_output;
 
     const auto options = input.options();
     Tensor output = empty(problem.output_size(), options.memory_format(problem.format()));
     Tensor argmax = empty(problem.output_size(), options.dtype(at::kByte).memory_format(problem.format()));
-    Tensor maximum =
-        saved.maximum ? empty(problem.output_size(), options.memory_format(problem.format())) : empty({0}, options);
-    if (problem.empty())
-        return {output,
-                saved.conv_output ? empty(problem.conv_output_size(), options.memory_format(problem.format()))
-                                  : empty({0}, options),
-                argmax, maximum, at::zeros({saved.statistics}, options.dtype(at::kDouble))};
-    Tensor statistics = empty({saved.statistics}, options.dtype(at::kDouble));
+    Tensor maximum = plan.cuda.keeps_maximum ? empty(problem.output_size(), options.memory_format(problem.format()))
+                                             : empty({0}, options);
     Tensor conv_output;
+    if (keeps_conv_output && (problem.empty() || plan.kind != Plan::COMPOSED))
+        conv_output = empty(problem.conv_output_size(), options.memory_format(problem.format()));
+    else if (!keeps_conv_output)
+        conv_output = empty({0}, options);
+    if (problem.empty())
+        return {output, conv_output, argmax, maximum, at::zeros({plan.cuda.statistics}, options.dtype(at::kDouble))};
+    Tensor statistics = empty({plan.cuda.statistics}, options.dtype(at::kDouble));
     double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
-    switch (path) {
-    case Path::CPU_BLOCK: {
+    switch (plan.kind) {
+    case Plan::CPU_BLOCK: {
         ConvBlock block(*conv_block_sizes(problem.conv, problem.pool, dtype), input, weight, bias, norm.weight,
                         norm.bias, eps);
-        conv_output = saved.conv_output ? empty(problem.conv_output_size(), options.memory_format(problem.format()))
-                                        : empty({0}, options);
         block.convolve(op, conv_output, statistics);
         update_running_cpu(op, running.statistics, mean, variance, problem);
         block.pool(op, output, argmax, maximum, conv_output, mean, variance);
         break;
     }
-    case Path::GENERAL:
+    case Plan::COMPOSED:
         conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
                                      problem.parameters, problem.pool.channels_last);
         batch_statistics(op, statistics, conv_output, problem, eps, dtype);
@@ -540,20 +419,9 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
         pool_forward(op, output, argmax, maximum, conv_output, problem, mean, variance, CUDA_OPS_FLOAT64, norm,
                      &running.statistics, dtype);
         break;
-    case Path::ONE_CHANNEL:
-        conv_output = empty({0}, options);
-        one_channel_forward(op, output, argmax, statistics, problem, input, weight, bias, norm, running.statistics,
-                            dtype);
-        break;
-    case Path::SM90:
-        conv_output = empty(problem.conv_output_size(), options.memory_format(problem.format()));
-        sm90_forward(op, output, conv_output, argmax, maximum, statistics, input, weight, bias, norm,
-                     running.statistics, dtype);
-        break;
-    case Path::TILED:
-        conv_output = empty(problem.conv_output_size(), options.memory_format(problem.format()));
-        tiled_forward(op, output, conv_output, argmax, maximum, statistics, problem, input, weight, bias, norm,
-                      running.statistics);
+    case Plan::WHOLE:
+        whole_forward(op, plan, output, conv_output, argmax, maximum, statistics, input, weight, bias, norm,
+                      running.statistics, dtype);
         break;
     }
     running.finish();
@@ -603,10 +471,10 @@ static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const 
     const auto data = [](const Tensor &tensor) { return tensor.defined() ? tensor.data_ptr() : nullptr; };
     if (grad_output.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&pool), grad_output);
+        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&pool), grad_output);
         const cuda_ops_dtype bias_dtype = grad_bias.defined() ? check_dtype(op, "bias", grad_bias) : CUDA_OPS_FLOAT32;
 #endif
-        CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_backward_cuda(
+        CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_pool_backward_cuda(
                                 data(grad_conv), data(grad_bn_weight), data(grad_bn_bias), data(grad_bias),
                                 workspace.data_ptr(), grad_output.const_data_ptr(), argmax.const_data_ptr<uint8_t>(),
                                 maximum.const_data_ptr(), conv_output.const_data_ptr(), mean, variance,
@@ -654,16 +522,16 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     TORCH_CHECK(grad_output.sizes() == IntArrayRef(problem.output_size()), op,
                 ": expected grad_output to have the shape of output, ", IntArrayRef(problem.output_size()), ", got ",
                 grad_output.sizes());
-    const c10::OptionalDeviceGuard guard(at::device_of(input)); // path_of asks the current device
-    const Path path = path_of(problem, input.is_cuda(), dtype);
-    const Saved saved = saved_of(problem, path);
-    const int64_t conv_numel =
-        saved.conv_output ? problem.conv.batch * channels * problem.conv.out_height * problem.conv.out_width : 0;
+    const c10::OptionalDeviceGuard guard(at::device_of(input)); // plan_of asks the current device
+    const Plan plan = plan_of(problem, input.is_cuda(), dtype);
+    const int64_t conv_numel = plan.cuda.keeps_conv_output
+                                   ? problem.conv.batch * channels * problem.conv.out_height * problem.conv.out_width
+                                   : 0;
     const std::tuple<const char *, const Tensor *, at::ScalarType, int64_t> expected[] = {
         {"conv_output", &conv_output, input.scalar_type(), conv_numel},
         {"argmax", &argmax, at::kByte, grad_output.numel()},
-        {"maximum", &maximum, input.scalar_type(), saved.maximum ? grad_output.numel() : 0},
-        {"statistics", &statistics, at::kDouble, saved.statistics}};
+        {"maximum", &maximum, input.scalar_type(), plan.cuda.keeps_maximum ? grad_output.numel() : 0},
+        {"statistics", &statistics, at::kDouble, plan.cuda.statistics}};
     for (const auto &[name, tensor, type, numel] : expected) {
         check_same_device(op, name, *tensor, "input", input);
         TORCH_CHECK(tensor->scalar_type() == type && tensor->numel() == numel, op, ": expected ", name,
@@ -684,7 +552,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     }
     const at::MemoryFormat format = problem.format();
     const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format), kept = statistics.contiguous();
-    if (path == Path::CPU_BLOCK) {
+    if (plan.kind == Plan::CPU_BLOCK) {
         Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(at::MemoryFormat::Contiguous));
         if (needs_grad_input)
             grad_input = empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
@@ -692,8 +560,8 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                         norm.bias, eps);
         Tensor grad_beta = grad_bn_bias.numel() > 0 ? grad_bn_bias : empty({channels}, input.options());
         block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
-                       saved.conv_output ? conv_output.contiguous(format) : conv_output, places,
-                       saved.maximum ? maximum.contiguous(format) : maximum, kept);
+                       plan.cuda.keeps_conv_output ? conv_output.contiguous(format) : conv_output, places,
+                       plan.cuda.keeps_maximum ? maximum.contiguous(format) : maximum, kept);
         if (bias) { // 0, but for what is not finite
             const float *const from = grad_beta.const_data_ptr<float>();
             std::transform(from, from + channels, grad_bias.data_ptr<float>(), [](float g) { return 0.0f * g; });
@@ -701,22 +569,15 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
                 grad_bn_bias};
     }
-    if (path == Path::ONE_CHANNEL && !needs_grad_input) {
-        Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
-        one_channel_backward(op, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, places, kept, problem, input,
-                             weight, norm, dtype);
-        return {grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias};
-    }
-    if (path == Path::SM90 || path == Path::TILED) {
-        const Tensor grad_weight = empty(weight.sizes(), weight.options());
+    if (plan.kind == Plan::WHOLE && (plan.cuda.makes_grad_input || !needs_grad_input)) {
+        // Of one channel both orders are the same bytes, and only the strides tell which it is.
+        const bool either = weight.size(1) == 1;
+        const Tensor grad_weight =
+            empty(weight.sizes(), weight.options().memory_format(memory_format(either && weight_channels_last)));
         if (needs_grad_input)
-            grad_input = empty(input.sizes(), input.options().memory_format(at::MemoryFormat::ChannelsLast));
-        if (path == Path::SM90)
-            sm90_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
-                          maximum, kept, input, weight, norm, dtype);
-        else
-            tiled_backward(op, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output, argmax,
-                           maximum, kept, problem, input, weight, norm);
+            grad_input = empty(input.sizes(), input.options().memory_format(input_format(plan)));
+        whole_backward(op, plan, grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, g, conv_output,
+                       argmax, maximum, kept, problem, input, weight, norm, dtype);
         if (needs_grad_input)
             grad_input = grad_input.contiguous(memory_format(is_channels_last(input)));
         return {grad_input, grad_weight.contiguous(memory_format(weight_channels_last)), grad_bias, grad_bn_weight,
@@ -724,9 +585,9 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     }
     const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
     Tensor general_output = conv_output, general_places = places, general_maximum = maximum;
-    if (path == Path::ONE_CHANNEL) {
-        // The gradient of pictures is rarely asked for: what the general path would have kept is made now. bias shifts
-        // y and its mean alike.
+    if (plan.kind == Plan::WHOLE) {
+        // The gradient of pictures of one channel is rarely asked for: what the general path would have kept is made
+        // now. bias shifts y and its mean alike.
         const double *const mean = kept.const_data_ptr<double>();
         general_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
                                         problem.parameters, problem.pool.channels_last);
@@ -762,8 +623,8 @@ static std::vector<int64_t> conv_bn_relu_pool_saved(bool cuda, at::ScalarType ty
                                                     IntArrayRef weight_size, IntArrayRef geometry)
 {
     const Problem problem = make_problem("conv_bn_relu_pool", input_size, weight_size, geometry);
-    const Saved saved = saved_of(problem, path_of(problem, cuda, dtype_of(type)));
-    return {saved.conv_output, saved.maximum, saved.statistics};
+    const cuda_ops_conv_bn_relu_pool_plan plan = plan_of(problem, cuda, dtype_of(type)).cuda;
+    return {plan.keeps_conv_output, plan.keeps_maximum, plan.statistics};
 }
 
 // For tests and for those who wonder: how training of such sizes is computed on the current device, as things are set.
@@ -771,19 +632,19 @@ static std::string conv_bn_relu_pool_path(bool cuda, at::ScalarType type, IntArr
                                           IntArrayRef weight_size, IntArrayRef geometry)
 {
     const Problem problem = make_problem("conv_bn_relu_pool", input_size, weight_size, geometry);
-    switch (path_of(problem, cuda, dtype_of(type))) {
-    case Path::CPU_BLOCK:
+    const Plan plan = plan_of(problem, cuda, dtype_of(type));
+    if (plan.kind == Plan::CPU_BLOCK)
         return "cpu_block";
-    case Path::GENERAL:
+    if (plan.kind == Plan::COMPOSED)
         return "general";
-    case Path::ONE_CHANNEL:
+    switch (plan.cuda.path) {
+    case CUDA_OPS_CONV_BN_RELU_POOL_ONE_CHANNEL:
         return "one_channel";
-    case Path::SM90:
+    case CUDA_OPS_CONV_BN_RELU_POOL_SM90:
         return "sm90";
-    case Path::TILED:
+    default:
         return allows_tf32() ? "tiled_tf32" : "tiled_float32";
     }
-    TORCH_INTERNAL_ASSERT(false);
 }
 
 // For create_graph; cuda_ops/ops/conv_bn_relu_pool.py implements it.

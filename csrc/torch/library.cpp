@@ -113,7 +113,7 @@ void check_status(const char *op, cuda_ops_status status)
         TORCH_CHECK(false, op, ": CUDA error: ", cudaGetErrorString(error), no_image ? no_kernel_image_cure() : "");
     }
 #endif
-    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE, op, ": ", cuda_ops_status_string(status));
+    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE && status != CUDA_OPS_PATH_CANNOT, op, ": ", cuda_ops_status_string(status));
     TORCH_CHECK(false, op, ": ", cuda_ops_status_string(status));
 }
 

@@ -5,14 +5,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "autograd_function.h"
 #include "empty.h"
-#include "gemm.h"
 #include "linear.h"
 #include "parameters.h"
 
@@ -36,81 +34,13 @@ static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Te
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// From so many rows on, one product after the other by the GEMM's kernels for Hopper is quicker than the op's own,
-// which do all of it in one launch (benchmarks/notes/mnist.md).
-static constexpr int64_t LEAST_GEMM_ROWS = 1024;
-
-static bool uses_gemm(LinearReluSizes size, cuda_ops_dtype dtype)
+// Memory for the path that the launcher chooses; most need none.
+static Tensor linear_relu_workspace(decltype(cuda_ops_linear_relu_forward_workspace_cuda) query, LinearReluSizes size,
+                                    cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, const Tensor &like)
 {
-    if (size.rows < LEAST_GEMM_ROWS || size.in_features == 0 || size.out_features == 0 || dtype == CUDA_OPS_FLOAT64)
-        return false;
-    const auto on_hopper = [&](int64_t m, int64_t n, int64_t k, bool transpose_a, bool transpose_b) {
-        const cuda_ops_gemm_problem problem = dense_problem(m, n, k, transpose_a, transpose_b, dtype);
-        const int rung = cuda_ops_gemm_rung_cuda(&problem, CUDA_OPS_GEMM_FASTEST);
-        return 12 <= rung && rung <= 14; // TMA and wgmma
-    };
-    return on_hopper(size.rows, size.out_features, size.in_features, false, true) &&
-           on_hopper(size.rows, size.in_features, size.out_features, false, false) &&
-           on_hopper(size.out_features, size.in_features, size.rows, true, false);
-}
-
-static bool is_aligned(const Tensor &tensor)
-{
-    return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-}
-
-// pays: which sizes leave the GEMM's products most of the GPU idle (csrc/cuda/linear_relu/sm90.cu).
-static bool uses_sm90(decltype(cuda_ops_linear_relu_sm90_pays_forward_cuda) pays, LinearReluSizes size,
-                      cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, std::initializer_list<Tensor> tensors)
-{
-    return pays(size.rows, size.in_features, size.out_features) &&
-           std::all_of(tensors.begin(), tensors.end(), is_aligned) &&
-           cuda_ops_linear_relu_sm90_takes_cuda(size.rows, size.in_features, size.out_features, dtype, parameter_dtype);
-}
-
-static Tensor sm90_workspace(LinearReluSizes size, const Tensor &like)
-{
-    return empty({cuda_ops_linear_relu_sm90_workspace_cuda(size.rows, size.in_features, size.out_features)},
-                 like.options().dtype(at::kByte));
-}
-
-static cuda_ops_status forward_by_gemm(const Tensor &output, const Tensor &x, const Tensor &w, const void *bias,
-                                       LinearReluSizes size, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
-{
-    const at::AutoDispatchBelowADInplaceOrView below; // the conversion is no part of a graph
-    const Tensor weight = w.to(x.scalar_type());
-    cuda_ops_gemm_problem problem = dense_problem(size.rows, size.out_features, size.in_features, false, true, dtype);
-    problem.activation = CUDA_OPS_GEMM_RELU;
-    problem.bias_dtype = parameter_dtype;
-    return gemm_cuda("linear_relu", output, x.const_data_ptr(), weight.const_data_ptr(), bias, problem);
-}
-
-// Gradients that nobody wants are undefined.
-static cuda_ops_status backward_by_gemm(const Tensor &grad_input, const Tensor &grad_weight, const Tensor &grad_bias,
-                                        const Tensor &g, const Tensor &y, const Tensor &x, const Tensor &w,
-                                        LinearReluSizes size, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
-{
-    const char *const op = "linear_relu_backward";
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const Tensor masked = empty(g.sizes(), g.options());
-    const Tensor workspace =
-        empty({cuda_ops_linear_relu_mask_workspace_cuda(size.rows, size.out_features)}, g.options().dtype(at::kByte));
-    cuda_ops_status status =
-        cuda_ops_linear_relu_mask_cuda(masked.data_ptr(), grad_bias.defined() ? grad_bias.data_ptr() : nullptr,
-                                       workspace.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), size.rows,
-                                       size.out_features, dtype, parameter_dtype, current_stream(op));
-    if (status == CUDA_OPS_SUCCESS && grad_input.defined()) {
-        const Tensor weight = w.to(x.scalar_type());
-        status = gemm_cuda(op, grad_input, masked.const_data_ptr(), weight.const_data_ptr(), nullptr,
-                           dense_problem(size.rows, size.in_features, size.out_features, false, false, dtype));
-    }
-    if (status == CUDA_OPS_SUCCESS && grad_weight.defined()) {
-        cuda_ops_gemm_problem problem =
-            dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype);
-        problem.output_dtype = parameter_dtype;
-        status = gemm_cuda(op, grad_weight, masked.const_data_ptr(), x.const_data_ptr(), nullptr, problem);
-    }
-    return status;
+    const int64_t bytes = query(size.rows, size.in_features, size.out_features, at::globalContext().allowTF32CuBLAS(),
+                                dtype, parameter_dtype);
+    return bytes > 0 ? empty({bytes}, like.options().dtype(at::kByte)) : Tensor();
 }
 #endif
 
@@ -133,32 +63,24 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     Tensor output = empty(sizes, x.options());
     if (output.numel() == 0)
         return output;
+    if (x.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-    if (x.is_cuda() && uses_sm90(cuda_ops_linear_relu_sm90_pays_forward_cuda, size, dtype, parameter_dtype, {x, w})) {
-        const Tensor workspace = sm90_workspace(size, x);
-        check_status(op, cuda_ops_linear_relu_sm90_forward_cuda(output.data_ptr(), workspace.data_ptr(),
-                                                                x.const_data_ptr(), w.const_data_ptr(), bias_data,
-                                                                size.rows, size.in_features, size.out_features, dtype,
-                                                                parameter_dtype, current_stream(op)));
-        return output;
-    }
-    if (x.is_cuda() && uses_gemm(size, dtype)) {
-        check_status(op, forward_by_gemm(output, x, w, bias_data, size, dtype, parameter_dtype));
-        return output;
-    }
+        const Tensor workspace =
+            linear_relu_workspace(cuda_ops_linear_relu_forward_workspace_cuda, size, dtype, parameter_dtype, x);
 #endif
-    if (x.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
-                                                              bias_data, size.rows, size.in_features, size.out_features,
-                                                              at::globalContext().allowTF32CuBLAS(), dtype,
-                                                              parameter_dtype, current_stream(op)));
-    else
+        CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_forward_cuda(
+                                output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), bias_data,
+                                workspace.defined() ? workspace.data_ptr() : nullptr, size.rows, size.in_features,
+                                size.out_features, at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype,
+                                current_stream(op)));
+    } else {
         parallel_blocks(op, size.rows, size.out_features, size.in_features,
                         [&](cuda_ops_linear_block block, void *workspace) {
                             return cuda_ops_linear_relu_forward_cpu(output.data_ptr(), x.const_data_ptr(),
                                                                     w.const_data_ptr(), bias_data, workspace, size.rows,
                                                                     size.in_features, size.out_features, block, dtype);
                         });
+    }
     (void)parameter_dtype;
     return output;
 }
@@ -219,34 +141,22 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     Tensor grad_input = with_input ? empty(x.sizes(), x.options()) : empty({0}, x.options());
     Tensor grad_weight = with_weight ? empty(w.sizes(), w.options()) : empty({0}, w.options());
     Tensor grad_bias = with_bias ? empty({size.out_features}, w.options()) : empty({0}, w.options());
+    if (x.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-    if (x.is_cuda() &&
-        uses_sm90(cuda_ops_linear_relu_sm90_pays_backward_cuda, size, dtype, parameter_dtype, {g, y, x, w})) {
-        const Tensor workspace = sm90_workspace(size, x);
-        check_status(op,
-                     cuda_ops_linear_relu_sm90_backward_cuda(
-                         with_input ? grad_input.data_ptr() : nullptr, with_weight ? grad_weight.data_ptr() : nullptr,
-                         with_bias ? grad_bias.data_ptr() : nullptr, workspace.data_ptr(), g.const_data_ptr(),
-                         y.const_data_ptr(), x.const_data_ptr(), w.const_data_ptr(), size.rows, size.in_features,
-                         size.out_features, dtype, parameter_dtype, current_stream(op)));
-        return {grad_input, grad_weight, grad_bias};
-    }
-    if (x.is_cuda() && uses_gemm(size, dtype) && is_aligned(g) && is_aligned(y)) {
-        check_status(op, backward_by_gemm(with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
-                                          with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype, parameter_dtype));
-        return {grad_input, grad_weight, grad_bias};
-    }
+        const Tensor workspace =
+            linear_relu_workspace(cuda_ops_linear_relu_backward_workspace_cuda, size, dtype, parameter_dtype, x);
 #endif
-    if (x.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_linear_relu_backward_cuda(
-                                with_input ? grad_input.data_ptr() : nullptr,
-                                with_weight ? grad_weight.data_ptr() : nullptr,
-                                with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(), y.const_data_ptr(),
-                                x.const_data_ptr(), w.const_data_ptr(), size.rows, size.in_features, size.out_features,
-                                at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
-    else
+        CUDA_OPS_LAUNCH(
+            op,
+            cuda_ops_linear_relu_backward_cuda(
+                with_input ? grad_input.data_ptr() : nullptr, with_weight ? grad_weight.data_ptr() : nullptr,
+                with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(), y.const_data_ptr(), x.const_data_ptr(),
+                w.const_data_ptr(), workspace.defined() ? workspace.data_ptr() : nullptr, size.rows, size.in_features,
+                size.out_features, at::globalContext().allowTF32CuBLAS(), dtype, parameter_dtype, current_stream(op)));
+    } else {
         backward_cpu(op, with_input ? grad_input : Tensor(), with_weight ? grad_weight : Tensor(),
                      with_bias ? grad_bias : Tensor(), g, y, x, w, size, dtype);
+    }
     (void)parameter_dtype;
     return {grad_input, grad_weight, grad_bias};
 }

@@ -1,385 +1,238 @@
-// conv_bn_relu_pool: what follows the convolution and its statistics. With scale = norm_weight / sqrt(variance + eps),
-//
-//     output[window] = max over the window of relu((conv_output - mean) * scale + norm_bias)
-//     grad_conv_output = dz * scale + (conv_output - center) * slope + offset,  dz = grad_output where argmax says so
-//
-// Forward, two kernels: coefficients by channel (and the running statistics), then one pass over conv_output that maps
-// a thread to one element of output. Backward, three: (1) sums of dz and of dz * maximum by channel, which read what
-// was pooled alone and leave partial sums in the workspace; (2) a warp a channel adds these in a fixed order and in
-// double, and makes the coefficients; (3) a thread to one element of grad_conv_output gathers from the windows over it.
-// No atomics: results repeat bitwise.
-//
-// Bound by memory at best: forward reads conv_output once, and writes two values and a byte for each window; backward
-// reads these twice, conv_output once, and writes its gradient. Measured on an H200, bfloat16, 1024 x 64 x 14 x
-// 14: 44.5 us forward and 158 us for (3), 0.22 and 0.09 of a copy's 4.3 TB/s, so that there it is not memory that takes
-// the time.
-#include "cuda_ops/conv_bn_relu_pool.h"
+// conv_bn_relu_pool: max_pool2d(relu(batch_norm(conv2d(input)))) in training. The table of paths, and the launchers of
+// the whole block.
+#include "conv_bn_relu_pool/paths.h"
 
 #include "common/common.cuh"
-#include "common/pool2d.cuh"
-#include "common/value.cuh"
 
-static constexpr int THREADS = 256;
-static constexpr int WARPS = THREADS / WARP_SIZE;
-// Blocks that the sums are split into at least, if there is work for them, and values of a thread beyond which they are
-// split further, so that sums in float stay short.
-static constexpr int64_t WANTED_BLOCKS = 512;
-static constexpr int64_t LONGEST_SUM = 64;
-
-// How the sums are spread over blocks: `tiles` times `splits` of them, each of which takes `step` units.
-struct sums_partition {
-    int lanes;             // neighbouring threads that read neighbouring elements
-    int64_t tiles, splits; // planes: a tile is a channel; channels_last: `lanes` channels
-    int64_t units, step;   // planes: images; channels_last: pixels
-};
-
-static sums_partition partition_of(const cuda_ops_pool2d &pool)
+// A convolution that keeps the size of pictures, and windows that meet each position once, are what the fused paths
+// have in common.
+static Answer is_block_3x3(const ConvBlockCall &call)
 {
-    const int64_t plane = (int64_t)pool.height.output * pool.width.output;
-    const int64_t neighbours = pool.channels_last ? pool.channels : plane;
-    sums_partition p;
-    p.lanes = 1;
-    while (p.lanes < WARP_SIZE && p.lanes < neighbours)
-        p.lanes *= 2;
-    const int64_t groups = THREADS / p.lanes;
-    p.tiles = pool.channels_last ? ceil_div(pool.channels, p.lanes) : pool.channels;
-    p.units = pool.channels_last ? pool.batch * plane : pool.batch;
-    const int64_t values = pool.channels_last ? p.units * p.lanes : p.units * plane; // of a tile
-    const int64_t to_fill = ceil_div(WANTED_BLOCKS, p.tiles);
-    const int64_t to_stay_short = ceil_div(values, THREADS * LONGEST_SUM);
-    const int64_t useful = ceil_div(p.units, pool.channels_last ? groups * 4 : groups);
-    const int64_t wanted = to_fill > to_stay_short ? to_fill : to_stay_short;
-    p.step = ceil_div(p.units, wanted < useful ? wanted : useful);
-    p.splits = ceil_div(p.units, p.step);
-    return p;
+    const cuda_ops_conv2d_sizes &c = call.sizes.conv;
+    const cuda_ops_pool_axis &h = call.sizes.pool.height, &w = call.sizes.pool.width;
+    if (c.kernel_height != 3 || c.kernel_width != 3 || c.stride_height != 1 || c.stride_width != 1 ||
+        c.dilation_height != 1 || c.dilation_width != 1 || c.padding_top != 1 || c.padding_left != 1 ||
+        c.out_height != c.in_height || c.out_width != c.in_width)
+        return no("the convolution is not 3x3 with stride 1, padding 1 and no dilation");
+    if (h.kernel != 2 || w.kernel != 2 || h.stride != 2 || w.stride != 2 || h.padding || w.padding)
+        return no("the pooling is not 2x2 with stride 2 and no padding");
+    return c.groups == 1 ? YES : no("the convolution has groups");
 }
 
-// The workspace: two doubles for each split and channel, then for each channel four coefficients with room for doubles.
-static constexpr int PARTIAL = 2;
-static constexpr int COEFFICIENTS = 4;
-
-static void *coefficients_of(void *workspace, const sums_partition &p, int64_t channels)
+static Answer one_channel_supports(const ConvBlockCall &call, const Device &)
 {
-    return (double *)workspace + p.splits * channels * PARTIAL;
+    if (call.dtype == CUDA_OPS_FLOAT64)
+        return no("does not take float64");
+    if (call.sizes.conv.in_channels != 1)
+        return no("input has more than one channel");
+    if (const Answer answer = is_block_3x3(call); !answer)
+        return answer;
+    return call.sizes.conv.in_width <= CUDA_OPS_ONE_WIDEST ? YES : no("rows are wider than 1024 pixels");
 }
 
-static bool is_valid(const cuda_ops_pool2d &pool)
+static cuda_ops_conv_bn_relu_pool_one_sizes one_sizes_of(const ConvBlockCall &call)
 {
-    return cuda_ops_pool2d_valid(&pool) && pool.height.dilation == 1 && pool.width.dilation == 1 &&
-           (int64_t)pool.height.kernel * pool.width.kernel <= CUDA_OPS_POOL_LARGEST;
+    const cuda_ops_pool2d &pool = call.sizes.pool;
+    return {call.sizes.conv.batch, call.sizes.conv.out_channels, pool.height.input, pool.width.input,
+            pool.channels_last};
 }
 
-extern "C" int64_t cuda_ops_conv_bn_relu_pool_workspace_cuda(const cuda_ops_pool2d *pool)
+static int64_t one_channel_workspace(const ConvBlockCall &call, const Device &)
 {
-    if (!is_valid(*pool) || pool->batch == 0 || pool->channels == 0)
-        return 0;
-    const sums_partition p = partition_of(*pool);
-    return (p.splits * PARTIAL + COEFFICIENTS) * pool->channels * (int64_t)sizeof(double);
+    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(call);
+    return conv_bn_relu_pool_one_channel_workspace(&sizes);
 }
 
-// center, scale and offset of z = (conv_output - center) * scale + offset. The mean is rounded to A; offset holds what
-// the rounding left out.
-template <typename A>
-__global__ void prepare_forward_kernel(A *coefficients, cuda_ops_running_statistics running, const void *mean,
-                                       const void *variance, cuda_ops_norm_parameters norm, int64_t channels,
-                                       double unbiased, cuda_ops_dtype statistics_dtype)
+static cuda_ops_status one_channel(const ConvBlockCall &call, const Device &)
 {
-    if (running.batches && global_thread_index() == 0)
-        *running.batches += 1;
-    for (int64_t c = global_thread_index(); c < channels; c += global_thread_count()) {
-        const double m = load_value(mean, statistics_dtype, c), v = load_value(variance, statistics_dtype, c);
-        const double scale = (norm.weight ? load_value(norm.weight, norm.dtype, c) : 1.0) / sqrt(v + norm.eps);
-        const double shift = norm.bias ? load_value(norm.bias, norm.dtype, c) : 0.0;
-        const A center = (A)m;
-        coefficients[c] = center;
-        coefficients[channels + c] = (A)scale;
-        coefficients[2 * channels + c] = (A)(shift - (m - (double)center) * scale);
-        if (running.mean) {
-            const double old_mean = load_value(running.mean, running.dtype, c);
-            const double old_variance = load_value(running.variance, running.dtype, c);
-            store_value(running.mean, running.dtype, c, (1.0 - running.momentum) * old_mean + running.momentum * m);
-            store_value(running.variance, running.dtype, c,
-                        (1.0 - running.momentum) * old_variance + running.momentum * v * unbiased);
-        }
-    }
-}
-
-template <typename T, bool CHANNELS_LAST>
-__global__ void __launch_bounds__(THREADS)
-    pool_kernel(T *output, uint8_t *argmax, T *maximum, const T *conv_output, const accumulate_type<T> *coefficients,
-                cuda_ops_pool2d pool, int64_t count)
-{
-    typedef accumulate_type<T> A;
-    const cuda_ops_pool_axis height = pool.height, width = pool.width;
-    for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
-        const pool_position at = locate<CHANNELS_LAST>(i, pool.channels, height.output, width.output);
-        const int64_t c = CHANNELS_LAST ? at.channel : at.outer % pool.channels;
-        const A center = coefficients[c], scale = coefficients[pool.channels + c],
-                offset = coefficients[2 * pool.channels + c];
-        const int64_t step = CHANNELS_LAST ? pool.channels : 1;
-        const T *plane = conv_output + plane_base<CHANNELS_LAST>(at, pool.channels, height.input, width.input);
-        const int32_t h_start = cuda_ops_pool_start(height, at.h), w_start = cuda_ops_pool_start(width, at.w);
-        const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start),
-                      h_end = cuda_ops_pool_end_tap(height, h_start);
-        const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start), w_end = cuda_ops_pool_end_tap(width, w_start);
-        A best = -INFINITY;
-        T raw = store_from_accumulate<T>(A(0));
-        int32_t place = h_begin * width.kernel + w_begin;
-        for (int32_t h = h_begin; h < h_end; h++)
-            for (int32_t w = w_begin; w < w_end; w++) {
-                const T y = plane[((h_start + h) * width.input + w_start + w) * step];
-                const A z = (load_as_accumulate(y) - center) * scale + offset;
-                if (z > best || z != z) {
-                    best = z;
-                    raw = y;
-                    place = h * width.kernel + w;
-                }
-            }
-        const bool inactive = best <= A(0);
-        output[i] = store_from_accumulate<T>(inactive ? A(0) : best);
-        if (argmax) {
-            argmax[i] = (uint8_t)(inactive ? CUDA_OPS_POOL_INACTIVE : place);
-            maximum[i] = raw;
-        }
-    }
-}
-
-// Sums of dz and of dz * (maximum - center) of one split of one channel.
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    sums_of_planes_kernel(double *partials, const T *grad_output, const uint8_t *argmax, const T *maximum,
-                          const double *mean, int64_t channels, int64_t plane, sums_partition p)
-{
-    typedef accumulate_type<T> A;
-    __shared__ A scratch[WARP_SIZE];
-    const int64_t channel = blockIdx.x % channels, split = blockIdx.x / channels;
-    const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
-    const A center = (A)mean[channel];
-    const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
-    A sum = A(0), product = A(0);
-    for (int64_t image = split * p.step + group; image < end; image += groups) {
-        const int64_t base = (image * channels + channel) * plane;
-        for (int64_t i = base + lane; i < base + plane; i += p.lanes) {
-            const bool active = argmax[i] != CUDA_OPS_POOL_INACTIVE;
-            const A dz = active ? load_as_accumulate(grad_output[i]) : A(0);
-            sum += dz;
-            product += dz * (load_as_accumulate(maximum[i]) - center);
-        }
-    }
-    sum = block_sum(sum, scratch);
-    product = block_sum(product, scratch);
-    if (threadIdx.x == 0) {
-        double *partial = partials + (split * channels + channel) * PARTIAL;
-        partial[0] = (double)sum;
-        partial[1] = (double)product;
-    }
-}
-
-// The same of one split of `lanes` neighbouring channels, for channels_last.
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    sums_of_pixels_kernel(double *partials, const T *grad_output, const uint8_t *argmax, const T *maximum,
-                          const double *mean, int64_t channels, sums_partition p)
-{
-    typedef accumulate_type<T> A;
-    __shared__ A sums[THREADS], products[THREADS];
-    const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
-    const int64_t channel = blockIdx.x % p.tiles * p.lanes + lane, split = blockIdx.x / p.tiles;
-    const bool inside = channel < channels;
-    const A center = inside ? (A)mean[channel] : A(0);
-    const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
-    A sum = A(0), product = A(0);
-    // Threads beyond the last channel have no values, but take part in the barriers below.
-#pragma unroll 4
-    for (int64_t pixel = split * p.step + group; pixel < (inside ? end : 0); pixel += groups) {
-        const int64_t i = pixel * channels + channel;
-        const bool active = argmax[i] != CUDA_OPS_POOL_INACTIVE;
-        const A dz = active ? load_as_accumulate(grad_output[i]) : A(0);
-        sum += dz;
-        product += dz * (load_as_accumulate(maximum[i]) - center);
-    }
-    sums[threadIdx.x] = sum;
-    products[threadIdx.x] = product;
-    for (int half = groups / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (group < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half * p.lanes];
-            products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
-        }
-    }
-    // A thread of the first group wrote last what it reads here.
-    if (group == 0 && inside) {
-        double *partial = partials + (split * channels + channel) * PARTIAL;
-        partial[0] = (double)sums[threadIdx.x];
-        partial[1] = (double)products[threadIdx.x];
-    }
-}
-
-template <typename A>
-__global__ void prepare_backward_kernel(void *grad_norm_weight, void *grad_norm_bias, void *grad_bias, A *coefficients,
-                                        const double *partials, const double *mean, const double *variance,
-                                        cuda_ops_norm_parameters norm, int64_t channels, int64_t splits, double count,
-                                        cuda_ops_dtype bias_dtype)
-{
-    const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t channel = global_thread_index() / WARP_SIZE; channel < channels;
-         channel += global_thread_count() / WARP_SIZE) {
-        double sum = 0.0, product = 0.0;
-        for (int64_t split = lane; split < splits; split += WARP_SIZE) {
-            const double *partial = partials + (split * channels + channel) * PARTIAL;
-            sum += partial[0];
-            product += partial[1];
-        }
-        sum = warp_sum(sum);
-        product = warp_sum(product);
-        if (lane != 0)
-            continue;
-        const double rstd = 1.0 / sqrt(variance[channel] + norm.eps);
-        const double scale = (norm.weight ? load_value(norm.weight, norm.dtype, channel) : 1.0) * rstd;
-        const A center = (A)mean[channel];
-        const double rounding = mean[channel] - (double)center;
-        const double dot = (product - rounding * sum) * rstd; // of dz with what is normalised
-        const double slope = -scale * rstd * dot / count;
-        coefficients[channel] = center;
-        coefficients[channels + channel] = (A)scale;
-        coefficients[2 * channels + channel] = (A)slope;
-        coefficients[3 * channels + channel] = (A)(-scale * sum / count - slope * rounding);
-        if (grad_norm_weight)
-            store_value(grad_norm_weight, norm.dtype, channel, dot);
-        if (grad_norm_bias)
-            store_value(grad_norm_bias, norm.dtype, channel, sum);
-        if (grad_bias)
-            store_value(grad_bias, bias_dtype, channel, 0.0 * (sum + slope));
-    }
-}
-
-template <typename T, bool CHANNELS_LAST>
-__global__ void __launch_bounds__(THREADS)
-    grad_conv_kernel(T *grad_conv_output, const T *grad_output, const uint8_t *argmax, const T *conv_output,
-                     const accumulate_type<T> *coefficients, cuda_ops_pool2d pool, int64_t count)
-{
-    typedef accumulate_type<T> A;
-    const cuda_ops_pool_axis height = pool.height, width = pool.width;
-    for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
-        const pool_position at = locate<CHANNELS_LAST>(i, pool.channels, height.input, width.input);
-        const int64_t c = CHANNELS_LAST ? at.channel : at.outer % pool.channels;
-        const int64_t step = CHANNELS_LAST ? pool.channels : 1;
-        const int64_t base = plane_base<CHANNELS_LAST>(at, pool.channels, height.output, width.output);
-        const int32_t h_begin = cuda_ops_pool_first_window(height, at.h),
-                      h_end = cuda_ops_pool_end_window(height, at.h);
-        const int32_t w_begin = cuda_ops_pool_first_window(width, at.w), w_end = cuda_ops_pool_end_window(width, at.w);
-        A dz = A(0);
-        for (int32_t h = h_begin; h < h_end; h++)
-            for (int32_t w = w_begin; w < w_end; w++) {
-                const int64_t window = base + (h * width.output + w) * step;
-                const int32_t here =
-                    (at.h - cuda_ops_pool_start(height, h)) * width.kernel + at.w - cuda_ops_pool_start(width, w);
-                if (argmax[window] == here)
-                    dz += load_as_accumulate(grad_output[window]);
-            }
-        const A centered = load_as_accumulate(conv_output[i]) - coefficients[c];
-        grad_conv_output[i] = store_from_accumulate<T>(dz * coefficients[pool.channels + c] +
-                                                       centered * coefficients[2 * pool.channels + c] +
-                                                       coefficients[3 * pool.channels + c]);
-    }
-}
-
-template <typename T>
-static cuda_ops_status forward(T *output, uint8_t *argmax, T *maximum, void *workspace,
-                               const cuda_ops_running_statistics *running, const T *conv_output, const void *mean,
-                               const void *variance, const cuda_ops_norm_parameters &norm, const cuda_ops_pool2d &pool,
-                               cuda_ops_dtype statistics_dtype, cudaStream_t stream)
-{
-    typedef accumulate_type<T> A;
-    const cuda_ops_running_statistics none = {NULL, NULL, CUDA_OPS_FLOAT32, NULL, 0.0};
-    const double values = (double)pool.batch * pool.height.input * pool.width.input;
-    A *coefficients = (A *)workspace;
-    prepare_forward_kernel<<<clamp_grid(ceil_div(pool.channels, THREADS)), THREADS, 0, stream>>>(
-        coefficients, running ? *running : none, mean, variance, norm, pool.channels, values / (values - 1.0),
-        statistics_dtype);
-    const cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS)
-        return status;
-    const int64_t count = pool.batch * pool.channels * pool.height.output * pool.width.output;
-    const unsigned int grid = clamp_grid(ceil_div(count, THREADS));
-    if (pool.channels_last)
-        pool_kernel<T, true>
-            <<<grid, THREADS, 0, stream>>>(output, argmax, maximum, conv_output, coefficients, pool, count);
-    else
-        pool_kernel<T, false>
-            <<<grid, THREADS, 0, stream>>>(output, argmax, maximum, conv_output, coefficients, pool, count);
-    return launch_status();
-}
-
-template <typename T>
-static cuda_ops_status backward(T *grad_conv_output, void *grad_norm_weight, void *grad_norm_bias, void *grad_bias,
-                                void *workspace, const T *grad_output, const uint8_t *argmax, const T *maximum,
-                                const T *conv_output, const double *mean, const double *variance,
-                                const cuda_ops_norm_parameters &norm, const cuda_ops_pool2d &pool,
-                                cuda_ops_dtype bias_dtype, cudaStream_t stream)
-{
-    typedef accumulate_type<T> A;
-    const sums_partition p = partition_of(pool);
-    if (p.tiles > INT32_MAX / p.splits)
+    const cuda_ops_conv_bn_relu_pool_one_sizes sizes = one_sizes_of(call);
+    if (!call.backward)
+        return conv_bn_relu_pool_one_channel_forward(call.output, call.argmax, call.statistics, call.workspace,
+                                                     call.running, call.input, call.weight, call.bias, call.norm,
+                                                     &sizes, call.dtype, call.weight_dtype, call.stream);
+    if (call.grad_input)
         return CUDA_OPS_INVALID_ARGUMENT;
-    double *partials = (double *)workspace;
-    A *coefficients = (A *)coefficients_of(workspace, p, pool.channels);
-    const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
-    if (pool.channels_last)
-        sums_of_pixels_kernel<<<blocks, THREADS, 0, stream>>>(partials, grad_output, argmax, maximum, mean,
-                                                              pool.channels, p);
-    else
-        sums_of_planes_kernel<<<blocks, THREADS, 0, stream>>>(partials, grad_output, argmax, maximum, mean,
-                                                              pool.channels,
-                                                              (int64_t)pool.height.output * pool.width.output, p);
-    cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS)
-        return status;
-    prepare_backward_kernel<<<clamp_grid(ceil_div(pool.channels, WARPS)), THREADS, 0, stream>>>(
-        grad_norm_weight, grad_norm_bias, grad_bias, coefficients, partials, mean, variance, norm, pool.channels,
-        p.splits, (double)pool.batch * pool.height.input * pool.width.input, bias_dtype);
-    status = launch_status();
-    if (status != CUDA_OPS_SUCCESS || !grad_conv_output)
-        return status;
-    const int64_t count = pool.batch * pool.channels * pool.height.input * pool.width.input;
-    const unsigned int grid = clamp_grid(ceil_div(count, THREADS));
-    if (pool.channels_last)
-        grad_conv_kernel<T, true><<<grid, THREADS, 0, stream>>>(grad_conv_output, grad_output, argmax, conv_output,
-                                                                coefficients, pool, count);
-    else
-        grad_conv_kernel<T, false><<<grid, THREADS, 0, stream>>>(grad_conv_output, grad_output, argmax, conv_output,
-                                                                 coefficients, pool, count);
-    return launch_status();
+    return conv_bn_relu_pool_one_channel_backward(call.grad_weight, call.grad_bias, call.grad_norm_weight,
+                                                  call.grad_norm_bias, call.workspace, call.grad_output, call.argmax,
+                                                  call.statistics, call.input, call.weight, call.norm, &sizes,
+                                                  call.dtype, call.weight_dtype, call.stream);
+}
+
+static Answer sm90_supports(const ConvBlockCall &call, const Device &device)
+{
+    if (const Answer answer = is_block_3x3(call); !answer)
+        return answer;
+    if (call.sizes.pool.channels_last)
+        return no("output is channels_last");
+    return conv_bn_relu_pool_sm90_supports(call, device);
+}
+
+static int64_t sm90_workspace(const ConvBlockCall &call, const Device &)
+{
+    return conv_bn_relu_pool_sm90_workspace(call.sizes.conv.batch);
+}
+
+static cuda_ops_status sm90(const ConvBlockCall &call, const Device &)
+{
+    const int64_t batch = call.sizes.conv.batch;
+    return call.backward ? conv_bn_relu_pool_sm90_backward(call.grad_input, call.grad_weight, call.grad_bias,
+                                                           call.grad_norm_weight, call.grad_norm_bias, call.workspace,
+                                                           call.grad_output, call.argmax, call.maximum,
+                                                           call.conv_output, call.statistics, call.input, call.weight,
+                                                           call.norm, batch, call.dtype, call.weight_dtype, call.stream)
+                         : conv_bn_relu_pool_sm90_forward(call.output, call.conv_output, call.argmax, call.maximum,
+                                                          call.statistics, call.workspace, call.running, call.input,
+                                                          call.weight, call.bias, call.norm, batch, call.dtype,
+                                                          call.weight_dtype, call.stream);
+}
+
+static Answer tiled_supports(const ConvBlockCall &call, const Device &device)
+{
+    if (const Answer answer = is_block_3x3(call); !answer)
+        return answer;
+    return conv_bn_relu_pool_tiled_supports(call, device);
+}
+
+static cuda_ops_conv_bn_relu_pool_tiled_sizes tiled_sizes_of(const ConvBlockCall &call)
+{
+    const cuda_ops_conv2d_sizes &c = call.sizes.conv;
+    return {c.batch,
+            (int32_t)c.in_channels,
+            (int32_t)c.out_channels,
+            (int32_t)c.in_height,
+            (int32_t)c.in_width,
+            call.sizes.pool.channels_last,
+            c.allow_tf32};
+}
+
+static int64_t tiled_workspace(const ConvBlockCall &call, const Device &)
+{
+    const cuda_ops_conv_bn_relu_pool_tiled_sizes sizes = tiled_sizes_of(call);
+    return conv_bn_relu_pool_tiled_workspace(&sizes);
+}
+
+static cuda_ops_status tiled(const ConvBlockCall &call, const Device &)
+{
+    const cuda_ops_conv_bn_relu_pool_tiled_sizes sizes = tiled_sizes_of(call);
+    return call.backward
+               ? conv_bn_relu_pool_tiled_backward(
+                     (float *)call.grad_input, (float *)call.grad_weight, call.grad_bias, call.grad_norm_weight,
+                     call.grad_norm_bias, call.workspace, (const float *)call.grad_output, call.argmax,
+                     (const float *)call.maximum, (const float *)call.conv_output, call.statistics,
+                     (const float *)call.input, (const float *)call.weight, call.norm, &sizes, call.weight_dtype,
+                     call.stream)
+               : conv_bn_relu_pool_tiled_forward((float *)call.output, (float *)call.conv_output, call.argmax,
+                                                 (float *)call.maximum, call.statistics, call.workspace, call.running,
+                                                 (const float *)call.input, (const float *)call.weight, call.bias,
+                                                 call.norm, &sizes, call.weight_dtype, call.stream);
+}
+
+// In the order of the table.
+static const cuda_ops_conv_bn_relu_pool_path PATHS[] = {
+    CUDA_OPS_CONV_BN_RELU_POOL_ONE_CHANNEL, CUDA_OPS_CONV_BN_RELU_POOL_SM90, CUDA_OPS_CONV_BN_RELU_POOL_TILED,
+    CUDA_OPS_CONV_BN_RELU_POOL_GENERAL};
+static constexpr int COUNT = sizeof(PATHS) / sizeof(PATHS[0]);
+
+static PathTable<ConvBlockCall, COUNT> table = {
+    {"CUDA_OPS_CONV_BN_RELU_POOL_PATH"},
+    {{"one_channel", "conv_bn_relu_pool/one_channel.cu", "one_", one_channel_supports, nullptr, one_channel_workspace,
+      one_channel},
+     {"sm90", "conv_bn_relu_pool/sm90.cu", "", sm90_supports, nullptr, sm90_workspace, sm90},
+     {"tiled", "conv_bn_relu_pool/tiled_sm80/", "tiled_", tiled_supports, nullptr, tiled_workspace, tiled},
+     {"general", "conv_bn_relu_pool/general.cu", "", conv_bn_relu_pool_general_supports, nullptr,
+      conv_bn_relu_pool_general_workspace, conv_bn_relu_pool_general}}};
+
+static ConvBlockCall call_of_sizes(const cuda_ops_conv_bn_relu_pool_sizes &sizes, cuda_ops_dtype dtype)
+{
+    ConvBlockCall call = {};
+    call.sizes = sizes;
+    call.dtype = call.weight_dtype = dtype;
+    return call;
+}
+
+extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_plan_cuda(cuda_ops_conv_bn_relu_pool_plan *plan,
+                                                                const cuda_ops_conv_bn_relu_pool_sizes *sizes,
+                                                                cuda_ops_dtype dtype)
+{
+    const int row = find_path(table, call_of_sizes(*sizes, dtype), current_device());
+    if (row == COUNT)
+        return no_path(table);
+    const int64_t channels = sizes->conv.out_channels;
+    switch (PATHS[row]) {
+    case CUDA_OPS_CONV_BN_RELU_POOL_ONE_CHANNEL:
+        *plan = {PATHS[row], 1, 0, 0, 0, 0, 0, conv_bn_relu_pool_one_channel_statistics(channels)};
+        break;
+    case CUDA_OPS_CONV_BN_RELU_POOL_SM90:
+    case CUDA_OPS_CONV_BN_RELU_POOL_TILED:
+        *plan = {PATHS[row], 0, 1, 1, 1, 1, 1, 2 * channels};
+        break;
+    case CUDA_OPS_CONV_BN_RELU_POOL_GENERAL:
+        *plan = {PATHS[row], 1, 1, 0, 1, 1, 1, 2 * channels};
+        break;
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+extern "C" int64_t cuda_ops_conv_bn_relu_pool_workspace_cuda(const cuda_ops_conv_bn_relu_pool_sizes *sizes,
+                                                             cuda_ops_dtype dtype)
+{
+    const ConvBlockCall call = call_of_sizes(*sizes, dtype);
+    const Device device = current_device();
+    const int row = find_path(table, call, device);
+    return row == COUNT || sizes->conv.batch == 0 ? 0 : table.rows[row].workspace(call, device);
+}
+
+extern "C" int cuda_ops_conv_bn_relu_pool_paths_cuda(cuda_ops_path_report *reports, int room,
+                                                     const cuda_ops_conv_bn_relu_pool_sizes *sizes,
+                                                     cuda_ops_dtype dtype, const cuda_ops_device_facts *device)
+{
+    return report_paths(reports, room, table, call_of_sizes(*sizes, dtype), device);
+}
+
+// The row of the sizes or none: what another kept, a path cannot read.
+static cuda_ops_status run(const ConvBlockCall &call)
+{
+    const Device device = current_device();
+    const int row = find_path(table, call, device);
+    return row == COUNT ? no_path(table) : table.rows[row].launch(call, device);
 }
 
 extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_forward_cuda(
-    void *output, uint8_t *argmax, void *maximum, void *workspace, const cuda_ops_running_statistics *running,
-    const void *conv_output, const void *mean, const void *variance, const cuda_ops_norm_parameters *norm,
-    const cuda_ops_pool2d *pool, cuda_ops_dtype dtype, cuda_ops_dtype statistics_dtype, cuda_ops_stream stream)
+    void *output, void *conv_output, uint8_t *argmax, void *maximum, double *statistics, void *workspace,
+    const cuda_ops_running_statistics *running, const void *input, const void *weight, const void *bias,
+    const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype,
+    cuda_ops_dtype weight_dtype, cuda_ops_stream stream)
 {
-    if (!is_valid(*pool))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    if (pool->batch == 0 || pool->channels == 0)
+    if (sizes->conv.batch == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(dtype, T,
-                      return forward((T *)output, argmax, (T *)maximum, workspace, running, (const T *)conv_output,
-                                     mean, variance, *norm, *pool, statistics_dtype, stream));
-    return CUDA_OPS_SUCCESS;
+    const cuda_ops_running_statistics none = {nullptr, nullptr, CUDA_OPS_FLOAT32, nullptr, 0.0};
+    ConvBlockCall call = call_of_sizes(*sizes, dtype);
+    call.weight_dtype = weight_dtype;
+    call.output = output, call.conv_output = conv_output, call.argmax = argmax, call.maximum = maximum;
+    call.statistics = statistics, call.running = running ? running : &none;
+    call.input = input, call.weight = weight, call.bias = bias, call.norm = norm;
+    call.workspace = workspace, call.stream = stream;
+    return run(call);
 }
 
 extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
-    void *grad_conv_output, void *grad_norm_weight, void *grad_norm_bias, void *grad_bias, void *workspace,
-    const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output, const double *mean,
-    const double *variance, const cuda_ops_norm_parameters *norm, const cuda_ops_pool2d *pool, cuda_ops_dtype dtype,
-    cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
+    void *grad_input, void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+    const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output,
+    const double *statistics, const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
+    const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+    cuda_ops_stream stream)
 {
-    if (!is_valid(*pool))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    if (pool->batch == 0 || pool->channels == 0)
+    if (sizes->conv.batch == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(dtype, T,
-                      return backward((T *)grad_conv_output, grad_norm_weight, grad_norm_bias, grad_bias, workspace,
-                                      (const T *)grad_output, argmax, (const T *)maximum, (const T *)conv_output, mean,
-                                      variance, *norm, *pool, bias_dtype, stream));
-    return CUDA_OPS_SUCCESS;
+    ConvBlockCall call = call_of_sizes(*sizes, dtype);
+    call.backward = true;
+    call.weight_dtype = weight_dtype;
+    call.grad_input = grad_input, call.grad_weight = grad_weight, call.grad_bias = grad_bias;
+    call.grad_norm_weight = grad_norm_weight, call.grad_norm_bias = grad_norm_bias;
+    call.grad_output = grad_output, call.input = input, call.weight = weight, call.norm = norm;
+    // Read alone in this pass.
+    call.argmax = (uint8_t *)argmax, call.maximum = (void *)maximum, call.conv_output = (void *)conv_output;
+    call.statistics = (double *)statistics;
+    call.workspace = workspace, call.stream = stream;
+    return run(call);
 }

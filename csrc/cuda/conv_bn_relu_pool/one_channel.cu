@@ -29,7 +29,7 @@
 // FMA for 5 bytes). Measured on an H200, 32 channels: 64 pictures 11.2 us forward and 20.7 with backward (float32 12.5
 // and 22.6), latency alone; 4096 pictures 69.8 and 188 us (float32 124 and 245), where forward is 0.3 of a copy's 4.3
 // TB/s.
-#include "cuda_ops/conv_bn_relu_pool.h"
+#include "conv_bn_relu_pool/paths.h"
 
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
@@ -1071,12 +1071,12 @@ static bool is_valid(const one_sizes &s)
            s.channels < (int64_t)MAX_GRID * CHANNELS && (int64_t)s.height * s.width < INT32_MAX;
 }
 
-extern "C" int64_t cuda_ops_conv_bn_relu_pool_one_statistics(int64_t channels)
+int64_t conv_bn_relu_pool_one_channel_statistics(int64_t channels)
 {
     return 2 * channels + TAPS + TAPS * TAPS;
 }
 
-extern "C" int64_t cuda_ops_conv_bn_relu_pool_one_workspace_cuda(const one_sizes *s)
+int64_t conv_bn_relu_pool_one_channel_workspace(const one_sizes *s)
 {
     if (!is_valid(*s))
         return 0;
@@ -1146,10 +1146,12 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
     return launch_status();
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_one_forward_cuda(
-    void *output, uint8_t *places, double *statistics, void *workspace, const cuda_ops_running_statistics *running,
-    const void *input, const void *weight, const void *bias, const cuda_ops_norm_parameters *norm, const one_sizes *s,
-    cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_one_channel_forward(void *output, uint8_t *places, double *statistics,
+                                                      void *workspace, const cuda_ops_running_statistics *running,
+                                                      const void *input, const void *weight, const void *bias,
+                                                      const cuda_ops_norm_parameters *norm, const one_sizes *s,
+                                                      cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+                                                      cudaStream_t stream)
 {
     if (!is_valid(*s))
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -1168,11 +1170,13 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_one_forward_cuda(
     }
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_one_backward_cuda(
-    void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
-    const void *grad_output, const uint8_t *places, const double *statistics, const void *input, const void *weight,
-    const cuda_ops_norm_parameters *norm, const one_sizes *s, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
-    cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_one_channel_backward(void *grad_weight, void *grad_bias, void *grad_norm_weight,
+                                                       void *grad_norm_bias, void *workspace, const void *grad_output,
+                                                       const uint8_t *places, const double *statistics,
+                                                       const void *input, const void *weight,
+                                                       const cuda_ops_norm_parameters *norm, const one_sizes *s,
+                                                       cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+                                                       cudaStream_t stream)
 {
     if (!is_valid(*s))
         return CUDA_OPS_INVALID_ARGUMENT;

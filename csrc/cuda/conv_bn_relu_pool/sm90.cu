@@ -22,7 +22,7 @@
 // a picture forward and backward) at large batches, together with the traffic of y. Measured on an H200, bfloat16,
 // 16384 pictures: forward 201 us, 0.86 of the pace of cuBLAS with 4096 x 4096 x 4096; pool 178 us, 0.87 of a copy's;
 // sums 56; backward 479 us, 0.72 of cuBLAS. 64 pictures, bound by latency: 6.2, 5.4, 1.8, 9.7, and 2.2 us for reduce.
-#include "cuda_ops/conv_bn_relu_pool.h"
+#include "conv_bn_relu_pool/paths.h"
 
 #include "common/prefetch.cuh"
 #include "common/value.cuh"
@@ -821,25 +821,16 @@ __global__ void reduce_kernel(void *, const float4 *, int, cuda_ops_dtype)
 
 #endif
 
-int cuda_ops_conv_bn_relu_pool_sm90_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
-                                              int64_t out_channels)
+Answer conv_bn_relu_pool_sm90_supports(const ConvBlockCall &call, const Device &device)
 {
-#ifdef CUDA_OPS_SM90A
-    if ((dtype != CUDA_OPS_BFLOAT16 && dtype != CUDA_OPS_FLOAT16) || in_channels != IN_CHANNELS || height != SIDE ||
-        width != SIDE || out_channels != OUT_CHANNELS)
-        return 0;
-    int device = 0, major = 0, minor = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) {
-        cudaGetLastError(); // no device: not an error of the next launch
-        return 0;
-    }
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return major == 9 && minor == 0;
-#else
-    (void)dtype, (void)in_channels, (void)height, (void)width, (void)out_channels;
-    return 0;
-#endif
+    const cuda_ops_conv2d_sizes &c = call.sizes.conv;
+    if (!HAS_SM90A)
+        return NOT_COMPILED;
+    if (call.dtype != CUDA_OPS_BFLOAT16 && call.dtype != CUDA_OPS_FLOAT16)
+        return NEEDS_HALVES;
+    if (c.in_channels != IN_CHANNELS || c.out_channels != OUT_CHANNELS || c.in_height != SIDE || c.in_width != SIDE)
+        return no("takes 32 channels in, 64 out, pictures of 14 x 14 alone");
+    return device.capability == 90 ? YES : NEEDS_90;
 }
 
 // One block a multiprocessor, a picture at least each: known from the batch alone, so that sums are cut alike.
@@ -848,7 +839,7 @@ static int blocks_of(int64_t batch)
     return (int)(batch < MAX_BLOCKS ? batch : MAX_BLOCKS);
 }
 
-int64_t cuda_ops_conv_bn_relu_pool_sm90_workspace(int64_t batch)
+int64_t conv_bn_relu_pool_sm90_workspace(int64_t batch)
 {
     return blocks_of(batch) * (OUT_CHANNELS * (int64_t)sizeof(float2) + GRAD_WEIGHTS * (int64_t)sizeof(float));
 }
@@ -896,13 +887,12 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
 
 #endif
 
-cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(void *output, void *conv_output, uint8_t *argmax,
-                                                             void *maximum, double *statistics, void *workspace,
-                                                             const cuda_ops_running_statistics *running,
-                                                             const void *input, const void *weight, const void *bias,
-                                                             const cuda_ops_norm_parameters *norm, int64_t batch,
-                                                             cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
-                                                             cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_sm90_forward(void *output, void *conv_output, uint8_t *argmax, void *maximum,
+                                               double *statistics, void *workspace,
+                                               const cuda_ops_running_statistics *running, const void *input,
+                                               const void *weight, const void *bias,
+                                               const cuda_ops_norm_parameters *norm, int64_t batch,
+                                               cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cudaStream_t stream)
 {
     if (batch == 0)
         return CUDA_OPS_SUCCESS;
@@ -921,11 +911,12 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(void *output, void 
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }
 
-cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
-    void *grad_input, void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
-    const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output,
-    const double *statistics, const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
-    int64_t batch, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_sm90_backward(void *grad_input, void *grad_weight, void *grad_bias,
+                                                void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+                                                const void *grad_output, const uint8_t *argmax, const void *maximum,
+                                                const void *conv_output, const double *statistics, const void *input,
+                                                const void *weight, const cuda_ops_norm_parameters *norm, int64_t batch,
+                                                cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cudaStream_t stream)
 {
     if (batch == 0)
         return CUDA_OPS_SUCCESS;

@@ -241,16 +241,6 @@ GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
     return plan_for(without_pointers(p), device, 15);
 }
 
-static GemmDevice current_gemm_device()
-{
-    int device = 0, major = 0, minor = 0, multiprocessors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    return {10 * major + minor, multiprocessors};
-}
-
 // A dtype beside that of A and B: the same, or float32 with halves.
 static bool is_wider_or_same(cuda_ops_dtype other, cuda_ops_dtype dtype)
 {
@@ -305,10 +295,16 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
     }
 }
 
+int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device)
+{
+    const GemmRung *const chosen = choose(without_pointers(problem), CUDA_OPS_GEMM_FASTEST, device);
+    return chosen ? chosen->number : -1;
+}
+
 extern "C" int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung)
 {
     const GemmCall call = without_pointers(*problem);
-    const GemmRung *const chosen = choose(call, rung, current_gemm_device());
+    const GemmRung *const chosen = choose(call, rung, current_device());
     return chosen ? chosen->number : -1;
 }
 
@@ -323,7 +319,7 @@ extern "C" int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *pro
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
         return 0;
     const GemmCall call = without_pointers(*problem);
-    const GemmDevice device = current_gemm_device();
+    const GemmDevice device = current_device();
     // The call's pointers may be less aligned than those that are not known here, and then it falls to a later rung.
     int64_t bytes = 0;
     for (const GemmRung &candidate : RUNGS)
@@ -339,7 +335,7 @@ extern "C" cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void
                                               const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream)
 {
     GemmCall call = {d, a, b, bias, workspace, *problem, stream};
-    const GemmDevice device = current_gemm_device();
+    const GemmDevice device = current_device();
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)
         return is_valid(call) ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
     if (!is_valid(call))
@@ -382,7 +378,7 @@ extern "C" cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, con
                                                    int rung)
 {
     const GemmCall call = without_pointers(*problem);
-    const GemmDevice device = current_gemm_device();
+    const GemmDevice device = current_device();
     const GemmRung *const chosen = choose(call, rung, device);
     if (!chosen)
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -398,10 +394,10 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
 {
     const GemmRung *const rung = rung_numbered(plan->rung);
     if (plan->rung == 11)
-        return gemm_mma_planned_workspace(*problem, current_gemm_device(), internal(*plan));
+        return gemm_mma_planned_workspace(*problem, current_device(), internal(*plan));
     if (plan->rung == 13)
         return gemm_sm90_planned_workspace(*problem, internal(*plan));
-    return rung && rung->workspace ? rung->workspace(*problem, current_gemm_device()) : 0;
+    return rung && rung->workspace ? rung->workspace(*problem, current_device()) : 0;
 }
 
 extern "C" cuda_ops_status cuda_ops_gemm_planned_cuda(void *d, const void *a, const void *b, const void *bias,
@@ -409,7 +405,7 @@ extern "C" cuda_ops_status cuda_ops_gemm_planned_cuda(void *d, const void *a, co
                                                       const cuda_ops_gemm_plan *plan, cuda_ops_stream stream)
 {
     const GemmCall call = {d, a, b, bias, workspace, *problem, stream};
-    const GemmDevice device = current_gemm_device();
+    const GemmDevice device = current_device();
     if (!is_plan(call, device, *plan))
         return CUDA_OPS_INVALID_ARGUMENT;
     if (problem->m == 0 || problem->n == 0 || problem->batch == 0)

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "common/paths.h"
 #include "cuda_ops/gemm.h"
 
 // One call as a launcher gets it. gemm.cu has checked the sizes (m, n, batch > 0, k >= 0), so that a launcher only
@@ -17,11 +18,10 @@ struct GemmCall {
     cudaStream_t stream;
 };
 
-// The current device, as far as a rung's choice depends on it.
-struct GemmDevice {
-    int capability; // 75, 80, 90
-    int multiprocessors;
-};
+typedef Device GemmDevice;
+
+// What cuda_ops_gemm_rung_cuda says of a device.
+int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
 // Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
 // are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs

@@ -3,76 +3,91 @@
 //     grad_input[i][p]  = sum over j of masked[i][j] * weight[j][p]
 //     grad_weight[j][p] = sum over i of masked[i][j] * input[i][p]
 //     grad_bias[j]      = sum over i of masked[i][j]
-// Products of skinny_gemm.cuh with bias and relu, or the mask, inside. Backward is one launch: blocks take a tile of
-// grad_weight, then of grad_input, and those of grad_weight's first column sum up grad_bias on the way.
-// Bound by latency for few rows (the sum over in_features is then split among the blocks of a cluster), by memory or
-// tensor cores for many. Measured on an H200, 3136 to 128 features, bfloat16 beside float, best tiles: 64 rows 6.0 us
-// forward and 5.4 backward; 16384 rows 64 and 250 us, which is 204 and 105 TFLOP/s, or 0.4 and 0.2 of a copy's 4.3
-// TB/s.
-// Backward is in linear_relu/backward.cu, so that neither compiles for long.
-#include "linear_relu/tiles.cuh"
+// The table of paths, and the launchers. Which one is quickest was measured for 3136 to 128 features on an H200
+// (benchmarks/notes/mnist.md).
+#include "linear_relu/paths.h"
 
-static skinny_choice choose_forward(int64_t rows, int64_t out_features)
+static Answer skinny_supports(const LinearReluCall &, const Device &)
 {
-    if (ceil_div(rows, 128) * ceil_div(out_features, 128) >= 64)
-        return {TILE_LARGE, splits_for(ceil_div(rows, 128) * ceil_div(out_features, 128))};
-    if (ceil_div(rows, 64) * ceil_div(out_features, 64) >= 16)
-        return {TILE_MEDIUM, splits_for(ceil_div(rows, 64) * ceil_div(out_features, 64))};
-    return {TILE_SMALL, LARGEST_CLUSTER};
+    return YES;
 }
 
-// The tile by size.
-template <typename Tiles, typename T, typename P>
-static cuda_ops_status forward_aligned(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
+static cuda_ops_status skinny(const LinearReluCall &call, const Device &)
 {
-    if (choice.tile == TILE_SMALL)
-        return launch_skinny<typename Tiles::SMALL, true, true, false, true>(p, choice.splits, stream);
-    if (choice.tile == TILE_LARGE && Tiles::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
-        return launch_skinny<typename Tiles::LARGE, true, true, false, true>(p, choice.splits, stream);
-    return launch_skinny<typename Tiles::MEDIUM, true, true, false, true>(p, choice.splits, stream);
+    return call.backward ? linear_relu_skinny_backward(call) : linear_relu_skinny_forward(call);
 }
 
-// PLAIN takes float64, what is not aligned, halves that tensor cores do not take (which are multiplied as float then),
-// and what finds too little shared memory.
-template <typename T, typename P>
-static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, bool tf32,
-                               cudaStream_t stream)
+static PathTable<LinearReluCall, 3> table = {
+    {"CUDA_OPS_LINEAR_RELU_PATH"},
+    {{"sm90", "linear_relu/sm90.cu", "linear_relu_sm90_", linear_relu_sm90_supports, linear_relu_sm90_is_fast,
+      linear_relu_sm90_workspace, linear_relu_sm90},
+     {"gemm", "linear_relu/gemm.cu", "gemm_", linear_relu_gemm_supports, linear_relu_gemm_is_fast,
+      linear_relu_gemm_workspace, linear_relu_gemm},
+     {"skinny", "linear_relu/skinny/", "skinny", skinny_supports, nullptr, nullptr, skinny}}};
+
+static LinearReluCall call_of_sizes(bool backward, int64_t rows, int64_t in_features, int64_t out_features,
+                                    int allow_tf32, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
 {
-    if constexpr (std::is_same<T, float>::value)
-        if (tf32 && p.aligned)
-            return forward_aligned<tf32_tiles>(p, choice, stream);
-    if constexpr (!std::is_same<T, double>::value)
-        if (p.aligned && (sizeof(T) == 4 || fits_tensor_cores<true>(p)))
-            return forward_aligned<tiles<T>>(p, choice, stream);
-    return launch_plain<typename tiles<accumulate_type<T>>::PLAIN, true, true, false>(p, choice.splits, stream);
+    LinearReluCall call = {};
+    call.backward = backward;
+    call.rows = rows, call.in_features = in_features, call.out_features = out_features;
+    call.allow_tf32 = allow_tf32 != 0;
+    call.dtype = dtype, call.parameter_dtype = parameter_dtype;
+    return call;
 }
 
-template <typename T, typename P>
-static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *weight, const P *bias, int64_t rows,
-                                           int64_t in_features, int64_t out_features, bool tf32, cudaStream_t stream)
+extern "C" int64_t cuda_ops_linear_relu_forward_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features,
+                                                               int allow_tf32, cuda_ops_dtype dtype,
+                                                               cuda_ops_dtype parameter_dtype)
 {
-    if (rows == 0 || out_features == 0)
-        return CUDA_OPS_SUCCESS;
-    skinny_product<T, P, T, P> p = {};
-    p.output = output, p.a = input, p.b = weight, p.bias = bias;
-    p.m = rows, p.n = out_features, p.k = in_features;
-    p.a_pitch = p.b_pitch = in_features, p.output_pitch = out_features;
-    p.relu = true, p.aligned = is_skinny_aligned(p);
-    const int capability = compute_capability();
-    skinny_choice choice = choose_forward(rows, out_features);
-    if (capability < 90)
-        choice.splits = 1;
-    return forward(p, choice, tf32 && capability >= 80, stream);
+    return path_workspace(table,
+                          call_of_sizes(false, rows, in_features, out_features, allow_tf32, dtype, parameter_dtype));
+}
+
+extern "C" int64_t cuda_ops_linear_relu_backward_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features,
+                                                                int allow_tf32, cuda_ops_dtype dtype,
+                                                                cuda_ops_dtype parameter_dtype)
+{
+    return path_workspace(table,
+                          call_of_sizes(true, rows, in_features, out_features, allow_tf32, dtype, parameter_dtype));
+}
+
+extern "C" int cuda_ops_linear_relu_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int64_t rows,
+                                               int64_t in_features, int64_t out_features, int allow_tf32,
+                                               cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                               const cuda_ops_device_facts *device)
+{
+    return report_paths(
+        reports, room, table,
+        call_of_sizes(backward != 0, rows, in_features, out_features, allow_tf32, dtype, parameter_dtype), device);
 }
 
 extern "C" cuda_ops_status cuda_ops_linear_relu_forward_cuda(void *output, const void *input, const void *weight,
-                                                             const void *bias, int64_t rows, int64_t in_features,
-                                                             int64_t out_features, int allow_tf32, cuda_ops_dtype dtype,
-                                                             cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+                                                             const void *bias, void *workspace, int64_t rows,
+                                                             int64_t in_features, int64_t out_features, int allow_tf32,
+                                                             cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                                             cuda_ops_stream stream)
 {
-    CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P,
-                            return linear_relu_forward((T *)output, (const T *)input, (const P *)weight,
-                                                       (const P *)bias, rows, in_features, out_features,
-                                                       allow_tf32 != 0, stream));
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
+    if (rows == 0 || out_features == 0)
+        return CUDA_OPS_SUCCESS;
+    LinearReluCall call = call_of_sizes(false, rows, in_features, out_features, allow_tf32, dtype, parameter_dtype);
+    call.output = output;
+    call.input = input, call.weight = weight, call.bias = bias;
+    call.workspace = workspace, call.stream = stream;
+    return run_path(table, call);
+}
+
+extern "C" cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
+                                                              const void *grad_output, const void *output,
+                                                              const void *input, const void *weight, void *workspace,
+                                                              int64_t rows, int64_t in_features, int64_t out_features,
+                                                              int allow_tf32, cuda_ops_dtype dtype,
+                                                              cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+{
+    LinearReluCall call = call_of_sizes(true, rows, in_features, out_features, allow_tf32, dtype, parameter_dtype);
+    call.grad_input = grad_input, call.grad_weight = grad_weight, call.grad_bias = grad_bias;
+    call.grad_output = grad_output, call.activated = output;
+    call.input = input, call.weight = weight;
+    call.workspace = workspace, call.stream = stream;
+    return run_path(table, call);
 }

@@ -2,11 +2,10 @@
 // masked = output > 0 ? grad_output : 0, and the bias' gradient, the sums of its columns, in the same pass. A lane has
 // 16 bytes of a row, and keeps their sums over all rows of its warp in float; a second kernel adds the blocks' sums in
 // a fixed order. Meanwhile further blocks may round float32 weights to halves. Bound by memory: 3 elements an element.
-#include "cuda_ops/linear_relu.h"
-
 #include "common/column_sums.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
+#include "linear_relu/paths.h"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 static constexpr int64_t MOST_BLOCKS = 264;
@@ -176,15 +175,14 @@ static cuda_ops_status mask(T *masked, void *grad_bias, float *partials, const T
     return status;
 }
 
-extern "C" int64_t cuda_ops_linear_relu_mask_workspace_cuda(int64_t rows, int64_t out_features)
+int64_t linear_relu_mask_workspace(int64_t rows, int64_t out_features)
 {
     return (rows < MOST_BLOCKS ? rows : MOST_BLOCKS) * out_features * (int64_t)sizeof(float);
 }
 
-extern "C" cuda_ops_status cuda_ops_linear_relu_mask_cuda(void *masked, void *grad_bias, void *workspace,
-                                                          const void *grad_output, const void *output, int64_t rows,
-                                                          int64_t out_features, cuda_ops_dtype dtype,
-                                                          cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
+cuda_ops_status linear_relu_mask(void *masked, void *grad_bias, void *workspace, const void *grad_output,
+                                 const void *output, int64_t rows, int64_t out_features, cuda_ops_dtype dtype,
+                                 cuda_ops_dtype parameter_dtype, cudaStream_t stream)
 {
     if (parameter_dtype != dtype && parameter_dtype != CUDA_OPS_FLOAT32)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -206,11 +204,9 @@ extern "C" cuda_ops_status cuda_ops_linear_relu_mask_cuda(void *masked, void *gr
     }
 }
 
-extern "C" cuda_ops_status cuda_ops_linear_relu_prepare_cuda(void *masked, void *partials, int64_t *parts, void *copy,
-                                                             const void *grad_output, const void *output,
-                                                             const void *weight, int64_t rows, int64_t in_features,
-                                                             int64_t out_features, cuda_ops_dtype dtype,
-                                                             cuda_ops_stream stream)
+cuda_ops_status linear_relu_prepare(void *masked, void *partials, int64_t *parts, void *copy, const void *grad_output,
+                                    const void *output, const void *weight, int64_t rows, int64_t in_features,
+                                    int64_t out_features, cuda_ops_dtype dtype, cudaStream_t stream)
 {
     const float *const w = copy ? (const float *)weight : nullptr;
     const int64_t weights = in_features * out_features;

@@ -13,7 +13,7 @@
 // blocks share a multiprocessor, so that one loads while the other stores. Every sum has a fixed order.
 // Bound by latency, then by the L2: 1024 rows, 3136 to 128 features have 7 us of L2 traffic in backward, and 2 us of
 // products.
-#include "cuda_ops/linear_relu.h"
+#include "linear_relu/paths.h"
 
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
@@ -334,38 +334,48 @@ static int64_t rounded_up(int64_t bytes)
     return ceil_div(bytes, 256) * 256;
 }
 
-extern "C" int cuda_ops_linear_relu_sm90_takes_cuda(int64_t rows, int64_t in_features, int64_t out_features,
-                                                    cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
+Answer linear_relu_sm90_supports(const LinearReluCall &call, const Device &device)
 {
-#ifdef CUDA_OPS_SM90A
     const int64_t most = 1 << 24; // coordinates and the numbers of blocks have 32 bits
     const auto whole = [&](int64_t features) { return 0 < features && features <= most && features % 8 == 0; };
-    return (dtype == CUDA_OPS_BFLOAT16 || dtype == CUDA_OPS_FLOAT16) &&
-           (parameter_dtype == dtype || parameter_dtype == CUDA_OPS_FLOAT32) && 0 < rows && rows <= most &&
-           whole(in_features) && whole(out_features) && compute_capability() == 90;
-#else
-    (void)rows, (void)in_features, (void)out_features, (void)dtype, (void)parameter_dtype;
-    return 0;
-#endif
+    if (!HAS_SM90A)
+        return NOT_COMPILED;
+    if (device.capability != 90)
+        return NEEDS_90;
+    if (call.dtype != CUDA_OPS_BFLOAT16 && call.dtype != CUDA_OPS_FLOAT16)
+        return NEEDS_HALVES;
+    if (call.parameter_dtype != call.dtype && call.parameter_dtype != CUDA_OPS_FLOAT32)
+        return no("takes parameters of input's dtype or float32");
+    if (call.rows <= 0 || call.rows > most || !whole(call.in_features) || !whole(call.out_features))
+        return no("in_features and out_features are not both multiples of 8, or a size is beyond 2^24");
+    for (const void *pointer : {call.input, call.weight, call.grad_output, call.activated})
+        if (!is_aligned_16(pointer))
+            return NEEDS_ALIGNMENT;
+    return YES;
 }
 
-// Measured with 3136 -> 128 features: forward loses to the GEMM once its tiles fill the GPU, backward to one launch of
-// skinny_gemm.cuh while the rows are few.
-extern "C" int cuda_ops_linear_relu_sm90_pays_forward_cuda(int64_t rows, int64_t in_features, int64_t out_features)
+// Measured with 3136 -> 128 features: forward loses to the GEMM once its tiles fill the GPU, backward to the skinny
+// path while the rows are few.
+Answer linear_relu_sm90_is_fast(const LinearReluCall &call, const Device &)
 {
-    return rows >= 128 && in_features >= 512 &&
-           ceil_div(rows, ForwardTile::M) * ceil_div(out_features, TILE_N) <= WANTED_BLOCKS / 2;
+    if (call.backward) {
+        if (call.rows < 512)
+            return no("fewer than 512 rows");
+        return ceil_div(call.out_features, BackwardTile::M) * ceil_div(call.in_features, TILE_N) <= WANTED_BLOCKS / 4
+                   ? YES
+                   : no("grad_weight has tiles enough to fill the GPU");
+    }
+    if (call.rows < 128 || call.in_features < 512)
+        return no("fewer than 128 rows or 512 in_features");
+    return ceil_div(call.rows, ForwardTile::M) * ceil_div(call.out_features, TILE_N) <= WANTED_BLOCKS / 2
+               ? YES
+               : no("output has tiles enough to fill the GPU");
 }
 
-extern "C" int cuda_ops_linear_relu_sm90_pays_backward_cuda(int64_t rows, int64_t in_features, int64_t out_features)
+int64_t linear_relu_sm90_workspace(const LinearReluCall &call, const Device &)
 {
-    return rows >= 512 && ceil_div(out_features, BackwardTile::M) * ceil_div(in_features, TILE_N) <= WANTED_BLOCKS / 4;
-}
-
-extern "C" int64_t cuda_ops_linear_relu_sm90_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features)
-{
-    return rounded_up(2 * in_features * out_features) + rounded_up(2 * rows * out_features) +
-           cuda_ops_linear_relu_mask_workspace_cuda(rows, out_features);
+    return rounded_up(2 * call.in_features * call.out_features) + rounded_up(2 * call.rows * call.out_features) +
+           linear_relu_mask_workspace(call.rows, call.out_features);
 }
 
 #ifdef CUDA_OPS_SM90A
@@ -438,76 +448,60 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
     return launch_status();
 }
 
-// weight, or its copy of dtype in the workspace, which the caller has had filled.
-static const void *weight_of(const void *weight, const void *copy, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)
+// A function for each mix of dtypes that the path takes.
+#define SM90_DISPATCH(call, function)                                                                                  \
+    if (call.dtype == CUDA_OPS_BFLOAT16)                                                                               \
+        return call.parameter_dtype == call.dtype ? function(__nv_bfloat16, __nv_bfloat16)                             \
+                                                  : function(__nv_bfloat16, float);                                    \
+    return call.parameter_dtype == call.dtype ? function(__half, __half) : function(__half, float)
+
+static cuda_ops_status run_forward(const LinearReluCall &call)
 {
-    return parameter_dtype == dtype ? weight : copy;
-}
-
-#define HEAD_DISPATCH(call)                                                                                            \
-    if (dtype == CUDA_OPS_BFLOAT16)                                                                                    \
-        return parameter_dtype == dtype ? call(__nv_bfloat16, __nv_bfloat16) : call(__nv_bfloat16, float);             \
-    return parameter_dtype == dtype ? call(__half, __half) : call(__half, float)
-
-#endif
-
-extern "C" cuda_ops_status cuda_ops_linear_relu_sm90_forward_cuda(void *output, void *workspace, const void *input,
-                                                                  const void *weight, const void *bias, int64_t rows,
-                                                                  int64_t in_features, int64_t out_features,
-                                                                  cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
-                                                                  cuda_ops_stream stream)
-{
-#ifdef CUDA_OPS_SM90A
-    if (!cuda_ops_linear_relu_sm90_takes_cuda(rows, in_features, out_features, dtype, parameter_dtype))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    if (parameter_dtype != dtype) {
-        const cuda_ops_status status =
-            cuda_ops_linear_relu_prepare_cuda(nullptr, nullptr, nullptr, workspace, nullptr, nullptr, weight, rows,
-                                              in_features, out_features, dtype, stream);
-        if (status != CUDA_OPS_SUCCESS)
-            return status;
-    }
-    const void *const w = weight_of(weight, workspace, dtype, parameter_dtype);
-#define HEAD_FORWARD(T, P) (forward<T, P>(output, input, w, bias, rows, in_features, out_features, dtype, stream))
-    HEAD_DISPATCH(HEAD_FORWARD);
-#undef HEAD_FORWARD
-#else
-    (void)output, (void)workspace, (void)input, (void)weight, (void)bias, (void)rows, (void)in_features;
-    (void)out_features, (void)dtype, (void)parameter_dtype, (void)stream;
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
-#endif
-}
-
-extern "C" cuda_ops_status
-cuda_ops_linear_relu_sm90_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias, void *workspace,
-                                        const void *grad_output, const void *output, const void *input,
-                                        const void *weight, int64_t rows, int64_t in_features, int64_t out_features,
-                                        cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream)
-{
-#ifdef CUDA_OPS_SM90A
-    if (!cuda_ops_linear_relu_sm90_takes_cuda(rows, in_features, out_features, dtype, parameter_dtype))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    if (!grad_input && !grad_weight && !grad_bias)
-        return CUDA_OPS_SUCCESS; // a launch of no blocks is an error
-    char *const copy = (char *)workspace, *const masked = copy + rounded_up(2 * in_features * out_features);
-    float *const parts = (float *)(masked + rounded_up(2 * rows * out_features));
-    const bool with_copy = grad_input && parameter_dtype != dtype;
-    int64_t count = 0;
+    const bool copies = call.parameter_dtype != call.dtype;
     const cuda_ops_status status =
-        cuda_ops_linear_relu_prepare_cuda(masked, grad_bias ? parts : nullptr, &count, with_copy ? copy : nullptr,
-                                          grad_output, output, weight, rows, in_features, out_features, dtype, stream);
+        copies ? linear_relu_prepare(nullptr, nullptr, nullptr, call.workspace, nullptr, nullptr, call.weight,
+                                     call.rows, call.in_features, call.out_features, call.dtype, call.stream)
+               : CUDA_OPS_SUCCESS;
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    const void *const w = weight_of(weight, copy, dtype, parameter_dtype);
-#define HEAD_BACKWARD(T, P)                                                                                            \
-    (backward<T, P>(grad_input, grad_weight, grad_bias, masked, parts, (int)count, input, w, rows, in_features,        \
-                    out_features, dtype, stream))
-    HEAD_DISPATCH(HEAD_BACKWARD);
-#undef HEAD_BACKWARD
+    const void *const weight = copies ? call.workspace : call.weight;
+#define SM90_FORWARD(T, P)                                                                                             \
+    (forward<T, P>(call.output, call.input, weight, call.bias, call.rows, call.in_features, call.out_features,         \
+                   call.dtype, call.stream))
+    SM90_DISPATCH(call, SM90_FORWARD);
+#undef SM90_FORWARD
+}
+
+static cuda_ops_status run_backward(const LinearReluCall &call)
+{
+    if (!call.grad_input && !call.grad_weight && !call.grad_bias)
+        return CUDA_OPS_SUCCESS; // a launch of no blocks is an error
+    char *const copy = (char *)call.workspace, *const masked =
+                                                   copy + rounded_up(2 * call.in_features * call.out_features);
+    float *const parts = (float *)(masked + rounded_up(2 * call.rows * call.out_features));
+    const bool copies = call.parameter_dtype != call.dtype;
+    int64_t count = 0;
+    const cuda_ops_status status = linear_relu_prepare(
+        masked, call.grad_bias ? parts : nullptr, &count, copies && call.grad_input ? copy : nullptr, call.grad_output,
+        call.activated, call.weight, call.rows, call.in_features, call.out_features, call.dtype, call.stream);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const void *const weight = copies ? copy : call.weight;
+#define SM90_BACKWARD(T, P)                                                                                            \
+    (backward<T, P>(call.grad_input, call.grad_weight, call.grad_bias, masked, parts, (int)count, call.input, weight,  \
+                    call.rows, call.in_features, call.out_features, call.dtype, call.stream))
+    SM90_DISPATCH(call, SM90_BACKWARD);
+#undef SM90_BACKWARD
+}
+
+#endif
+
+cuda_ops_status linear_relu_sm90(const LinearReluCall &call, const Device &)
+{
+#ifdef CUDA_OPS_SM90A
+    return call.backward ? run_backward(call) : run_forward(call);
 #else
-    (void)grad_input, (void)grad_weight, (void)grad_bias, (void)workspace, (void)grad_output, (void)output;
-    (void)input, (void)weight, (void)rows, (void)in_features, (void)out_features, (void)dtype, (void)parameter_dtype;
-    (void)stream;
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
+    (void)call;
+    return CUDA_OPS_INVALID_ARGUMENT; // never chosen
 #endif
 }

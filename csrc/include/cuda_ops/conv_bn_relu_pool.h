@@ -26,7 +26,9 @@
 #ifndef CUDA_OPS_CONV_BN_RELU_POOL_H
 #define CUDA_OPS_CONV_BN_RELU_POOL_H
 
+#include "cuda_ops/conv2d.h"
 #include "cuda_ops/core.h"
+#include "cuda_ops/paths.h"
 #include "cuda_ops/pool2d.h"
 
 #ifdef __cplusplus
@@ -84,112 +86,76 @@ typedef struct cuda_ops_running_statistics {
 } cuda_ops_running_statistics;
 
 /* Bytes of `workspace` of either pass, aligned to 16. */
-int64_t cuda_ops_conv_bn_relu_pool_workspace_cuda(const cuda_ops_pool2d *pool);
+int64_t cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(const cuda_ops_pool2d *pool);
 
 /* mean, variance: of the batch, or with statistics_dtype other than float64 beside another `dtype`, running ones.
  * argmax and maximum: both or neither NULL. running: NULL where there are none to be kept. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_forward_cuda(void *output, uint8_t *argmax, void *maximum, void *workspace,
-                                                        const cuda_ops_running_statistics *running,
-                                                        const void *conv_output, const void *mean, const void *variance,
-                                                        const cuda_ops_norm_parameters *norm,
-                                                        const cuda_ops_pool2d *pool, cuda_ops_dtype dtype,
-                                                        cuda_ops_dtype statistics_dtype, cuda_ops_stream stream);
+cuda_ops_status cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
+    void *output, uint8_t *argmax, void *maximum, void *workspace, const cuda_ops_running_statistics *running,
+    const void *conv_output, const void *mean, const void *variance, const cuda_ops_norm_parameters *norm,
+    const cuda_ops_pool2d *pool, cuda_ops_dtype dtype, cuda_ops_dtype statistics_dtype, cuda_ops_stream stream);
 
 /* grad_norm_weight, grad_norm_bias (of norm->dtype) and grad_bias (of bias_dtype; that of the convolution, 0 but for
  * NaN, since batch_norm takes the mean off again) may each be NULL. norm->bias is not read. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
+cuda_ops_status cuda_ops_conv_bn_relu_pool_pool_backward_cuda(
     void *grad_conv_output, void *grad_norm_weight, void *grad_norm_bias, void *grad_bias, void *workspace,
     const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output, const double *mean,
     const double *variance, const cuda_ops_norm_parameters *norm, const cuda_ops_pool2d *pool, cuda_ops_dtype dtype,
     cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
 
-/* The whole block, convolution included, for pictures of one channel: kernel 3x3, stride 1, padding 1, pooling 2x2, in
- * training, in float32, float16 or bfloat16. The output of the convolution is never stored. */
-enum { CUDA_OPS_ONE_WIDEST = 1024 };
+/* The whole block, convolution included, in training, by one of the paths of
+ * csrc/cuda/conv_bn_relu_pool/conv_bn_relu_pool.cu. Which one depends on the sizes, their dtype and the current device,
+ * and not on the batch, so that forward and backward agree on what the one keeps for the other. */
+typedef struct cuda_ops_conv_bn_relu_pool_sizes {
+    cuda_ops_conv2d_sizes conv; /* output_channels_last: that of conv_output, and pool.channels_last */
+    cuda_ops_pool2d pool;       /* of the convolution's output */
+} cuda_ops_conv_bn_relu_pool_sizes;
 
-typedef struct cuda_ops_conv_bn_relu_pool_one_sizes {
-    int64_t batch, channels; /* of the output */
-    int32_t height, width;   /* of the pictures; 2 at least, and width CUDA_OPS_ONE_WIDEST at most */
-    int32_t output_channels_last;
-} cuda_ops_conv_bn_relu_pool_one_sizes;
+typedef enum cuda_ops_conv_bn_relu_pool_path {
+    CUDA_OPS_CONV_BN_RELU_POOL_GENERAL = 0,     /* conv2d.h, batch_norm.h and the pooling above; everything */
+    CUDA_OPS_CONV_BN_RELU_POOL_ONE_CHANNEL = 1, /* conv_output is never stored; no gradient of input */
+    CUDA_OPS_CONV_BN_RELU_POOL_SM90 = 2, /* halves on Hopper's tensor cores; what is kept has an order of its own */
+    CUDA_OPS_CONV_BN_RELU_POOL_TILED = 3 /* float32, TF32 where it is allowed; what is kept is channels_last */
+} cuda_ops_conv_bn_relu_pool_path;
 
-/* How many doubles `statistics` has, of which the first are the mean and the variance of each channel. */
-int64_t cuda_ops_conv_bn_relu_pool_one_statistics(int64_t channels);
-/* Bytes of `workspace` of either pass, aligned to 16. */
-int64_t cuda_ops_conv_bn_relu_pool_one_workspace_cuda(const cuda_ops_conv_bn_relu_pool_one_sizes *sizes);
+/* What a path takes, and what its forward pass keeps for backward. */
+typedef struct cuda_ops_conv_bn_relu_pool_plan {
+    cuda_ops_conv_bn_relu_pool_path path;
+    int takes_contiguous,
+        takes_channels_last; /* input and grad_input: of which orders; weight: contiguous but for GENERAL */
+    int aligned;             /* all tensors are to be aligned to 16 bytes */
+    int makes_grad_input;
+    int keeps_conv_output, keeps_maximum; /* of the sizes above; else empty. argmax is always kept */
+    int64_t statistics;                   /* how many doubles, of which the first are mean and variance by channel */
+} cuda_ops_conv_bn_relu_pool_plan;
 
-/* places: a byte for each output, for backward alone. weight is [channels][3][3], and like bias of weight_dtype; bias
- * may be NULL. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_one_forward_cuda(void *output, uint8_t *places, double *statistics,
-                                                            void *workspace, const cuda_ops_running_statistics *running,
-                                                            const void *input, const void *weight, const void *bias,
-                                                            const cuda_ops_norm_parameters *norm,
-                                                            const cuda_ops_conv_bn_relu_pool_one_sizes *sizes,
-                                                            cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
-                                                            cuda_ops_stream stream);
-/* All gradients but that of input; all of them but grad_weight may be NULL. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_one_backward_cuda(
-    void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
-    const void *grad_output, const uint8_t *places, const double *statistics, const void *input, const void *weight,
-    const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_one_sizes *sizes, cuda_ops_dtype dtype,
+/* CUDA_OPS_INVALID_ARGUMENT for sizes beyond the limits. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_plan_cuda(cuda_ops_conv_bn_relu_pool_plan *plan,
+                                                     const cuda_ops_conv_bn_relu_pool_sizes *sizes,
+                                                     cuda_ops_dtype dtype);
+/* Bytes of `workspace` of either pass, aligned to 256. */
+int64_t cuda_ops_conv_bn_relu_pool_workspace_cuda(const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype);
+
+/* weight and bias (which may be NULL) are of weight_dtype: `dtype`, or float32 beside a half but for GENERAL, which
+ * takes one dtype. */
+cuda_ops_status cuda_ops_conv_bn_relu_pool_forward_cuda(
+    void *output, void *conv_output, uint8_t *argmax, void *maximum, double *statistics, void *workspace,
+    const cuda_ops_running_statistics *running, const void *input, const void *weight, const void *bias,
+    const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype,
     cuda_ops_dtype weight_dtype, cuda_ops_stream stream);
-
-/* The whole block on Hopper's tensor cores, in training: where `supported` says so of the current device and the sizes
- * (of the convolution's input; float16 or bfloat16, 32 channels in, 64 out, pictures of 14 x 14), for kernel 3x3,
- * stride 1, padding 1 and pooling 2x2. input and grad_input are channels_last, output and grad_output contiguous, as is
- * weight. conv_output, argmax and maximum have the sizes that they have above, but their order is private; statistics:
- * mean (without bias) and variance of each channel, for backward alone. All pointers are aligned to 16 bytes. weight
- * and bias are of weight_dtype: `dtype` or float32. */
-int cuda_ops_conv_bn_relu_pool_sm90_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
-                                              int64_t out_channels);
-/* Bytes of `workspace` of either pass, aligned to 16. */
-int64_t cuda_ops_conv_bn_relu_pool_sm90_workspace(int64_t batch);
-/* bias may be NULL. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_forward_cuda(void *output, void *conv_output, uint8_t *argmax,
-                                                             void *maximum, double *statistics, void *workspace,
-                                                             const cuda_ops_running_statistics *running,
-                                                             const void *input, const void *weight, const void *bias,
-                                                             const cuda_ops_norm_parameters *norm, int64_t batch,
-                                                             cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
-                                                             cuda_ops_stream stream);
 /* Any gradient but grad_weight may be NULL. grad_weight and grad_bias are of weight_dtype. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_sm90_backward_cuda(
+cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
     void *grad_input, void *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias, void *workspace,
     const void *grad_output, const uint8_t *argmax, const void *maximum, const void *conv_output,
     const double *statistics, const void *input, const void *weight, const cuda_ops_norm_parameters *norm,
-    int64_t batch, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cuda_ops_stream stream);
+    const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
+    cuda_ops_stream stream);
 
-/* The whole block in float32, in training: where `supported` says so of the current device and the sizes (numbers of
- * channels that are multiples of 8, from 16 to 128; a GPU with 160 KB of shared memory a block), for kernel 3x3, stride
- * 1, padding 1 and pooling 2x2. input and grad_input are channels_last, weight and grad_weight contiguous; conv_output,
- * places and maximum have the sizes that conv_output, argmax and maximum have above, but are always channels_last.
- * statistics: mean (without bias) and variance of each channel. All pointers are aligned to 16 bytes. */
-typedef struct cuda_ops_conv_bn_relu_pool_tiled_sizes {
-    int64_t batch;
-    int32_t in_channels, out_channels;
-    int32_t height, width;        /* of input */
-    int32_t output_channels_last; /* output and grad_output, else contiguous */
-    int32_t allow_tf32;           /* what is multiplied may be rounded to TF32; otherwise it is multiplied as it is */
-} cuda_ops_conv_bn_relu_pool_tiled_sizes;
-
-int cuda_ops_conv_bn_relu_pool_tiled_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height, int64_t width,
-                                               int64_t out_channels);
-/* Bytes of `workspace` of either pass, aligned to 16. */
-int64_t cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes);
-/* bias (of bias_dtype) may be NULL. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(float *output, float *conv_output, uint8_t *places,
-                                                              float *maximum, double *statistics, void *workspace,
-                                                              const cuda_ops_running_statistics *running,
-                                                              const float *input, const float *weight, const void *bias,
-                                                              const cuda_ops_norm_parameters *norm,
-                                                              const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
-                                                              cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
-/* Any gradient but grad_weight may be NULL. grad_bias is of bias_dtype. */
-cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
-    float *grad_input, float *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias,
-    void *workspace, const float *grad_output, const uint8_t *places, const float *maximum, const float *conv_output,
-    const double *statistics, const float *input, const float *weight, const cuda_ops_norm_parameters *norm,
-    const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes, cuda_ops_dtype bias_dtype, cuda_ops_stream stream);
+/* The table for such sizes (paths.h): fills in at most `room` reports, and returns how many rows there are. device:
+ * NULL for the current one. */
+int cuda_ops_conv_bn_relu_pool_paths_cuda(cuda_ops_path_report *reports, int room,
+                                          const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype,
+                                          const cuda_ops_device_facts *device);
 
 #ifdef __cplusplus
 }

@@ -3,15 +3,14 @@
 // is allowed, on the tensor cores (Ampere's mma.sync, which Hopper has too), else on the CUDA cores.
 //
 // Forward, three kernels:
-//   convolve (conv_bn_relu_pool/sm80/convolve.cu): y, channels_last, and of each block's y mean and squared
-//   differences prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
+//   convolve  (convolve.cu): y, channels_last, and of each block's y mean and squared differences
+//   prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
 //   pool      a thread to four channels of a window: output, maximum and its place (both channels_last)
 // Backward, five:
 //   sums      of dz and dz * maximum by channel; a gradient that is not channels_last is copied into that order
 //   prepare   adds them up, in double: dy = scale * dz + slope * y + offset
-//   weight    (conv_bn_relu_pool/sm80/backward_weight.cu) the blocks' gradients of weight, from dy, which is made from
-//   y on its
-//             way to shared memory and never stored
+//   weight    (backward_weight.cu) the blocks' gradients of weight, from dy, which is made from y on its way to shared
+//             memory and never stored
 //   convolve  the gradient of input, from the same dy; beside the former, where pictures are few
 //   sum       of the blocks' gradients
 // Every sum has an order that the sizes and the number of multiprocessors give: results repeat bit by bit.
@@ -20,7 +19,7 @@
 // channels of 14 x 14: with TF32, 16384 pictures, 3.15 ms forward and backward, of which convolve takes 0.67 (175
 // TFLOP/s, where mma.sync of registers alone reaches 300) and weight 0.89; in float32 9.9 ms, of which convolve
 // takes 3.4 (35 TFLOP/s of cuBLAS's 51) and weight 2.6. 64 pictures, bound by latency: 53 and 86 us.
-#include "conv_bn_relu_pool/sm80/tile.cuh"
+#include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
 #include "common/value.cuh"
 
@@ -42,15 +41,21 @@ static bool is_valid(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
            s.out_channels % 4 == 0 && s.height >= 2 && s.width >= 2 && (int64_t)s.height * s.width <= INT32_MAX;
 }
 
-extern "C" int cuda_ops_conv_bn_relu_pool_tiled_supported(cuda_ops_dtype dtype, int64_t in_channels, int64_t height,
-                                                          int64_t width, int64_t out_channels)
+Answer conv_bn_relu_pool_tiled_supports(const ConvBlockCall &call, const Device &device)
 {
+    const cuda_ops_conv2d_sizes &c = call.sizes.conv;
     // With fewer channels the depth of 32 would be mostly zeros; with more the weights are loaded anew for every tile.
     const auto fits = [](int64_t channels) { return channels >= 16 && channels <= 128 && channels % 8 == 0; };
-    if (dtype != CUDA_OPS_FLOAT32 || !fits(in_channels) || !fits(out_channels) || height < 2 || width < 2 ||
-        height > INT32_MAX || width > INT32_MAX || height * width > INT32_MAX)
-        return 0;
-    return tiled_shared_limit() >= tiled_convolve_shared_bytes(1) + 4096; // more than Turing has
+    if (call.dtype != CUDA_OPS_FLOAT32)
+        return no("takes float32 alone");
+    if (!fits(c.in_channels) || !fits(c.out_channels))
+        return no("numbers of channels are not multiples of 8 from 16 to 128");
+    if (c.in_height < 2 || c.in_width < 2 || c.in_height > INT32_MAX || c.in_width > INT32_MAX ||
+        c.in_height * c.in_width > INT32_MAX)
+        return no("pictures have fewer than 2 x 2 pixels, or 2^31");
+    return device.shared_bytes >= tiled_convolve_shared_bytes(1) + 4096
+               ? YES
+               : no("needs 160 KB of shared memory a block"); // more than Turing has
 }
 
 // Where the parts of a workspace begin, each at a multiple of 256 bytes.
@@ -122,7 +127,7 @@ static backward_workspace backward_parts(void *workspace, const tiled_problem &p
     return w;
 }
 
-extern "C" int64_t cuda_ops_conv_bn_relu_pool_tiled_workspace_cuda(const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes)
+int64_t conv_bn_relu_pool_tiled_workspace(const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes)
 {
     if (!is_valid(*sizes) || sizes->batch == 0)
         return 0;
@@ -404,11 +409,13 @@ __global__ void __launch_bounds__(THREADS)
         store_value(grad_bias, bias_dtype, channel, 0.0 * (sum + slope));
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
-    float *output, float *conv_output, uint8_t *places, float *maximum, double *statistics, void *workspace,
-    const cuda_ops_running_statistics *running, const float *input, const float *weight, const void *bias,
-    const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
-    cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_output, uint8_t *places, float *maximum,
+                                                double *statistics, void *workspace,
+                                                const cuda_ops_running_statistics *running, const float *input,
+                                                const float *weight, const void *bias,
+                                                const cuda_ops_norm_parameters *norm,
+                                                const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
+                                                cuda_ops_dtype bias_dtype, cudaStream_t stream)
 {
     if (!is_valid(*sizes))
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -432,11 +439,13 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_forward_cuda(
     return launch_status();
 }
 
-extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_tiled_backward_cuda(
-    float *grad_input, float *grad_weight, void *grad_bias, void *grad_norm_weight, void *grad_norm_bias,
-    void *workspace, const float *grad_output, const uint8_t *places, const float *maximum, const float *conv_output,
-    const double *statistics, const float *input, const float *weight, const cuda_ops_norm_parameters *norm,
-    const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes, cuda_ops_dtype bias_dtype, cuda_ops_stream stream)
+cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_weight, void *grad_bias,
+                                                 void *grad_norm_weight, void *grad_norm_bias, void *workspace,
+                                                 const float *grad_output, const uint8_t *places, const float *maximum,
+                                                 const float *conv_output, const double *statistics, const float *input,
+                                                 const float *weight, const cuda_ops_norm_parameters *norm,
+                                                 const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
+                                                 cuda_ops_dtype bias_dtype, cudaStream_t stream)
 {
     if (!is_valid(*sizes))
         return CUDA_OPS_INVALID_ARGUMENT;

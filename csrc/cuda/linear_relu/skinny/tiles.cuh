@@ -1,10 +1,9 @@
-// What linear_relu's two files share: tiles, and how they are chosen. linear_relu.cu has the formulas.
-#ifndef CUDA_OPS_LINEAR_RELU_TILES_CUH
-#define CUDA_OPS_LINEAR_RELU_TILES_CUH
-
-#include "cuda_ops/linear_relu.h"
+// What the skinny path's two files share: tiles, and how they are chosen.
+#ifndef CUDA_OPS_LINEAR_RELU_SKINNY_TILES_CUH
+#define CUDA_OPS_LINEAR_RELU_SKINNY_TILES_CUH
 
 #include "common/skinny_gemm.cuh"
+#include "linear_relu/paths.h"
 
 // The shapes of tiles, by element type in shared memory. Forward's small tile has the many blocks that few rows need.
 // Where a GPU has too little shared memory for a shape, it takes the one before, or PLAIN: Turing has 64 KB a block,

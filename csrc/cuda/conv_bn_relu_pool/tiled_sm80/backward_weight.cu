@@ -8,7 +8,7 @@
 //         registers: 10 loads for 36 products. A warp has 8 in channels.
 //   else  multiply-adds of float: a thread has 4 x 4 channels of all taps, and walks down a column with the nine
 //         neighbours in registers: 144 multiply-adds for 4 loads.
-#include "conv_bn_relu_pool/sm80/tile.cuh"
+#include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
 static constexpr int ROWS = WEIGHT_ROWS, RASTER_ROWS = ROWS + 2, TAPS = 9;
 static constexpr int OUT = 64, IN = 32; // channels of a block

@@ -1,5 +1,5 @@
 // The gradients of linear_relu; the formulas are at the head of linear_relu.cu.
-#include "linear_relu/tiles.cuh"
+#include "linear_relu/skinny/tiles.cuh"
 
 // The splits are grad_weight's.
 static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t out_features)
@@ -129,17 +129,13 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     return backward(for_input, for_weight, choice, tf32 && capability >= 80, stream);
 }
 
-extern "C" cuda_ops_status cuda_ops_linear_relu_backward_cuda(void *grad_input, void *grad_weight, void *grad_bias,
-                                                              const void *grad_output, const void *output,
-                                                              const void *input, const void *weight, int64_t rows,
-                                                              int64_t in_features, int64_t out_features, int allow_tf32,
-                                                              cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
-                                                              cuda_ops_stream stream)
+cuda_ops_status linear_relu_skinny_backward(const LinearReluCall &call)
 {
-    CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P,
-                            return linear_relu_backward((T *)grad_input, (P *)grad_weight, (P *)grad_bias,
-                                                        (const T *)grad_output, (const T *)output, (const T *)input,
-                                                        (const P *)weight, rows, in_features, out_features,
-                                                        allow_tf32 != 0, stream));
+    CUDA_OPS_MIXED_DISPATCH(call.dtype, call.parameter_dtype, T, P,
+                            return linear_relu_backward((T *)call.grad_input, (P *)call.grad_weight,
+                                                        (P *)call.grad_bias, (const T *)call.grad_output,
+                                                        (const T *)call.activated, (const T *)call.input,
+                                                        (const P *)call.weight, call.rows, call.in_features,
+                                                        call.out_features, call.allow_tf32, call.stream));
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }

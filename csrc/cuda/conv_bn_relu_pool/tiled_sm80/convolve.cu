@@ -15,7 +15,7 @@
 //   else  multiply-adds of float. A thread has a column of seven pixels and up to 16 channels: 112 multiply-adds for
 //   four
 //         loads of 16 bytes.
-#include "conv_bn_relu_pool/sm80/tile.cuh"
+#include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
 static constexpr int ROWS = CONVOLVE_ROWS, WARP_ROWS = ROWS / 2, RASTER_ROWS = ROWS + 2;
 static constexpr int RASTER_BYTES = RASTER_ROWS * RASTER_ROW_BYTES;

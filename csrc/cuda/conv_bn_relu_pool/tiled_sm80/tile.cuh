@@ -1,9 +1,9 @@
 // What the files of conv_bn_relu_pool's path for float32 share: problem, layout of tiles in shared memory, and the ways
-// into it. conv_bn_relu_pool/sm80/sm80.cu tells how the whole works.
+// into it. conv_bn_relu_pool/tiled_sm80/tiled.cu tells how the whole works.
 #ifndef CUDA_OPS_CONV_BN_RELU_POOL_SM80_TILE_CUH
 #define CUDA_OPS_CONV_BN_RELU_POOL_SM80_TILE_CUH
 
-#include "cuda_ops/conv_bn_relu_pool.h"
+#include "conv_bn_relu_pool/paths.h"
 
 #include "common/common.cuh"
 #include "ptx/cp_async.cuh"
@@ -71,13 +71,7 @@ static inline int64_t tiled_blocks(int64_t work, int64_t kinds)
 
 static inline int tiled_shared_limit()
 {
-    int device = 0, bytes = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) {
-        cudaGetLastError(); // no device: not an error of the next launch
-        return 0;
-    }
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes;
+    return current_device().shared_bytes;
 }
 
 // ---- The launchers of the other files ------------------------------------------------------------------------------
