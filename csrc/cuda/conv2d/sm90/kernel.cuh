@@ -34,7 +34,7 @@ struct ConvProduct {
     // backward_input with a stride: the walk is over one residue (of rows, of columns; see conv2d/stride_phase.h),
     // whose places are every stride-th of the result.
     bool strided;
-    residue_taps taps_y, taps_x;
+    stride_phase_taps taps_y, taps_x;
     int64_t result_height, result_width, result_y, result_x, stride_y, stride_x;
 };
 
@@ -466,8 +466,8 @@ __device__ __forceinline__ void conv2d_multiply(const Works &works, const Sums &
 
 template <typename C, ConvKind KIND>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_tensor_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                         const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
+    conv2d_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                       const __grid_constant__ CUtensorMap map_d, const __grid_constant__ ConvWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     const GemmWork &gemm = work.gemm;
@@ -670,7 +670,7 @@ static cuda_ops_status conv2d_start(const CUtensorMap &map_a, const CUtensorMap 
     if constexpr (KIND == CONV_HALVED) // each cluster has both pieces of a tile
         return conv2d_start_kernel<C>(conv2d_halved_kernel<C>, total / 2, 2, stream, map_a, map_b, map_d, work);
     else
-        return conv2d_start_kernel<C>(conv2d_tensor_kernel<C, KIND>, total < room ? total : room, C::CLUSTER, stream,
+        return conv2d_start_kernel<C>(conv2d_sm90_kernel<C, KIND>, total < room ? total : room, C::CLUSTER, stream,
                                       map_a, map_b, map_d, work);
 }
 

@@ -20,6 +20,7 @@
 // Bound by the tensor cores' shared memory: a tile of 128 x 256 needs all of its bandwidth, smaller ones more than it
 // has.
 #include "conv2d/sm90/kernel.cuh"
+#include "conv2d/split_k.h"
 #include "conv2d/tma_im2col.h"
 
 static constexpr int THREADS = 256;
@@ -258,7 +259,8 @@ static ConvProduct residue_product(const ConvProduct &product, const cuda_ops_co
 {
     ConvProduct p = product;
     p.strided = true;
-    p.taps_y = taps_of_residue(residue_rows(s), y), p.taps_x = taps_of_residue(residue_columns(s), x);
+    p.taps_y = taps_of_stride_phase(stride_phase_rows(s), y),
+    p.taps_x = taps_of_stride_phase(stride_phase_columns(s), x);
     p.result_height = s.in_height, p.result_width = s.in_width;
     p.result_y = y, p.result_x = x, p.stride_y = s.stride_height, p.stride_x = s.stride_width;
     p.grid = {s.batch,
@@ -285,8 +287,8 @@ static bool residues_possible(const ConvCall &call)
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (s.stride_height * s.stride_width > MOST_RESIDUES)
         return false;
-    for (int64_t y = 0; y < residues_of(residue_rows(s)); y++)
-        for (int64_t x = 0; x < residues_of(residue_columns(s)); x++) {
+    for (int64_t y = 0; y < stride_phase_count(stride_phase_rows(s)); y++)
+        for (int64_t x = 0; x < stride_phase_count(stride_phase_columns(s)); x++) {
             const ConvProduct p = residue_product({}, s, y, x);
             if (has_taps(p) && !pixel_map_possible(p.grid, call.output, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2))
                 return false;
@@ -379,7 +381,7 @@ static constexpr bool HAS_KERNELS = true;
 static constexpr bool HAS_KERNELS = false;
 #endif
 
-bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
@@ -388,7 +390,7 @@ bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
     if (!HAS_KERNELS || device.capability != 90 || !(tf32 || halves) || s.groups != 1 || s.batch < 1 ||
         s.in_channels < 1 || s.out_channels < 1)
         return false;
-    if (!conv2d_pictures_are_channels_last(s))
+    if (!conv2d_images_are_channels_last(s))
         return false;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
     // Channels in whole pieces of 16 bytes, of all that the copy engine reads.
@@ -408,7 +410,7 @@ bool conv2d_tensor_supports(const ConvCall &call, ConvDevice device)
            is_aligned_16(other) && is_aligned_16(call.result);
 }
 
-size_t conv2d_tensor_workspace(const ConvCall &call, ConvDevice device)
+size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device)
 {
     const Steps steps = steps_of(call, device);
     return steps.other_bytes + steps.picture_bytes + steps.piece_bytes;
@@ -422,7 +424,7 @@ static cuda_ops_status turn(void *to, const void *picture, const Turn &t, cudaSt
     return launch_status();
 }
 
-bool conv2d_turns_input(const ConvCall &call, ConvDevice device)
+bool conv2d_transposes_input(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     return HAS_KERNELS && device.capability == 90 && call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32 &&
@@ -430,14 +432,14 @@ bool conv2d_turns_input(const ConvCall &call, ConvDevice device)
            is_aligned_16(call.input);
 }
 
-cuda_ops_status conv2d_turn_input(void *to, const ConvCall &call)
+cuda_ops_status conv2d_transpose_input(void *to, const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     Turn t = turn_of(s.batch, s.out_height, s.out_width, s.in_channels);
     t.image_size = s.in_height * s.in_width * s.in_channels;
     t.line_size = s.stride_height * s.in_width * s.in_channels;
     t.place_size = s.stride_width * s.in_channels;
-    t.pitch = conv2d_turned_pitch(s);
+    t.pitch = conv2d_transposed_input_pitch(s);
     return turn(to, call.input, t, call.stream);
 }
 
@@ -474,7 +476,8 @@ __global__ void __launch_bounds__(THREADS) conv2d_zeros_kernel(uint4 *to, int64_
 static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const int64_t rows = residues_of(residue_rows(s)), columns = residues_of(residue_columns(s));
+    const int64_t rows = stride_phase_count(stride_phase_rows(s)),
+                  columns = stride_phase_count(stride_phase_columns(s));
     const int64_t element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, row = SWIZZLE_ROW / element;
     bool all_have_taps = true;
     for (int64_t i = 0; i < rows * columns; i++)
@@ -510,7 +513,7 @@ static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &
     return status;
 }
 
-cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device)
 {
     Steps steps = steps_of(call, device);
     ConvProduct &p = steps.product;
@@ -543,6 +546,6 @@ cuda_ops_status conv2d_tensor(const ConvCall &call, ConvDevice device)
     const int64_t taps = call.sizes.kernel_height * call.sizes.kernel_width, places = conv2d_places(p.grid);
     const int64_t depth = call.dtype == CUDA_OPS_FLOAT32 ? 32 : 64;
     const int64_t chunk = ceil_div(ceil_div(places, steps.plan.pieces), depth) * depth;
-    return conv2d_sum_pieces(call.result, pieces, call.sizes, steps.width / taps, ceil_div(places, chunk), call.dtype,
-                             call.stream);
+    return conv2d_sum_weight_splits(call.result, pieces, call.sizes, steps.width / taps, ceil_div(places, chunk),
+                                    call.dtype, call.stream);
 }

@@ -1,7 +1,8 @@
 // conv2d's window path for bfloat16.
 #include "conv2d/sm90_halo/kernel.cuh"
 
-cuda_ops_status conv2d_window_bfloat16(const WindowProduct &product, ConvDevice device, int row_bytes, bool by_channel)
+cuda_ops_status conv2d_sm90_halo_bfloat16(const WindowProduct &product, ConvDevice device, int row_bytes,
+                                          bool by_channel)
 {
 #if defined(CUDA_OPS_SM90A)
     if (row_bytes == 64)

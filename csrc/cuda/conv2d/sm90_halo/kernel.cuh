@@ -42,9 +42,11 @@ struct WindowProduct {
     cudaStream_t stream;
 };
 
-cuda_ops_status conv2d_window_bfloat16(const WindowProduct &product, ConvDevice device, int row_bytes, bool by_channel);
-cuda_ops_status conv2d_window_float16(const WindowProduct &product, ConvDevice device, int row_bytes, bool by_channel);
-cuda_ops_status conv2d_window_tf32(const WindowProduct &product, ConvDevice device);
+cuda_ops_status conv2d_sm90_halo_bfloat16(const WindowProduct &product, ConvDevice device, int row_bytes,
+                                          bool by_channel);
+cuda_ops_status conv2d_sm90_halo_float16(const WindowProduct &product, ConvDevice device, int row_bytes,
+                                         bool by_channel);
+cuda_ops_status conv2d_sm90_halo_tf32(const WindowProduct &product, ConvDevice device);
 
 // The tile that the three files have for a row of so many bytes.
 static inline int conv2d_window_places(int element_size, int row_bytes)
@@ -217,8 +219,8 @@ __device__ __forceinline__ void consume_window(const WindowWork &work, uint32_t 
 
 template <typename C>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    conv2d_window_kernel(const __grid_constant__ CUtensorMap picture, const __grid_constant__ CUtensorMap weight,
-                         const __grid_constant__ WindowWork work)
+    conv2d_sm90_halo_kernel(const __grid_constant__ CUtensorMap picture, const __grid_constant__ CUtensorMap weight,
+                            const __grid_constant__ WindowWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -299,7 +301,7 @@ static cuda_ops_status conv2d_launch_window(const WindowProduct &p, ConvDevice d
         return CUDA_OPS_INVALID_ARGUMENT;
     const int bytes = SWIZZLE_ATOM + work.chunks * (int)taps * C::TAP_BYTES + work.slots * work.slot_bytes +
                       2 * C::BUFFER_BYTES + C::BARRIERS_BYTES;
-    const auto kernel = conv2d_window_kernel<C>;
+    const auto kernel = conv2d_sm90_halo_kernel<C>;
     allow_shared_memory(kernel, bytes);
     const int blocks = device.multiprocessors / work.column_tiles;
     const int grid = (work.tiles < blocks ? work.tiles : blocks) * work.column_tiles;

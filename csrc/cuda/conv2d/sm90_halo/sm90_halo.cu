@@ -35,7 +35,7 @@ static int element_size(const ConvCall &call)
     return call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
 }
 
-// Sizes must be within the limits that conv2d_window_supports checks, but for the slots: none if they do not fit.
+// Sizes must be within the limits that conv2d_sm90_halo_supports checks, but for the slots: none if they do not fit.
 static Steps steps_of(const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -85,7 +85,7 @@ static Steps steps_of(const ConvCall &call)
     return steps;
 }
 
-bool conv2d_window_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
@@ -95,7 +95,7 @@ bool conv2d_window_supports(const ConvCall &call, ConvDevice device)
     if (!HAS_KERNELS || device.capability != 90 || !(tf32 || halves) || s.groups != 1 || s.batch < 1 ||
         !(forward || call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT) || s.stride_height != 1 || s.stride_width != 1)
         return false;
-    if (!conv2d_pictures_are_channels_last(s) || s.in_channels < 1 || s.out_channels < 1 || s.in_channels > 4096 ||
+    if (!conv2d_images_are_channels_last(s) || s.in_channels < 1 || s.out_channels < 1 || s.in_channels > 4096 ||
         s.out_channels > 4096 || s.kernel_height * s.kernel_width > 64)
         return false;
     // Places are copied, and halves stored, in pieces of 16 bytes.
@@ -112,7 +112,7 @@ bool conv2d_window_supports(const ConvCall &call, ConvDevice device)
 }
 
 // Where columns are one tile, and the products that are thrown away few.
-bool conv2d_window_is_fast(const ConvCall &call, ConvDevice)
+bool conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || s.kernel_height * s.kernel_width < 4 || s.in_channels > 64 ||
@@ -126,7 +126,7 @@ bool conv2d_window_is_fast(const ConvCall &call, ConvDevice)
            1.7 * height * width;
 }
 
-size_t conv2d_window_workspace(const ConvCall &call, ConvDevice)
+size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     return steps_of(call).relayouts ? conv2d_round_to_256(s.out_channels * s.in_channels * s.kernel_height *
@@ -134,7 +134,7 @@ size_t conv2d_window_workspace(const ConvCall &call, ConvDevice)
                                     : 0;
 }
 
-cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_sm90_halo(const ConvCall &call, ConvDevice device)
 {
     Steps steps = steps_of(call);
     WindowProduct &p = steps.product;
@@ -148,11 +148,11 @@ cuda_ops_status conv2d_window(const ConvCall &call, ConvDevice device)
     }
     switch (call.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return conv2d_window_bfloat16(p, device, steps.row_bytes, steps.by_channel);
+        return conv2d_sm90_halo_bfloat16(p, device, steps.row_bytes, steps.by_channel);
     case CUDA_OPS_FLOAT16:
-        return conv2d_window_float16(p, device, steps.row_bytes, steps.by_channel);
+        return conv2d_sm90_halo_float16(p, device, steps.row_bytes, steps.by_channel);
     case CUDA_OPS_FLOAT32:
-        return conv2d_window_tf32(p, device);
+        return conv2d_sm90_halo_tf32(p, device);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }

@@ -1,7 +1,7 @@
 // conv2d's window path for TF32.
 #include "conv2d/sm90_halo/kernel.cuh"
 
-cuda_ops_status conv2d_window_tf32(const WindowProduct &product, ConvDevice device)
+cuda_ops_status conv2d_sm90_halo_tf32(const WindowProduct &product, ConvDevice device)
 {
 #if defined(CUDA_OPS_SM90A)
     return conv2d_launch_window<Window<float, 128, 128, false>>(product, device);
