@@ -8,6 +8,7 @@
 // input is transposed to [c][pixel] first; that copy takes only the pixels that a stride reads. No kernel of its own.
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
+#include "conv2d/sm90/transpose.h"
 #include "cuda_ops/gemm.h"
 
 // pitch: of the transposed input; 0 where there is none.

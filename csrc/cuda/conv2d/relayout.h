@@ -62,17 +62,4 @@ static inline size_t conv2d_round_to_256(int64_t bytes)
     return (size_t)ceil_div(bytes, 256) * 256;
 }
 
-// For the weight gradient of a 1x1 kernel in TF32 on Hopper: the pixels of input that it reads, as [c][pixel] of
-// float32 in rows of so many elements (conv2d/sm90/sm90.cu).
-bool conv2d_transposes_input(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_transpose_input(void *to, const ConvCall &call);
-static inline int64_t conv2d_transposed_input_pitch(const cuda_ops_conv2d_sizes &s)
-{
-    return ceil_div(s.batch * s.out_height * s.out_width, 4) * 4;
-}
-static inline size_t conv2d_transposed_input_bytes(const cuda_ops_conv2d_sizes &s)
-{
-    return conv2d_round_to_256(s.in_channels * conv2d_transposed_input_pitch(s) * 4);
-}
-
 #endif
