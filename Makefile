@@ -74,6 +74,8 @@ lint: $(VENV)/.installed
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	@! grep -nsE '#[[:space:]]*include[[:space:]]*[<"](torch|ATen|c10|pybind11|Python)' -r csrc/cpu csrc/cuda csrc/include csrc/apps \
 	    || { echo "cuda_ops: kernels know nothing of PyTorch or Python (see CONTRIBUTING.md)" >&2; exit 1; }
+	@! grep -nsE '#[[:space:]]*include[[:space:]]*".*ladder/' -r --exclude-dir=ladder csrc \
+	    || { echo "cuda_ops: production code includes no rung of a ladder (see CONTRIBUTING.md)" >&2; exit 1; }
 	@echo "lint: clean"
 
 format: $(VENV)/.installed

@@ -99,7 +99,7 @@ def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_f
     size = [(extent + 2 * padding - kernel) // stride + 1 for extent in size]
     grad = torch.randn(2, outputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
     parameters = (stride,) * 2, (padding,) * 4, (1, 1), groups
-    os.environ["CUDA_OPS_CONV_PATH"] = path
+    os.environ["CUDA_OPS_CONV2D_PATH"] = path
     for name, op, arguments in [
         ("forward", ops.conv2d_forward, (image, weight, bias)),
         ("backward_input", ops.conv2d_backward_input, (grad, weight, image.shape, last)),
@@ -107,7 +107,7 @@ def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_f
     ]:
         if ops.conv2d_path(image, weight, name, *parameters) == path:
             op(*arguments, *parameters)
-    del os.environ["CUDA_OPS_CONV_PATH"]
+    del os.environ["CUDA_OPS_CONV2D_PATH"]
 
 
 def run_tensor_cores(path):
@@ -115,7 +115,7 @@ def run_tensor_cores(path):
     torch.backends.cudnn.allow_tf32 = True
     for dtype, kernel in itertools.product(DTYPES, [1, 3]):
         run_conv_path(path, dtype, (40, 72), kernel)
-    if path in ("gemm", "tensor", "mma"):
+    if path in ("gemm_1x1", "sm90", "mma"):
         for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
             run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
 
@@ -198,7 +198,7 @@ def run_mnist_step():
 
 
 CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
-for path in ("plain", "gemm", "tensor", "window", "mma"):
+for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
 CASES |= {"sgd": run_optimizer, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}

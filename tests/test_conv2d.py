@@ -70,11 +70,11 @@ PATH_CASES = [
 ]
 # Which of the cases each path can do, for 16-bit dtypes: of all passes, or by pass.
 CASES_OF_PATHS = {
-    "plain": {name: set(range(12)) for name in PASSES},
-    "tensor": {name: {*range(8), 10, 11} for name in PASSES},
+    "simt": {name: set(range(12)) for name in PASSES},
+    "sm90": {name: {*range(8), 10, 11} for name in PASSES},
     "mma": {name: {*range(8), 10, 11} for name in PASSES},
-    "gemm": {name: {6, 11} for name in PASSES},
-    "window": {
+    "gemm_1x1": {name: {6, 11} for name in PASSES},
+    "sm90_halo": {
         "forward": {0, 1, 2, 5, 6, 7, 10, 11},
         "backward_input": {0, 1, 2, 5, 6, 7, 10, 11},
         "backward_weight": set(),
@@ -84,7 +84,7 @@ CASES_OF_PATHS = {
 
 @pytest.fixture
 def force(monkeypatch):
-    yield lambda path: monkeypatch.setenv("CUDA_OPS_CONV_PATH", path)
+    yield lambda path: monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", path)
 
 
 @pytest.fixture
@@ -354,13 +354,13 @@ def products_of_passes(case, dtype, weight_format=torch.channels_last, bias=True
 @pytest.mark.parametrize("path", CASES_OF_PATHS)
 def test_forced_paths(path, dtype, force, allow_tf32):
     """Each path takes what it says it takes, is right there, the same twice, and refuses the rest by name."""
-    if path in ("tensor", "window"):
+    if path in ("sm90", "sm90_halo"):
         needs_hopper()
     if path == "mma":
         needs_ampere()
     allow_tf32(True)
     force(path)
-    tf32 = dtype == torch.float32 and path != "plain"
+    tf32 = dtype == torch.float32 and path != "simt"
     taken = {name: set() for name in PASSES}
     for index, case in enumerate(PATH_CASES):
         for weight_format in FORMATS:
@@ -372,21 +372,21 @@ def test_forced_paths(path, dtype, force, allow_tf32):
                     assert torch.equal(result, call())
                 else:
                     assert asked() == ""
-                    with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV_PATH={path} cannot .*{name}"):
+                    with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV2D_PATH={path} cannot .*{name}"):
                         call()
     for name in PASSES:
         # Twelve channels are whole pieces of 16 bytes in float32 alone.
-        more = {8} if tf32 and path in ("tensor", "window", "mma") and CASES_OF_PATHS[path][name] else set()
+        more = {8} if tf32 and path in ("sm90", "sm90_halo", "mma") and CASES_OF_PATHS[path][name] else set()
         assert taken[name] == CASES_OF_PATHS[path][name] | more, name
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_window_of_many_tiles(dtype, force, allow_tf32):
+def test_halo_of_many_tiles(dtype, force, allow_tf32):
     """Tiles of one slot, many to a block, again and again: a warpgroup whose warps drift apart once waited for good."""
     needs_hopper()
     allow_tf32(True)
-    force("window")
+    force("sm90_halo")
     make = Make("cuda", dtype)
     x = make(1024, 32, 14, 14).detach().to(memory_format=torch.channels_last)
     w = make(64, 32, 3, 3).detach().to(memory_format=torch.channels_last)
@@ -396,7 +396,7 @@ def test_window_of_many_tiles(dtype, force, allow_tf32):
     assert torch.equal(result, first)
 
 
-# Strides, groups, odd channels and long kernels; the groups; and whether the tensor path can do backward_input.
+# Strides, groups, odd channels and long kernels; the groups; and whether the sm90 path can do backward_input.
 STRIDED_CASES = [
     ((2, 64, 128, (15, 16), (3, 3), (2, 2), (1, 1), (1, 1)), 1, True),  # residues of 4, 2, 2 and 1 taps
     ((2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)), 1, True),  # and of none
@@ -418,9 +418,9 @@ STRIDED_CASES = [
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("case, groups, by_tensor", STRIDED_CASES)
-@pytest.mark.parametrize("path", ["mma", "tensor"])
+@pytest.mark.parametrize("path", ["mma", "sm90"])
 def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype, force, allow_tf32):
-    needs_hopper() if path == "tensor" else needs_ampere()
+    needs_hopper() if path == "sm90" else needs_ampere()
     allow_tf32(True)
     force(path)
     # What is read has channels in whole pieces of 16 bytes.
@@ -431,7 +431,7 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
                 whole = all(case[i] // groups % 8 == 0 for i in channels_read[name])
                 assert asked() == ("mma" if whole else ""), name
             elif name == "backward_input":
-                assert asked() == ("tensor" if by_tensor else "")
+                assert asked() == ("sm90" if by_tensor else "")
             if asked() == path:
                 result = call()
                 tolerance = 1e-3 if dtype == torch.float32 else TOLERANCE[dtype]
@@ -453,13 +453,13 @@ def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype
 def test_strides_by_gemm(case, force, allow_tf32):
     """TF32's weight gradient of a 1x1 kernel copies what it reads of the input; no other product takes strides."""
     needs_hopper()
-    force("gemm")
+    force("gemm_1x1")
     for allowed in (True, False):
         allow_tf32(allowed)
         for weight_format in FORMATS:
             for name, asked, call, expected in products_of_passes(case, torch.float32, weight_format):
                 takes = allowed and name == "backward_weight"
-                assert asked() == ("gemm" if takes else ""), name
+                assert asked() == ("gemm_1x1" if takes else ""), name
                 if takes:
                     result = call()
                     assert_close(result, expected, 1e-3, name)
@@ -471,7 +471,7 @@ def test_strides_by_gemm_off_their_alignment(force, allow_tf32):
     """What cannot be copied by pieces of 16 bytes goes where it can: another path, or the product as it lies."""
     needs_hopper()
     allow_tf32(True)
-    for path, stride in ((None, 2), ("gemm", 1)):
+    for path, stride in ((None, 2), ("gemm_1x1", 1)):
         if path:
             force(path)
         make, parameters = Make("cuda", torch.float32), ((stride, stride), (0,) * 4, (1, 1), 1)
@@ -492,7 +492,7 @@ def test_tf32_is_obeyed(allow_tf32):
         for allowed in (False, True):
             allow_tf32(allowed)
             for name, asked, call, expected in products_of_passes(case, torch.float32):
-                assert asked() in (("tensor", "window", "gemm") if allowed else ("plain", "gemm"))
+                assert asked() in (("sm90", "sm90_halo", "gemm_1x1") if allowed else ("simt", "gemm_1x1"))
                 error = (call().double().cpu() - expected).norm() / expected.norm()
                 assert (1e-5 < error < 1e-3) if allowed else error < TOLERANCE[torch.float32], f"{name} {case}"
 
@@ -501,7 +501,7 @@ def test_tf32_is_obeyed(allow_tf32):
 def test_unknown_path_is_refused(force):
     image, weight = torch.ones(1, 1, 3, 3, device="cuda"), torch.ones(1, 1, 2, 2, device="cuda")
     force("banana")
-    with pytest.raises(RuntimeError, match=r"conv2d: expected CUDA_OPS_CONV_PATH to be one of plain, .*, got banana"):
+    with pytest.raises(RuntimeError, match=r"conv2d: expected CUDA_OPS_CONV2D_PATH to be one of simt, .*, got banana"):
         conv2d(image, weight)
     with pytest.raises(RuntimeError, match=r"conv2d_path: expected product to be forward, .*, got sideways"):
         ops.conv2d_path(image, weight, "sideways", (1, 1), (0, 0, 0, 0), (1, 1), 1)
@@ -509,7 +509,7 @@ def test_unknown_path_is_refused(force):
 
 @pytest.mark.cuda
 def test_choice_of_path(allow_tf32):
-    """By dtype, format, groups, size and channels; what no other path can do is the plain one's."""
+    """By dtype, format, groups, size and channels; what no other path can do is simt's."""
     needs_hopper()
 
     def path(
@@ -521,24 +521,24 @@ def test_choice_of_path(allow_tf32):
 
     allow_tf32(True)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert path(dtype, 64, 64, 56, 3) == "window"
-        assert path(dtype, 64, 64, 56, 3, "backward_input") == "window"
-        assert path(dtype, 64, 64, 56, 3, "backward_weight") == "tensor"
+        assert path(dtype, 64, 64, 56, 3) == "sm90_halo"
+        assert path(dtype, 64, 64, 56, 3, "backward_input") == "sm90_halo"
+        assert path(dtype, 64, 64, 56, 3, "backward_weight") == "sm90"
         for name in PASSES:
-            assert path(dtype, 256, 256, 14, 3, name) == "tensor"
+            assert path(dtype, 256, 256, 14, 3, name) == "sm90"
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
-            assert path(dtype, 256, 256, 14, 1, name) == ("tensor" if tf32_weight else "gemm")
-            assert path(dtype, 64, 256, 14, 1, name) == "gemm"
-            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "plain")
+            assert path(dtype, 256, 256, 14, 1, name) == ("sm90" if tf32_weight else "gemm_1x1")
+            assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
+            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "simt")
             assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
-            assert path(dtype, 256, 64, 14, 3, name, stride=2) == "tensor"
-            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "plain"
+            assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
+            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "simt"
         assert path(dtype, 64, 256, 14, 1, "backward_weight", stride=2) == (
-            "gemm" if dtype == torch.float32 else "tensor"
+            "gemm_1x1" if dtype == torch.float32 else "sm90"
         )
     allow_tf32(False)
-    assert path(torch.float32, 256, 256, 14, 3) == "plain"
-    assert path(torch.float64, 256, 256, 14, 3) == "plain"
+    assert path(torch.float32, 256, 256, 14, 3) == "simt"
+    assert path(torch.float64, 256, 256, 14, 3) == "simt"
 
 
 @pytest.mark.cuda
@@ -553,7 +553,7 @@ def test_contiguous_pictures_are_copied_where_it_pays(dtype, allow_tf32):
         image = make(16, 128, 14, 14).to(memory_format=formats[0])
         weight = make(128, 128, 3, 3)
         grad = make(16, 128, 14, 14).to(memory_format=formats[1])
-        assert all(ops.conv2d_path(image, weight, name, *parameters) == "tensor" for name in PASSES)
+        assert all(ops.conv2d_path(image, weight, name, *parameters) == "sm90" for name in PASSES)
         leaves = [t.double().cpu().contiguous().requires_grad_() for t in (image, weight)]
         expected = native(*leaves, padding=1)
         expected_grads = torch.autograd.grad(expected, leaves, grad.double().cpu())
@@ -574,7 +574,7 @@ def test_contiguous_pictures_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
     image, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((64, 256, 28, 28), (512, 256, 1, 1)))
     for allowed in (True, False):
         allow_tf32(allowed)
-        expected = "gemm" if allowed or dtype == torch.float16 else "plain"
+        expected = "gemm_1x1" if allowed or dtype == torch.float16 else "simt"
         for name in PASSES:
             assert ops.conv2d_path(image, weight, name, (1, 1), (0,) * 4, (1, 1), 1) == expected
 

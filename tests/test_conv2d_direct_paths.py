@@ -60,7 +60,7 @@ DEPTHWISE = [
 
 @pytest.fixture
 def force(monkeypatch):
-    return lambda path: monkeypatch.setenv("CUDA_OPS_CONV_PATH", path)
+    return lambda path: monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", path)
 
 
 @pytest.fixture(autouse=True)
@@ -237,14 +237,14 @@ def test_choice():
                 assert path(dtype, 32, (32, 1, 3, 3), name, format=format) == "depthwise"
                 assert path(dtype, 32, (64, 1, 3, 3), name, 2, format) == "depthwise"
                 assert path(dtype, 1, (1, 1, 3, 3), name, format=format) == "depthwise"
-            assert path(torch.float64, 3, (64, 3, 7, 7), name, format=format) == "plain"
+            assert path(torch.float64, 3, (64, 3, 7, 7), name, format=format) == "simt"
             assert path(torch.float64, 32, (32, 1, 3, 3), name, format=format) == "depthwise"
-    for tf32, expected in ((False, "plain"), (True, "few_channels")):
+    for tf32, expected in ((False, "simt"), (True, "few_channels")):
         torch.backends.cudnn.allow_tf32 = tf32
         assert path(torch.float32, 3, (64, 3, 7, 7), "backward_input", 2) == expected
         for name in PASSES:  # of few output channels
             few = name == "backward_input"
             assert path(torch.float32, 1, (6, 1, 5, 5), name) == ("few_channels" if few else "depthwise")
             assert path(torch.float32, 3, (6, 3, 5, 5), name) == "few_channels"
-            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "plain")
-    assert path(torch.float32, 4, (64, 2, 3, 3)) == "plain"
+            assert path(torch.float32, 3, (4, 3, 5, 5), name) == ("few_channels" if few or tf32 else "simt")
+    assert path(torch.float32, 4, (64, 2, 3, 3)) == "simt"

@@ -1,4 +1,4 @@
-"""What is special to matmul: random shapes, the rung that the environment forces (of linear too), TF32, autocast."""
+"""What is special to matmul: random shapes, the path that the environment forces (of linear too), TF32, autocast."""
 
 import math
 import random
@@ -12,7 +12,23 @@ from cuda_ops._library import ops
 from cuda_ops.functional import linear, linear_gelu, matmul
 from cuda_ops.ladder import gemm
 
-CUDA_CODES = [code for code in gemm.CODES.values() if not 30 < code < 40]
+# CUDA_OPS_GEMM_PATH's names for rungs of the ladder, by their number there.
+PATHS = {
+    "naive": 4,
+    "coalesced": 5,
+    "shared_memory": 6,
+    "shared_memory_dynamic": 62,
+    "register_tile_1d": 71,
+    "register_tile": 7,
+    "vectorised": 8,
+    "warp_tile": 9,
+    "simt": 10,
+    "mma": 11,
+    "tma_wgmma": 12,
+    "sm90": 13,
+    "sm90_skinny": 14,
+    "direct": 15,
+}
 
 
 @pytest.fixture
@@ -28,7 +44,7 @@ def allow_tf32():
 
 @pytest.fixture
 def force(monkeypatch):
-    yield lambda rung: monkeypatch.setenv("CUDA_OPS_GEMM_RUNG", str(rung))
+    yield lambda path: monkeypatch.setenv("CUDA_OPS_GEMM_PATH", path)
 
 
 def random_shapes(count):
@@ -102,10 +118,10 @@ def check_kept(x, weight, bias, approximate, expected, tolerance):
 @pytest.mark.cuda
 @pytest.mark.parametrize("tf32", [False, True])
 def test_gelu_and_what_it_is_computed_from(tf32, allow_tf32, device_dtype):
-    """Sizes that take the tiles of rungs 10, 13 and 14, whole and ragged; lines of 333 are not aligned to 16 bytes."""
+    """Sizes that take the tiles of simt, sm90 and sm90_skinny, whole and ragged; rows of 333 are not aligned."""
     device, dtype = device_dtype
     if device != "cuda" or (tf32 and dtype != torch.float32):
-        pytest.skip("rungs are CUDA's, TF32 is float32's")
+        pytest.skip("paths are CUDA's, TF32 is float32's")
     allow_tf32(tf32)
     make = Make(device, dtype)
     tolerance = 2e-3 if tf32 else RELATIVE_NORM[dtype]
@@ -134,14 +150,14 @@ def test_gelu_and_what_it_is_computed_from(tf32, allow_tf32, device_dtype):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("code", CUDA_CODES)
-def test_forced_rung(code, force, device_dtype):
-    """Products in all storage orders, and linear's with its bias: right by each rung, or refused by its name."""
+@pytest.mark.parametrize("path", PATHS)
+def test_forced_path(path, force, device_dtype):
+    """Products in all storage orders, and linear's with its bias: right by each path, or refused by its name."""
     device, dtype = device_dtype
     if device != "cuda":
-        pytest.skip("rungs are CUDA's")
+        pytest.skip("paths are CUDA's")
     make = Make(device, dtype)
-    force(code)
+    force(path)
     for m, n, k in [(35, 79, 19), (136, 200, 72), (64, 16, 640)]:
         for transposes in range(4):
             a = make(k, m).T if transposes & 1 else make(m, k)
@@ -151,41 +167,45 @@ def test_forced_rung(code, force, device_dtype):
             try:
                 actual = matmul(a, b)
             except NotImplementedError as error:
-                assert f"matmul: CUDA_OPS_GEMM_RUNG={code} (" in str(error)
-                assert not ops.gemm_rung_runs(a, b, code)
+                assert f"matmul: CUDA_OPS_GEMM_PATH={path} cannot" in str(error)
+                assert not ops.gemm_rung_runs(a, b, PATHS[path])
             else:
-                assert_close(actual, product, RELATIVE_NORM[dtype], f"{(m, n, k)} {transposes} by rung {code}")
+                assert_close(actual, product, RELATIVE_NORM[dtype], f"{(m, n, k)} {transposes} by {path}")
             try:
                 actual = linear(a.contiguous(), b.T.contiguous(), bias)
             except NotImplementedError as error:
-                assert f"linear: CUDA_OPS_GEMM_RUNG={code} (" in str(error)
+                assert f"linear: CUDA_OPS_GEMM_PATH={path} cannot" in str(error)
             else:
                 expected = product + bias.cpu().double()
-                assert_close(actual, expected, RELATIVE_NORM[dtype], f"linear {(m, n, k)} by rung {code}")
-                for approximate in ("none", "tanh"):  # the epilogue's activations, each rung's own
+                assert_close(actual, expected, RELATIVE_NORM[dtype], f"linear {(m, n, k)} by {path}")
+                for approximate in ("none", "tanh"):  # the epilogue's activations, each path's own
                     actual = linear_gelu(a.contiguous(), b.T.contiguous(), bias, approximate)
                     wanted = torch.nn.functional.gelu(expected, approximate=approximate)
-                    assert_close(actual, wanted, RELATIVE_NORM[dtype], f"gelu {approximate} {(m, n, k)} by {code}")
+                    assert_close(actual, wanted, RELATIVE_NORM[dtype], f"gelu {approximate} {(m, n, k)} by {path}")
                     check_kept(a.contiguous(), b.T.contiguous(), bias, approximate, expected, RELATIVE_NORM[dtype])
 
 
+def test_the_paths_are_the_ladders_rungs():
+    assert sorted(PATHS.values()) == sorted(code for code in gemm.CODES.values() if not 30 < code < 40)
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("value", ["banana", "3", "16", "-4", "11x"])
-def test_unknown_rung_is_refused(value, force):
+@pytest.mark.parametrize("value", ["banana", "13", "sm9", "sm90x"])
+def test_unknown_path_is_refused(value, force):
     a = torch.ones(4, 4, device="cuda")
     force(value)
-    with pytest.raises(RuntimeError, match=rf"matmul: expected CUDA_OPS_GEMM_RUNG to be the number .* got {value}"):
+    with pytest.raises(
+        RuntimeError, match=rf"matmul: expected CUDA_OPS_GEMM_PATH to be one of naive, .*, direct, .*, got {value}"
+    ):
         matmul(a, a)
 
 
 @pytest.mark.cuda
-def test_rung_that_cannot_is_refused_by_name(force):
+def test_path_that_cannot_is_refused_by_name(force):
     a = torch.ones(256, 256, device="cuda", dtype=torch.float64)
-    force(12)
+    force("tma_wgmma")
     for call, op in [(lambda: matmul(a, a), "matmul"), (lambda: linear(a, a), "linear")]:
-        message = (
-            rf"{op}: CUDA_OPS_GEMM_RUNG=12 \(tma_wgmma\) cannot do this product on this device: m 256, n 256, k 256"
-        )
+        message = f"{op}: CUDA_OPS_GEMM_PATH=tma_wgmma cannot do this product on this device: m 256, n 256, k 256"
         with pytest.raises(NotImplementedError, match=message):
             call()
 

@@ -118,10 +118,10 @@ static Tensor byte_workspace(const Tensor &like, size_t bytes)
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// The path that the environment's CUDA_OPS_CONV_PATH names, read at each call; CUDA_OPS_CONV2D_FASTEST without it.
+// The path that the environment's CUDA_OPS_CONV2D_PATH names, read at each call; CUDA_OPS_CONV2D_FASTEST without it.
 static int forced_path(const char *op)
 {
-    const char *const value = std::getenv("CUDA_OPS_CONV_PATH");
+    const char *const value = std::getenv("CUDA_OPS_CONV2D_PATH");
     if (!value || !*value)
         return CUDA_OPS_CONV2D_FASTEST;
     std::string names;
@@ -130,7 +130,7 @@ static int forced_path(const char *op)
             return path;
         names += names.empty() ? name : std::string(", ") + name;
     }
-    TORCH_CHECK(false, op, ": expected CUDA_OPS_CONV_PATH to be one of ", names, ", got ", value);
+    TORCH_CHECK(false, op, ": expected CUDA_OPS_CONV2D_PATH to be one of ", names, ", got ", value);
 }
 
 // Whether pictures that are not channels_last are to be copied to that order for the product, and its result back.
@@ -152,7 +152,7 @@ struct CudaRun {
     {
         TORCH_CHECK_NOT_IMPLEMENTED(path == CUDA_OPS_CONV2D_FASTEST ||
                                         cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
-                                    op, ": CUDA_OPS_CONV_PATH=", cuda_ops_conv2d_path_name_cuda(path),
+                                    op, ": CUDA_OPS_CONV2D_PATH=", cuda_ops_conv2d_path_name_cuda(path),
                                     " cannot do this convolution on this device: ", PASS_NAMES[pass], ", ",
                                     like.scalar_type(), sizes.allow_tf32 ? " (TF32 allowed)" : "", ", weight ",
                                     sizes.out_channels, " x ", sizes.in_channels / sizes.groups, " x ",

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "cpu_workspace.h"
@@ -90,14 +92,17 @@ cuda_ops_gemm_problem dense_problem(int64_t m, int64_t n, int64_t k, bool transp
 #ifdef CUDA_OPS_WITH_CUDA
 int forced_gemm_rung(const char *op)
 {
-    const char *const value = std::getenv("CUDA_OPS_GEMM_RUNG");
+    const char *const value = std::getenv("CUDA_OPS_GEMM_PATH");
     if (!value || !*value)
         return CUDA_OPS_GEMM_FASTEST;
-    char *end = nullptr;
-    const long number = std::strtol(value, &end, 10);
-    TORCH_CHECK(!*end && number > 0 && number < 100 && cuda_ops_gemm_rung_name_cuda(static_cast<int>(number)), op,
-                ": expected CUDA_OPS_GEMM_RUNG to be the number of a rung on CUDA (4 to 15, 62 or 71), got ", value);
-    return static_cast<int>(number);
+    std::string names;
+    for (int number = 1; number < 100; number++)
+        if (const char *const name = cuda_ops_gemm_rung_name_cuda(number)) {
+            if (std::strcmp(name, value) == 0)
+                return number;
+            names += names.empty() ? name : std::string(", ") + name;
+        }
+    TORCH_CHECK(false, op, ": expected CUDA_OPS_GEMM_PATH to be one of ", names, ", got ", value);
 }
 
 static cuda_ops_status launch_gemm(const Tensor &d, const void *a, const void *b, const void *bias,
@@ -113,8 +118,8 @@ cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const 
     const int rung = forced_gemm_rung(op);
     const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, rung, current_stream(op));
     TORCH_CHECK_NOT_IMPLEMENTED(rung == CUDA_OPS_GEMM_FASTEST || status != CUDA_OPS_INVALID_ARGUMENT, op,
-                                ": CUDA_OPS_GEMM_RUNG=", rung, " (", cuda_ops_gemm_rung_name_cuda(rung),
-                                ") cannot do this product on this device: m ", problem.m, ", n ", problem.n, ", k ",
+                                ": CUDA_OPS_GEMM_PATH=", cuda_ops_gemm_rung_name_cuda(rung),
+                                " cannot do this product on this device: m ", problem.m, ", n ", problem.n, ", k ",
                                 problem.k, ", ", problem.transpose_a ? "T" : "N", problem.transpose_b ? "T" : "N", ", ",
                                 d.scalar_type(), problem.allow_tf32 ? " (TF32 allowed)" : "");
     return status;

@@ -1,5 +1,5 @@
-// The GEMM of the C API for the glue of ops: how a matrix is stored, and a product on the current device by the rung
-// that the table or CUDA_OPS_GEMM_RUNG chooses.
+// The GEMM of the C API for the glue of ops: how a matrix is stored, and a product on the current device by the path
+// that the table or CUDA_OPS_GEMM_PATH chooses.
 #pragma once
 
 #include "checks.h"
@@ -21,7 +21,8 @@ cuda_ops_gemm_problem dense_problem(int64_t m, int64_t n, int64_t k, bool transp
                                     cuda_ops_dtype dtype);
 
 #ifdef CUDA_OPS_WITH_CUDA
-// The rung that the environment's CUDA_OPS_GEMM_RUNG forces, read at each call; CUDA_OPS_GEMM_FASTEST without it.
+// The rung of the path that the environment's CUDA_OPS_GEMM_PATH names, read at each call; CUDA_OPS_GEMM_FASTEST
+// without it.
 int forced_gemm_rung(const char *op);
 
 // Throws NotImplementedError where the forced rung cannot do the problem.

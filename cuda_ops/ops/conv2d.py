@@ -241,12 +241,12 @@ def conv2d(
             negative, an unknown word or 'same' with a stride.
         TypeError: stride, padding, dilation or groups are no integers, or a tensor is none.
         NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
-            ``CUDA_OPS_CONV_PATH`` names a kernel that cannot do this convolution.
+            ``CUDA_OPS_CONV2D_PATH`` names a kernel that cannot do this convolution.
 
     Under CUDA autocast the tensors are cast to its dtype. From compute capability 8.0 on float16, bfloat16 and, where
     ``torch.backends.cudnn.allow_tf32`` allows it, float32 go through tensor cores, fastest in channels_last, where the
     channels of a group are multiples of 8 (float32: 4) or there are one to four input channels. Which kernel is chosen
-    by shape, and ``CUDA_OPS_CONV_PATH`` in the environment forces one. Deterministic. Differentiable any number of
+    by shape, and ``CUDA_OPS_CONV2D_PATH`` in the environment forces one. Deterministic. Differentiable any number of
     times.
 
     Example:

@@ -63,12 +63,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises:
         TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_RUNG``
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_PATH``
             names a kernel that cannot do one of the products.
 
     Products are summed in float32 (float64 for float64). On CUDA, float32 operands of all but small products are
     rounded to TF32 where ``torch.backends.cuda.matmul.allow_tf32`` or ``torch.set_float32_matmul_precision`` allows
-    it, and kernels are those of :func:`matmul`, with the bias added as results are stored; ``CUDA_OPS_GEMM_RUNG``
+    it, and kernels are those of :func:`matmul`, with the bias added as results are stored; ``CUDA_OPS_GEMM_PATH``
     forces one. Under autocast the tensors are cast as PyTorch casts them. Differentiable any number of times.
 
     Example:

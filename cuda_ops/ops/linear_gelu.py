@@ -130,12 +130,12 @@ def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, appro
         TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, shapes, dtypes or devices do not fit each other, or `approximate`
             is neither of the two.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_RUNG``
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_PATH``
             names a kernel that cannot do one of the products.
 
     Bias and GELU are applied to the sums, in float32 (float64 for float64), as the product is stored; where a gradient
     is wanted, z is stored too, in the dtype of `input`, and GELU computed from it. The gradient of `bias` comes with
-    the pass that makes that of z. TF32, autocast and ``CUDA_OPS_GEMM_RUNG`` as in :func:`linear`. Differentiable any
+    the pass that makes that of z. TF32, autocast and ``CUDA_OPS_GEMM_PATH`` as in :func:`linear`. Differentiable any
     number of times.
 
     Example:

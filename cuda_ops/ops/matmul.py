@@ -61,15 +61,16 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     Raises:
         TypeError: `input` or `other` is no tensor.
         RuntimeError: `input` is not floating point or a scalar, or shapes, dtypes or devices do not fit each other.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_RUNG``
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_PATH``
             names a kernel that cannot do the product.
 
     Products are summed in float32 (float64 for float64). float32 operands are rounded to TF32 where
     ``torch.backends.cuda.matmul.allow_tf32`` or ``torch.set_float32_matmul_precision`` allows it. Under autocast the
     tensors are cast as PyTorch casts them. Differentiable any number of times.
 
-    On CUDA the kernel is chosen by shape, dtype and device; ``CUDA_OPS_GEMM_RUNG=<number>`` in the environment forces
-    a rung of the ladder (4 to 15, 62, 71; see cuda_ops.ladder.gemm).
+    On CUDA the kernel is chosen by shape, dtype and device; ``CUDA_OPS_GEMM_PATH=<name>`` in the environment forces
+    a path: ``simt``, ``mma``, ``sm90``, ``sm90_skinny``, ``direct``, or a rung that is for lessons alone, such as
+    ``naive``.
 
     Example:
         >>> a, b = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0])

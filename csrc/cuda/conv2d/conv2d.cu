@@ -15,13 +15,13 @@ static const ConvPath PATHS[] = {
      conv2d_few_channels_workspace, conv2d_few_channels},
     {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", conv2d_depthwise_supports, conv2d_depthwise_is_fast,
      conv2d_depthwise_workspace, conv2d_depthwise},
-    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast, conv2d_gemm_1x1_workspace,
+    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast, conv2d_gemm_1x1_workspace,
      conv2d_gemm_1x1},
-    {CUDA_OPS_CONV2D_SM90_HALO, "window", conv2d_sm90_halo_supports, conv2d_sm90_halo_is_fast,
+    {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", conv2d_sm90_halo_supports, conv2d_sm90_halo_is_fast,
      conv2d_sm90_halo_workspace, conv2d_sm90_halo},
-    {CUDA_OPS_CONV2D_SM90, "tensor", conv2d_sm90_supports, nullptr, conv2d_sm90_workspace, conv2d_sm90},
+    {CUDA_OPS_CONV2D_SM90, "sm90", conv2d_sm90_supports, nullptr, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
-    {CUDA_OPS_CONV2D_SIMT, "plain", conv2d_simt_supports, nullptr, conv2d_simt_workspace, conv2d_simt},
+    {CUDA_OPS_CONV2D_SIMT, "simt", conv2d_simt_supports, nullptr, conv2d_simt_workspace, conv2d_simt},
 };
 
 static ConvDevice current_conv_device()

@@ -1,5 +1,6 @@
-// gemm: D = activation(alpha * op(A) op(B) + bias). The table of the ladder's rungs, and the choice among them.
-// The kernels are in gemm/, one rung a file; each file's header says what bounds it and what it reaches.
+// gemm: D = activation(alpha * op(A) op(B) + bias). The table of kernels, and the choice among them. A row's number is
+// that of its rung in the ladder of lessons, its name the path's: the folder or file here, and CUDA_OPS_GEMM_PATH.
+// What the choice takes is in folders of that name; rungs that it never takes are in ladder/.
 #include "cuda_ops/gemm.h"
 
 #include "common/common.cuh"
@@ -16,14 +17,13 @@ static const GemmRung RUNGS[] = {
     {7, "register_tile", gemm_register_tile_supports, nullptr, gemm_register_tile},
     {8, "vectorised", gemm_vectorised_supports, nullptr, gemm_vectorised},
     {9, "warp_tile", gemm_warp_tile_supports, nullptr, gemm_warp_tile},
-    {10, "cp_async", gemm_cp_async_supports, gemm_cp_async_workspace, gemm_cp_async},
+    {10, "simt", gemm_simt_supports, gemm_simt_workspace, gemm_simt},
     // 11 to 13: tensor cores.
-    {11, "mma_sync", gemm_mma_sync_supports, gemm_mma_sync_workspace, gemm_mma_sync},
+    {11, "mma", gemm_mma_supports, gemm_mma_workspace, gemm_mma},
     {12, "tma_wgmma", gemm_tma_wgmma_supports, nullptr, gemm_tma_wgmma},
-    {13, "cluster_persistent", gemm_cluster_persistent_supports, gemm_cluster_persistent_workspace,
-     gemm_cluster_persistent},
+    {13, "sm90", gemm_sm90_supports, gemm_sm90_workspace, gemm_sm90},
     // 14 and 15: products that leave most of the GPU idle, and small ones.
-    {14, "skinny", gemm_skinny_supports, nullptr, gemm_skinny},
+    {14, "sm90_skinny", gemm_sm90_skinny_supports, nullptr, gemm_sm90_skinny},
     {15, "direct", gemm_direct_supports, nullptr, gemm_direct},
 };
 
@@ -44,7 +44,7 @@ static int band_of(const cuda_ops_gemm_problem &p, const GemmTime &t)
 }
 
 // What takes over where nothing is known about times: rungs from the fastest to the one that takes everything.
-static const int PREFERENCE[] = {13, 11, 10, 4};
+static const int PREFERENCE[] = {13, 11, 10};
 
 // The choice by shape: of all tiles (gemm/times.h) and cuts of k, the one that takes least time by the model there, but
 // no less than the bytes take. It tells the times of whole products to some 5 % where D has many tiles.
@@ -75,7 +75,7 @@ static double estimate(const GemmTime &t, const cuda_ops_gemm_problem &p, int64_
     const int64_t sum_size = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
     const bool cuts_last_wave = t.rung == 11 && p.dtype == CUDA_OPS_FLOAT64 && t.tile == 0 && splits == 1;
     const double waves =
-        cuts_last_wave ? gemm_mma_sync_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
+        cuts_last_wave ? gemm_mma_float64_waves(p, device) : (double)waves_of(t, p, m, n, splits, device);
     double time = waves * (t.sum * (double)ceil_div(p.k, splits) / 1024 + t.rest);
     if (splits > 1) // pieces go from block to block, or by way of memory
         time += cuts_in_clusters(t.rung) ? t.split * (double)(splits - 1)
@@ -120,8 +120,7 @@ static bool takes(const GemmTime &t, const cuda_ops_gemm_problem &p, bool swappe
     case 11: // float64's small tile is Hopper's
         return !swapped && (t.tile == 0 || device.capability >= 90);
     case 13: // 128 x 80, which cuts D of few rows as finely as the GPU has SMs, is timed for those alone
-        return gemm_cluster_persistent_takes(p, t.tile, swapped) &&
-               (t.n != 80 || (swapped ? p.n : p.m) <= t.m * t.cluster_m);
+        return gemm_sm90_takes(p, t.tile, swapped) && (t.n != 80 || (swapped ? p.n : p.m) <= t.m * t.cluster_m);
     case 14:
         return true;
     default:
@@ -146,7 +145,7 @@ static GemmPlan quickest(const GemmTime (&times)[COUNT], const GemmCall &call, G
                          double *microseconds = nullptr)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    const bool turns = p.dtype == CUDA_OPS_FLOAT32 && gemm_cluster_persistent_tf32_turns(p);
+    const bool turns = p.dtype == CUDA_OPS_FLOAT32 && gemm_sm90_tf32_turns(p);
     GemmPlan best = {};
     double least = 0;
     for (const GemmTime &t : times) {
@@ -200,7 +199,7 @@ static GemmPlan plan_for(const GemmCall &call, GemmDevice device, int only)
     if (p.dtype == CUDA_OPS_FLOAT32 && gemm_direct_uses_cores(p, device)) {
         double direct = 0;
         const GemmPlan plan = quickest(FLOAT32_TIMES, call, device, only, &direct);
-        const bool tiled = only == 0 && gemm_cp_async_microseconds(p, device) < direct;
+        const bool tiled = only == 0 && gemm_simt_microseconds(p, device) < direct;
         return tiled ? GemmPlan{10, 0, 1, 0, 8} : plan;
     }
     if (p.dtype == CUDA_OPS_FLOAT32 && p.transpose_a && !p.transpose_b)
@@ -222,17 +221,17 @@ static GemmCall without_pointers(const cuda_ops_gemm_problem &problem)
     return {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
 }
 
-GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, 13);
 }
 
-GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, 14);
 }
 
-GemmPlan gemm_mma_sync_float64_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
+GemmPlan gemm_mma_float64_plan(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_for(without_pointers(p), device, 11);
 }
@@ -294,11 +293,11 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
 {
     switch (plan.rung) {
     case 11:
-        return gemm_mma_sync_planned(call, device, plan);
+        return gemm_mma_planned(call, device, plan);
     case 13:
-        return gemm_cluster_persistent_planned(call, device, plan);
+        return gemm_sm90_planned(call, device, plan);
     case 14:
-        return gemm_skinny_planned(call, device, plan);
+        return gemm_sm90_skinny_planned(call, device, plan);
     case 15:
         return gemm_direct_planned(call, device, plan);
     default:
@@ -399,9 +398,9 @@ extern "C" int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_prob
 {
     const GemmRung *const rung = rung_numbered(plan->rung);
     if (plan->rung == 11)
-        return gemm_mma_sync_planned_workspace(*problem, current_gemm_device(), internal(*plan));
+        return gemm_mma_planned_workspace(*problem, current_gemm_device(), internal(*plan));
     if (plan->rung == 13)
-        return gemm_cluster_persistent_planned_workspace(*problem, internal(*plan));
+        return gemm_sm90_planned_workspace(*problem, internal(*plan));
     return rung && rung->workspace ? rung->workspace(*problem, current_gemm_device()) : 0;
 }
 

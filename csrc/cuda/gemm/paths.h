@@ -54,34 +54,32 @@ static inline GemmCall exchanged(const GemmCall &call)
 struct GemmPlan {
     int rung, tile, splits, swapped, group;
 };
-GemmPlan gemm_cluster_persistent_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 // Whether it has the tile for the problem's dtype and storage order.
-bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
-int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+bool gemm_sm90_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
+int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 // Its parts by dtype and storage of A.
-cuda_ops_status gemm_cluster_persistent_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_bfloat16_transposed(const GemmCall &call, GemmDevice device,
-                                                            const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call, GemmDevice device,
-                                                           const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_bfloat16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_float16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 // Tiles that two blocks make together, each with half of k.
-cuda_ops_status gemm_cluster_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_pair_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_cluster_persistent_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
-bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &problem);
+cuda_ops_status gemm_sm90_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_pair_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+int64_t gemm_sm90_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
+bool gemm_sm90_tf32_turns(const cuda_ops_gemm_problem &problem);
 
 // Rung 14's.
-GemmPlan gemm_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
-cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_sm90_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_sm90_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
 // Rung 15's. float64, and float32 where TF32 is not to be used, go by the CUDA cores and have tiles to choose from.
 bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &problem, GemmDevice device);
@@ -91,15 +89,15 @@ cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, con
 cuda_ops_status gemm_direct_float64(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
 // Rung 11's. float64 has three tiles, and its cuts of k are the plan's.
-GemmPlan gemm_mma_sync_float64_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
-int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan);
-cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
+GemmPlan gemm_mma_float64_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
+int64_t gemm_mma_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan);
+cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
 // How many waves of float64's tile 0 its products take with k whole, where the last wave's tiles may be cut.
-double gemm_mma_sync_float64_waves(const cuda_ops_gemm_problem &problem, GemmDevice device);
+double gemm_mma_float64_waves(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
 // About how long rung 10 takes in float32.
-double gemm_cp_async_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
+double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
 // For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
 // accumulation type; gemm_add_pieces makes D of them.
@@ -122,21 +120,21 @@ bool gemm_vectorised_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_vectorised(const GemmCall &call, GemmDevice device);
 bool gemm_warp_tile_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_warp_tile(const GemmCall &call, GemmDevice device);
-bool gemm_cp_async_supports(const GemmCall &call, GemmDevice device);
-int64_t gemm_cp_async_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
-cuda_ops_status gemm_cp_async(const GemmCall &call, GemmDevice device);
+bool gemm_simt_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_simt_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_simt(const GemmCall &call, GemmDevice device);
 // 11 to 13: tensor cores.
-bool gemm_mma_sync_supports(const GemmCall &call, GemmDevice device);
-int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
-cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device);
+bool gemm_mma_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_mma_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_mma(const GemmCall &call, GemmDevice device);
 bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device);
-bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device);
-int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
-cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device);
+bool gemm_sm90_supports(const GemmCall &call, GemmDevice device);
+int64_t gemm_sm90_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
+cuda_ops_status gemm_sm90(const GemmCall &call, GemmDevice device);
 // 14 and 15: small and skinny products.
-bool gemm_skinny_supports(const GemmCall &call, GemmDevice device);
-cuda_ops_status gemm_skinny(const GemmCall &call, GemmDevice device);
+bool gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device);
+cuda_ops_status gemm_sm90_skinny(const GemmCall &call, GemmDevice device);
 bool gemm_direct_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device);
 // clang-format on

@@ -99,7 +99,7 @@ typedef enum cuda_ops_conv2d_path {
     CUDA_OPS_CONV2D_MMA = 7 /* implicit GEMM on the tensor cores of capability 8.0 on: halves and TF32, channels_last */
 } cuda_ops_conv2d_path;
 
-/* A path's name, such as "tensor"; NULL for a number without one. */
+/* A path's name, such as "sm90_halo", which CUDA_OPS_CONV2D_PATH takes; NULL for a number without one. */
 const char *cuda_ops_conv2d_path_name_cuda(int path);
 
 /* The path that a call with `path` would take on the current device: `path` itself if that can make the product, for

@@ -67,7 +67,7 @@ enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LA
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if the rung cannot (dtype, alignment, device) or there is none. */
 int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung);
 
-/* A rung's name, such as "mma_sync"; NULL for a number without one. */
+/* A rung's name, such as "mma", which CUDA_OPS_GEMM_PATH takes; NULL for a number without one. */
 const char *cuda_ops_gemm_rung_name_cuda(int rung);
 
 /* Bytes of workspace for that call, on the current device; aligned to 256, for the call alone. Zero: may be NULL. */

@@ -1,4 +1,4 @@
-// conv2d's window path for bfloat16.
+// conv2d's sm90_halo path for bfloat16.
 #include "conv2d/sm90_halo/kernel.cuh"
 
 cuda_ops_status conv2d_sm90_halo_bfloat16(const WindowProduct &product, ConvDevice device, int row_bytes,

@@ -1,4 +1,4 @@
-// conv2d's window path for float16.
+// conv2d's sm90_halo path for float16.
 #include "conv2d/sm90_halo/kernel.cuh"
 
 cuda_ops_status conv2d_sm90_halo_float16(const WindowProduct &product, ConvDevice device, int row_bytes,

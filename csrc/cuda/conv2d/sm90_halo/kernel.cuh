@@ -1,4 +1,4 @@
-// The kernel of conv2d's window path, to be instantiated a dtype a file; conv2d/sm90_halo/sm90_halo.cu tells what it
+// The kernel of conv2d's sm90_halo path, to be instantiated a dtype a file; conv2d/sm90_halo/sm90_halo.cu tells what it
 // does.
 #ifndef CUDA_OPS_CONV2D_SM90_HALO_KERNEL_CUH
 #define CUDA_OPS_CONV2D_SM90_HALO_KERNEL_CUH

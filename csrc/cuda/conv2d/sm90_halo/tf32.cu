@@ -1,4 +1,4 @@
-// conv2d's window path for TF32.
+// conv2d's sm90_halo path for TF32.
 #include "conv2d/sm90_halo/kernel.cuh"
 
 cuda_ops_status conv2d_sm90_halo_tf32(const WindowProduct &product, ConvDevice device)

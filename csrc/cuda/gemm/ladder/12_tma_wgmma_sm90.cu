@@ -151,7 +151,7 @@ static cuda_ops_status launch_either_b(const GemmCall &call)
 bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    return gemm_cluster_persistent_supports(call, device) && p.batch <= MAX_GRID && !p.transpose_a &&
+    return gemm_sm90_supports(call, device) && p.batch <= MAX_GRID && !p.transpose_a &&
            (p.dtype != CUDA_OPS_FLOAT32 || p.transpose_b);
 }
 

@@ -279,8 +279,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
 }
 
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
-__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
-    gemm_mma_sync_float64_kernel(const __grid_constant__ MmaWork work)
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) gemm_mma_float64_kernel(const __grid_constant__ MmaWork work)
 {
     if constexpr (is_compiled<C>())
         multiply_float64<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>(work);
@@ -291,7 +290,7 @@ static cuda_ops_status launch_float64(const MmaWork &given, cudaStream_t stream)
 {
     MmaWork work = given;
     work.tiles_m = ceil_div(work.m, C::M), work.tiles_n = ceil_div(work.n, C::N);
-    const auto kernel = gemm_mma_sync_float64_kernel<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
+    const auto kernel = gemm_mma_float64_kernel<C, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
     constexpr int ring = C::STAGES * float64_stage<C, A_MN_MAJOR, B_MN_MAJOR>, results = C::M * (C::N + 8);
     constexpr int bytes = (ring > results ? ring : results) * (int)sizeof(double);
     static_assert(bytes * C::BLOCKS <= (C::STAGES > ShallowTile::STAGES ? 227 << 10 : 99 << 10),
@@ -320,7 +319,7 @@ static constexpr int ADD_THREADS = 256;
 
 // The tiles whose k was cut: the sums of their parts, in order.
 template <typename C>
-__global__ void __launch_bounds__(ADD_THREADS) gemm_mma_sync_float64_add_kernel(const __grid_constant__ MmaWork work)
+__global__ void __launch_bounds__(ADD_THREADS) gemm_mma_float64_add_kernel(const __grid_constant__ MmaWork work)
 {
     constexpr int BLOCKS = C::M * C::N / ADD_THREADS; // of a tile
     const int64_t tile = blockIdx.x / BLOCKS;
@@ -377,7 +376,7 @@ static Float64Plan plan_float64(const cuda_ops_gemm_problem &p, GemmDevice devic
     return plan;
 }
 
-int64_t gemm_mma_sync_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device)
+int64_t gemm_mma_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     // Without the pointers' alignment known: the plan that needs more.
     const Float64Plan plan = plan_float64(p, device, false);
@@ -385,13 +384,13 @@ int64_t gemm_mma_sync_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevi
     return plan.parts > 1 ? (tiles - plan.whole) * plan.parts * DeepTile::M * DeepTile::N * (int64_t)sizeof(double) : 0;
 }
 
-double gemm_mma_sync_float64_waves(const cuda_ops_gemm_problem &p, GemmDevice device)
+double gemm_mma_float64_waves(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return plan_float64(p, device, true).waves;
 }
 
-cuda_ops_status gemm_mma_sync_float64(const MmaWork &given, const cuda_ops_gemm_problem &p, bool aligned, int tile,
-                                      cudaStream_t stream)
+cuda_ops_status gemm_mma_float64(const MmaWork &given, const cuda_ops_gemm_problem &p, bool aligned, int tile,
+                                 cudaStream_t stream)
 {
     static_assert(ShallowTile::M == DeepTile::M && ShallowTile::N == DeepTile::N, "one plan for both");
     MmaWork work = given;
@@ -416,7 +415,7 @@ cuda_ops_status gemm_mma_sync_float64(const MmaWork &given, const cuda_ops_gemm_
         return status;
     work.tiles_m = ceil_div(work.m, DeepTile::M), work.tiles_n = ceil_div(work.n, DeepTile::N);
     const int64_t cut = work.tiles_m * work.tiles_n * work.batch - work.whole;
-    launch_dependent(gemm_mma_sync_float64_add_kernel<DeepTile>,
+    launch_dependent(gemm_mma_float64_add_kernel<DeepTile>,
                      dim3((unsigned int)(cut * DeepTile::M * DeepTile::N / ADD_THREADS)), ADD_THREADS, 0, stream, work);
     return launch_status();
 }

@@ -184,7 +184,7 @@ static constexpr int stage_elements =
     Slice<T, MmaTile<T>::M, A_MN_MAJOR>::SIZE + Slice<T, MmaTile<T>::N, B_MN_MAJOR>::SIZE;
 
 template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS, 2) gemm_mma_sync_kernel(const __grid_constant__ MmaWork work)
+__global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_constant__ MmaWork work)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     typedef MmaTile<T> C;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_sync_kernel(const __grid_
 template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
 static cuda_ops_status launch(const MmaWork &work, cudaStream_t stream)
 {
-    const auto kernel = gemm_mma_sync_kernel<T, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
+    const auto kernel = gemm_mma_kernel<T, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
     constexpr int bytes = MmaTile<T>::STAGES * stage_elements<T, A_MN_MAJOR, B_MN_MAJOR> * (int)sizeof(T);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     const int64_t blocks = work.tiles_m * work.tiles_n * work.batch * work.splits, most = INT32_MAX;
@@ -308,15 +308,14 @@ static cuda_ops_status launch_mma_sync(const MmaWork &work, const cuda_ops_gemm_
     return aligned ? launch_transposed<T, true>(work, p, stream) : launch_transposed<T, false>(work, p, stream);
 }
 
-cuda_ops_status gemm_mma_sync_bfloat16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
-                                       cudaStream_t stream);
-cuda_ops_status gemm_mma_sync_float16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
-                                      cudaStream_t stream);
-cuda_ops_status gemm_mma_sync_tf32(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
-                                   cudaStream_t stream);
-cuda_ops_status gemm_mma_sync_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
-                                      cudaStream_t stream);
+cuda_ops_status gemm_mma_bfloat16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+                                  cudaStream_t stream);
+cuda_ops_status gemm_mma_float16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,
+                                 cudaStream_t stream);
+cuda_ops_status gemm_mma_tf32(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, cudaStream_t stream);
+cuda_ops_status gemm_mma_float64(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned, int tile,
+                                 cudaStream_t stream);
 // Bytes for `partial`, where k is whole.
-int64_t gemm_mma_sync_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device);
+int64_t gemm_mma_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device);
 
 #endif

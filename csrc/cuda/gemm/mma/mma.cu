@@ -28,36 +28,36 @@ static int64_t pieces_of(const cuda_ops_gemm_problem &p, GemmDevice device)
     return pieces > 1 ? pieces : 1;
 }
 
-bool gemm_mma_sync_supports(const GemmCall &call, GemmDevice device)
+bool gemm_mma_supports(const GemmCall &call, GemmDevice device)
 {
     return device.capability >= 80 && (call.problem.dtype != CUDA_OPS_FLOAT32 || call.problem.allow_tf32);
 }
 
 static GemmPlan plan_of(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    return p.dtype == CUDA_OPS_FLOAT64 ? gemm_mma_sync_float64_plan(p, device)
+    return p.dtype == CUDA_OPS_FLOAT64 ? gemm_mma_float64_plan(p, device)
                                        : GemmPlan{11, 0, (int)pieces_of(p, device), 0, 8};
 }
 
-int64_t gemm_mma_sync_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int64_t gemm_mma_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return gemm_mma_sync_planned_workspace(problem, device, plan_of(problem, device));
+    return gemm_mma_planned_workspace(problem, device, plan_of(problem, device));
 }
 
-int64_t gemm_mma_sync_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan)
+int64_t gemm_mma_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan)
 {
     if (problem.dtype != CUDA_OPS_FLOAT64)
         return gemm_pieces_bytes(problem, pieces_of(problem, device));
-    return plan.splits == 1 && plan.tile == 0 ? gemm_mma_sync_float64_workspace(problem, device)
+    return plan.splits == 1 && plan.tile == 0 ? gemm_mma_float64_workspace(problem, device)
                                               : gemm_pieces_bytes(problem, plan.splits);
 }
 
-cuda_ops_status gemm_mma_sync(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_mma(const GemmCall &call, GemmDevice device)
 {
-    return gemm_mma_sync_planned(call, device, plan_of(call.problem, device));
+    return gemm_mma_planned(call, device, plan_of(call.problem, device));
 }
 
-cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     if (plan.tile > (p.dtype == CUDA_OPS_FLOAT64 ? 2 : 0))
@@ -88,16 +88,16 @@ cuda_ops_status gemm_mma_sync_planned(const GemmCall &call, GemmDevice device, c
     cuda_ops_status status = CUDA_OPS_UNSUPPORTED_DTYPE;
     switch (p.dtype) {
     case CUDA_OPS_BFLOAT16:
-        status = gemm_mma_sync_bfloat16(work, p, aligned, call.stream);
+        status = gemm_mma_bfloat16(work, p, aligned, call.stream);
         break;
     case CUDA_OPS_FLOAT16:
-        status = gemm_mma_sync_float16(work, p, aligned, call.stream);
+        status = gemm_mma_float16(work, p, aligned, call.stream);
         break;
     case CUDA_OPS_FLOAT32:
-        status = gemm_mma_sync_tf32(work, p, aligned, call.stream);
+        status = gemm_mma_tf32(work, p, aligned, call.stream);
         break;
     case CUDA_OPS_FLOAT64:
-        status = gemm_mma_sync_float64(work, p, aligned, plan.tile, call.stream);
+        status = gemm_mma_float64(work, p, aligned, plan.tile, call.stream);
         break;
     }
     return status == CUDA_OPS_SUCCESS && pieces > 1 ? gemm_add_pieces(call, pieces) : status;

@@ -21,6 +21,6 @@ typedef SimtTile<1, 1, 4, 4, 8, 8, 16, 3, 4, true> Tiny;
 enum { LARGE, SMALL, TALL, MIDDLE, SQUARE, TINY };
 
 // All but Large; of operands whose lines cannot be copied 16 bytes at a time Small, whichever is named.
-cuda_ops_status gemm_cp_async_small(const GemmCall &call, int tile, bool vectors, int64_t pieces);
+cuda_ops_status gemm_simt_small(const GemmCall &call, int tile, bool vectors, int64_t pieces);
 
 #endif

@@ -199,7 +199,7 @@ static cuda_ops_status launch_wide(const GemmCall &call, GemmDevice device)
 }
 #endif
 
-bool gemm_cp_async_has_wide(GemmDevice device)
+bool gemm_simt_has_sm90(GemmDevice device)
 {
 #if defined(CUDA_OPS_SM90A)
     return device.capability == 90;
@@ -209,7 +209,7 @@ bool gemm_cp_async_has_wide(GemmDevice device)
 #endif
 }
 
-cuda_ops_status gemm_cp_async_wide(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_simt_sm90(const GemmCall &call, GemmDevice device)
 {
 #if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;

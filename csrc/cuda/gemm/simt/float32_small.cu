@@ -1,7 +1,7 @@
 // gemm, rung 10 in float32 where D is not large: see gemm/simt/simt.cu.
 #include "gemm/simt/float32.cuh"
 
-cuda_ops_status gemm_cp_async_small(const GemmCall &call, int tile, bool vectors, int64_t pieces)
+cuda_ops_status gemm_simt_small(const GemmCall &call, int tile, bool vectors, int64_t pieces)
 {
     if (!vectors)
         return simt_launch<float, Small, 1>(call, pieces);

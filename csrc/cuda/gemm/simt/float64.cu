@@ -6,12 +6,12 @@
 typedef SimtTile<4, 2, 1, 4, 8, 4, 16, 2, 1> Tile; // 128 x 64, within the 64 KB of Turing
 static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 1, 1}};
 
-int64_t gemm_cp_async_float64_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int64_t gemm_simt_float64_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
     return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).pieces);
 }
 
-cuda_ops_status gemm_cp_async_float64(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_simt_float64(const GemmCall &call, GemmDevice device)
 {
     return simt_launch<double, Tile, 1>(call, simt_plan(CHOICES, call.problem, device).pieces);
 }

@@ -7,12 +7,12 @@
 typedef SimtTile<2, 2, 2, 4, 8, 8, 16, 2, 2> Tile; // 64 x 128
 static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 0.8, 1}};
 
-int64_t gemm_cp_async_halves_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int64_t gemm_simt_halves_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
     return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).pieces);
 }
 
-cuda_ops_status gemm_cp_async_halves(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_simt_halves(const GemmCall &call, GemmDevice device)
 {
     const int64_t pieces = simt_plan(CHOICES, call.problem, device).pieces;
     return call.problem.dtype == CUDA_OPS_FLOAT16 ? simt_launch<__half, Tile, 1>(call, pieces)

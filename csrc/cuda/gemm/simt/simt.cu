@@ -33,7 +33,7 @@ static Float32Plan plan_float32(const cuda_ops_gemm_problem &p, GemmDevice devic
     constexpr int64_t WIDE_M = 128, WIDE_N = 256, LARGE_START = 30, WIDE_START = 40;
     constexpr double WIDE_SPEED = 1.03;
     const SimtPlan &simt = plan.simt;
-    if (vectors && gemm_cp_async_has_wide(device) && simt.tile == LARGE && simt.pieces == 1 && p.k > 0) {
+    if (vectors && gemm_simt_has_sm90(device) && simt.tile == LARGE && simt.pieces == 1 && p.k > 0) {
         const int64_t size = device.multiprocessors;
         const int64_t large_tiles = ceil_div(p.m, Large::M) * ceil_div(p.n, Large::N) * p.batch;
         const int64_t wide_tiles = ceil_div(p.m, WIDE_M) * ceil_div(p.n, WIDE_N) * p.batch;
@@ -46,17 +46,17 @@ static Float32Plan plan_float32(const cuda_ops_gemm_problem &p, GemmDevice devic
     return plan;
 }
 
-static cuda_ops_status gemm_cp_async_float32(const GemmCall &call, GemmDevice device)
+static cuda_ops_status gemm_simt_float32(const GemmCall &call, GemmDevice device)
 {
     const bool vectors = simt_takes_vectors<float>(call);
     const Float32Plan plan = plan_float32(call.problem, device, vectors);
     if (plan.wide)
-        return gemm_cp_async_wide(call, device);
+        return gemm_simt_sm90(call, device);
     return vectors && plan.simt.tile == LARGE ? simt_launch<float, Large, 4>(call, plan.simt.pieces)
-                                              : gemm_cp_async_small(call, plan.simt.tile, vectors, plan.simt.pieces);
+                                              : gemm_simt_small(call, plan.simt.tile, vectors, plan.simt.pieces);
 }
 
-static int64_t gemm_cp_async_float32_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+static int64_t gemm_simt_float32_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
     const GemmCall call = {nullptr, nullptr, nullptr, nullptr, nullptr, problem, nullptr};
     const bool vectors = simt_takes_vectors<float>(call); // of misaligned pointers Small takes no more
@@ -67,40 +67,40 @@ static int64_t gemm_cp_async_float32_workspace(const cuda_ops_gemm_problem &prob
                                               : simt_workspace<Small>(problem, plan.simt.pieces);
 }
 
-double gemm_cp_async_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device)
+double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
     // A call's start, and the multiply-adds of an SM in a microsecond: on an H200 197e3 at 2048^3, 195e3 at 1024^3.
     constexpr double START = 4, SPEED = 196e3;
     return START + plan_float32(problem, device, true).simt.time / SPEED;
 }
 
-bool gemm_cp_async_supports(const GemmCall &, GemmDevice)
+bool gemm_simt_supports(const GemmCall &, GemmDevice)
 {
     return true;
 }
 
-int64_t gemm_cp_async_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int64_t gemm_simt_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
     switch (problem.dtype) {
     case CUDA_OPS_FLOAT32:
-        return gemm_cp_async_float32_workspace(problem, device);
+        return gemm_simt_float32_workspace(problem, device);
     case CUDA_OPS_FLOAT64:
-        return gemm_cp_async_float64_workspace(problem, device);
+        return gemm_simt_float64_workspace(problem, device);
     default:
-        return gemm_cp_async_halves_workspace(problem, device);
+        return gemm_simt_halves_workspace(problem, device);
     }
 }
 
-cuda_ops_status gemm_cp_async(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_simt(const GemmCall &call, GemmDevice device)
 {
     switch (call.problem.dtype) {
     case CUDA_OPS_FLOAT32:
-        return gemm_cp_async_float32(call, device);
+        return gemm_simt_float32(call, device);
     case CUDA_OPS_FLOAT64:
-        return gemm_cp_async_float64(call, device);
+        return gemm_simt_float64(call, device);
     case CUDA_OPS_FLOAT16:
     case CUDA_OPS_BFLOAT16:
-        return gemm_cp_async_halves(call, device);
+        return gemm_simt_halves(call, device);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }

@@ -1,7 +1,7 @@
 // Rung 13 for bfloat16, A stored m x k.
 #include "gemm/sm90/kernel.cuh"
 
-cuda_ops_status gemm_cluster_persistent_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_either_b<__nv_bfloat16, false>(call, device, plan);

@@ -1,8 +1,7 @@
 // Rung 13 for bfloat16, A stored k x m.
 #include "gemm/sm90/kernel.cuh"
 
-cuda_ops_status gemm_cluster_persistent_bfloat16_transposed(const GemmCall &call, GemmDevice device,
-                                                            const GemmPlan &plan)
+cuda_ops_status gemm_sm90_bfloat16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_either_b<__nv_bfloat16, true>(call, device, plan);

@@ -1,7 +1,7 @@
 // Rung 13 for float16, A stored m x k.
 #include "gemm/sm90/kernel.cuh"
 
-cuda_ops_status gemm_cluster_persistent_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_either_b<__half, false>(call, device, plan);

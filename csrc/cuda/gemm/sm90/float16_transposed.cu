@@ -1,8 +1,7 @@
 // Rung 13 for float16, A stored k x m.
 #include "gemm/sm90/kernel.cuh"
 
-cuda_ops_status gemm_cluster_persistent_float16_transposed(const GemmCall &call, GemmDevice device,
-                                                           const GemmPlan &plan)
+cuda_ops_status gemm_sm90_float16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_either_b<__half, true>(call, device, plan);

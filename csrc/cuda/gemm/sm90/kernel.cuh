@@ -352,8 +352,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
 
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, C::SHARING)
-    gemm_cluster_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                                   const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+    gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                     const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -442,7 +442,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         return CUDA_OPS_INVALID_ARGUMENT;
     work.total = (int)total;
 
-    const auto kernel = gemm_cluster_persistent_kernel<C>;
+    const auto kernel = gemm_sm90_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
     const int64_t clusters = C::ONE_TILE || total < room ? total : room;

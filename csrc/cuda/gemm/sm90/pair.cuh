@@ -160,8 +160,8 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
 
 template <typename C>
 __global__ void __launch_bounds__(3 * WARPGROUP, 1)
-    gemm_cluster_pair_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                             const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
+    gemm_sm90_pair_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                          const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
@@ -230,7 +230,7 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
     const int64_t total = (int64_t)work.clusters_m * work.clusters_n * p.batch;
     if (!mapped || total > INT32_MAX / 2)
         return CUDA_OPS_INVALID_ARGUMENT;
-    const auto kernel = gemm_cluster_pair_kernel<C>;
+    const auto kernel = gemm_sm90_pair_kernel<C>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
     start_clusters(kernel, total * 2, 3 * WARPGROUP, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
                    map_d, work);

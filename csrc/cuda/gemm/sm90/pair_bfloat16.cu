@@ -1,7 +1,7 @@
 // Rung 13's tiles that two blocks make together, in bfloat16; the kernel is in gemm/sm90/pair.cuh.
 #include "gemm/sm90/pair.cuh"
 
-cuda_ops_status gemm_cluster_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_pairs_of<__nv_bfloat16>(call, device, plan);

@@ -18,7 +18,7 @@
 #include "gemm/paths.h"
 #include "ptx/tma.cuh"
 
-bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device)
+bool gemm_sm90_supports(const GemmCall &call, GemmDevice device)
 {
 #if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
@@ -36,10 +36,9 @@ bool gemm_cluster_persistent_supports(const GemmCall &call, GemmDevice device)
 #endif
 }
 
-int64_t gemm_cluster_persistent_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPlan &plan)
+int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPlan &plan)
 {
-    return gemm_pieces_bytes(p, plan.splits) +
-           (p.dtype == CUDA_OPS_FLOAT32 ? gemm_cluster_persistent_tf32_bytes(p, plan.tile) : 0);
+    return gemm_pieces_bytes(p, plan.splits) + (p.dtype == CUDA_OPS_FLOAT32 ? gemm_sm90_tf32_bytes(p, plan.tile) : 0);
 }
 
 // Tiles of halves: the one that makes D or D transposed, and the first of those for batches. Of TF32: the first of
@@ -55,7 +54,7 @@ static bool is_pair(int tile)
     return tile >= FIRST_PAIR && tile <= LAST_PAIR;
 }
 
-bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
+bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
 {
     const bool tf32 = p.dtype == CUDA_OPS_FLOAT32;
     if (!tf32 && is_pair(tile)) {
@@ -70,9 +69,9 @@ bool gemm_cluster_persistent_takes(const cuda_ops_gemm_problem &p, int tile, boo
     return !swapped || tile == EITHER_WAY;
 }
 
-cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
-    if (!gemm_cluster_persistent_takes(original.problem, plan.tile, plan.swapped))
+    if (!gemm_sm90_takes(original.problem, plan.tile, plan.swapped))
         return CUDA_OPS_INVALID_ARGUMENT;
     const GemmCall call = plan.swapped ? exchanged(original) : original;
     if (is_pair(plan.tile) && plan.splits > 1)
@@ -80,31 +79,31 @@ cuda_ops_status gemm_cluster_persistent_planned(const GemmCall &original, GemmDe
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
         if (is_pair(plan.tile))
-            return gemm_cluster_pair_bfloat16(call, device, plan);
+            return gemm_sm90_pair_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
-            return gemm_cluster_persistent_small_bfloat16(call, device, plan);
-        return call.problem.transpose_a ? gemm_cluster_persistent_bfloat16_transposed(call, device, plan)
-                                        : gemm_cluster_persistent_bfloat16(call, device, plan);
+            return gemm_sm90_small_bfloat16(call, device, plan);
+        return call.problem.transpose_a ? gemm_sm90_bfloat16_transposed(call, device, plan)
+                                        : gemm_sm90_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
         if (is_pair(plan.tile))
-            return gemm_cluster_pair_float16(call, device, plan);
+            return gemm_sm90_pair_float16(call, device, plan);
         if (plan.tile >= SMALL)
-            return gemm_cluster_persistent_small_float16(call, device, plan);
-        return call.problem.transpose_a ? gemm_cluster_persistent_float16_transposed(call, device, plan)
-                                        : gemm_cluster_persistent_float16(call, device, plan);
+            return gemm_sm90_small_float16(call, device, plan);
+        return call.problem.transpose_a ? gemm_sm90_float16_transposed(call, device, plan)
+                                        : gemm_sm90_float16(call, device, plan);
     case CUDA_OPS_FLOAT32:
-        return gemm_cluster_persistent_tf32(call, device, plan);
+        return gemm_sm90_tf32(call, device, plan);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
 }
 
-int64_t gemm_cluster_persistent_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int64_t gemm_sm90_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return gemm_cluster_persistent_planned_workspace(problem, gemm_cluster_persistent_plan(problem, device));
+    return gemm_sm90_planned_workspace(problem, gemm_sm90_plan(problem, device));
 }
 
-cuda_ops_status gemm_cluster_persistent(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_sm90(const GemmCall &call, GemmDevice device)
 {
-    return gemm_cluster_persistent_planned(call, device, gemm_cluster_persistent_plan(call.problem, device));
+    return gemm_sm90_planned(call, device, gemm_sm90_plan(call.problem, device));
 }

@@ -1,7 +1,7 @@
 // Rung 13 for float16, tiles for batches of small matrices.
 #include "gemm/sm90/kernel.cuh"
 
-cuda_ops_status gemm_cluster_persistent_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_small_halves<__half>(call, device, plan);

@@ -2,7 +2,7 @@
 // kernel sees it, and never A K, B MN.
 #include "gemm/sm90/kernel.cuh"
 
-cuda_ops_status gemm_cluster_persistent_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     const bool a_mn_major = call.problem.transpose_a, b_mn_major = !call.problem.transpose_b;

@@ -49,7 +49,7 @@ static bool transposes_a(const cuda_ops_gemm_problem &p)
 }
 
 // Whether D is made transposed: where B is MN and A is K, or becomes that in the workspace.
-bool gemm_cluster_persistent_tf32_turns(const cuda_ops_gemm_problem &p)
+bool gemm_sm90_tf32_turns(const cuda_ops_gemm_problem &p)
 {
     return !p.transpose_b && (!p.transpose_a || transposes_a(p));
 }
@@ -60,7 +60,7 @@ static bool is_small(int tile)
 }
 
 // Bytes in front of the pieces' in the workspace.
-int64_t gemm_cluster_persistent_tf32_bytes(const cuda_ops_gemm_problem &p, int tile)
+int64_t gemm_sm90_tf32_bytes(const cuda_ops_gemm_problem &p, int tile)
 {
     if (!p.transpose_a || p.transpose_b || is_small(tile))
         return 0;
@@ -111,15 +111,15 @@ static cuda_ops_status launch_shared(const GemmCall &call, GemmDevice device, co
 }
 #endif
 
-cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_tf32(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     GemmCall call = original;
     GemmPlan how = plan;
     cuda_ops_gemm_problem &p = call.problem;
     if (is_small(plan.tile)) {
-        how.swapped = gemm_cluster_persistent_tf32_turns(p);
-        return gemm_cluster_persistent_small_tf32(how.swapped ? exchanged(call) : call, device, how);
+        how.swapped = gemm_sm90_tf32_turns(p);
+        return gemm_sm90_small_tf32(how.swapped ? exchanged(call) : call, device, how);
     }
     if (p.transpose_a && !p.transpose_b) {
         const bool a = transposes_a(p);
@@ -128,7 +128,7 @@ cuda_ops_status gemm_cluster_persistent_tf32(const GemmCall &original, GemmDevic
               : transpose(call.b, p.ldb, p.stride_b, (float *)call.workspace, p.n, p.k, p.batch, call.stream);
         if (status != CUDA_OPS_SUCCESS)
             return status;
-        call.workspace = (char *)call.workspace + gemm_cluster_persistent_tf32_bytes(original.problem, plan.tile);
+        call.workspace = (char *)call.workspace + gemm_sm90_tf32_bytes(original.problem, plan.tile);
         if (a)
             p.transpose_a = 0;
         else

@@ -1,7 +1,7 @@
 // Rung 14 for bfloat16.
 #include "gemm/sm90_skinny/kernel.cuh"
 
-cuda_ops_status gemm_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
 #if defined(CUDA_OPS_SM90A)
     return launch_halves<__nv_bfloat16>(call, device, plan);

@@ -172,8 +172,8 @@ __device__ __forceinline__ bool add_cluster(const SkinnyWork &work, float (&sum)
 
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
-    gemm_skinny_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                       const __grid_constant__ SkinnyWork work)
+    gemm_sm90_skinny_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                            const __grid_constant__ SkinnyWork work)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     typedef typename C::T T;
@@ -310,7 +310,7 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
         work.stages = C::stages(work.splits, 1);
     if (!mapped || blocks > INT32_MAX || work.stages * C::STAGE_BYTES < C::LINE_BYTES)
         return CUDA_OPS_INVALID_ARGUMENT;
-    const auto kernel = gemm_skinny_kernel<C>;
+    const auto kernel = gemm_sm90_skinny_kernel<C>;
     // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10);
     start_clusters(kernel, blocks, C::THREADS, work.splits, C::shared_bytes(work.splits, work.stages),

@@ -14,28 +14,27 @@
 #include "gemm/paths.h"
 #include "ptx/tma.cuh"
 
-bool gemm_skinny_supports(const GemmCall &call, GemmDevice device)
+bool gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    return gemm_cluster_persistent_supports(call, device) &&
-           (p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b));
+    return gemm_sm90_supports(call, device) && (p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b));
 }
 
-cuda_ops_status gemm_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
+cuda_ops_status gemm_sm90_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     switch (call.problem.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return gemm_skinny_bfloat16(call, device, plan);
+        return gemm_sm90_skinny_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
-        return gemm_skinny_float16(call, device, plan);
+        return gemm_sm90_skinny_float16(call, device, plan);
     case CUDA_OPS_FLOAT32:
-        return gemm_skinny_tf32(call, device, plan);
+        return gemm_sm90_skinny_tf32(call, device, plan);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
 }
 
-cuda_ops_status gemm_skinny(const GemmCall &call, GemmDevice device)
+cuda_ops_status gemm_sm90_skinny(const GemmCall &call, GemmDevice device)
 {
-    return gemm_skinny_planned(call, device, gemm_skinny_plan(call.problem, device));
+    return gemm_sm90_skinny_planned(call, device, gemm_sm90_skinny_plan(call.problem, device));
 }
