@@ -34,7 +34,7 @@ struct MmaPixels {
     int kernel_width, tiles_n;
     bool in_residues; // a walk for each residue, else the one that is given
     int residues_x;
-    residue_line lines[2];
+    stride_phase_axis lines[2];
     MmaWalk walk;
 };
 
@@ -139,8 +139,8 @@ struct MmaWarps {
 __device__ __forceinline__ MmaWalk walk_of_residue(const MmaPixels &work, int residue)
 {
     const int64_t y = residue / work.residues_x, x = residue % work.residues_x;
-    const residue_line &rows = work.lines[0], &columns = work.lines[1];
-    const residue_taps taps_y = taps_of_residue(rows, y), taps_x = taps_of_residue(columns, x);
+    const stride_phase_axis &rows = work.lines[0], &columns = work.lines[1];
+    const stride_phase_taps taps_y = taps_of_stride_phase(rows, y), taps_x = taps_of_stride_phase(columns, x);
     MmaWalk walk;
     walk.grid_height = (int)ceil_div(rows.extent - y, rows.stride);
     walk.grid_width = (int)ceil_div(columns.extent - x, columns.stride);

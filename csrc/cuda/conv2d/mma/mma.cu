@@ -17,6 +17,7 @@
 // Bound by the loads of fragments from shared memory and by the instructions for addresses; measured on an H200,
 // benchmarks/notes/conv2d.md.
 #include "conv2d/mma/kernel.cuh"
+#include "conv2d/split_k.h"
 
 static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256, MOST_BLOCKS = 65535; // of a grid's y or z
 
@@ -74,7 +75,7 @@ bool conv2d_mma_supports(const ConvCall &call, ConvDevice device)
     const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const int64_t most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width, element = tf32 ? 4 : 2;
     if (device.capability < 80 || !(tf32 || halves) || s.batch < 1 || s.in_channels < 1 || s.out_channels < 1 ||
-        s.groups > MOST_BLOCKS || !conv2d_pictures_are_channels_last(s))
+        s.groups > MOST_BLOCKS || !conv2d_images_are_channels_last(s))
         return false;
     const int64_t channels = s.in_channels / s.groups, outs = s.out_channels / s.groups;
     if (s.in_channels * taps > most || s.out_channels * taps > most || s.in_channels > most / s.out_channels ||
@@ -84,7 +85,7 @@ bool conv2d_mma_supports(const ConvCall &call, ConvDevice device)
     const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT, forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     if ((!input && channels * element % 16 != 0) || (!forward && outs * element % 16 != 0))
         return false;
-    if (input && residues_of(residue_rows(s)) * residues_of(residue_columns(s)) > MOST_BLOCKS)
+    if (input && stride_phase_count(stride_phase_rows(s)) * stride_phase_count(stride_phase_columns(s)) > MOST_BLOCKS)
         return false;
     const void *const other = forward ? call.weight : call.output;
     return is_aligned_16(input ? call.output : call.input) && is_aligned_16(other) && is_aligned_16(call.result);
@@ -123,8 +124,8 @@ static cuda_ops_status backward_weight(const ConvCall &call, ConvDevice device)
     const cuda_ops_status status = conv2d_mma_weight(work, plan.tile, grid, call.dtype, call.stream);
     if (status != CUDA_OPS_SUCCESS || !plan.sums_pieces)
         return status;
-    return conv2d_sum_pieces(call.result, (const float *)call.workspace, s, work.channels, plan.pieces, call.dtype,
-                             call.stream);
+    return conv2d_sum_weight_splits(call.result, (const float *)call.workspace, s, work.channels, plan.pieces,
+                                    call.dtype, call.stream);
 }
 
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
@@ -180,10 +181,10 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
         work.result_height = (int)s.in_height, work.result_width = (int)s.in_width;
         work.channels = (int)outs, work.columns = (int)channels;
         work.in_residues = true;
-        work.lines[0] = residue_rows(s);
-        work.lines[1] = residue_columns(s);
-        work.residues_x = (int)residues_of(work.lines[1]);
-        residue_count = work.residues_x * residues_of(work.lines[0]);
+        work.lines[0] = stride_phase_rows(s);
+        work.lines[1] = stride_phase_columns(s);
+        work.residues_x = (int)stride_phase_count(work.lines[1]);
+        residue_count = work.residues_x * stride_phase_count(work.lines[0]);
         places = s.batch * ceil_div(s.in_height, s.stride_height) * ceil_div(s.in_width, s.stride_width);
     }
     const int64_t tiles_m = ceil_div(places, 128);
