@@ -204,4 +204,4 @@ def extensions():
 
 
 metadata_only = os.environ.get("CUDA_OPS_METADATA_ONLY") == "1"
-setup(version=VERSION, **({} if metadata_only else extensions()))
+setup(version=VERSION, license="BSD-3-Clause", **({} if metadata_only else extensions()))
