@@ -140,6 +140,7 @@ def extensions():
             python = [f"-I{sysconfig.get_path('include')}"]
             cxx = [*shlex.split(os.environ.get("CXX", "c++")), *common, *includes, *defines]
             nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", f"{cuda_home}/bin/nvcc"))
+            nvcc = compiling.without_noise(nvcc)
             nvcc += ["-Xcompiler=-fPIC", *([f"-ccbin={os.environ['CC']}"] if "CC" in os.environ else []), *includes]
 
             def steps(sources, command):
