@@ -145,6 +145,7 @@ def extensions():
 
             cxx = [*shlex.split(os.environ.get("CXX", "c++")), *common, *includes("torch"), *defines]
             nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", f"{cuda_home}/bin/nvcc"))
+            nvcc = compiling.without_noise(nvcc)
             nvcc += ["-Xcompiler=-fPIC", *([f"-ccbin={os.environ['CC']}"] if "CC" in os.environ else [])]
             nvcc += includes("cuda")
 
@@ -210,4 +211,4 @@ def extensions():
 
 
 metadata_only = os.environ.get("CUDA_OPS_METADATA_ONLY") == "1"
-setup(version=VERSION, **({} if metadata_only else extensions()))
+setup(version=VERSION, license="BSD-3-Clause", **({} if metadata_only else extensions()))

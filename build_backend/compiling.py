@@ -125,6 +125,25 @@ def glue_units(sources, folder):
     return paths
 
 
+# ptxas tells each place where it starts a group of wgmma itself, in kernels whose accumulators it moves between
+# registers at the turn of a loop. It has no option to be silent of that alone, and -w would hide its warnings too.
+NOISE = re.compile(r"^ptxas info +: \(C7519\) warpgroup\.arrive is injected .*(\n|\Z)", re.MULTILINE)
+
+
+def run_without_noise(command):
+    """Runs a compiler, prints what it says less those lines, and returns its exit status."""
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    sys.stdout.write(NOISE.sub("", result.stdout))
+    return result.returncode
+
+
+def without_noise(command):
+    """The command, run by the function above."""
+    return [sys.executable, str(Path(__file__).resolve().relative_to(CSRC.parent)), *command]
+
+
 RULE = """ninja_required_version = 1.3
 builddir = {folder}
 rule compile
@@ -157,3 +176,7 @@ def compile_all(steps, folder, jobs):
     sys.stdout.flush()
     if subprocess.run([ninja, "-f", str(path), "-j", jobs], check=False).returncode != 0:
         sys.exit("cuda_ops: compiling failed; the compiler's message is above.")
+
+
+if __name__ == "__main__":
+    sys.exit(run_without_noise(sys.argv[1:]))
