@@ -8,6 +8,7 @@
 #include "cuda_ops/cross_entropy.h"
 
 #include "common/loss.cuh"
+#include "common/paths.h"
 #include "common/thread_group.cuh"
 
 // What forward and backward share. Names as in the header.
@@ -198,16 +199,9 @@ static team_shape forward_team(int64_t columns, int64_t classes, int64_t inner)
     return choose_team(classes, inner, longest_of_warp(columns, 4));
 }
 
-static unsigned int forward_grid(int64_t columns, int64_t classes, int64_t inner)
+static int64_t forward_blocks(int64_t columns, int64_t classes, int64_t inner)
 {
-    const team_shape shape = forward_team(columns, classes, inner);
-    const int64_t blocks = team_blocks(columns, shape);
-    return classes <= WARP_SIZE && blocks <= ROUNDS_OF_ONE_BLOCK ? 1 : clamp_to_partials(blocks);
-}
-
-extern "C" size_t cuda_ops_cross_entropy_workspace_cuda(int64_t outer, int64_t classes, int64_t inner)
-{
-    return partials_bytes(forward_grid(outer * inner, classes, inner));
+    return team_blocks(columns, forward_team(columns, classes, inner));
 }
 
 template <typename T>
@@ -231,12 +225,10 @@ static problem<T> make_problem(const void *input, const int64_t *target, const v
 template <typename T>
 static cuda_ops_status cross_entropy_forward(T *losses, void *statistics, void *total_weight, double *partials,
                                              cuda_ops_index_error *error, const problem<T> &p,
-                                             cuda_ops_reduction reduction, cudaStream_t stream)
+                                             cuda_ops_reduction reduction, unsigned int grid, cudaStream_t stream)
 {
     const team_shape shape = forward_team(p.columns, p.classes, p.inner);
     const bool reduced = reduction != CUDA_OPS_REDUCTION_NONE;
-    const unsigned int grid =
-        reduced ? forward_grid(p.columns, p.classes, p.inner) : clamp_grid(team_blocks(p.columns, shape));
     CUDA_OPS_TEAM_DISPATCH(
         shape, TEAM, STRIDED,
         launch_dependent(p.probabilities || p.spread > 0 ? cross_entropy_forward_kernel<T, TEAM, STRIDED, true>
@@ -265,6 +257,103 @@ static cuda_ops_status cross_entropy_backward(T *grad_input, const T *grad_outpu
     return launch_status();
 }
 
+// The forward pass as a launcher gets it.
+struct CrossEntropyCall {
+    void *losses, *statistics, *total_weight, *workspace;
+    cuda_ops_index_error *error;
+    const void *input, *probabilities, *weight;
+    const int64_t *target;
+    int64_t outer, classes, inner, ignore_index;
+    double label_smoothing;
+    cuda_ops_reduction reduction;
+    cuda_ops_dtype dtype;
+    cudaStream_t stream;
+};
+
+static cuda_ops_status forward(const CrossEntropyCall &call, unsigned int grid)
+{
+    CUDA_OPS_DISPATCH(call.dtype, T,
+                      return cross_entropy_forward(
+                          (T *)call.losses, call.statistics, call.total_weight, (double *)call.workspace, call.error,
+                          make_problem<T>(call.input, call.target, call.probabilities, call.weight, call.outer,
+                                          call.classes, call.inner, call.ignore_index, call.label_smoothing),
+                          call.reduction, grid, call.stream));
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+static Answer one_block_supports(const CrossEntropyCall &call, const Device &)
+{
+    return call.reduction != CUDA_OPS_REDUCTION_NONE ? YES : no("there is no reduction");
+}
+
+static Answer one_block_is_fast(const CrossEntropyCall &call, const Device &)
+{
+    return call.classes <= WARP_SIZE &&
+                   forward_blocks(call.outer * call.inner, call.classes, call.inner) <= ROUNDS_OF_ONE_BLOCK
+               ? YES
+               : no("more than 32 classes, or work for more than 4 rounds of a block");
+}
+
+static int64_t one_block_workspace(const CrossEntropyCall &, const Device &)
+{
+    return (int64_t)partials_bytes(1);
+}
+
+static cuda_ops_status one_block(const CrossEntropyCall &call, const Device &)
+{
+    return forward(call, 1);
+}
+
+static Answer blocks_supports(const CrossEntropyCall &, const Device &)
+{
+    return YES;
+}
+
+static unsigned int grid_of(const CrossEntropyCall &call)
+{
+    const int64_t blocks = forward_blocks(call.outer * call.inner, call.classes, call.inner);
+    return call.reduction != CUDA_OPS_REDUCTION_NONE ? clamp_to_partials(blocks) : clamp_grid(blocks);
+}
+
+static int64_t blocks_workspace(const CrossEntropyCall &call, const Device &)
+{
+    return (int64_t)partials_bytes(grid_of(call));
+}
+
+static cuda_ops_status blocks(const CrossEntropyCall &call, const Device &)
+{
+    return forward(call, grid_of(call));
+}
+
+static PathTable<CrossEntropyCall, 2> table = {
+    {"CUDA_OPS_CROSS_ENTROPY_PATH"},
+    {{"one_block", "cross_entropy.cu", "cross_entropy_forward_kernel", one_block_supports, one_block_is_fast,
+      one_block_workspace, one_block},
+     {"blocks", "cross_entropy.cu", "cross_entropy_forward_kernel loss_reduce_kernel", blocks_supports, nullptr,
+      blocks_workspace, blocks}}};
+
+static CrossEntropyCall call_of_sizes(int64_t outer, int64_t classes, int64_t inner, cuda_ops_reduction reduction,
+                                      cuda_ops_dtype dtype)
+{
+    CrossEntropyCall call = {};
+    call.outer = outer, call.classes = classes, call.inner = inner;
+    call.reduction = reduction, call.dtype = dtype;
+    return call;
+}
+
+extern "C" size_t cuda_ops_cross_entropy_workspace_cuda(int64_t outer, int64_t classes, int64_t inner)
+{
+    const CrossEntropyCall call = call_of_sizes(outer, classes, inner, CUDA_OPS_REDUCTION_MEAN, CUDA_OPS_FLOAT32);
+    return outer == 0 || inner == 0 ? 0 : (size_t)path_workspace(table, call);
+}
+
+extern "C" int cuda_ops_cross_entropy_paths_cuda(cuda_ops_path_report *reports, int room, int64_t outer,
+                                                 int64_t classes, int64_t inner, cuda_ops_reduction reduction,
+                                                 cuda_ops_dtype dtype, const cuda_ops_device_facts *device)
+{
+    return report_paths(reports, room, table, call_of_sizes(outer, classes, inner, reduction, dtype), device);
+}
+
 extern "C" cuda_ops_status
 cuda_ops_cross_entropy_forward_cuda(void *losses, void *statistics, void *total_weight, void *workspace,
                                     cuda_ops_index_error *error, const void *input, const int64_t *target,
@@ -274,12 +363,9 @@ cuda_ops_cross_entropy_forward_cuda(void *losses, void *statistics, void *total_
 {
     if (outer == 0 || inner == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(dtype, T,
-                      return cross_entropy_forward((T *)losses, statistics, total_weight, (double *)workspace, error,
-                                                   make_problem<T>(input, target, probabilities, weight, outer, classes,
-                                                                   inner, ignore_index, label_smoothing),
-                                                   reduction, stream));
-    return CUDA_OPS_SUCCESS;
+    return run_path(table, CrossEntropyCall{losses, statistics, total_weight, workspace, error, input, probabilities,
+                                            weight, target, outer, classes, inner, ignore_index, label_smoothing,
+                                            reduction, dtype, stream});
 }
 
 extern "C" cuda_ops_status

@@ -15,6 +15,7 @@
 #include "cuda_ops/linear_cross_entropy.h"
 
 #include "common/loss.cuh"
+#include "common/paths.h"
 #include "common/skinny_gemm.cuh"
 #include "common/thread_group.cuh"
 
@@ -456,19 +457,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static bool is_small_head(int64_t in_features, int64_t classes, cuda_ops_dtype dtype)
-{
-    if (classes < 1 || classes > MOST_CLASSES || in_features < 1 || in_features > MOST_FEATURES ||
-        compute_capability() < 80)
-        return false;
-    int device = 0, available = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const size_t needed = dtype == CUDA_OPS_FLOAT64 ? head_shared_bytes<double>((int)classes, (int)in_features)
-                                                    : head_shared_bytes<float>((int)classes, (int)in_features);
-    return needed + 1024 <= (size_t)available; // 1 KB for what the kernel declares itself
-}
-
 static int64_t small_head_blocks(int64_t rows)
 {
     const int64_t tiles = ceil_div(rows, TILE_ROWS);
@@ -675,18 +663,117 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, 
     return launch_status();
 }
 
+// One call as a launcher gets it.
+struct HeadCall {
+    void *losses, *total_weight, *grad_input, *grad_weight, *grad_bias, *workspace;
+    cuda_ops_index_error *error;
+    const void *input, *weight, *bias, *row_scale;
+    const int64_t *target;
+    int64_t rows, in_features, classes, ignore_index;
+    double label_smoothing;
+    cuda_ops_reduction reduction;
+    cuda_ops_dtype dtype, parameter_dtype;
+    cudaStream_t stream;
+};
+
+template <typename T, typename P>
+static head_problem<T, P> problem_of(const HeadCall &call)
+{
+    typedef accumulate_type<T> A;
+    head_problem<T, P> p = {};
+    p.losses = (P *)call.losses, p.total_weight = (A *)call.total_weight, p.grad_input = (T *)call.grad_input;
+    p.grad_weight = (A *)call.grad_weight, p.grad_bias = (A *)call.grad_bias, p.error = call.error;
+    p.input = (const T *)call.input, p.weight = (const P *)call.weight, p.bias = (const P *)call.bias;
+    p.target = call.target, p.row_scale = (const P *)call.row_scale;
+    p.rows = call.rows, p.ignore_index = call.ignore_index, p.reduction = call.reduction;
+    p.keep = (A)(1 - call.label_smoothing), p.spread = (A)(call.label_smoothing / (double)call.classes);
+    return p;
+}
+
+static Answer few_classes_supports(const HeadCall &call, const Device &device)
+{
+    if (call.classes < 1 || call.classes > MOST_CLASSES)
+        return no("takes 1 to 16 classes");
+    if (call.in_features < 1 || call.in_features > MOST_FEATURES)
+        return no("takes 1 to 1024 in_features");
+    if (device.capability < 80)
+        return NEEDS_80;
+    const size_t needed = call.dtype == CUDA_OPS_FLOAT64
+                              ? head_shared_bytes<double>((int)call.classes, (int)call.in_features)
+                              : head_shared_bytes<float>((int)call.classes, (int)call.in_features);
+    return needed + 1024 <= (size_t)device.shared_bytes // 1 KB for what the kernel declares itself
+               ? YES
+               : no("weight does not fit into the shared memory of a block");
+}
+
+static int64_t few_classes_workspace(const HeadCall &call, const Device &)
+{
+    return (int64_t)(2 * sizeof(double) * MOST_BLOCKS) +
+           small_head_blocks(call.rows) * accumulate_bytes(call.dtype) *
+               head_sums((int)call.classes, (int)ceil_div(call.in_features, 4));
+}
+
+static cuda_ops_status few_classes(const HeadCall &call, const Device &)
+{
+    CUDA_OPS_MIXED_DISPATCH(call.dtype, call.parameter_dtype, T, P, {
+        head_problem<T, P> p = problem_of<T, P>(call);
+        p.in_features = (int)call.in_features, p.classes = (int)call.classes;
+        return small_head(p, call.workspace, call.stream);
+    });
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+static Answer chunks_supports(const HeadCall &, const Device &)
+{
+    return YES;
+}
+
+static int64_t chunks_workspace(const HeadCall &call, const Device &)
+{
+    const int64_t elements = chunk_rows(call.rows, call.classes, call.dtype) * chunk_pitch(call.classes);
+    const bool half = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    return ceil_div(elements * (accumulate_bytes(call.dtype) + (half ? 2 : 0)), 256) * 256 +
+           2 * (int64_t)sizeof(double) * call.rows;
+}
+
+static cuda_ops_status chunks(const HeadCall &call, const Device &)
+{
+    CUDA_OPS_MIXED_DISPATCH(call.dtype, call.parameter_dtype, T, P,
+                            return large_head(problem_of<T, P>(call), call.workspace, call.in_features, call.classes,
+                                              call.dtype, call.stream));
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+static PathTable<HeadCall, 2> table = {
+    {"CUDA_OPS_LINEAR_CROSS_ENTROPY_PATH"},
+    {{"few_classes", "linear_cross_entropy.cu", "linear_cross_entropy_kernel linear_cross_entropy_sums_kernel",
+      few_classes_supports, nullptr, few_classes_workspace, few_classes},
+     {"chunks", "linear_cross_entropy.cu", "skinny_gemm_kernel grad_logits_kernel", chunks_supports, nullptr,
+      chunks_workspace, chunks}}};
+
+static HeadCall call_of_sizes(int64_t rows, int64_t in_features, int64_t classes, cuda_ops_dtype dtype)
+{
+    HeadCall call = {};
+    call.rows = rows, call.in_features = in_features, call.classes = classes;
+    call.dtype = call.parameter_dtype = dtype;
+    return call;
+}
+
+// What the choice sees is known here, so that one row's bytes are enough.
 extern "C" size_t cuda_ops_linear_cross_entropy_workspace_cuda(int64_t rows, int64_t in_features, int64_t classes,
                                                                cuda_ops_dtype dtype)
 {
-    if (rows == 0)
-        return 0;
-    if (is_small_head(in_features, classes, dtype))
-        return 2 * sizeof(double) * MOST_BLOCKS + (size_t)(small_head_blocks(rows) * accumulate_bytes(dtype) *
-                                                           head_sums((int)classes, (int)ceil_div(in_features, 4)));
-    const int64_t elements = chunk_rows(rows, classes, dtype) * chunk_pitch(classes);
-    const bool half = dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-    return (size_t)(ceil_div(elements * (accumulate_bytes(dtype) + (half ? 2 : 0)), 256) * 256) +
-           2 * sizeof(double) * (size_t)rows;
+    const HeadCall call = call_of_sizes(rows, in_features, classes, dtype);
+    const Device device = current_device();
+    const int row = find_path(table, call, device);
+    return rows == 0 || row == 2 ? 0 : (size_t)table.rows[row].workspace(call, device);
+}
+
+extern "C" int cuda_ops_linear_cross_entropy_paths_cuda(cuda_ops_path_report *reports, int room, int64_t rows,
+                                                        int64_t in_features, int64_t classes, cuda_ops_dtype dtype,
+                                                        const cuda_ops_device_facts *device)
+{
+    return report_paths(reports, room, table, call_of_sizes(rows, in_features, classes, dtype), device);
 }
 
 extern "C" cuda_ops_status
@@ -699,20 +786,13 @@ cuda_ops_linear_cross_entropy_cuda(void *losses, void *total_weight, void *grad_
 {
     if (rows == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P, {
-        typedef accumulate_type<T> A;
-        head_problem<T, P> p = {};
-        p.losses = (P *)losses, p.total_weight = (A *)total_weight, p.grad_input = (T *)grad_input;
-        p.grad_weight = (A *)grad_weight, p.grad_bias = (A *)grad_bias, p.error = error, p.input = (const T *)input;
-        p.weight = (const P *)weight, p.bias = (const P *)bias, p.target = target, p.row_scale = (const P *)row_scale;
-        p.rows = rows, p.ignore_index = ignore_index, p.reduction = reduction;
-        p.keep = (A)(1 - label_smoothing), p.spread = (A)(label_smoothing / (double)classes);
-        if (!is_small_head(in_features, classes, dtype))
-            return large_head(p, workspace, in_features, classes, dtype, stream);
-        p.in_features = (int)in_features, p.classes = (int)classes;
-        return small_head(p, workspace, stream);
-    });
-    return CUDA_OPS_UNSUPPORTED_DTYPE;
+    const HeadCall call = {losses, total_weight,    grad_input, grad_weight,  grad_bias,       workspace,
+                           error,  input,           weight,     bias,         row_scale,       target,
+                           rows,   in_features,     classes,    ignore_index, label_smoothing, reduction,
+                           dtype,  parameter_dtype, stream};
+    const Device device = current_device();
+    const int row = find_path(table, call, device);
+    return row == 2 ? no_path(table) : table.rows[row].launch(call, device);
 }
 
 // The gradients for grad_output = 1, times what it turned out to be

@@ -8,6 +8,7 @@
 // forward; two reads, one write backward.
 #include "cuda_ops/log_softmax.h"
 
+#include "common/paths.h"
 #include "common/thread_group.cuh"
 
 // `vectors`: columns are rows, and the arrays lie alike.
@@ -281,25 +282,31 @@ static void backward_rows(row_shape shape, T *grad_input, const T *grad_output, 
                          0, stream, grad_input, grad_output, output, rows, (int)cols);
 }
 
+// A row in the registers of its threads.
 template <typename T>
-static cuda_ops_status log_softmax_forward(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
-                                           cudaStream_t stream)
+static cuda_ops_status forward_row(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
+                                   cudaStream_t stream)
 {
     const row_shape row = choose_row<T>(cols, inner, false, output, input, input);
-    if (row.threads != 0) {
-        forward_rows<T, 8, 4>(row, output, input, columns, cols, stream);
-        forward_rows<T, 16, 16>(row, output, input, columns, cols, stream);
-        forward_rows<T, 32, 8>(row, output, input, columns, cols, stream);
-        forward_rows<T, 128, 8>(row, output, input, columns, cols, stream);
-        forward_rows<T, 512, 8>(row, output, input, columns, cols, stream);
-        if constexpr (sizeof(T) < sizeof(double)) {
-            forward_rows<T, 32, 2>(row, output, input, columns, cols, stream);
-            forward_rows<T, 32, 4>(row, output, input, columns, cols, stream);
-            forward_rows<T, 128, 4>(row, output, input, columns, cols, stream);
-            forward_rows<T, 512, 4>(row, output, input, columns, cols, stream);
-        }
-        return launch_status();
+    forward_rows<T, 8, 4>(row, output, input, columns, cols, stream);
+    forward_rows<T, 16, 16>(row, output, input, columns, cols, stream);
+    forward_rows<T, 32, 8>(row, output, input, columns, cols, stream);
+    forward_rows<T, 128, 8>(row, output, input, columns, cols, stream);
+    forward_rows<T, 512, 8>(row, output, input, columns, cols, stream);
+    if constexpr (sizeof(T) < sizeof(double)) {
+        forward_rows<T, 32, 2>(row, output, input, columns, cols, stream);
+        forward_rows<T, 32, 4>(row, output, input, columns, cols, stream);
+        forward_rows<T, 128, 4>(row, output, input, columns, cols, stream);
+        forward_rows<T, 512, 4>(row, output, input, columns, cols, stream);
     }
+    return launch_status();
+}
+
+// A row or column of any length, read twice.
+template <typename T>
+static cuda_ops_status forward_team(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
+                                    cudaStream_t stream)
+{
     const team_shape shape = choose_team(cols, inner, longest_of_warp(columns, 4));
     const dim3 grid(clamp_grid(team_blocks(columns, shape)));
     CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
@@ -310,26 +317,30 @@ static cuda_ops_status log_softmax_forward(T *output, const T *input, int64_t co
 }
 
 template <typename T>
-static cuda_ops_status log_softmax_backward(T *grad_input, const T *grad_output, const T *output, int64_t columns,
-                                            int64_t cols, int64_t inner, cudaStream_t stream)
+static cuda_ops_status backward_row(T *grad_input, const T *grad_output, const T *output, int64_t columns, int64_t cols,
+                                    int64_t inner, cudaStream_t stream)
 {
     const row_shape row = choose_row<T>(cols, inner, true, grad_input, grad_output, output);
-    if (row.threads != 0) {
-        backward_rows<T, 8, 4>(row, grad_input, grad_output, output, columns, cols, stream);
-        backward_rows<T, 16, 16>(row, grad_input, grad_output, output, columns, cols, stream);
-        backward_rows<T, 32, 8>(row, grad_input, grad_output, output, columns, cols, stream);
-        backward_rows<T, 128, 8>(row, grad_input, grad_output, output, columns, cols, stream);
-        if constexpr (sizeof(T) < sizeof(double)) {
-            backward_rows<T, 32, 2>(row, grad_input, grad_output, output, columns, cols, stream);
-            backward_rows<T, 32, 4>(row, grad_input, grad_output, output, columns, cols, stream);
-            backward_rows<T, 128, 4>(row, grad_input, grad_output, output, columns, cols, stream);
-            backward_rows<T, 512, 4>(row, grad_input, grad_output, output, columns, cols, stream);
-            backward_rows<T, 1024, 4>(row, grad_input, grad_output, output, columns, cols, stream);
-        } else {
-            backward_rows<T, 512, 8>(row, grad_input, grad_output, output, columns, cols, stream);
-        }
-        return launch_status();
+    backward_rows<T, 8, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+    backward_rows<T, 16, 16>(row, grad_input, grad_output, output, columns, cols, stream);
+    backward_rows<T, 32, 8>(row, grad_input, grad_output, output, columns, cols, stream);
+    backward_rows<T, 128, 8>(row, grad_input, grad_output, output, columns, cols, stream);
+    if constexpr (sizeof(T) < sizeof(double)) {
+        backward_rows<T, 32, 2>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 32, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 128, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 512, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+        backward_rows<T, 1024, 4>(row, grad_input, grad_output, output, columns, cols, stream);
+    } else {
+        backward_rows<T, 512, 8>(row, grad_input, grad_output, output, columns, cols, stream);
     }
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status backward_team(T *grad_input, const T *grad_output, const T *output, int64_t columns,
+                                     int64_t cols, int64_t inner, cudaStream_t stream)
+{
     const team_shape shape = choose_team(cols, inner, longest_of_warp(columns, 2));
     const dim3 grid(clamp_grid(team_blocks(columns, shape)));
     const bool vectors = lie_alike(grad_input, grad_output) && lie_alike(grad_input, output);
@@ -340,15 +351,82 @@ static cuda_ops_status log_softmax_backward(T *grad_input, const T *grad_output,
     return launch_status();
 }
 
+// One pass as a launcher gets it; a is output or grad_input, b input or grad_output, c backward's output.
+struct LogSoftmaxCall {
+    bool backward;
+    void *a;
+    const void *b, *c;
+    int64_t columns, cols, inner;
+    cuda_ops_dtype dtype;
+    cudaStream_t stream;
+};
+
+static Answer row_supports(const LogSoftmaxCall &call, const Device &)
+{
+    const auto threads = [&](auto zero) {
+        typedef decltype(zero) T;
+        return choose_row<T>(call.cols, call.inner, call.backward, call.a, call.b, call.backward ? call.c : call.b)
+            .threads;
+    };
+    const bool fits = call.dtype == CUDA_OPS_FLOAT64   ? threads(0.0) != 0
+                      : call.dtype == CUDA_OPS_FLOAT32 ? threads(0.0f) != 0
+                                                       : threads(__half()) != 0;
+    if (fits)
+        return YES;
+    return call.inner != 1 ? no("rows do not lie in one piece: dim is not the last")
+                           : no("rows are too long for registers, or not whole vectors aligned to 16 bytes");
+}
+
+static cuda_ops_status row(const LogSoftmaxCall &call, const Device &)
+{
+    CUDA_OPS_DISPATCH(call.dtype, T,
+                      return call.backward ? backward_row((T *)call.a, (const T *)call.b, (const T *)call.c,
+                                                          call.columns, call.cols, call.inner, call.stream)
+                                           : forward_row((T *)call.a, (const T *)call.b, call.columns, call.cols,
+                                                         call.inner, call.stream));
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// What rows of up to 32 values take is the other path always, and there is no kernel for them here.
+static Answer team_supports(const LogSoftmaxCall &call, const Device &)
+{
+    const team_shape shape = choose_team(call.cols, call.inner);
+    return shape.strided || shape.team >= WARP_SIZE ? YES : no("has no kernel for rows of up to 32 values");
+}
+
+static cuda_ops_status team(const LogSoftmaxCall &call, const Device &)
+{
+    CUDA_OPS_DISPATCH(call.dtype, T,
+                      return call.backward ? backward_team((T *)call.a, (const T *)call.b, (const T *)call.c,
+                                                           call.columns, call.cols, call.inner, call.stream)
+                                           : forward_team((T *)call.a, (const T *)call.b, call.columns, call.cols,
+                                                          call.inner, call.stream));
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+static PathTable<LogSoftmaxCall, 2> table = {
+    {"CUDA_OPS_LOG_SOFTMAX_PATH"},
+    {{"row", "log_softmax.cu", "log_softmax_forward_row_kernel log_softmax_backward_row_kernel", row_supports, nullptr,
+      nullptr, row},
+     {"team", "log_softmax.cu", "log_softmax_forward_kernel log_softmax_backward_kernel", team_supports, nullptr,
+      nullptr, team}}};
+
+extern "C" int cuda_ops_log_softmax_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int64_t outer,
+                                               int64_t cols, int64_t inner, cuda_ops_dtype dtype,
+                                               const cuda_ops_device_facts *device)
+{
+    return report_paths(
+        reports, room, table,
+        LogSoftmaxCall{backward != 0, nullptr, nullptr, nullptr, outer * inner, cols, inner, dtype, nullptr}, device);
+}
+
 extern "C" cuda_ops_status cuda_ops_log_softmax_forward_cuda(void *output, const void *input, int64_t outer,
                                                              int64_t cols, int64_t inner, cuda_ops_dtype dtype,
                                                              cuda_ops_stream stream)
 {
     if (outer == 0 || cols == 0 || inner == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(dtype, T,
-                      return log_softmax_forward((T *)output, (const T *)input, outer * inner, cols, inner, stream));
-    return CUDA_OPS_SUCCESS;
+    return run_path(table, LogSoftmaxCall{false, output, input, nullptr, outer * inner, cols, inner, dtype, stream});
 }
 
 extern "C" cuda_ops_status cuda_ops_log_softmax_backward_cuda(void *grad_input, const void *grad_output,
@@ -358,8 +436,6 @@ extern "C" cuda_ops_status cuda_ops_log_softmax_backward_cuda(void *grad_input, 
 {
     if (outer == 0 || cols == 0 || inner == 0)
         return CUDA_OPS_SUCCESS;
-    CUDA_OPS_DISPATCH(dtype, T,
-                      return log_softmax_backward((T *)grad_input, (const T *)grad_output, (const T *)output,
-                                                  outer * inner, cols, inner, stream));
-    return CUDA_OPS_SUCCESS;
+    return run_path(table,
+                    LogSoftmaxCall{true, grad_input, grad_output, output, outer * inner, cols, inner, dtype, stream});
 }

@@ -1,6 +1,6 @@
 // batch_norm where a channel fits into the shared memory of one block: one kernel a pass.
 //
-// batch_norm.cu reads a channel twice and takes three kernels a pass, each of which waits for the one before. Here a
+// split.cu reads a channel twice and takes three kernels a pass, each of which waits for the one before. Here a
 // block brings its channel in, in pieces of up to 16 bytes, sums what it brings, has the statistics after a barrier,
 // and writes the result from what it kept: forward reads input once and writes output, backward reads input and
 // grad_output once and writes grad_input.
@@ -8,9 +8,9 @@
 // Bound by latency where channels are few, as one block's loads are all that an SM has in flight, and by memory beyond.
 //
 // The variance is the mean of squared differences from the mean, in a second pass over the kept values. The mean is
-// taken relative to one of the values, as in batch_norm.cu and for its reasons, and threads' sums are put together in
+// taken relative to one of the values, as in split.cu and for its reasons, and threads' sums are put together in
 // double, in a fixed order.
-#include "batch_norm/resident.h"
+#include "batch_norm/paths.h"
 
 #include "common/common.cuh"
 #include "common/value.cuh"
@@ -188,14 +188,20 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
     });
 }
 
-bool batch_norm_is_resident(int64_t outer, int64_t channels, int64_t inner, cuda_ops_dtype dtype, int tensors)
+Answer batch_norm_resident_supports(const NormCall &call, const Device &device)
 {
-    int device = 0, room = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    // Channels that lie side by side, value by value, are no pieces of memory. The scratch is shared memory too.
-    const int64_t limit = (room - (int)sizeof(double) * WARP_SIZE) / (tensors * dtype_size(dtype));
-    return inner > 1 && channels <= INT32_MAX && outer <= limit / inner;
+    const bool backward = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD;
+    if (!backward && call.pass != CUDA_OPS_BATCH_NORM_TRAINING)
+        return no("takes training alone");
+    if (!call.wants_output)
+        return no("takes no call for the values by channel alone");
+    // Channels that lie side by side, value by value, are no pieces of memory.
+    if (call.inner <= 1 || call.channels > INT32_MAX)
+        return no("a channel's values lie apart (channels_last, or no spatial dimensions)");
+    // Of input, and backward of grad_output. The scratch is shared memory too.
+    const int64_t limit =
+        (device.shared_bytes - (int)sizeof(double) * WARP_SIZE) / ((backward ? 2 : 1) * dtype_size(call.dtype));
+    return call.outer <= limit / call.inner ? YES : no("a channel does not fit into the shared memory of one block");
 }
 
 // Enough threads for every piece, or as many as there may be.
@@ -246,34 +252,26 @@ static void launch_backward(void *grad_input, void *grad_weight, void *grad_bias
         outer, channels, w, eps, parameter_dtype, statistics_dtype);
 }
 
-cuda_ops_status batch_norm_resident_forward(void *output, double *mean, double *variance, const void *input,
-                                            const void *weight, const void *bias, int64_t outer, int64_t channels,
-                                            int64_t inner, double eps, cuda_ops_dtype dtype,
-                                            cuda_ops_dtype parameter_dtype, cudaStream_t stream)
+cuda_ops_status batch_norm_resident(const NormCall &call, const Device &)
 {
-    const int piece = piece_bytes(inner * dtype_size(dtype), output, input, nullptr);
-    CUDA_OPS_DISPATCH(
-        dtype, T,
-        const auto launch = piece == 16  ? launch_forward<T, 16>
-                            : piece == 8 ? launch_forward<T, 8>
-                                         : launch_forward<T, 1>;
-        launch(output, mean, variance, input, weight, bias, outer, channels, inner, eps, parameter_dtype, stream));
-    return launch_status();
-}
-
-cuda_ops_status batch_norm_resident_backward(void *grad_input, void *grad_weight, void *grad_bias,
-                                             const void *grad_output, const void *input, const void *weight,
-                                             const void *mean, const void *variance, int64_t outer, int64_t channels,
-                                             int64_t inner, double eps, cuda_ops_dtype dtype,
-                                             cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype,
-                                             cudaStream_t stream)
-{
-    const int piece = piece_bytes(inner * dtype_size(dtype), grad_input, grad_output, input);
-    CUDA_OPS_DISPATCH(dtype, T,
+    const int64_t inner_bytes = call.inner * dtype_size(call.dtype);
+    if (call.pass == CUDA_OPS_BATCH_NORM_TRAINING) {
+        const int piece = piece_bytes(inner_bytes, call.output, call.input, nullptr);
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          const auto launch = piece == 16  ? launch_forward<T, 16>
+                                              : piece == 8 ? launch_forward<T, 8>
+                                                           : launch_forward<T, 1>;
+                          launch(call.output, call.new_mean, call.new_variance, call.input, call.weight, call.bias,
+                                 call.outer, call.channels, call.inner, call.eps, call.parameter_dtype, call.stream));
+        return launch_status();
+    }
+    const int piece = piece_bytes(inner_bytes, call.grad_input, call.grad_output, call.input);
+    CUDA_OPS_DISPATCH(call.dtype, T,
                       const auto launch = piece == 16  ? launch_backward<T, 16>
                                           : piece == 8 ? launch_backward<T, 8>
                                                        : launch_backward<T, 1>;
-                      launch(grad_input, grad_weight, grad_bias, grad_output, input, weight, mean, variance, outer,
-                             channels, inner, eps, parameter_dtype, statistics_dtype, stream));
+                      launch(call.grad_input, call.grad_weight, call.grad_bias, call.grad_output, call.input,
+                             call.weight, call.mean, call.variance, call.outer, call.channels, call.inner, call.eps,
+                             call.parameter_dtype, call.statistics_dtype, call.stream));
     return launch_status();
 }

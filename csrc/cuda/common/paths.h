@@ -46,7 +46,7 @@ static constexpr bool HAS_SM90A = false;
 // A row. Pointers in a call are NULL where only its sizes are asked about, and count as aligned then.
 template <typename Call>
 struct Path {
-    const char *name, *file, *kernel;
+    const char *name, *file, *kernels; // cuda_ops_path_report's
     Answer (*supports)(const Call &call, const Device &device);
     Answer (*is_fast)(const Call &call, const Device &device);    // NULL: wherever it is supported
     int64_t (*workspace)(const Call &call, const Device &device); // bytes; NULL: none
@@ -159,9 +159,9 @@ static int report_paths(cuda_ops_path_report *reports, int room, PathTable<Call,
         const Path<Call> &row = table.rows[i];
         const Answer supports = row.supports(call, on);
         const Answer is_fast = !supports ? no(nullptr) : row.is_fast ? row.is_fast(call, on) : YES;
-        reports[i] = {row.name,   row.file,
-                      row.kernel, supports ? is_fast.why_not : supports.why_not,
-                      supports,   supports && is_fast,
+        reports[i] = {row.name,    row.file,
+                      row.kernels, supports ? is_fast.why_not : supports.why_not,
+                      supports,    supports && is_fast,
                       i == chosen};
     }
     return COUNT;

@@ -19,11 +19,13 @@ static cuda_ops_status skinny(const LinearReluCall &call, const Device &)
 
 static PathTable<LinearReluCall, 3> table = {
     {"CUDA_OPS_LINEAR_RELU_PATH"},
-    {{"sm90", "linear_relu/sm90.cu", "linear_relu_sm90_", linear_relu_sm90_supports, linear_relu_sm90_is_fast,
-      linear_relu_sm90_workspace, linear_relu_sm90},
-     {"gemm", "linear_relu/gemm.cu", "gemm_", linear_relu_gemm_supports, linear_relu_gemm_is_fast,
-      linear_relu_gemm_workspace, linear_relu_gemm},
-     {"skinny", "linear_relu/skinny/", "skinny", skinny_supports, nullptr, nullptr, skinny}}};
+    {{"sm90", "linear_relu/sm90.cu", "linear_relu_sm90_forward_kernel linear_relu_sm90_backward_kernel",
+      linear_relu_sm90_supports, linear_relu_sm90_is_fast, linear_relu_sm90_workspace, linear_relu_sm90},
+     {"gemm", "linear_relu/gemm.cu",
+      "gemm_sm90_kernel gemm_sm90_pair_kernel gemm_sm90_skinny_kernel linear_relu_mask_kernel",
+      linear_relu_gemm_supports, linear_relu_gemm_is_fast, linear_relu_gemm_workspace, linear_relu_gemm},
+     {"skinny", "linear_relu/skinny/", "skinny_gemm_kernel linear_relu_backward_kernel", skinny_supports, nullptr,
+      nullptr, skinny}}};
 
 static LinearReluCall call_of_sizes(bool backward, int64_t rows, int64_t in_features, int64_t out_features,
                                     int allow_tf32, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype)

@@ -16,6 +16,7 @@
 #define CUDA_OPS_BATCH_NORM_H
 
 #include "cuda_ops/core.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -68,6 +69,20 @@ cuda_ops_status cuda_ops_batch_norm_update_cuda(void *running_mean, void *runnin
                                                 const double *variance, int64_t channels, int64_t count,
                                                 double momentum, cuda_ops_dtype statistics_dtype,
                                                 cuda_ops_stream stream);
+
+typedef enum cuda_ops_batch_norm_pass {
+    CUDA_OPS_BATCH_NORM_TRAINING = 0,  /* forward */
+    CUDA_OPS_BATCH_NORM_INFERENCE = 1, /* forward with running statistics */
+    CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD = 2,
+    CUDA_OPS_BATCH_NORM_INFERENCE_BACKWARD = 3
+} cuda_ops_batch_norm_pass;
+
+/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: resident or split. The table for a call that wants
+ * output or grad_input (paths.h): fills in at most `room` reports, and returns how many rows there are. device: NULL
+ * for the current one. */
+int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_batch_norm_pass pass,
+                                   int64_t outer, int64_t channels, int64_t inner, cuda_ops_dtype dtype,
+                                   const cuda_ops_device_facts *device);
 
 /* weight, bias and their gradients are of `parameter_dtype`, running statistics of `statistics_dtype` (in the backward
  * pass of training: float64, which mean and variance are). channels < 2^31. */

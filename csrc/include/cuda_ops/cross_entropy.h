@@ -24,6 +24,7 @@
 #define CUDA_OPS_CROSS_ENTROPY_H
 
 #include "cuda_ops/loss.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,6 +63,12 @@ cuda_ops_status cuda_ops_cross_entropy_backward_cuda(void *grad_input, const voi
                                                      int64_t inner, int64_t ignore_index, double label_smoothing,
                                                      cuda_ops_reduction reduction, cuda_ops_dtype dtype,
                                                      cuda_ops_stream stream);
+
+/* The table of the forward pass (paths.h): fills in at most `room` reports, and returns how many rows there are.
+ * device: NULL for the current one. */
+int cuda_ops_cross_entropy_paths_cuda(cuda_ops_path_report *reports, int room, int64_t outer, int64_t classes,
+                                      int64_t inner, cuda_ops_reduction reduction, cuda_ops_dtype dtype,
+                                      const cuda_ops_device_facts *device);
 
 #ifdef __cplusplus
 }

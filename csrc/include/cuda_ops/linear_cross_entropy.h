@@ -23,6 +23,7 @@
 
 #include "cuda_ops/linear.h"
 #include "cuda_ops/loss.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -75,6 +76,12 @@ cuda_ops_status cuda_ops_linear_cross_entropy_scale_cuda(void *output_input, voi
                                                          int64_t weight_count, int64_t bias_count,
                                                          cuda_ops_reduction reduction, cuda_ops_dtype dtype,
                                                          cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+
+/* The table (paths.h): fills in at most `room` reports, and returns how many rows there are. device: NULL for the
+ * current one. */
+int cuda_ops_linear_cross_entropy_paths_cuda(cuda_ops_path_report *reports, int room, int64_t rows, int64_t in_features,
+                                             int64_t classes, cuda_ops_dtype dtype,
+                                             const cuda_ops_device_facts *device);
 
 #ifdef __cplusplus
 }

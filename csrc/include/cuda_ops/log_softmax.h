@@ -9,6 +9,7 @@
 #define CUDA_OPS_LOG_SOFTMAX_H
 
 #include "cuda_ops/core.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,6 +28,11 @@ cuda_ops_status cuda_ops_log_softmax_forward_cuda(void *output, const void *inpu
 cuda_ops_status cuda_ops_log_softmax_backward_cuda(void *grad_input, const void *grad_output, const void *output,
                                                    int64_t outer, int64_t cols, int64_t inner, cuda_ops_dtype dtype,
                                                    cuda_ops_stream stream);
+
+/* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
+ * there are. device: NULL for the current one. */
+int cuda_ops_log_softmax_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int64_t outer, int64_t cols,
+                                    int64_t inner, cuda_ops_dtype dtype, const cuda_ops_device_facts *device);
 
 #ifdef __cplusplus
 }

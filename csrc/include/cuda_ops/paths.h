@@ -30,10 +30,10 @@ cuda_ops_status cuda_ops_device_facts_cuda(cuda_ops_device_facts *facts);
 
 /* A row of a table, for one call. All strings are static. */
 typedef struct cuda_ops_path_report {
-    const char *name;   /* as in CUDA_OPS_<OP>_PATH */
-    const char *file;   /* where its launcher is, below csrc/cuda */
-    const char *kernel; /* what the names of its kernels contain */
-    const char *reason; /* why it does not take the call; NULL where it could */
+    const char *name;    /* as in CUDA_OPS_<OP>_PATH */
+    const char *file;    /* where its launcher is, below csrc/cuda */
+    const char *kernels; /* the names of those that make its products, with spaces between them */
+    const char *reason;  /* why it does not take the call; NULL where it could */
     int supports, is_fast, chosen;
 } cuda_ops_path_report;
 

@@ -1,0 +1,34 @@
+// What the paths of batch_norm share: how one is called. batch_norm.cu holds the table.
+#ifndef CUDA_OPS_BATCH_NORM_PATHS_H
+#define CUDA_OPS_BATCH_NORM_PATHS_H
+
+#include <cuda_runtime.h>
+
+#include "common/paths.h"
+#include "cuda_ops/batch_norm.h"
+
+// One pass as a launcher gets it; batch_norm.cu has checked that there is something to do.
+struct NormCall {
+    cuda_ops_batch_norm_pass pass;
+    bool wants_output;               // forward: output, backward: grad_input; else the values by channel alone
+    void *output;                    // forward
+    double *new_mean, *new_variance; // forward in training
+    void *grad_input, *grad_weight, *grad_bias;
+    void *workspace;
+    const void *grad_output, *input, *weight, *bias;
+    const void *mean, *variance; // that are given: backward, and forward with running statistics
+    int64_t outer, channels, inner;
+    double eps;
+    cuda_ops_dtype dtype, parameter_dtype, statistics_dtype;
+    cudaStream_t stream;
+};
+
+// A channel in the shared memory of one block (batch_norm/resident.cu).
+Answer batch_norm_resident_supports(const NormCall &call, const Device &device);
+cuda_ops_status batch_norm_resident(const NormCall &call, const Device &device);
+
+// A channel split among blocks (batch_norm/split.cu).
+int64_t batch_norm_split_workspace(const NormCall &call, const Device &device);
+cuda_ops_status batch_norm_split(const NormCall &call, const Device &device);
+
+#endif

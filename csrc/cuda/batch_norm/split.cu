@@ -1,0 +1,706 @@
+// batch_norm for channels of any size; formulas are at the head of batch_norm.cu.
+//
+// Three kernels a pass. (1) A reduction: each channel is split into as many pieces as fill the GPU, and each piece goes
+// to a block, which leaves its partial result in the workspace. (2) A warp a channel puts the pieces together, in a
+// fixed order and in double, and writes the coefficients of (3), an elementwise kernel of one or two multiply-adds.
+// No atomics: results repeat bitwise.
+//
+// Variance: each thread takes CHUNK values at a time, computes their mean and their squared differences from it, and
+// merges them into its own (Chan's formula), so that there is one division a chunk and no difference of large sums.
+// All values are taken relative to one of their channel; that keeps the digits of a mean that is far larger than the
+// deviation. For the same reason (3) computes (x - center) * scale + offset, where center is the mean rounded to
+// float, and offset holds what the rounding left out.
+//
+// Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
+// grad_input.
+#include "batch_norm/paths.h"
+#include "common/common.cuh"
+#include "common/value.cuh"
+
+static constexpr int THREADS = 256;
+static constexpr int WARPS = THREADS / WARP_SIZE;
+// Values that a thread loads before it uses the first: enough of them in flight hide the latency of memory.
+static constexpr int CHUNK = 4;
+// Longest run of a plane that a group of lanes takes at once; longer planes are several units of work.
+static constexpr int64_t SEGMENT = 2048;
+// Blocks that a reduction is split into at least, if there is work for them: several for each multiprocessor.
+static constexpr int64_t WANTED_BLOCKS = 1024;
+// Values of a thread beyond which a channel is split further, so that sums in float stay short.
+static constexpr int64_t LONGEST_SUM = 64;
+
+// How a reduction is spread over blocks: `tiles` times `splits` of them.
+struct partition {
+    // inner > 1: a group of `lanes` threads reads one segment of a plane, and a tile is a channel.
+    // inner = 1: a row of `lanes` threads reads neighbouring channels, and those are a tile.
+    int lanes;
+    int64_t tiles, splits;
+    // What is split: segments of planes, or rows. A split takes `step` of them.
+    int64_t units, step;
+};
+
+static partition partition_of(int64_t outer, int64_t channels, int64_t inner)
+{
+    const int64_t neighbours = inner == 1 ? channels : inner;
+    partition p;
+    p.lanes = 1;
+    while (p.lanes < WARP_SIZE && p.lanes < neighbours)
+        p.lanes *= 2;
+    const int64_t groups = THREADS / p.lanes;
+    p.tiles = inner == 1 ? ceil_div(channels, p.lanes) : channels;
+    p.units = inner == 1 ? outer : outer * ceil_div(inner, SEGMENT);
+    const int64_t to_fill = ceil_div(WANTED_BLOCKS, p.tiles);
+    const int64_t values = inner == 1 ? outer * p.lanes : outer * inner; // of a tile
+    const int64_t to_stay_short = ceil_div(values, THREADS * LONGEST_SUM);
+    const int64_t useful = ceil_div(p.units, inner == 1 ? groups * CHUNK : groups);
+    const int64_t wanted = to_fill > to_stay_short ? to_fill : to_stay_short;
+    p.step = ceil_div(p.units, wanted < useful ? wanted : useful);
+    p.splits = ceil_div(p.units, p.step); // each has at least one unit
+    return p;
+}
+
+// The workspace: for each split and channel a partial result of up to PARTIAL doubles, then for each channel
+// COEFFICIENTS values, with room for doubles.
+static constexpr int PARTIAL = 3;
+static constexpr int COEFFICIENTS = 4;
+
+static void *coefficients_of(void *workspace, const partition &p, int64_t channels)
+{
+    return (double *)workspace + p.splits * channels * PARTIAL;
+}
+
+extern "C" int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t channels, int64_t inner)
+{
+    if (outer == 0 || channels == 0 || inner == 0)
+        return 0;
+    const partition p = partition_of(outer, channels, inner);
+    return (p.splits * PARTIAL + COEFFICIENTS) * channels * (int64_t)sizeof(double);
+}
+
+// Count, mean and sum of squared differences from the mean of some values.
+template <typename A>
+struct moments {
+    A count, mean, squares;
+};
+
+template <typename A>
+__device__ __forceinline__ moments<A> merge(const moments<A> &a, const moments<A> &b)
+{
+    moments<A> both;
+    both.count = a.count + b.count;
+    if (both.count == A(0))
+        return a;
+    const A difference = b.mean - a.mean, share = b.count / both.count;
+    both.mean = a.mean + difference * share;
+    both.squares = a.squares + b.squares + difference * difference * a.count * share;
+    return both;
+}
+
+// Merges the first `count` of the values, 1 to CHUNK.
+template <typename A>
+__device__ __forceinline__ moments<A> add_chunk(const moments<A> &before, const A (&value)[CHUNK], int count)
+{
+    A sum = A(0);
+#pragma unroll
+    for (int k = 0; k < CHUNK; k++)
+        sum += k < count ? value[k] : A(0);
+    moments<A> chunk = {A(count), sum / A(count), A(0)};
+#pragma unroll
+    for (int k = 0; k < CHUNK; k++) {
+        const A difference = k < count ? value[k] - chunk.mean : A(0);
+        chunk.squares += difference * difference;
+    }
+    return merge(before, chunk);
+}
+
+// Over the lanes of a full warp, in a fixed order; lane 0 gets it.
+template <typename A>
+__device__ __forceinline__ moments<A> warp_merge(moments<A> value)
+{
+#pragma unroll
+    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) {
+        moments<A> other;
+        other.count = __shfl_down_sync(FULL_WARP, value.count, offset);
+        other.mean = __shfl_down_sync(FULL_WARP, value.mean, offset);
+        other.squares = __shfl_down_sync(FULL_WARP, value.squares, offset);
+        value = merge(value, other);
+    }
+    return value;
+}
+
+// Moments of one split of one channel, for inner > 1. `segments` is how many units a plane is.
+template <typename T>
+__global__ void moments_of_planes_kernel(double *partials, const T *input, int64_t channels, int64_t inner,
+                                         int64_t segments, partition p)
+{
+    typedef accumulate_type<T> A;
+    __shared__ moments<A> scratch[WARPS];
+    const int64_t channel = blockIdx.x % channels, split = blockIdx.x / channels;
+    const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
+    const int64_t outer = p.units / segments;
+    const A origin = middle_of(load_as_accumulate(input[channel * inner]),
+                               load_as_accumulate(input[(outer / 2 * channels + channel) * inner + inner / 2]),
+                               load_as_accumulate(input[((outer - 1) * channels + channel + 1) * inner - 1]));
+    const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
+    moments<A> mine = {A(0), A(0), A(0)};
+    for (int64_t unit = split * p.step + group; unit < end; unit += groups) {
+        const int64_t start = unit % segments * SEGMENT;
+        const T *x = input + (unit / segments * channels + channel) * inner + start;
+        const int length = (int)(inner - start < SEGMENT ? inner - start : SEGMENT);
+        for (int i = lane; i < length; i += p.lanes * CHUNK) {
+            A value[CHUNK];
+            int count = 0;
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) {
+                const bool inside = i + k * p.lanes < length;
+                value[k] = inside ? load_as_accumulate(x[i + k * p.lanes]) - origin : A(0);
+                count += inside;
+            }
+            mine = add_chunk(mine, value, count);
+        }
+    }
+    mine = warp_merge(mine);
+    const int warp_lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    if (warp_lane == 0)
+        scratch[warp] = mine;
+    __syncthreads();
+    if (warp > 0)
+        return;
+    const moments<A> none = {A(0), A(0), A(0)};
+    mine = warp_merge(warp_lane < WARPS ? scratch[warp_lane] : none);
+    if (warp_lane == 0) {
+        double *partial = partials + (split * channels + channel) * PARTIAL;
+        partial[0] = (double)mine.count;
+        partial[1] = (double)origin + (double)mine.mean;
+        partial[2] = (double)mine.squares;
+    }
+}
+
+// Moments of one split of `lanes` neighbouring channels, for inner = 1.
+template <typename T>
+__global__ void moments_of_rows_kernel(double *partials, const T *input, int64_t channels, partition p)
+{
+    typedef accumulate_type<T> A;
+    __shared__ moments<A> scratch[THREADS];
+    const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
+    const int64_t channel = blockIdx.x % p.tiles * p.lanes + lane, split = blockIdx.x / p.tiles;
+    const bool inside = channel < channels;
+    const A origin = inside ? middle_of(load_as_accumulate(input[channel]),
+                                        load_as_accumulate(input[p.units / 2 * channels + channel]),
+                                        load_as_accumulate(input[(p.units - 1) * channels + channel]))
+                            : A(0);
+    const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
+    moments<A> mine = {A(0), A(0), A(0)};
+    // Threads beyond the last channel have no values, but take part in the barriers below.
+    for (int64_t row = split * p.step + group; inside && row < end; row += groups * CHUNK) {
+        A value[CHUNK];
+        int count = 0;
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) {
+            const int64_t r = row + (int64_t)k * groups;
+            value[k] = r < end ? load_as_accumulate(input[r * channels + channel]) - origin : A(0);
+            count += r < end;
+        }
+        mine = add_chunk(mine, value, count);
+    }
+    scratch[threadIdx.x] = mine;
+    for (int half = groups / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (group < half)
+            scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * p.lanes]);
+    }
+    // A thread of the first group wrote last what it reads here.
+    if (group == 0 && inside) {
+        double *partial = partials + (split * channels + channel) * PARTIAL;
+        partial[0] = (double)scratch[threadIdx.x].count;
+        partial[1] = (double)origin + (double)scratch[threadIdx.x].mean;
+        partial[2] = (double)scratch[threadIdx.x].squares;
+    }
+}
+
+// Coefficients of normalize_kernel: output = (input - center) * scale + offset.
+template <typename A>
+__device__ __forceinline__ void set_forward_coefficients(A *coefficients, double mean, double variance,
+                                                         const void *weight, const void *bias, int64_t channel,
+                                                         int64_t channels, double eps, cuda_ops_dtype parameter_dtype)
+{
+    const double scale = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) / sqrt(variance + eps);
+    const double shift = bias ? load_value(bias, parameter_dtype, channel) : 0.0;
+    const A center = (A)mean;
+    coefficients[channel] = center;
+    coefficients[channels + channel] = (A)scale;
+    coefficients[2 * channels + channel] = (A)(shift - (mean - (double)center) * scale);
+}
+
+template <typename A>
+__global__ void prepare_training_kernel(double *mean, double *variance, A *coefficients, const double *partials,
+                                        const void *weight, const void *bias, int64_t channels, int64_t splits,
+                                        double eps, cuda_ops_dtype parameter_dtype)
+{
+    const int lane = threadIdx.x % WARP_SIZE;
+    for (int64_t channel = global_thread_index() / WARP_SIZE; channel < channels;
+         channel += global_thread_count() / WARP_SIZE) {
+        moments<double> all = {0.0, 0.0, 0.0};
+        for (int64_t split = lane; split < splits; split += WARP_SIZE) {
+            const double *partial = partials + (split * channels + channel) * PARTIAL;
+            const moments<double> part = {partial[0], partial[1], partial[2]};
+            all = merge(all, part);
+        }
+        all = warp_merge(all);
+        if (lane == 0) {
+            const double biased = all.squares / all.count;
+            mean[channel] = all.mean;
+            variance[channel] = biased;
+            set_forward_coefficients(coefficients, all.mean, biased, weight, bias, channel, channels, eps,
+                                     parameter_dtype);
+        }
+    }
+}
+
+template <typename A>
+__global__ void prepare_inference_kernel(A *coefficients, const void *weight, const void *bias,
+                                         const void *running_mean, const void *running_var, int64_t channels,
+                                         double eps, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype)
+{
+    for (int64_t channel = global_thread_index(); channel < channels; channel += global_thread_count())
+        set_forward_coefficients(coefficients, load_value(running_mean, statistics_dtype, channel),
+                                 load_value(running_var, statistics_dtype, channel), weight, bias, channel, channels,
+                                 eps, parameter_dtype);
+}
+
+// The channel of a flat index, and how far into its plane the index is; stepped from one element to the next without
+// another division.
+struct position {
+    int64_t channel, place;
+};
+
+__device__ __forceinline__ position position_of(int64_t index, int64_t channels, int64_t inner)
+{
+    const int64_t plane = index / inner;
+    return {plane % channels, index - plane * inner};
+}
+
+// Whether the step led into another channel.
+__device__ __forceinline__ bool advance(position &at, int64_t channels, int64_t inner)
+{
+    if (++at.place < inner)
+        return false;
+    at.place = 0;
+    if (++at.channel == channels)
+        at.channel = 0;
+    return true;
+}
+
+template <typename A>
+struct forward_coefficients {
+    A center, scale, offset;
+};
+
+template <typename A>
+__device__ __forceinline__ forward_coefficients<A> load_forward(const A *coefficients, int64_t channel,
+                                                                int64_t channels)
+{
+    return {coefficients[channel], coefficients[channels + channel], coefficients[2 * channels + channel]};
+}
+
+template <typename T>
+__device__ __forceinline__ T normalize_element(T input, const forward_coefficients<accumulate_type<T>> &c)
+{
+    return store_from_accumulate<T>((load_as_accumulate(input) - c.center) * c.scale + c.offset);
+}
+
+// `vectors` is how many 16-byte pieces the arrays are read in: count / vector16<T>::size, or 0 when misaligned.
+template <typename T>
+__global__ void normalize_kernel(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t count,
+                                 int64_t channels, int64_t inner, int64_t vectors)
+{
+    typedef accumulate_type<T> A;
+    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
+        const vector16<T> x = reinterpret_cast<const vector16<T> *>(input)[v];
+        vector16<T> y;
+        position at = position_of(v * vector16<T>::size, channels, inner);
+        forward_coefficients<A> c = load_forward(coefficients, at.channel, channels);
+#pragma unroll
+        for (int e = 0; e < vector16<T>::size; e++) {
+            y.element[e] = normalize_element(x.element[e], c);
+            if (e + 1 < vector16<T>::size && advance(at, channels, inner))
+                c = load_forward(coefficients, at.channel, channels);
+        }
+        reinterpret_cast<vector16<T> *>(output)[v] = y;
+    }
+    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count()) {
+        const int64_t channel = i / inner % channels;
+        output[i] = normalize_element(input[i], load_forward(coefficients, channel, channels));
+    }
+}
+
+// Sums of grad_output and of grad_output * (input - center) of one split of one channel, for inner > 1.
+template <typename T>
+__global__ void sums_of_planes_kernel(double *partials, const T *grad_output, const T *input, const void *mean,
+                                      int64_t channels, int64_t inner, int64_t segments, partition p,
+                                      cuda_ops_dtype statistics_dtype)
+{
+    typedef accumulate_type<T> A;
+    __shared__ A scratch[WARP_SIZE];
+    const int64_t channel = blockIdx.x % channels, split = blockIdx.x / channels;
+    const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
+    const A center = (A)load_value(mean, statistics_dtype, channel);
+    const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
+    A sum = A(0), products = A(0);
+    for (int64_t unit = split * p.step + group; unit < end; unit += groups) {
+        const int64_t start = unit % segments * SEGMENT;
+        const int64_t offset = (unit / segments * channels + channel) * inner + start;
+        const T *x = input + offset, *g = grad_output + offset;
+        const int length = (int)(inner - start < SEGMENT ? inner - start : SEGMENT);
+        for (int i = lane; i < length; i += p.lanes * CHUNK) {
+            A grad[CHUNK], value[CHUNK];
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) {
+                const bool inside = i + k * p.lanes < length;
+                grad[k] = inside ? load_as_accumulate(g[i + k * p.lanes]) : A(0);
+                value[k] = inside ? load_as_accumulate(x[i + k * p.lanes]) - center : A(0);
+            }
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) {
+                sum += grad[k];
+                products += grad[k] * value[k];
+            }
+        }
+    }
+    sum = block_sum(sum, scratch);
+    products = block_sum(products, scratch);
+    if (threadIdx.x == 0) {
+        double *partial = partials + (split * channels + channel) * PARTIAL;
+        partial[0] = (double)sum;
+        partial[1] = (double)products;
+    }
+}
+
+// The same of one split of `lanes` neighbouring channels, for inner = 1.
+template <typename T>
+__global__ void sums_of_rows_kernel(double *partials, const T *grad_output, const T *input, const void *mean,
+                                    int64_t channels, partition p, cuda_ops_dtype statistics_dtype)
+{
+    typedef accumulate_type<T> A;
+    __shared__ A sums[THREADS], products[THREADS];
+    const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
+    const int64_t channel = blockIdx.x % p.tiles * p.lanes + lane, split = blockIdx.x / p.tiles;
+    const bool inside = channel < channels;
+    const A center = inside ? (A)load_value(mean, statistics_dtype, channel) : A(0);
+    const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
+    A sum = A(0), product = A(0);
+    for (int64_t row = split * p.step + group; inside && row < end; row += groups * CHUNK) {
+        A grad[CHUNK], value[CHUNK];
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) {
+            const int64_t r = row + (int64_t)k * groups;
+            grad[k] = r < end ? load_as_accumulate(grad_output[r * channels + channel]) : A(0);
+            value[k] = r < end ? load_as_accumulate(input[r * channels + channel]) - center : A(0);
+        }
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) {
+            sum += grad[k];
+            product += grad[k] * value[k];
+        }
+    }
+    sums[threadIdx.x] = sum;
+    products[threadIdx.x] = product;
+    for (int half = groups / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (group < half) {
+            sums[threadIdx.x] += sums[threadIdx.x + half * p.lanes];
+            products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
+        }
+    }
+    // A thread of the first group wrote last what it reads here.
+    if (group == 0 && inside) {
+        double *partial = partials + (split * channels + channel) * PARTIAL;
+        partial[0] = (double)sums[threadIdx.x];
+        partial[1] = (double)products[threadIdx.x];
+    }
+}
+
+// grad_weight, grad_bias (if they are not NULL), and the coefficients of grad_input_kernel:
+// grad_input = grad_output * scale + (input - center) * slope + offset. `splits` is 0 where no sums were made.
+template <typename A>
+__global__ void prepare_backward_kernel(void *grad_weight, void *grad_bias, A *coefficients, const double *partials,
+                                        const void *weight, const void *mean, const void *variance, int64_t channels,
+                                        int64_t splits, double count, double eps, cuda_ops_dtype parameter_dtype,
+                                        cuda_ops_dtype statistics_dtype)
+{
+    const int lane = threadIdx.x % WARP_SIZE;
+    for (int64_t channel = global_thread_index() / WARP_SIZE; channel < channels;
+         channel += global_thread_count() / WARP_SIZE) {
+        double sum = 0.0, products = 0.0;
+        for (int64_t split = lane; split < splits; split += WARP_SIZE) {
+            const double *partial = partials + (split * channels + channel) * PARTIAL;
+            sum += partial[0];
+            products += partial[1];
+        }
+        sum = warp_sum(sum);
+        products = warp_sum(products);
+        if (lane != 0)
+            continue;
+        const double m = load_value(mean, statistics_dtype, channel);
+        const double rstd = 1.0 / sqrt(load_value(variance, statistics_dtype, channel) + eps);
+        const double scale = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) * rstd;
+        const A center = (A)m;
+        const double rounding = m - (double)center;
+        const double dot = (products - rounding * sum) * rstd; // of grad_output with the normalised input
+        const double slope = -scale * rstd * dot / count;
+        coefficients[channel] = center;
+        coefficients[channels + channel] = (A)scale;
+        coefficients[2 * channels + channel] = (A)slope;
+        coefficients[3 * channels + channel] = (A)(-scale * sum / count - slope * rounding);
+        if (grad_weight) {
+            store_value(grad_weight, parameter_dtype, channel, dot);
+            store_value(grad_bias, parameter_dtype, channel, sum);
+        }
+    }
+}
+
+template <typename A>
+struct backward_coefficients {
+    A center, scale, slope, offset;
+};
+
+template <typename A>
+__device__ __forceinline__ backward_coefficients<A> load_backward(const A *coefficients, int64_t channel,
+                                                                  int64_t channels)
+{
+    return {coefficients[channel], coefficients[channels + channel], coefficients[2 * channels + channel],
+            coefficients[3 * channels + channel]};
+}
+
+template <typename T>
+__device__ __forceinline__ T grad_element(T grad_output, T input, const backward_coefficients<accumulate_type<T>> &c)
+{
+    return store_from_accumulate<T>(load_as_accumulate(grad_output) * c.scale +
+                                    (load_as_accumulate(input) - c.center) * c.slope + c.offset);
+}
+
+// With running statistics grad_input does not depend on input, which must not even be multiplied by 0 (Inf).
+template <typename T>
+__device__ __forceinline__ T grad_element(T grad_output, const backward_coefficients<accumulate_type<T>> &c)
+{
+    return store_from_accumulate<T>(load_as_accumulate(grad_output) * c.scale);
+}
+
+template <typename T>
+__global__ void grad_input_training_kernel(T *grad_input, const T *grad_output, const T *input,
+                                           const accumulate_type<T> *coefficients, int64_t count, int64_t channels,
+                                           int64_t inner, int64_t vectors)
+{
+    typedef accumulate_type<T> A;
+    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
+        const vector16<T> g = reinterpret_cast<const vector16<T> *>(grad_output)[v];
+        const vector16<T> x = reinterpret_cast<const vector16<T> *>(input)[v];
+        vector16<T> y;
+        position at = position_of(v * vector16<T>::size, channels, inner);
+        backward_coefficients<A> c = load_backward(coefficients, at.channel, channels);
+#pragma unroll
+        for (int e = 0; e < vector16<T>::size; e++) {
+            y.element[e] = grad_element(g.element[e], x.element[e], c);
+            if (e + 1 < vector16<T>::size && advance(at, channels, inner))
+                c = load_backward(coefficients, at.channel, channels);
+        }
+        reinterpret_cast<vector16<T> *>(grad_input)[v] = y;
+    }
+    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count()) {
+        const int64_t channel = i / inner % channels;
+        grad_input[i] = grad_element(grad_output[i], input[i], load_backward(coefficients, channel, channels));
+    }
+}
+
+template <typename T>
+__global__ void grad_input_inference_kernel(T *grad_input, const T *grad_output, const accumulate_type<T> *coefficients,
+                                            int64_t count, int64_t channels, int64_t inner, int64_t vectors)
+{
+    typedef accumulate_type<T> A;
+    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
+        const vector16<T> g = reinterpret_cast<const vector16<T> *>(grad_output)[v];
+        vector16<T> y;
+        position at = position_of(v * vector16<T>::size, channels, inner);
+        backward_coefficients<A> c = load_backward(coefficients, at.channel, channels);
+#pragma unroll
+        for (int e = 0; e < vector16<T>::size; e++) {
+            y.element[e] = grad_element(g.element[e], c);
+            if (e + 1 < vector16<T>::size && advance(at, channels, inner))
+                c = load_backward(coefficients, at.channel, channels);
+        }
+        reinterpret_cast<vector16<T> *>(grad_input)[v] = y;
+    }
+    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count()) {
+        const int64_t channel = i / inner % channels;
+        grad_input[i] = grad_element(grad_output[i], load_backward(coefficients, channel, channels));
+    }
+}
+
+__global__ void update_kernel(void *running_mean, void *running_var, const double *mean, const double *variance,
+                              int64_t channels, double unbiased, double momentum, cuda_ops_dtype statistics_dtype)
+{
+    for (int64_t c = global_thread_index(); c < channels; c += global_thread_count()) {
+        const double old_mean = load_value(running_mean, statistics_dtype, c);
+        const double old_var = load_value(running_var, statistics_dtype, c);
+        store_value(running_mean, statistics_dtype, c, (1.0 - momentum) * old_mean + momentum * mean[c]);
+        store_value(running_var, statistics_dtype, c, (1.0 - momentum) * old_var + momentum * variance[c] * unbiased);
+    }
+}
+
+// Blocks of a reduction; the grid has one dimension, and is not clamped, since a block has barriers.
+static bool fits_a_grid(const partition &p)
+{
+    return p.tiles <= INT32_MAX / p.splits;
+}
+
+template <typename T>
+static cuda_ops_status normalize(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t outer,
+                                 int64_t channels, int64_t inner, cudaStream_t stream)
+{
+    const int64_t count = outer * channels * inner;
+    const int64_t vectors = is_aligned_16(output) && is_aligned_16(input) ? count / vector16<T>::size : 0;
+    const unsigned int grid = clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS));
+    normalize_kernel<<<grid, THREADS, 0, stream>>>(output, input, coefficients, count, channels, inner, vectors);
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status forward_training(T *output, double *mean, double *variance, void *workspace, const T *input,
+                                        const void *weight, const void *bias, int64_t outer, int64_t channels,
+                                        int64_t inner, double eps, cuda_ops_dtype parameter_dtype, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const partition p = partition_of(outer, channels, inner);
+    if (!fits_a_grid(p))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    double *partials = (double *)workspace;
+    A *coefficients = (A *)coefficients_of(workspace, p, channels);
+    const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
+    if (inner == 1)
+        moments_of_rows_kernel<<<blocks, THREADS, 0, stream>>>(partials, input, channels, p);
+    else
+        moments_of_planes_kernel<<<blocks, THREADS, 0, stream>>>(partials, input, channels, inner,
+                                                                 ceil_div(inner, SEGMENT), p);
+    cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    prepare_training_kernel<<<clamp_grid(ceil_div(channels, WARPS)), THREADS, 0, stream>>>(
+        mean, variance, coefficients, partials, weight, bias, channels, p.splits, eps, parameter_dtype);
+    status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || !output)
+        return status;
+    return normalize(output, input, coefficients, outer, channels, inner, stream);
+}
+
+template <typename T>
+static cuda_ops_status
+forward_inference(T *output, void *workspace, const T *input, const void *weight, const void *bias,
+                  const void *running_mean, const void *running_var, int64_t outer, int64_t channels, int64_t inner,
+                  double eps, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype, cudaStream_t stream)
+{
+    accumulate_type<T> *coefficients = (accumulate_type<T> *)workspace;
+    prepare_inference_kernel<<<clamp_grid(ceil_div(channels, THREADS)), THREADS, 0, stream>>>(
+        coefficients, weight, bias, running_mean, running_var, channels, eps, parameter_dtype, statistics_dtype);
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    return normalize(output, input, coefficients, outer, channels, inner, stream);
+}
+
+template <typename T>
+static cuda_ops_status grad_input_of(T *grad_input, const T *grad_output, const T *input,
+                                     const accumulate_type<T> *coefficients, int64_t outer, int64_t channels,
+                                     int64_t inner, int training, cudaStream_t stream)
+{
+    const int64_t count = outer * channels * inner;
+    const bool aligned = is_aligned_16(grad_input) && is_aligned_16(grad_output) && is_aligned_16(input);
+    const int64_t vectors = aligned ? count / vector16<T>::size : 0;
+    const unsigned int grid = clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS));
+    if (training)
+        grad_input_training_kernel<<<grid, THREADS, 0, stream>>>(grad_input, grad_output, input, coefficients, count,
+                                                                 channels, inner, vectors);
+    else
+        grad_input_inference_kernel<<<grid, THREADS, 0, stream>>>(grad_input, grad_output, coefficients, count,
+                                                                  channels, inner, vectors);
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status
+backward(T *grad_input, void *grad_weight, void *grad_bias, void *workspace, const T *grad_output, const T *input,
+         const void *weight, const void *mean, const void *variance, int64_t outer, int64_t channels, int64_t inner,
+         double eps, int training, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const partition p = partition_of(outer, channels, inner);
+    if (!fits_a_grid(p))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    double *partials = (double *)workspace;
+    A *coefficients = (A *)coefficients_of(workspace, p, channels);
+    const bool needs_sums = training || grad_weight;
+    if (needs_sums) {
+        const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
+        if (inner == 1)
+            sums_of_rows_kernel<<<blocks, THREADS, 0, stream>>>(partials, grad_output, input, mean, channels, p,
+                                                                statistics_dtype);
+        else
+            sums_of_planes_kernel<<<blocks, THREADS, 0, stream>>>(partials, grad_output, input, mean, channels, inner,
+                                                                  ceil_div(inner, SEGMENT), p, statistics_dtype);
+        const cuda_ops_status status = launch_status();
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
+    prepare_backward_kernel<<<clamp_grid(ceil_div(channels, WARPS)), THREADS, 0, stream>>>(
+        grad_weight, grad_bias, coefficients, partials, weight, mean, variance, channels, needs_sums ? p.splits : 0,
+        (double)(outer * inner), eps, parameter_dtype, statistics_dtype);
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || !grad_input)
+        return status;
+    return grad_input_of(grad_input, grad_output, input, coefficients, outer, channels, inner, training, stream);
+}
+
+int64_t batch_norm_split_workspace(const NormCall &call, const Device &)
+{
+    return cuda_ops_batch_norm_workspace_cuda(call.outer, call.channels, call.inner);
+}
+
+cuda_ops_status batch_norm_split(const NormCall &call, const Device &)
+{
+    switch (call.pass) {
+    case CUDA_OPS_BATCH_NORM_TRAINING:
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          return forward_training((T *)call.output, call.new_mean, call.new_variance, call.workspace,
+                                                  (const T *)call.input, call.weight, call.bias, call.outer,
+                                                  call.channels, call.inner, call.eps, call.parameter_dtype,
+                                                  call.stream));
+        break;
+    case CUDA_OPS_BATCH_NORM_INFERENCE:
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          return forward_inference((T *)call.output, call.workspace, (const T *)call.input, call.weight,
+                                                   call.bias, call.mean, call.variance, call.outer, call.channels,
+                                                   call.inner, call.eps, call.parameter_dtype, call.statistics_dtype,
+                                                   call.stream));
+        break;
+    default:
+        CUDA_OPS_DISPATCH(call.dtype, T,
+                          return backward((T *)call.grad_input, call.grad_weight, call.grad_bias, call.workspace,
+                                          (const T *)call.grad_output, (const T *)call.input, call.weight, call.mean,
+                                          call.variance, call.outer, call.channels, call.inner, call.eps,
+                                          call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, call.parameter_dtype,
+                                          call.statistics_dtype, call.stream));
+        break;
+    }
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+extern "C" cuda_ops_status cuda_ops_batch_norm_update_cuda(void *running_mean, void *running_var, const double *mean,
+                                                           const double *variance, int64_t channels, int64_t count,
+                                                           double momentum, cuda_ops_dtype statistics_dtype,
+                                                           cuda_ops_stream stream)
+{
+    if (channels == 0 || count == 0)
+        return CUDA_OPS_SUCCESS;
+    const double unbiased = (double)count / (double)(count - 1);
+    update_kernel<<<clamp_grid(ceil_div(channels, THREADS)), THREADS, 0, stream>>>(
+        running_mean, running_var, mean, variance, channels, unbiased, momentum, statistics_dtype);
+    return launch_status();
+}
