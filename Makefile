@@ -74,6 +74,8 @@ lint: $(VENV)/.installed
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	@! grep -nsE '#[[:space:]]*include[[:space:]]*[<"](torch|ATen|c10|pybind11|Python)' -r csrc/cpu csrc/cuda csrc/include csrc/apps \
 	    || { echo "cuda_ops: kernels know nothing of PyTorch or Python (see CONTRIBUTING.md)" >&2; exit 1; }
+	@! grep -nswE 'asm|__asm|__asm__' -r csrc --exclude-dir=ptx --exclude-dir=cpu \
+	    || { echo "cuda_ops: an instruction in asm stands once, in csrc/cuda/ptx, in a function named after it" >&2; exit 1; }
 	@echo "lint: clean"
 
 format: $(VENV)/.installed

@@ -2,8 +2,8 @@
 #ifndef CUDA_OPS_CONV2D_TMA_IM2COL_H
 #define CUDA_OPS_CONV2D_TMA_IM2COL_H
 
+#include "common/tensor_map.h"
 #include "conv2d/relayout.h"
-#include "ptx/tma.cuh"
 
 // Where the first tap of each output lies in the input.
 static inline PixelGrid conv2d_input_grid(const cuda_ops_conv2d_sizes &s)

@@ -19,8 +19,10 @@
 //
 // Bound by the tensor cores' shared memory: a tile of 128 x 256 needs all of its bandwidth, smaller ones more than it
 // has.
+#include "common/tensor_map.h"
 #include "conv2d/sm90/kernel.cuh"
 #include "conv2d/tma_im2col.h"
+#include "ptx/wgmma.cuh"
 
 static constexpr int THREADS = 256;
 

@@ -13,8 +13,10 @@
 //
 // A block is a producer warp, which asks the copy engine for slots, and two warpgroups that take tiles in turn, so that
 // one stores while the other multiplies. Persistent; blocks take every so many tiles.
+#include "common/tensor_map.h"
 #include "conv2d/sm90_halo/kernel.cuh"
 #include "conv2d/tma_im2col.h"
+#include "ptx/wgmma.cuh"
 
 static constexpr int SHARED_BYTES = 232448; // an SM's, for one block
 
