@@ -28,7 +28,7 @@ AMPERE = {"sm80", "mma"}
 # What the front end tells 9.0 and later from 8.0 by: dependent launches, and what a file chooses by architecture.
 HOPPER = r"\b(wait_for_predecessor|release_successor)\(\);|__CUDA_ARCH__ (>=|<) 900"
 # Those that nearly every file includes only define it.
-DEFINITIONS = ("common.cuh", "half.cuh")
+DEFINITIONS = ("common.cuh", "half.cuh", "cvt.cuh", "griddepcontrol.cuh")
 
 
 def words(source):

@@ -18,6 +18,7 @@
 #include "common/paths.h"
 #include "common/skinny_gemm.cuh"
 #include "common/thread_group.cuh"
+#include "ptx/cluster.cuh"
 
 // Few classes
 
@@ -390,13 +391,13 @@ __global__ void __launch_bounds__(THREADS)
         block_losses[0] = loss_sum;
         block_losses[1] = weight_sum;
     }
-    cluster_barrier();
+    cluster_sync();
     const int blocks = gridDim.x;
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < count; i += blocks * THREADS) {
         A parts[LARGEST_CLUSTER], sum = 0;
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++)
-            parts[b] = *in_block_of_cluster(sums + i, b < blocks ? b : 0);
+            parts[b] = *mapa(sums + i, b < blocks ? b : 0);
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++)
             sum += b < blocks ? parts[b] : A(0);
@@ -406,8 +407,8 @@ __global__ void __launch_bounds__(THREADS)
         double losses[LARGEST_CLUSTER], weights[LARGEST_CLUSTER], loss = 0, total = 0;
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++) {
-            losses[b] = *in_block_of_cluster(block_losses, b < blocks ? b : 0);
-            weights[b] = *in_block_of_cluster(block_losses + 1, b < blocks ? b : 0);
+            losses[b] = *mapa(block_losses, b < blocks ? b : 0);
+            weights[b] = *mapa(block_losses + 1, b < blocks ? b : 0);
         }
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++) {
@@ -416,7 +417,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         write_loss(p, loss, total);
     }
-    cluster_barrier(); // a block's shared memory must outlive the others' reads
+    cluster_sync(); // a block's shared memory must outlive the others' reads
 }
 
 // Adds up what the blocks of the kernel above left: 32 sums a block, eight slices of the blocks each.

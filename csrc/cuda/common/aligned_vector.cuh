@@ -5,6 +5,7 @@
 #define CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
 
 #include "common/common.cuh"
+#include "ptx/global_memory.cuh"
 
 template <typename T, int COUNT>
 struct __align__(COUNT * sizeof(T)) piece {
@@ -82,9 +83,7 @@ __device__ __forceinline__ void store_piece(piece<T, COUNT> *to, const piece<T, 
 {
     if constexpr (sizeof(p) == sizeof(uint4)) {
         const uint4 words = reinterpret_cast<const uint4 &>(p);
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
-                     "r"(words.w)
-                     : "memory");
+        st_global_v4(to, words.x, words.y, words.z, words.w);
     } else {
         *to = p;
     }

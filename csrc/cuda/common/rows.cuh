@@ -8,6 +8,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "ptx/arithmetic.cuh"
 
 static constexpr int PIECES_UNDER_WAY = 4;
 
@@ -17,9 +18,7 @@ template <typename T>
 __device__ __forceinline__ accumulate_type<T> exp_for(accumulate_type<T> x)
 {
     if constexpr (sizeof(T) == 2) {
-        float result;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.44269504f));
-        return result;
+        return ex2_approx_ftz(x * 1.44269504f);
     } else {
         return exp(x);
     }

@@ -7,6 +7,8 @@
 #include "common/common.cuh"
 #include "conv2d/paths.h"
 #include "ptx/cp_async.cuh"
+#include "ptx/global_memory.cuh"
+#include "ptx/shared_memory.cuh"
 
 // Quotients of indices by a number that is known before the launch; index * value stays below 2^32.
 struct Divisor {
@@ -28,7 +30,7 @@ template <int BYTES>
 __device__ __forceinline__ void copy_to_shared(void *shared, const void *global, bool inside)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
+    cp_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
 #else
 #pragma unroll
     for (int i = 0; i < BYTES / 4; i++)
@@ -56,11 +58,9 @@ __device__ __forceinline__ void store_run(T *to, const T (&values)[COUNT])
         words[i] = sizeof(T) == 4 ? bits_of(values[i])
                                   : bits_of(values[i * 2 % COUNT]) | bits_of(values[(i * 2 + 1) % COUNT]) << 16;
     if constexpr (WORDS == 4)
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-                     "r"(words[3])
-                     : "memory");
+        st_global_v4(to, words[0], words[1], words[2], words[3]);
     else if constexpr (WORDS == 2)
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+        st_global_v2(to, words[0], words[1]);
     else
         *(uint32_t *)to = words[0];
 }

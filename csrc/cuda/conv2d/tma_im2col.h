@@ -2,8 +2,8 @@
 #ifndef CUDA_OPS_CONV2D_TMA_IM2COL_H
 #define CUDA_OPS_CONV2D_TMA_IM2COL_H
 
+#include "common/tensor_map.h"
 #include "conv2d/relayout.h"
-#include "ptx/tma.cuh"
 
 // Forward and backward_weight: for each output pixel the input pixel of the first tap.
 static inline PixelGrid conv2d_input_grid(const cuda_ops_conv2d_sizes &s)

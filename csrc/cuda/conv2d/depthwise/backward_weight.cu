@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "conv2d/depthwise/problem.cuh"
+#include "ptx/cp_async.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 static constexpr int PLANE_ROWS = 2;
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 }
                 grad += out_line;
             }
-            copy_async_commit();
+            cp_async_commit_group();
         };
         for (int step = 0; step < places - 1; step++)
             fetch(step);
@@ -196,9 +197,9 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 if (step >= steps)
                     break;
                 if (places > MOST_AHEAD)
-                    copy_async_wait<MOST_AHEAD - 1>();
+                    cp_async_wait_group<MOST_AHEAD - 1>();
                 else
-                    copy_async_wait<0>();
+                    cp_async_wait_group<0>();
                 __syncwarp(); // what the other lanes copied is there, and they have read the row before
                 fetch(step + places - 1);
                 const T *const row = (const T *)(ring + (step & (places - 1)) * Ring::BYTES) + lane * PIXEL_CHANNELS;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
 
     // Over the warps, a row of the kernel at a time, where the rings were.
     float *const sums = (float *)rings; // [warp][K][ACROSS]
-    copy_async_wait_all();
+    cp_async_wait_all();
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < K; r++) {

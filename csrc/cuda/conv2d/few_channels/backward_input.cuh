@@ -4,6 +4,8 @@
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
 
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared_memory.cuh"
 
 // A patch is [row][column][8] words. The two 16-byte halves of these 32 bytes are swapped in every other four columns,
 // so that ldmatrix reads the rows of a fragment from different banks.
@@ -138,10 +140,7 @@ __device__ __forceinline__ void few_arrange_weight(uint32_t *weights, const FewP
 template <int MATH>
 __device__ __forceinline__ void few_load_grad(uint32_t (&a)[4], uint32_t address)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
+    ldmatrix_x4(a, address);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         a[i] = few_operand<MATH>(a[i]);

@@ -10,6 +10,8 @@
 // columns and 8 rows. FMA: a lane has one column and 14 rows, of all channels. Bound by the rate of the instructions
 // (7x7), by reading grad_output (3x3 of 1 channel to 32).
 #include "conv2d/few_channels/backward_input.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int WARP_ROWS = 8;
 
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 3)
         for (int chunk = 0; chunk < chunks; chunk++) {
             __syncthreads(); // the patch has been multiplied
             few_fetch_grad(patch, p, image, chunk * CHANNELS, top, aligned_left);
-            copy_async_wait_all();
+            cp_async_wait_all();
             __syncthreads();
 
             const uint32_t *const chunk_weights = weights + chunk * kernel * 32;
@@ -64,8 +66,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3)
 #pragma unroll
                         for (int r = 0; r < HEIGHT; r++)
                             if (row - r >= 0 && row - r < WARP_ROWS) {
-                                few_mma<T>(sum[0][row - r], a[0], b[r].x, b[r].y);
-                                few_mma<T>(sum[1][row - r], a[1], b[r].x, b[r].y);
+                                mma_sync<T>(sum[0][row - r], a[0], b[r].x, b[r].y);
+                                mma_sync<T>(sum[1][row - r], a[1], b[r].x, b[r].y);
                             }
                     }
                 } else {
@@ -77,8 +79,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3)
                             uint32_t a[2][4];
                             few_load_grad<MATH>(a[0], at + row * row_bytes);
                             few_load_grad<MATH>(a[1], at + row * row_bytes + 16 * WORDS * 4);
-                            few_mma<T>(sum[0][row], a[0], b.x, b.y);
-                            few_mma<T>(sum[1][row], a[1], b.x, b.y);
+                            mma_sync<T>(sum[0][row], a[0], b.x, b.y);
+                            mma_sync<T>(sum[1][row], a[1], b.x, b.y);
                         }
                     }
                 }
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4)
                                           inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
                     }
             }
-            copy_async_wait_all();
+            cp_async_wait_all();
             __syncthreads();
 
             for (int o = 0; o < valid; o++) {

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T>)
                         for (int j = 0; j < L::SIZE; j++) {
                             uint32_t b0, b1;
                             now.template operand<MATH, LAST>(b0, b1, step, j);
-                            few_mma<T>(sum[j], a, b0, b1);
+                            mma_sync<T>(sum[j], a, b0, b1);
                         }
                     }
                 }

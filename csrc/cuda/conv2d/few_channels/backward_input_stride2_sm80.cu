@@ -10,6 +10,8 @@
 // Bound by the instructions, of whose columns three channels fill three of eight: 0.15 of memory's speed at 64x3 to 64,
 // 224x224, 7x7 in bf16, 0.23 at 3x3.
 #include "conv2d/few_channels/backward_input.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int STRIDE = 2, WARP_COLUMNS = 16, WARP_ROWS = 8;
 static constexpr int RESULT_COLUMNS = STRIDE * WARP_COLUMNS; // of grad_input, in a row of a warp's tile
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_16BIT && HEIGHT == 0 
         const int64_t next_tile = chunk + 1 < chunks ? tile : tile + gridDim.x;
         int64_t n;
         int y0, x0;
-        copy_async_wait_all();
+        cp_async_wait_all();
         __syncthreads(); // this patch has arrived, and the other one has been read
         if (next_tile < p.tiles) {
             locate(next_tile, n, y0, x0);
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_16BIT && HEIGHT == 0 
                             for (int r = 0; r < HEIGHT; r++) {
                                 const int row = line - (WINDOW - 1 - r / STRIDE);
                                 if (row >= 0 && row < WARP_ROWS)
-                                    few_mma<T>(sum[x][r % STRIDE][row], a, b[r].x, b[r].y);
+                                    mma_sync<T>(sum[x][r % STRIDE][row], a, b[r].x, b[r].y);
                             }
                         }
                     } else {
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_16BIT && HEIGHT == 0 
                                 for (int row = 0; row < WARP_ROWS; row++) {
                                     uint32_t a[4];
                                     few_load_grad<MATH>(a, at + row * row_bytes);
-                                    few_mma<T>(sum[x][y][row], a, b.x, b.y);
+                                    mma_sync<T>(sum[x][y][row], a, b.x, b.y);
                                 }
                             }
                     }

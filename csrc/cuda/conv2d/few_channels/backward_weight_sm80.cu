@@ -9,6 +9,11 @@
 // rows of the kernel, and reads a row of input once for all taps along it. Bound by reading grad_output, by FMA for 3
 // channels and 7x7 in float32.
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 
@@ -160,7 +165,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
             const int next_stage = stage == 2 ? 0 : stage + 1;
             if (more)
                 locate(tile + gridDim.x, next_stage);
-            copy_async_wait_all();
+            cp_async_wait_all();
             __syncthreads();
             if (more)
                 fetch(tile + gridDim.x, buffer ^ 1, next_stage);
@@ -202,8 +207,8 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
 #pragma unroll
                                 for (int i = 0; i < LANE_TAPS; i++) {
                                     const int tap = pixel % 2 ? LANE_TAPS - 1 - i : i; // back and forth
-                                    few_fma(fma_sum[o][tap], values_of[pixel],
-                                            window[tap / WIDTH][tap % WIDTH + pixel]);
+                                    fma_in_order(fma_sum[o][tap], values_of[pixel],
+                                                 window[tap / WIDTH][tap % WIDTH + pixel]);
                                 }
                         }
                     } else {
@@ -243,10 +248,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                             grad + (step * 16 + lane / 16 * 8 + lane % 8) * Tile::PIXEL_LINE + lane / 8 % 2 * 4;
 #pragma unroll
                         for (int i = 0; i < OUT; i++)
-                            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                                         : "=r"(a[i][0]), "=r"(a[i][1]), "=r"(a[i][2]), "=r"(a[i][3])
-                                         : "r"(shared_address(from + i * 8))
-                                         : "memory");
+                            ldmatrix_x4_trans(a[i], shared_address(from + i * 8));
                     } else {
                         const int channel_step = last ? 1 : Tile::CHANNEL_LINE, word_step = last ? Tile::PIXEL_LINE : 1;
                         const uint32_t *const from = grad + g * channel_step + (step * 8 + t) * word_step;
@@ -264,7 +266,7 @@ __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
                                        b1 = few_operand<MATH>(far[tap_offsets[j]]);
 #pragma unroll
                         for (int i = 0; i < OUT; i++)
-                            few_mma<T>(sum[i][j], a[i], b0, b1);
+                            mma_sync<T>(sum[i][j], a[i], b0, b1);
                     }
                 }
             }

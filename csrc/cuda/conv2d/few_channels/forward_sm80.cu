@@ -10,6 +10,9 @@
 // channels in runs of 16 bytes, so that NCHW and channels_last are both stored in whole sectors from registers. Bound
 // by writing the output (1 channel to 32), by FMA for 3 channels and 7x7 in float32; benchmarks/notes/conv2d_direct.md.
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int TILE_PIXELS = 256;
 static constexpr int STEP = 8; // words that an instruction sums over
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
             copy.store(patches, coordinates, p);
         }
         for (int buffer = 0; tile < p.tiles; tile += gridDim.x, buffer ^= 1) {
-            copy_async_wait_all();
+            cp_async_wait_all();
             __syncthreads();
             const uint32_t *const patch = patches + buffer * p.patch;
             uint32_t *const next_patch = patches + (buffer ^ 1) * p.patch;
@@ -168,7 +171,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                         for (int k = 0; k < PIXELS; k++) {
                             const int pixel =
                                 o % 2 ? PIXELS - 1 - k : k; // back and forth: one factor stays in its register
-                            few_fma(sum[pixel / 2][o / 2][pixel % 2 * 2 + o % 2], pixel_value(pixel), w[o]);
+                            fma_in_order(sum[pixel / 2][o / 2][pixel % 2 * 2 + o % 2], pixel_value(pixel), w[o]);
                         }
                 };
                 if constexpr (WIDTH > 0) {
@@ -214,8 +217,8 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                         const uint4 b = ((const uint4 *)weights)[(step * (COLUMNS / 2) + j / 2) * WARP_SIZE + lane];
 #pragma unroll
                         for (int i = 0; i < ROWS; i++) {
-                            few_mma<T>(sum[i][j], a[i], b.x, b.y);
-                            few_mma<T>(sum[i][j + 1], a[i], b.z, b.w);
+                            mma_sync<T>(sum[i][j], a[i], b.x, b.y);
+                            mma_sync<T>(sum[i][j + 1], a[i], b.z, b.w);
                         }
                     }
                 }

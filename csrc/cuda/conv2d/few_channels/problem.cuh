@@ -4,6 +4,7 @@
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_PROBLEM_CUH
 
 #include "conv2d/direct.cuh"
+#include "ptx/cvt.cuh"
 
 // FMA in float32, or mma.sync, whose operands are 32-bit words: a TF32 number, or a pair of fp16 or bf16 elements. In a
 // patch of 16-bit elements a word holds the element at its coordinate and the one `pair` columns to the right, so that
@@ -53,37 +54,7 @@ static inline FewStrides few_strides(int64_t channels, int64_t height, int64_t w
 template <int MATH>
 __device__ __forceinline__ uint32_t few_operand(uint32_t word)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (MATH == FEW_TF32) {
-        uint32_t rounded;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(word)));
-        return rounded;
-    }
-#endif
-    return word;
-}
-
-// d += a b: 16 x 8 of results from 8 words of each row of a and column of b.
-template <typename T>
-__device__ __forceinline__ void few_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (sizeof(T) == 4)
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else if constexpr (sizeof(T) == 2 && __is_same(T, __half))
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
+    return MATH == FEW_TF32 ? cvt_rna_tf32(__uint_as_float(word)) : word;
 }
 
 // A tile's image, and its row and column among the image's tiles.
@@ -193,13 +164,6 @@ struct FewPatch {
         }
     }
 };
-
-// d += a b. Volatile, so that the products stay in the order in which they are written: the register file has two
-// banks, and an order in which one factor serves several products in a row has fewer conflicts than the compiler's.
-__device__ __forceinline__ void few_fma(float &d, float a, float b)
-{
-    asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(d) : "f"(a), "f"(b));
-}
 
 // Shared memory that a block may have; on Hopper two of them fit on a multiprocessor.
 static inline size_t few_most_shared(int capability)

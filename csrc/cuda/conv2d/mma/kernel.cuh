@@ -7,6 +7,10 @@
 #include "conv2d/relayout.h"
 #include "conv2d/stride_phase.h"
 #include "ptx/cp_async.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int MMA_THREADS = 256, MMA_STAGES = 4;
 // Elements by which backward_weight's lines in shared memory are longer than a multiple of all banks, as many as one
@@ -64,22 +68,16 @@ static constexpr int MMA_NOWHERE = INT_MIN / 2;
 // 16 bytes, zeros if not `inside`.
 __device__ __forceinline__ void copy_piece(uint32_t to, const void *from, bool inside)
 {
-    copy_async<16>(to, from, inside ? 16 : 0);
+    cp_async<16>(to, from, inside ? 16 : 0);
 }
 
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(uint32_t (&d)[4], uint32_t from)
 {
     if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(from)
-                     : "memory");
+        ldmatrix_x4_trans(d, from);
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(from)
-                     : "memory");
+        ldmatrix_x4(d, from);
 }
 
 // float's bits rounded to TF32; halves as they are.
@@ -87,7 +85,7 @@ template <typename T>
 __device__ __forceinline__ uint32_t mma_operand(uint32_t bits)
 {
     if constexpr (sizeof(T) == 4)
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(__uint_as_float(bits)));
+        return cvt_rna_tf32(__uint_as_float(bits));
     return bits;
 }
 
@@ -95,17 +93,7 @@ __device__ __forceinline__ uint32_t mma_operand(uint32_t bits)
 template <typename T>
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t *b)
 {
-#define MMA_SYNC(KIND)                                                                                                 \
-    asm volatile("mma.sync.aligned." KIND " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"           \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-    if constexpr (sizeof(T) == 4)
-        MMA_SYNC("m16n8k8.row.col.f32.tf32.tf32.f32");
-    else if constexpr (is_bfloat16<T>)
-        MMA_SYNC("m16n8k16.row.col.f32.bf16.bf16.f32");
-    else
-        MMA_SYNC("m16n8k16.row.col.f32.f16.f16.f32");
-#undef MMA_SYNC
+    mma_sync<T>(d, a, b[0], b[1]);
 }
 
 // Two neighbours of a row of the result, of which there may be but one.
@@ -238,7 +226,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
             settle();
         }
         // A group a step even where there is nothing to load, so that the count of groups tells the step.
-        copy_async_commit();
+        cp_async_commit_group();
     };
 #pragma unroll
     for (int step = 0; step < MMA_STAGES - 1; step++)
@@ -254,7 +242,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_pixels_kernel(const
     const int a_swizzle = a_row / 2 % PIECES, b_swizzle = b_row / 2 % PIECES;
     float sum[Warps::ROWS][Warps::COLUMNS][4] = {};
     for (int step = 0; step < steps; step++) {
-        copy_async_wait<MMA_STAGES - 2>();
+        cp_async_wait_group<MMA_STAGES - 2>();
         // This step's slices are there for all, and the stage that is loaded next has been read by all.
         __syncthreads();
         load(step + MMA_STAGES - 1);
@@ -381,7 +369,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
                            inside ? picture + pixel * work.picture_pixel : (const T *)work.picture, inside);
             }
         }
-        copy_async_commit();
+        cp_async_commit_group();
     };
 #pragma unroll
     for (int step = 0; step < MMA_STAGES - 1; step++)
@@ -391,7 +379,7 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) conv2d_mma_weight_kernel(const
     const int my_row = warp / Warps::ACROSS * Warps::WARP_M, my_column = warp % Warps::ACROSS * 32;
     float sum[Warps::ROWS][Warps::COLUMNS][4] = {};
     for (int step = 0; step < steps; step++) {
-        copy_async_wait<MMA_STAGES - 2>();
+        cp_async_wait_group<MMA_STAGES - 2>();
         __syncthreads();
         load(step + MMA_STAGES - 1);
         const int stage = step % MMA_STAGES * STAGE_SIZE;

@@ -5,8 +5,18 @@
 
 #include <type_traits>
 
+#include "common/tensor_map.h"
 #include "conv2d/sm90/problem.h"
 #include "gemm/sm90/kernel.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // Rows of B (channels of a tap) that one TMA copy of backward_weight_stride1 brings.
 static constexpr int SHIFTED_CHUNK = 32;
@@ -152,17 +162,18 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
     const auto gather = [&](uint32_t to, const CUtensorMap *map, uint32_t arrived, const TapCoordinate &tap,
                             const PixelCoordinate &pixel, bool several, uint16_t blocks) {
         if (several)
-            copy_in_pixels_multicast(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
-                                     tap.offset_y, blocks);
+            tma_load_im2col_4d_multicast(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
+                                         tap.offset_y, blocks);
         else
-            copy_in_pixels(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x, tap.offset_y);
+            tma_load_im2col_4d(to, map, arrived, tap.channel, pixel.x, pixel.y, pixel.image, tap.offset_x,
+                               tap.offset_y);
     };
     const auto fetch = [&](uint32_t to, const CUtensorMap *map, uint32_t arrived, int inner, int outer, int batch,
                            bool several, uint16_t blocks) {
         if (several)
-            copy_in_multicast(to, map, arrived, inner, outer, batch, blocks);
+            tma_load_3d_multicast(to, map, arrived, inner, outer, batch, blocks);
         else
-            copy_in(to, map, arrived, inner, outer, batch);
+            tma_load_3d(to, map, arrived, inner, outer, batch);
     };
     int stage = 0, phase = 0;
     for (int tile = first; tile < tiles_of(works); tile += stride) {
@@ -191,9 +202,9 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
         for (int step = 0; step < at.steps; step++, k += C::K) {
             if constexpr (C::A_MN_MAJOR)
                 pixel = pixel_coordinate(work, k + (GATHERS_A ? rank_n * rows_a : rank_m * rows_b));
-            barrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
-            barrier_expect(arrived, C::STAGE_BYTES);
+            mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
             const uint32_t to_a = a + rank_n * rows_a * SWIZZLE_ROW, to_b = b + rank_m * rows_b * SWIZZLE_ROW;
             if constexpr (!C::A_MN_MAJOR) {
                 gather(to_a, map_a, arrived, taps[0], pixel, C::CLUSTER_N > 1, blocks_a);
@@ -260,18 +271,18 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
         }
         int k = at.k_begin;
         for (int step = 0; step < at.steps; step++, k += C::K) {
-            barrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES;
             const uint32_t b = a + C::A_BYTES + rank_m * COPIES * SHIFTED_CHUNK * SWIZZLE_ROW;
-            barrier_expect(arrived, C::STAGE_BYTES);
-            copy_in(a, map_a, arrived, k, at.m, 0);
+            mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
+            tma_load_3d(a, map_a, arrived, k, at.m, 0);
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
                 const uint32_t to = b + i * SHIFTED_CHUNK * SWIZZLE_ROW;
                 if constexpr (C::CLUSTER_M > 1)
-                    copy_in_multicast(to, map_b, arrived, k + shifts[i], channels[i], columns[i], blocks_b);
+                    tma_load_3d_multicast(to, map_b, arrived, k + shifts[i], channels[i], columns[i], blocks_b);
                 else
-                    copy_in(to, map_b, arrived, k + shifts[i], channels[i], columns[i]);
+                    tma_load_3d(to, map_b, arrived, k + shifts[i], channels[i], columns[i]);
             }
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -334,12 +345,12 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
 #pragma unroll
                 for (int i = 0; i < C::CHUNK / 16; i++) {
                     const float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
-                    store_matrices(shared_address(to) + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
-                                   pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
+                    stmatrix_x4(shared_address(to) + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
+                                pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
                 }
             }
             // One barrier per chunk: past it, all threads have read the other buffer, which is written next.
-            named_barrier(1 + group, WARPGROUP);
+            bar_sync(1 + group, WARPGROUP);
             constexpr int VECTORS = C::CHUNK / 8;
             const int column = first_column + C::CHUNK * chunk + thread % VECTORS * 8;
 #pragma unroll
@@ -372,20 +383,20 @@ __device__ __forceinline__ void conv2d_block(const Works &works, const Sums &sum
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
     const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
-    const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
+    const uint32_t rank = C::CLUSTER > 1 ? cluster_ctarank() : 0;
     const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
     if (threadIdx.x == 0) {
-        prefetch_map(maps_a);
-        prefetch_map(map_b);
-        prefetch_map(map_d);
+        prefetch_tensormap(maps_a);
+        prefetch_tensormap(map_b);
+        prefetch_tensormap(map_d);
         constexpr int arrivals = (C::PINGPONG ? 1 : 2) * (C::IN_REGISTERS ? 4 : 1) * (C::CLUSTER_M + C::CLUSTER_N - 1);
         for (int stage = 0; stage < C::STAGES; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, arrivals);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, arrivals);
         }
         for (int group = 0; group < 2; group++)
-            barrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
-        fence_barrier_init();
+            mbarrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
+        fence_mbarrier_init();
     }
     if constexpr (C::CLUSTER > 1)
         cluster_sync();
@@ -394,7 +405,7 @@ __device__ __forceinline__ void conv2d_block(const Works &works, const Sums &sum
     wait_for_predecessor();
     release_successor();
     if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0) {
             if constexpr (KIND == CONV_SHIFTED)
                 conv2d_produce_shifted<C>(works, maps_a, map_b, stages, full, empty, rank_m, rank_n);
@@ -404,7 +415,7 @@ __device__ __forceinline__ void conv2d_block(const Works &works, const Sums &sum
         }
         __syncwarp(); // cluster_sync wants whole warps
     } else {
-        take_registers<232>();
+        setmaxnreg_inc<232>();
         consume<C>(sums, map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
     }
     if constexpr (C::CLUSTER > 1)
@@ -439,15 +450,6 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 // half of k. In the end each block gives half of its accumulators to the other, through the shared memory of the
 // stages, and stores the other half of the tile. One tile per cluster; not persistent.
 #if defined(CUDA_OPS_HOPPER_CODE)
-__device__ __forceinline__ void store_remote(uint32_t to, uint32_t rank, const float *values)
-{
-    asm volatile("{\n.reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(to),
-                 "r"(rank), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
-                 : "memory");
-}
-
 // MINE: which half of the tile's columns this block stores.
 template <typename C, int MINE>
 __device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
@@ -459,9 +461,11 @@ __device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N 
     static_assert(C::BLOCKS == 1 && Half::CHUNK == C::CHUNK, "a warpgroup's rows are one block of wgmma's");
     char *const area = exchange + group * WARPGROUP * COUNT * 4;
 #pragma unroll
-    for (int i = 0; i < COUNT / 4; i++)
-        store_remote(shared_address(area) + (i * WARPGROUP + thread) * 16, MINE ^ 1,
-                     sum[0] + (MINE ^ 1) * COUNT + 4 * i);
+    for (int i = 0; i < COUNT / 4; i++) {
+        const float *const theirs = sum[0] + (MINE ^ 1) * COUNT + 4 * i;
+        st_shared_cluster_v4_f32(mapa(shared_address(area) + (i * WARPGROUP + thread) * 16, MINE ^ 1),
+                                 make_float4(theirs[0], theirs[1], theirs[2], theirs[3]));
+    }
     cluster_sync();
     float half[1][COUNT];
 #pragma unroll
@@ -477,7 +481,7 @@ __device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N 
                      buffers + group * C::BUFFERS * C::BUFFER_BYTES, buffer, 0, at.m + group * C::GROUP_M,
                      at.n + MINE * C::N / 2, group, thread);
     if (C::BUFFERS > 0 && thread == 0)
-        wait_copied_out<0>();
+        bulk_wait_group_read<0>();
 }
 #endif // CUDA_OPS_HOPPER_CODE
 
@@ -493,16 +497,16 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t buffers = stages + C::STAGES * C::STAGE_BYTES;
     const uint32_t full = buffers + 2 * C::BUFFERS * C::BUFFER_BYTES, empty = full + 8 * C::STAGES;
-    const uint32_t rank = cluster_rank();
+    const uint32_t rank = cluster_ctarank();
     if (threadIdx.x == 0) {
-        prefetch_map(&map_a);
-        prefetch_map(&map_b);
-        prefetch_map(&map_d);
+        prefetch_tensormap(&map_a);
+        prefetch_tensormap(&map_b);
+        prefetch_tensormap(&map_d);
         for (int stage = 0; stage < C::STAGES; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, 2);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, 2);
         }
-        fence_barrier_init();
+        fence_mbarrier_init();
     }
     __syncthreads();
     wait_for_predecessor();
@@ -510,39 +514,42 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     // The halves of k are splits, which are numbered after the tiles.
     const int index = rank * (work.gemm.clusters_m * work.gemm.clusters_n) + blockIdx.x / 2;
     if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
             conv2d_produce<C>(work, &map_a, &map_b, stages, full, empty, 0, 0, index, work.gemm.total);
         __syncwarp(); // cluster_sync wants whole warps
         cluster_sync();
         cluster_sync();
     } else {
-        take_registers<232>();
+        setmaxnreg_inc<232>();
         const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
         const Place at = place_of<C>(work.gemm, index, 0, 0);
-        const uint64_t a_tile = describe(stages + group * C::GROUP_M * SWIZZLE_ROW, C::COLUMN_BYTES, SWIZZLE_ATOM);
-        const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+        const uint64_t a_tile = wgmma_descriptor(stages + group * C::GROUP_M * SWIZZLE_ROW, WGMMA_SWIZZLE_128,
+                                                 SWIZZLE_ATOM, C::COLUMN_BYTES);
+        const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
         constexpr int B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
         float sum[C::BLOCKS][C::N / 2];
         int stage = 0, phase = 0, before = 0;
         for (int step = 0; step < at.steps; step++) {
-            barrier_wait(full + 8 * stage, phase);
-            const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+            mbarrier_wait(full + 8 * stage, phase);
+            const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
+                           b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma<T, C::N, 0, C::B_MN_MAJOR>(sum[0], advance(a, i * 32), advance(b, i * B_STEP), step > 0 || i > 0);
-            wgmma_commit();
-            wgmma_wait<1>();
+                wgmma<T, C::N, 0, C::B_MN_MAJOR>(sum[0], wgmma_advance(a, i * 32), wgmma_advance(b, i * B_STEP),
+                                                 step > 0 || i > 0);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
             if (step > 0 && thread == 0)
-                barrier_arrive(empty + 8 * before);
+                mbarrier_arrive(empty + 8 * before);
             before = stage;
             if (++stage == C::STAGES) {
                 stage = 0;
                 phase ^= 1;
             }
         }
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         // Both blocks have read their last stage: the other one may write here.
         cluster_sync();
         char *const exchange = shared + (stages - shared_address(shared));

@@ -2,8 +2,16 @@
 #ifndef CUDA_OPS_CONV2D_SM90_HALO_KERNEL_CUH
 #define CUDA_OPS_CONV2D_SM90_HALO_KERNEL_CUH
 
+#include "common/tensor_map.h"
 #include "conv2d/relayout.h"
 #include "gemm/sm90/tile.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // PIXELS: of a tile, wgmma's n. ROW_BYTES: of a pixel's channels in a TMA copy, and their swizzle. BY_CHANNEL: the
 // weight is [channel][tap][column].
@@ -60,16 +68,7 @@ template <int ROW_BYTES>
 __device__ __forceinline__ uint64_t describe_rows(uint32_t address)
 {
     static_assert(ROW_BYTES == 64 || ROW_BYTES == 128, "a swizzle");
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW_BYTES >> 4) << 32 |
-           (uint64_t)(ROW_BYTES == 64 ? 2 : 1) << 62;
-}
-
-// Four 8 x 8 matrices, transposed on the way to shared memory: lane 8 m + c gives where column c of matrix m goes.
-__device__ __forceinline__ void store_matrices_across(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
-                 "r"(c), "r"(d)
-                 : "memory");
+    return wgmma_descriptor(address, ROW_BYTES == 64 ? WGMMA_SWIZZLE_64 : WGMMA_SWIZZLE_128, 8 * ROW_BYTES);
 }
 
 // The offset in the result of a pixel of the grid; false: the pixel is padding.
@@ -92,15 +91,15 @@ __device__ __forceinline__ void store_halo_16bit(const float (&sum)[C::PIXELS / 
     T *const result = (T *)work.result + first_column + 8 * vector;
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
-        named_barrier(barrier, WARPGROUP); // the previous pass has been read
+        bar_sync(barrier, WARPGROUP); // the previous pass has been read
 #pragma unroll
         for (int i = 0; i < C::PASS / 8; i += 2) {
             const float *const s = sum + pass * C::PASS / 2 + 4 * i;
             const int pixel = 8 * (i + matrix / 2) + lane % 8;
-            store_matrices_across(to + pixel * 128 + ((2 * warp + matrix % 2) ^ (pixel % 8)) * 16, pack<T>(s[0], s[1]),
-                                  pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
+            stmatrix_x4_trans(to + pixel * 128 + ((2 * warp + matrix % 2) ^ (pixel % 8)) * 16, pack<T>(s[0], s[1]),
+                              pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
         }
-        named_barrier(barrier, WARPGROUP);
+        bar_sync(barrier, WARPGROUP);
 #pragma unroll
         for (int i = 0; i < C::PASS / 16; i++) {
             const int pixel = thread / 8 + 16 * i;
@@ -156,7 +155,7 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
                                          C::ROW_BYTES
                                    : 0;
     constexpr int A_STEP = C::BY_CHANNEL ? 2 * SWIZZLE_ATOM : 32;
-    barrier_wait(ready, 0);
+    mbarrier_wait(ready, 0);
     int stage = 0, phase = 0, taker = 0, taken = 0;
     float sum[C::PIXELS / 2];
     for (int tile = first_tile; tile < work.tiles; tile += tile_step, taker ^= 1) {
@@ -169,14 +168,14 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
             continue;
         }
         // Not before the other warpgroup's last stage is full: its products are issued first (gemm/sm90/kernel.cuh).
-        barrier_wait(order + 8 * group, (taken & 1) ^ (group == 0));
+        mbarrier_wait(order + 8 * group, (taken & 1) ^ (group == 0));
         taken++;
         uint32_t tap = weights;
 #pragma unroll
         for (int i = 0; i < C::PIXELS / 2; i++)
             sum[i] = 0; // here, not by the first wgmma's scale: ptxas would serialise the wgmmas (C7515)
         for (int chunk = 0; chunk < work.chunks; chunk++) {
-            barrier_wait(full + 8 * stage, phase);
+            mbarrier_wait(full + 8 * stage, phase);
             if (chunk + 1 == work.chunks)
                 hand_over(order, group, thread);
             uint32_t pixels = stages + stage * work.stage_bytes + last;
@@ -186,17 +185,18 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
                 const uint64_t b = describe_rows<C::ROW_BYTES>(pixels);
 #pragma unroll
                 for (int k = 0; k < C::ROW_BYTES / 32; k++)
-                    wgmma<T, C::PIXELS, C::BY_CHANNEL, 0>(sum, advance(a, k * A_STEP), advance(b, k * 32), 1);
+                    wgmma<T, C::PIXELS, C::BY_CHANNEL, 0>(sum, wgmma_advance(a, k * A_STEP), wgmma_advance(b, k * 32),
+                                                          1);
                 pixels += step;
                 if (++s == work.kernel_width) {
                     s = 0;
                     pixels += row_step;
                 }
             }
-            wgmma_commit();
-            wgmma_wait<0>();
+            wgmma_commit_group();
+            wgmma_wait_group<0>();
             if (thread == 0)
-                barrier_arrive(empty + 8 * stage);
+                mbarrier_arrive(empty + 8 * stage);
             if (++stage == work.stages) {
                 stage = 0;
                 phase ^= 1;
@@ -229,31 +229,31 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     const int column_tile = blockIdx.x % work.column_tiles, first_column = column_tile * C::COLUMNS;
     const int first_tile = blockIdx.x / work.column_tiles, tile_step = gridDim.x / work.column_tiles;
     if (threadIdx.x == 0) {
-        prefetch_map(&source);
-        prefetch_map(&weight);
+        prefetch_tensormap(&source);
+        prefetch_tensormap(&weight);
         for (int stage = 0; stage < work.stages; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, 1);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, 1);
         }
-        barrier_init(order, TURN_ARRIVALS);
-        barrier_init(order + 8, TURN_ARRIVALS);
-        barrier_init(ready, 1);
-        fence_barrier_init();
+        mbarrier_init(order, TURN_ARRIVALS);
+        mbarrier_init(order + 8, TURN_ARRIVALS);
+        mbarrier_init(ready, 1);
+        fence_mbarrier_init();
     }
     __syncthreads();
     wait_for_predecessor();
     release_successor();
     if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0) {
-            barrier_expect(ready, work.chunks * taps * C::TAP_BYTES);
+            mbarrier_arrive_expect_tx(ready, work.chunks * taps * C::TAP_BYTES);
             for (int chunk = 0; chunk < work.chunks; chunk++)
                 for (int tap = 0; tap < taps; tap++) {
                     const uint32_t to = weights + (chunk * taps + tap) * C::TAP_BYTES;
                     if (C::BY_CHANNEL)
-                        copy_in(to, &weight, ready, first_column, chunk * C::ROW, tap);
+                        tma_load_3d(to, &weight, ready, first_column, chunk * C::ROW, tap);
                     else
-                        copy_in(to, &weight, ready, chunk * C::ROW, first_column, tap);
+                        tma_load_3d(to, &weight, ready, chunk * C::ROW, first_column, tap);
                 }
             int stage = 0, phase = 0;
             for (int tile = first_tile; tile < work.tiles; tile += tile_step) {
@@ -262,10 +262,10 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
                 const int x = work.start_x + (int)(pixel - line * work.grid_width);
                 const int y = work.start_y + (int)(line - image * work.grid_height);
                 for (int chunk = 0; chunk < work.chunks; chunk++) {
-                    barrier_wait(empty + 8 * stage, phase ^ 1);
-                    barrier_expect(full + 8 * stage, work.rows * C::ROW_BYTES);
-                    copy_in_pixels(stages + stage * work.stage_bytes, &source, full + 8 * stage, chunk * C::ROW, x, y,
-                                   (int)image, 0, 0);
+                    mbarrier_wait(empty + 8 * stage, phase ^ 1);
+                    mbarrier_arrive_expect_tx(full + 8 * stage, work.rows * C::ROW_BYTES);
+                    tma_load_im2col_4d(stages + stage * work.stage_bytes, &source, full + 8 * stage, chunk * C::ROW, x,
+                                       y, (int)image, 0, 0);
                     if (++stage == work.stages) {
                         stage = 0;
                         phase ^= 1;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             }
         }
     } else {
-        take_registers<232>();
+        setmaxnreg_inc<232>();
         consume_halo<C>(work, weights, stages, full, shared + (buffers - shared_address(shared)), first_tile, tile_step,
                         first_column);
     }

@@ -17,6 +17,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 
 // A thread makes THREAD_M x THREAD_N, a warp's lanes are LANES_M x 32 / LANES_M.
 template <typename T_, int THREAD_M_, int THREAD_N_, int LANES_M_>
@@ -54,7 +55,7 @@ template <typename T>
 __device__ __forceinline__ void copy_16(char *shared, const T *global, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<16>(shared_address(shared), global, bytes);
+    cp_async<16>(shared_address(shared), global, bytes);
 #else
     vector16<T> v = {};
     if (bytes == 16)
@@ -70,7 +71,7 @@ template <typename T>
 __device__ __forceinline__ void copy_one(char *shared, const T *global, bool exists)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<(int)sizeof(T)>(shared_address(shared), global, exists ? (int)sizeof(T) : 0);
+    cp_async<(int)sizeof(T)>(shared_address(shared), global, exists ? (int)sizeof(T) : 0);
 #else
     *(T *)shared = exists ? *global : T(0);
 #endif
@@ -193,10 +194,7 @@ __device__ __forceinline__ void send_to(uint32_t rank, uint32_t place, const vec
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint4 bits;
     memcpy(&bits, &v, 16);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                     address_in(place, rank)),
-                 "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w), "r"(address_in(barrier, rank))
-                 : "memory");
+    st_async(mapa(place, rank), bits, mapa(barrier, rank));
 #endif
 }
 
@@ -285,9 +283,9 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (work.splits > 1) {
         if (threadIdx.x == 0) {
-            barrier_init(barrier, 1);
-            fence_barrier_init();
-            barrier_expect(barrier, C::SUM_BYTES);
+            mbarrier_init(barrier, 1);
+            fence_mbarrier_init();
+            mbarrier_arrive_expect_tx(barrier, C::SUM_BYTES);
         }
         __syncthreads();
         cluster_arrive_relaxed();
@@ -303,7 +301,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     for (int step = warp - C::STAGES * warps; step < steps; step += warps) {
         char *const slice = mine + stage * C::STAGE_BYTES;
         if (step >= 0) {
-            copy_async_wait<C::STAGES - 1>();
+            cp_async_wait_group<C::STAGES - 1>();
             __syncwarp();
 #pragma unroll(C::THREAD_M *C::THREAD_N <= 16 ? 2 : 1)
             for (int piece = 0; piece < 4; piece++) {
@@ -330,7 +328,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
             copy_slice(slice, a, k, depths, lane);
             copy_slice(slice + C::A_BYTES, b, k, depths, lane);
         }
-        copy_async_commit();
+        cp_async_commit_group();
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
     }
     __syncwarp();
@@ -360,7 +358,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
             const int to = piece / share; // in the cluster
             send_to(to, shared_address(received) + (rank * share + piece - to * share) * 16, v, barrier);
         }
-        barrier_wait_cluster(barrier, 0);
+        mbarrier_wait_cluster(barrier, 0);
         sums = received, count = work.splits, pitch = share * 16, first = rank * share, pieces = share;
     }
 #endif
