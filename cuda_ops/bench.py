@@ -1,5 +1,6 @@
 """python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/.
 
+`bench host` shows what an eager call costs the host, ours beside PyTorch's (benchmarks/host_time.py).
 `bench mnist` is the race of whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` the time
 to 99 % of its test set (benchmarks/mnist_99.py). `bench gemm` is the ladder of matrix multiplication: every rung and,
 where they are installed, Triton, CUTLASS and Numba beside cuBLAS, with a plot (benchmarks/bench_gemm.py).
@@ -27,7 +28,9 @@ def benchmarks_folder() -> Path | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all (default), or mnist or mnist-99")
+    parser.add_argument(
+        "ops", nargs="*", metavar="op", help="ops to time, or all (default), or host, mnist or mnist-99"
+    )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
         "--dtype",
@@ -53,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser):
         choices=["fp32", "tf32", "bf16"],
         help="mnist: may be repeated; an earlier run's results of the others are kept; default: all",
     )
-    parser.add_argument("--out", type=Path, help="folder for <device>/<op>.csv; default: benchmarks/results")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for <device>/<op>.csv; default: benchmarks/results; host: for its table, default: runs/host",
+    )
 
 
 def _device(name) -> torch.device:
@@ -95,6 +102,16 @@ def _race(args, device, out: Path) -> int:
     return 0
 
 
+def _host(args, device, out: Path) -> int:
+    if len(args.ops) > 1:
+        raise ValueError("host is a run of its own: name nothing beside it")
+    for name in ("dtype", "seconds", "batch", "precision"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} is not for host")
+    importlib.import_module("host_time").main(device, out, args.quick)
+    return 0
+
+
 def main(args) -> int:
     """0: done, whoever won. 2: cannot run, with one line that says why and what to do."""
     try:
@@ -113,8 +130,10 @@ def main(args) -> int:
         if args.seconds is not None and not args.seconds > 0:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
-        out = args.out or folder / "results"
+        out = args.out or (folder.parent / "runs" / "host" if "host" in args.ops else folder / "results")
         _require_writable(out)
+        if "host" in args.ops:
+            return _host(args, device, out)
         if set(args.ops) & set(RACES):
             return _race(args, device, out)
         for name in ("batch", "precision"):
