@@ -28,16 +28,21 @@ class Derivative:
 
     def __init__(self, text: str):
         targets, call = text.split(":", 1)
-        name, sources = call.strip().removesuffix(")").split("(", 1)
+        name, _, sources = call.strip().removesuffix(")").rpartition("(")
         self.targets = [target.strip() for target in targets.split(",")]
-        self.sources = [source.strip() for source in sources.split(",")]
+        # Each with the argument whose gradient it is for, or "" for all of them.
+        self.sources = [tuple(source.strip().partition(" if ")[::2]) for source in sources.split(",")]
         namespace, _, name = name.rpartition("::")
-        self.op = getattr(torch.ops.aten, name) if namespace == "aten" else operator(name)
+        self.op = None  # the gradient itself
+        if name:
+            self.op = getattr(torch.ops.aten if namespace == "aten" else torch.ops.cuda_ops, name)
 
     def __call__(self, values: dict, wanted: list[bool]):
         """The gradients of the targets, of all that the sources name."""
 
-        def value(source):
+        def value(source, condition):
+            if condition and not wanted[self.targets.index(condition)]:
+                return None
             if source == "wanted":
                 return wanted
             if source.lstrip("-").isdigit():
@@ -46,7 +51,10 @@ class Derivative:
             tensor = LITERALS[name] if name in LITERALS else values[name]
             return ATTRIBUTES[attribute](tensor) if isinstance(tensor, Tensor) else tensor
 
-        results = self.op(*[value(source) for source in self.sources])
+        sources = [value(source, condition.strip()) for source, condition in self.sources]
+        if self.op is None:
+            return sources
+        results = self.op(*sources)
         if isinstance(results, list):  # the wanted ones alone
             rest = iter(results)
             return [next(rest) if want else None for want in wanted]
@@ -62,7 +70,7 @@ def autograd_function(name: str, class_name: str) -> type[torch.autograd.Functio
     arguments = [argument.name for argument in schema.arguments]
     returns = [result.name or "output" for result in schema.returns]
     derivatives = [Derivative(text) for text in torch.ops.cuda_ops.derivatives(name) if "<-" not in text]
-    sources = {source.partition(".")[0] for derivative in derivatives for source in derivative.sources}
+    sources = {source.partition(".")[0] for derivative in derivatives for source, _ in derivative.sources}
     differentiable = {result for result in returns if f"grad_{result}" in sources - set(arguments)}
     call = operator(name)
 

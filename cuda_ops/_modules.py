@@ -7,11 +7,15 @@ torch.nn.Module.__getattr__, which for the twenty tensors of a small network tak
 
 def parameter(module, name: str):
     """module.<name>, found where a parameter usually is."""
-    value = module._parameters.get(name)
-    return getattr(module, name) if value is None else value
+    try:
+        return module._parameters[name]
+    except KeyError:
+        return getattr(module, name)
 
 
 def buffer(module, name: str):
     """module.<name>, found where a buffer usually is."""
-    value = module._buffers.get(name)
-    return getattr(module, name) if value is None else value
+    try:
+        return module._buffers[name]
+    except KeyError:
+        return getattr(module, name)

@@ -1,7 +1,8 @@
 """python -m cuda_ops bench: times our ops against PyTorch's own, by the harness in the repository's benchmarks/.
 
-`bench mnist` times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to
-99 % of the test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung and,
+`bench host` shows what an eager call costs the host, ours beside PyTorch's (benchmarks/host_time.py). `bench mnist`
+times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % of the
+test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung and,
 where they are installed, Triton, CUTLASS and Numba beside cuBLAS, with a plot (benchmarks/bench_gemm.py).
 """
 
@@ -28,7 +29,9 @@ def benchmarks_folder() -> Path | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all (default), or mnist or mnist-99")
+    parser.add_argument(
+        "ops", nargs="*", metavar="op", help="ops to time, or all (default), or host, mnist or mnist-99"
+    )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
         "--dtype",
@@ -109,6 +112,16 @@ def _race(args, device) -> int:
     return 0
 
 
+def _host(args, device, out: Path) -> int:
+    if len(args.ops) > 1:
+        raise ValueError("host is a run of its own: name nothing beside it")
+    for name in ("dtype", "seconds", "batch", "precision"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} is not for host")
+    importlib.import_module("host_time").main(device, out, args.quick)
+    return 0
+
+
 def main(args) -> int:
     """0: done, whoever won. 2: cannot run, with one line that says why and what to do."""
     try:
@@ -128,6 +141,8 @@ def main(args) -> int:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
         _require_writable(args.out)
+        if "host" in args.ops:
+            return _host(args, device, args.out)
         if set(args.ops) & set(RACES):
             return _race(args, device)
         for name in ("batch", "precision"):

@@ -1,5 +1,6 @@
 """python -m cuda_ops bench: that its arithmetic is right, that it refuses wrong results, and that it runs."""
 
+import csv
 import json
 import math
 import os
@@ -53,6 +54,58 @@ def test_quick_square_on_the_cpu(tmp_path):
         moved = streams * math.prod(harness.MNIST_SHAPES[0]) * 4
         assert float(row["gb_per_s"]) == pytest.approx(moved / float(row["median_us"]) / 1e3, abs=0.06)
         assert float(row["percent_of_ceiling"]) > 0
+
+
+def test_quick_host_on_the_cpu(tmp_path):
+    status, output, errors = run("host", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert status == 0, errors
+    assert "Host time of eager calls (cpu)" in output
+    lines = [line for line in (tmp_path / "host.csv").read_text().splitlines() if not line.startswith("#")]
+    rows = list(csv.DictReader(lines))
+    modes = {}
+    for row in rows:
+        modes.setdefault(row["call"], set()).add(row["mode"])
+        for side in ("ours", "pytorch"):
+            assert 0 < float(row[f"{side}_p10_us"]) <= float(row[f"{side}_us"]) <= float(row[f"{side}_p90_us"])
+        assert float(row["ratio"]) == pytest.approx(float(row["ours_us"]) / float(row["pytorch_us"]), abs=0.01)
+    assert set(cuda_ops.functional.__all__) <= set(modes)
+    differentiable = set(cuda_ops.functional.__all__) - {"gather_normalize"}
+    for name in differentiable:
+        assert modes[name] == {"forward", "forward, with grad", "forward + backward"}
+    pytest.importorskip("torchvision")
+    assert modes["squeezenet1_1, batch 2 at 64x64"] == {"training step"}
+    table = (tmp_path / "host.md").read_text()
+    assert all(f"| {name} |" in table for name in modes)
+
+
+def test_host_takes_nothing_beside_it(tmp_path):
+    for arguments, message in (
+        (["square"], "host is a run of its own"),
+        (["--dtype", "float64"], "--dtype is not for host"),
+    ):
+        status, _, errors = run("host", *arguments, "--device", "cpu", "--out", tmp_path)
+        assert status == 2
+        assert message in errors
+
+
+def test_host_compares_equal_calls():
+    """Of both sides the same values, and of the models the same layers."""
+    import host_time
+
+    for case in host_time.cases(torch.device("cpu")):
+        if case.name != "dropout":
+            torch.testing.assert_close(case.ours(*case.tensors), case.native(*case.tensors))
+    models = pytest.importorskip("torchvision").models
+    theirs = models.squeezenet1_1(weights=None).eval()
+    mine = models.squeezenet1_1(weights=None)
+    mine.load_state_dict(theirs.state_dict())
+    mine = host_time.with_our_layers(mine.eval())
+    swapped = {type(module) for module in mine.modules()}
+    assert cuda_ops.nn.Conv2d in swapped
+    assert not swapped & {torch.nn.Conv2d, torch.nn.ReLU, torch.nn.MaxPool2d, torch.nn.Dropout}
+    images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(mine(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.cuda

@@ -7,6 +7,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -16,7 +17,7 @@
 namespace
 {
 
-enum class Type { TENSOR, OPTIONAL_TENSOR, INTEGER, FLOAT, BOOL, STRING, INTEGERS, FLOATS };
+enum class Type { TENSOR, OPTIONAL_TENSOR, INTEGER, FLOAT, BOOL, STRING, DTYPE, INTEGERS, FLOATS };
 
 struct BoundOp {
     c10::OperatorHandle op;
@@ -28,9 +29,12 @@ struct BoundOp {
 
 const char *const CAPSULE = "cuda_ops._C.BoundOp";
 
-Type type_of(const c10::TypePtr &type)
+Type type_of(const c10::Argument &argument)
 {
     using c10::TypeKind;
+    const c10::TypePtr &type = argument.type();
+    if (argument.real_type()->kind() == TypeKind::ScalarTypeType)
+        return Type::DTYPE;
     if (const auto optional = type->cast<c10::OptionalType>();
         optional && optional->getElementType()->kind() == TypeKind::TensorType)
         return Type::OPTIONAL_TENSOR;
@@ -141,6 +145,11 @@ bool push(torch::jit::Stack &stack, PyObject *object, Type type)
         stack.emplace_back(std::string(text, static_cast<size_t>(size)));
         return true;
     }
+    case Type::DTYPE:
+        if (!THPDtype_Check(object))
+            return false;
+        stack.emplace_back(static_cast<int64_t>(reinterpret_cast<THPDtype *>(object)->scalar_type));
+        return true;
     case Type::INTEGERS: {
         c10::List<int64_t> values;
         if (!list(object, values, integer))
@@ -193,7 +202,7 @@ py::object bind(const std::string &name, py::object otherwise)
     const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
     auto bound = std::make_unique<BoundOp>(BoundOp{op, {}, std::move(otherwise), op.schema().name(), {}});
     for (const c10::Argument &argument : op.schema().arguments())
-        bound->types.push_back(type_of(argument.type()));
+        bound->types.push_back(type_of(argument));
     for (const c10::Argument &result : op.schema().returns())
         if (result.type()->kind() != c10::TypeKind::TensorType)
             throw py::value_error("bind: a return of type " + result.type()->str() + " is not supported");

@@ -1,6 +1,8 @@
 // The kernel that all ops share under the Autograd keys: see autograd.h for what it is told.
 #include "autograd.h"
 
+#include "checks.h"
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -44,20 +46,22 @@ struct Source {
     int index = 0; // of the argument or return; of a gradient, among those of differentiable returns
     Attribute attribute = Attribute::TENSOR;
     IValue literal = {};
+    int condition = -1;       // the target without whose gradient this is None; -1 without one
     int slot = -1;            // among what a node saves
     bool is_value = false;    // saved as a value, not as a tensor
     bool is_optional = false; // the op takes None for it
 };
 
 struct Derivative {
-    std::vector<int> targets; // among the differentiable arguments
-    std::optional<OperatorHandle> op;
+    std::vector<int> targets;         // among the differentiable arguments
+    std::optional<OperatorHandle> op; // none where the only source is the gradient itself
     std::vector<Source> sources;
 };
 
-// What the tangent of an argument adds to that of a return.
+// What the tangent of an argument adds to those of returns.
 struct Tangent {
-    int argument, result;
+    int argument;
+    std::vector<int> results;
     std::optional<OperatorHandle> op;
     std::vector<Source> sources;
 };
@@ -67,7 +71,7 @@ struct Slot {
     Kind kind;
     int index;
     Attribute attribute;
-    std::vector<int> derivatives; // that need it
+    std::vector<int> targets; // whose gradients need it, among the differentiable arguments
 };
 
 // All that autograd knows of an op.
@@ -97,13 +101,6 @@ std::vector<std::string> split(const std::string &text, char separator)
         begin = end + 1;
     }
     return parts;
-}
-
-// What messages call an op: linear for cuda_ops::linear_forward.
-std::string display_name(const OperatorHandle &op)
-{
-    const std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
-    return name.substr(0, name.rfind("_forward"));
 }
 
 // linear_forward -> LinearBackward, as PyTorch names its nodes.
@@ -175,11 +172,13 @@ class Parser
         return name.empty() && schema.returns().size() == 1 ? "output" : name;
     }
 
-    // The sources between the parentheses of a derivative.
+    // The sources of a derivative: between the parentheses, or, without an op, the one behind the colon.
     std::vector<std::string> source_texts(const std::string &text) const
     {
         const size_t open = text.find('('), close = text.rfind(')');
-        TORCH_INTERNAL_ASSERT(open != std::string::npos && close != std::string::npos, op_name(), ": ", text);
+        if (open == std::string::npos)
+            return {strip(text.substr(text.find(':') + 1))};
+        TORCH_INTERNAL_ASSERT(close != std::string::npos, op_name(), ": ", text);
         return split(text.substr(open + 1, close - open - 1), ',');
     }
 
@@ -206,9 +205,16 @@ class Parser
             const auto found = std::find(result.arguments.begin(), result.arguments.end(), argument(name));
             derivative.targets.push_back(static_cast<int>(found - result.arguments.begin()));
         }
+        const std::vector<std::string> sources = source_texts(text);
+        if (text.find('(') == std::string::npos) {
+            derivative.sources.push_back(parse_source(sources[0], text, derivative.targets));
+            TORCH_INTERNAL_ASSERT(derivative.targets.size() == 1 && derivative.sources[0].kind == Kind::GRADIENT,
+                                  op_name(), ": the derivative ", text, " is neither an op nor a gradient");
+            result.derivatives.push_back(std::move(derivative));
+            return;
+        }
         derivative.op = called_op(text, colon + 1);
         const c10::FunctionSchema &target = derivative.op->schema();
-        const std::vector<std::string> sources = source_texts(text);
         TORCH_INTERNAL_ASSERT(sources.size() == target.arguments().size(), op_name(), ": the derivative ", text,
                               " does not fit ", target);
         const auto &returns = target.returns();
@@ -216,7 +222,7 @@ class Parser
                                   (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType),
                               op_name(), ": too few gradients in ", text);
         for (size_t i = 0; i < sources.size(); i++) {
-            derivative.sources.push_back(parse_source(sources[i], text));
+            derivative.sources.push_back(parse_source(sources[i], text, derivative.targets));
             derivative.sources.back().is_optional = target.arguments()[i].type()->kind() == c10::TypeKind::OptionalType;
         }
         result.derivatives.push_back(std::move(derivative));
@@ -232,23 +238,37 @@ class Parser
     void parse_tangent(const std::string &text)
     {
         const size_t arrow = text.find("<-");
-        Tangent tangent{-1, -1, called_op(text, arrow + 2), {}};
-        for (size_t i = 0; i < schema.returns().size(); i++)
-            if (return_name(i) == strip(text.substr(0, arrow)))
-                tangent.result = static_cast<int>(i);
+        Tangent tangent{-1, {}, called_op(text, arrow + 2), {}};
+        const std::vector<std::string> names = split(text.substr(0, arrow), ',');
+        for (const std::string &name : names)
+            for (size_t i = 0; i < schema.returns().size(); i++)
+                if (return_name(i) == name)
+                    tangent.results.push_back(static_cast<int>(i));
         for (const std::string &source : source_texts(text)) {
-            tangent.sources.push_back(parse_source(source, text));
+            tangent.sources.push_back(parse_source(source, text, {}));
             if (tangent.sources.back().kind == Kind::TANGENT)
                 tangent.argument = tangent.sources.back().index;
         }
-        TORCH_INTERNAL_ASSERT(tangent.argument >= 0 && tangent.result >= 0 &&
+        TORCH_INTERNAL_ASSERT(tangent.argument >= 0 && tangent.results.size() == names.size() &&
+                                  tangent.op->schema().returns().size() >= names.size() &&
                                   tangent.sources.size() == tangent.op->schema().arguments().size(),
                               op_name(), ": unsound tangent ", text);
         result.tangents.push_back(std::move(tangent));
     }
 
-    Source parse_source(const std::string &text, const std::string &derivative)
+    // `targets`: of the derivative; none for a tangent, which saves nothing.
+    Source parse_source(const std::string &text, const std::string &derivative, const std::vector<int> &targets)
     {
+        if (const size_t condition = text.find(" if "); condition != std::string::npos) {
+            const int index = argument(strip(text.substr(condition + 4)));
+            for (const int target : targets)
+                if (result.arguments[static_cast<size_t>(target)] == index) {
+                    Source source = parse_source(strip(text.substr(0, condition)), derivative, {target});
+                    source.condition = target;
+                    return source;
+                }
+            TORCH_INTERNAL_ASSERT(false, op_name(), ": ", text, " names no target of derivative ", derivative);
+        }
         if (text == "none")
             return {Kind::LITERAL};
         if (text == "true" || text == "false")
@@ -273,7 +293,7 @@ class Parser
         if (source.kind == Kind::ARGUMENT || source.kind == Kind::RETURN) {
             source.is_value = !is_tensor(source) || (source.attribute != Attribute::TENSOR &&
                                                      source.attribute != Attribute::MATRIX_TRANSPOSE);
-            source.slot = derivative.find("<-") == std::string::npos ? slot_for(source) : -1;
+            source.slot = targets.empty() ? -1 : slot_for(source, targets);
         }
         return source;
     }
@@ -311,17 +331,16 @@ class Parser
         return type->kind() == c10::TypeKind::TensorType;
     }
 
-    int slot_for(const Source &source)
+    int slot_for(const Source &source, const std::vector<int> &targets)
     {
         const Attribute attribute = source.is_value ? source.attribute : Attribute::TENSOR;
         std::vector<Slot> &slots = source.is_value ? result.values : result.tensors;
-        const int derivative = static_cast<int>(result.derivatives.size());
         for (size_t i = 0; i < slots.size(); i++)
             if (slots[i].kind == source.kind && slots[i].index == source.index && slots[i].attribute == attribute) {
-                slots[i].derivatives.push_back(derivative);
+                slots[i].targets.insert(slots[i].targets.end(), targets.begin(), targets.end());
                 return static_cast<int>(i);
             }
-        slots.push_back({source.kind, source.index, attribute, {derivative}});
+        slots.push_back({source.kind, source.index, attribute, targets});
         return static_cast<int>(slots.size()) - 1;
     }
 
@@ -411,6 +430,10 @@ struct DerivativesNode : public Node {
             }
         if (takes_gradient && !has_gradient)
             return;
+        if (!derivative.op) {
+            results[derivative.targets[0]] = argument(derivative, derivative.sources[0], grads).toTensor();
+            return;
+        }
         Stack stack;
         stack.reserve(std::max<size_t>(derivative.sources.size(), derivative.targets.size()));
         for (const Source &source : derivative.sources)
@@ -431,6 +454,8 @@ struct DerivativesNode : public Node {
 
     IValue argument(const Derivative &derivative, const Source &source, const variable_list &grads)
     {
+        if (source.condition >= 0 && !task_should_compute_output(static_cast<size_t>(source.condition)))
+            return IValue();
         switch (source.kind) {
         case Kind::LITERAL:
             return source.literal;
@@ -518,12 +543,8 @@ class AutogradKernel final : public c10::OperatorKernel
         }
         node->set_next_edges(std::move(edges));
         c10::SmallVector<bool, 8> wanted;
-        for (const Derivative &derivative : derivatives.derivatives) {
-            bool wants = false;
-            for (const int target : derivative.targets)
-                wants |= node->should_compute_output(static_cast<size_t>(target));
-            wanted.push_back(wants);
-        }
+        for (size_t target = 0; target < derivatives.arguments.size(); target++)
+            wanted.push_back(node->should_compute_output(target));
         save_arguments(*node, arguments, wanted);
         const Tensor written = derivatives.written >= 0 ? tensor_of(arguments[derivatives.written]) : Tensor();
         {
@@ -577,9 +598,11 @@ class AutogradKernel final : public c10::OperatorKernel
                                                                                  : value_of(value, source.attribute));
             }
             tangent.op->callBoxed(&call);
-            const Tensor term = std::move(call[0]).toTensor();
-            Tensor &sum = sums[tangent.result];
-            sum = sum.defined() ? sum + term : term;
+            for (size_t i = 0; i < tangent.results.size(); i++) {
+                const Tensor term = std::move(call[i]).toTensor();
+                Tensor &sum = sums[static_cast<size_t>(tangent.results[i])];
+                sum = sum.defined() ? sum + term : term;
+            }
         }
         for (size_t i = 0; i < sums.size(); i++)
             if (sums[i].defined())
@@ -588,8 +611,8 @@ class AutogradKernel final : public c10::OperatorKernel
 
     static bool is_needed(const Slot &slot, const c10::SmallVector<bool, 8> &wanted)
     {
-        for (const int derivative : slot.derivatives)
-            if (wanted[derivative])
+        for (const int target : slot.targets)
+            if (wanted[static_cast<size_t>(target)])
                 return true;
         return false;
     }
@@ -680,6 +703,14 @@ static std::map<std::string, std::vector<std::string>> &all_derivatives()
 {
     static std::map<std::string, std::vector<std::string>> texts;
     return texts;
+}
+
+bool is_differentiated_further(at::TensorList tensors)
+{
+    if (at::GradMode::is_enabled())
+        return true;
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [](const Tensor &tensor) { return tensor.defined() && tensor._fw_grad(0).defined(); });
 }
 
 void register_derivatives(torch::Library &library, const char *name, std::initializer_list<const char *> derivatives)

@@ -9,12 +9,14 @@
 // directions, and an op whose gradients have derivatives of their own is differentiable as often as they are.
 //
 // A derivative is "<arguments>: <op>(<sources>)". The op, of cuda_ops unless it says `aten::`, returns one gradient for
-// each of the arguments. A source is
+// each of the arguments, or a list of those that are wanted. "<argument>: grad_<return>" passes the gradient on, which
+// autograd itself sums up where the argument was broadcast. A source is
 //     an argument or a return of the op            by its name in the schema
 //     grad_<return>                                the gradient that comes in; the only return of an op that does not
 //                                                  name it is `output`
 //     wanted                                       bool[]: which of <arguments> have a gradient to be computed
 //     none, true, false, an integer
+//     <source> if <argument>                       None, and not saved, unless that one of <arguments> has a gradient
 // and of a tensor, instead of its elements,
 //     .size  .stride  .dtype                       what it says; saved in place of the tensor
 //     .channels_last                               bool: whether its format is that, and no other
@@ -23,10 +25,11 @@
 // gradient of is not differentiable. Where only some of the gradients that a derivative takes have come in, the others
 // are None if the op takes that, else zeros.
 //
-// Forward mode: a line "<return> <- <op>(<sources>)", in which exactly one source is tangent_<argument>, adds what the
-// tangent of that argument gives to the tangent of the return. An argument with a tangent and no line is an error.
+// Forward mode: a line "<returns> <- <op>(<sources>)", in which exactly one source is tangent_<argument>, adds what the
+// tangent of that argument gives to the tangents of the returns. An argument with a tangent and no line is an error.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <initializer_list>
@@ -43,6 +46,19 @@ enum class Autocast {
 
 // Registers the op's derivatives. `name` without the namespace.
 void register_derivatives(torch::Library &library, const char *name, std::initializer_list<const char *> derivatives);
+
+// The registered op of that name ("cuda_ops::..."), to be called with the signature of the function that implements it.
+// By way of the dispatcher, so that torch.compile and autograd see it.
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> registered_op(const char *name)
+{
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// For gradients of fused ops, composite ops that use the fused kernel where nothing asks for the next derivative, and
+// ops that can be differentiated otherwise: whether autograd records what is done with the tensors, or one of them has
+// a tangent.
+bool is_differentiated_further(at::TensorList tensors);
 
 // Registers what torch.autocast casts. On the CPU, whose kernels know no halves, lower precision is an error.
 void register_autocast(torch::Library &library, const char *name, Autocast policy);

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "autograd.h"
 #include "checks.h"
 
 namespace cuda_ops
@@ -20,14 +21,6 @@ namespace cuda_ops
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// The registered op of that name, to be called with the signature of the function that implements it. By way of the
-// dispatcher, so that torch.compile sees it.
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> registered_op(const char *name)
-{
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 // `input` in autocast's dtype if autocast is on for its device: for ops that take float32 parameters beside it. As in
 // PyTorch, float64 is left alone. cuda_ops/_autocast.py is the same for the ops whose autograd is Python's; here it

@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <ATen/cuda/EmptyTensor.h>
@@ -24,6 +25,19 @@ inline at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions &options)
         return at::Tensor(at::detail::empty_cuda(sizes, options));
 #endif
     return options.device().is_cpu() ? at::Tensor(at::detail::empty_cpu(sizes, options)) : at::empty(sizes, options);
+}
+
+// at::empty_like of a tensor whose elements lie in one gap-free block (checks.h, `dense`), with its strides.
+inline at::Tensor empty_dense_like(const at::Tensor &tensor)
+{
+    const at::Context &context = at::globalContext();
+    if (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())
+        return at::empty_like(tensor);
+#ifdef CUDA_OPS_WITH_CUDA
+    if (tensor.is_cuda())
+        return at::Tensor(at::detail::empty_strided_cuda(tensor.sizes(), tensor.strides(), tensor.options()));
+#endif
+    return at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.options()));
 }
 
 } // namespace cuda_ops
