@@ -295,17 +295,15 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
     }
 }
 
-int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int rung)
 {
-    const GemmRung *const chosen = choose(without_pointers(problem), CUDA_OPS_GEMM_FASTEST, device);
+    const GemmRung *const chosen = choose(without_pointers(problem), rung, device);
     return chosen ? chosen->number : -1;
 }
 
 extern "C" int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung)
 {
-    const GemmCall call = without_pointers(*problem);
-    const GemmRung *const chosen = choose(call, rung, current_device());
-    return chosen ? chosen->number : -1;
+    return gemm_rung_on(*problem, current_device(), rung);
 }
 
 extern "C" const char *cuda_ops_gemm_rung_name_cuda(int rung)

@@ -21,7 +21,7 @@ struct GemmCall {
 typedef Device GemmDevice;
 
 // What cuda_ops_gemm_rung_cuda says of a device.
-int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device);
+int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int rung = CUDA_OPS_GEMM_FASTEST);
 
 // Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
 // are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
