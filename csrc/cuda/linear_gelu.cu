@@ -12,6 +12,7 @@
 #include "common/activation.cuh"
 #include "common/column_sums.cuh"
 #include "common/common.cuh"
+#include "gemm/paths.h"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 // Blocks that fill a large GPU several times over; a constant, so that sums are cut alike everywhere.
@@ -164,21 +165,142 @@ static cuda_ops_status backward(T *grad_preactivation, T *grad_bias, void *works
     return add_column_sums(grad_bias, (const A *)workspace, cut.chunks, columns, stream);
 }
 
-extern "C" cuda_ops_status cuda_ops_linear_gelu_activate_cuda(void *output, const void *preactivation, int64_t count,
-                                                              cuda_ops_gelu gelu, cuda_ops_dtype dtype,
-                                                              cuda_ops_stream stream)
+// The forward pass as a launcher gets it.
+struct GeluCall {
+    void *output, *preactivation; // without pointers: whether there is to be one
+    const void *input, *weight, *bias;
+    void *workspace;
+    int64_t rows, in_features, out_features;
+    bool tanh, allow_tf32;
+    int rung;
+    cuda_ops_dtype dtype;
+    cudaStream_t stream;
+};
+
+static cuda_ops_gemm_problem plain_product(const GeluCall &call)
+{
+    cuda_ops_gemm_problem problem = {};
+    problem.m = call.rows, problem.n = call.out_features, problem.k = call.in_features, problem.batch = 1;
+    problem.lda = problem.ldb = call.in_features, problem.ldd = call.out_features;
+    problem.alpha = 1;
+    problem.transpose_b = 1;
+    problem.dtype = problem.output_dtype = problem.bias_dtype = call.dtype;
+    problem.allow_tf32 = call.dtype == CUDA_OPS_FLOAT32 && call.allow_tf32;
+    return problem;
+}
+
+static cuda_ops_gemm_problem activated_product(const GeluCall &call)
+{
+    cuda_ops_gemm_problem problem = plain_product(call);
+    problem.activation = call.tanh ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
+    problem.preactivation = call.preactivation;
+    return problem;
+}
+
+static Answer fused_supports(const GeluCall &call, const Device &device)
+{
+    return gemm_rung_on(activated_product(call), device, call.rung) >= 0
+               ? YES
+               : no("the GEMM's kernel for this product cannot leave the preactivation too");
+}
+
+static int64_t fused_workspace(const GeluCall &call, const Device &)
+{
+    const cuda_ops_gemm_problem problem = activated_product(call);
+    return cuda_ops_gemm_workspace_cuda(&problem, call.rung);
+}
+
+static cuda_ops_status fused(const GeluCall &call, const Device &)
+{
+    const cuda_ops_gemm_problem problem = activated_product(call);
+    return cuda_ops_gemm_cuda(call.output, call.input, call.weight, call.bias, call.workspace, &problem, call.rung,
+                              call.stream);
+}
+
+static Answer two_kernels_supports(const GeluCall &call, const Device &)
+{
+    return call.preactivation ? YES : no("no preactivation is wanted");
+}
+
+static int64_t two_kernels_workspace(const GeluCall &call, const Device &)
+{
+    const cuda_ops_gemm_problem problem = plain_product(call);
+    return cuda_ops_gemm_workspace_cuda(&problem, call.rung);
+}
+
+static cuda_ops_status activate(const GeluCall &call)
+{
+    const int activation = call.tanh ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
+    const int64_t count = call.rows * call.out_features;
+    const bool aligned = is_aligned_16(call.output) && is_aligned_16(call.preactivation);
+    CUDA_OPS_DISPATCH(call.dtype, T, {
+        const int64_t vectors = aligned ? count / vector16<T>::size : 0;
+        launch_dependent(linear_gelu_activate_kernel<T>, clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS)),
+                         THREADS, 0, call.stream, (T *)call.output, (const T *)call.preactivation, count, vectors,
+                         activation);
+    });
+    return launch_status();
+}
+
+static cuda_ops_status two_kernels(const GeluCall &call, const Device &)
+{
+    const cuda_ops_gemm_problem problem = plain_product(call);
+    const cuda_ops_status status = cuda_ops_gemm_cuda(call.preactivation, call.input, call.weight, call.bias,
+                                                      call.workspace, &problem, call.rung, call.stream);
+    return status == CUDA_OPS_SUCCESS ? activate(call) : status;
+}
+
+static PathTable<GeluCall, 2> table = {
+    {"CUDA_OPS_LINEAR_GELU_PATH"},
+    {{"fused", "linear_gelu.cu", "", fused_supports, nullptr, fused_workspace, fused},
+     {"two_kernels", "linear_gelu.cu", "linear_gelu_activate_kernel", two_kernels_supports, nullptr,
+      two_kernels_workspace, two_kernels}}};
+
+static GeluCall call_of_sizes(int64_t rows, int64_t in_features, int64_t out_features, bool with_preactivation,
+                              cuda_ops_gelu gelu, int allow_tf32, int rung, cuda_ops_dtype dtype)
+{
+    GeluCall call = {};
+    // Where only the sizes are asked about, the address of one that is aligned.
+    call.preactivation = with_preactivation ? (void *)(uintptr_t)256 : nullptr;
+    call.rows = rows, call.in_features = in_features, call.out_features = out_features;
+    call.tanh = gelu == CUDA_OPS_GELU_TANH, call.allow_tf32 = allow_tf32 != 0, call.rung = rung, call.dtype = dtype;
+    return call;
+}
+
+extern "C" int64_t cuda_ops_linear_gelu_forward_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features,
+                                                               int with_preactivation, cuda_ops_gelu gelu,
+                                                               int allow_tf32, int rung, cuda_ops_dtype dtype)
+{
+    return path_workspace(
+        table, call_of_sizes(rows, in_features, out_features, with_preactivation != 0, gelu, allow_tf32, rung, dtype));
+}
+
+extern "C" int cuda_ops_linear_gelu_paths_cuda(cuda_ops_path_report *reports, int room, int64_t rows,
+                                               int64_t in_features, int64_t out_features, int with_preactivation,
+                                               int allow_tf32, cuda_ops_dtype dtype,
+                                               const cuda_ops_device_facts *device)
+{
+    return report_paths(reports, room, table,
+                        call_of_sizes(rows, in_features, out_features, with_preactivation != 0, CUDA_OPS_GELU_EXACT,
+                                      allow_tf32, CUDA_OPS_GEMM_FASTEST, dtype),
+                        device);
+}
+
+extern "C" cuda_ops_status cuda_ops_linear_gelu_forward_cuda(void *output, void *preactivation, const void *input,
+                                                             const void *weight, const void *bias, void *workspace,
+                                                             int64_t rows, int64_t in_features, int64_t out_features,
+                                                             cuda_ops_gelu gelu, int allow_tf32, int rung,
+                                                             cuda_ops_dtype dtype, cuda_ops_stream stream)
 {
     if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
         return CUDA_OPS_INVALID_ARGUMENT;
-    if (count == 0)
+    if (rows == 0 || out_features == 0)
         return CUDA_OPS_SUCCESS;
-    const int activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
-    CUDA_OPS_DISPATCH(dtype, T, {
-        const int64_t vectors = is_aligned_16(output) && is_aligned_16(preactivation) ? count / vector16<T>::size : 0;
-        launch_dependent(linear_gelu_activate_kernel<T>, clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS)),
-                         THREADS, 0, stream, (T *)output, (const T *)preactivation, count, vectors, activation);
-    });
-    return launch_status();
+    GeluCall call = call_of_sizes(rows, in_features, out_features, false, gelu, allow_tf32, rung, dtype);
+    call.output = output, call.preactivation = preactivation;
+    call.input = input, call.weight = weight, call.bias = bias;
+    call.workspace = workspace, call.stream = stream;
+    return run_path(table, call);
 }
 
 extern "C" int64_t cuda_ops_linear_gelu_backward_workspace_cuda(int64_t rows, int64_t out_features,

@@ -112,16 +112,22 @@ static cuda_ops_status launch_gemm(const Tensor &d, const void *a, const void *b
     return cuda_ops_gemm_cuda(d.data_ptr(), a, b, bias, workspace.data_ptr(), &problem, rung, stream);
 }
 
-cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
-                          const cuda_ops_gemm_problem &problem)
+void check_forced_gemm(const char *op, int rung, cuda_ops_status status, const Tensor &d,
+                       const cuda_ops_gemm_problem &problem)
 {
-    const int rung = forced_gemm_rung(op);
-    const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, rung, current_stream(op));
     TORCH_CHECK_NOT_IMPLEMENTED(rung == CUDA_OPS_GEMM_FASTEST || status != CUDA_OPS_INVALID_ARGUMENT, op,
                                 ": CUDA_OPS_GEMM_PATH=", cuda_ops_gemm_rung_name_cuda(rung),
                                 " cannot do this product on this device: m ", problem.m, ", n ", problem.n, ", k ",
                                 problem.k, ", ", problem.transpose_a ? "T" : "N", problem.transpose_b ? "T" : "N", ", ",
                                 d.scalar_type(), problem.allow_tf32 ? " (TF32 allowed)" : "");
+}
+
+cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
+                          const cuda_ops_gemm_problem &problem)
+{
+    const int rung = forced_gemm_rung(op);
+    const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, rung, current_stream(op));
+    check_forced_gemm(op, rung, status, d, problem);
     return status;
 }
 #endif

@@ -25,6 +25,10 @@ cuda_ops_gemm_problem dense_problem(int64_t m, int64_t n, int64_t k, bool transp
 // without it.
 int forced_gemm_rung(const char *op);
 
+// Throws NotImplementedError where a product's status is that the forced rung cannot do it. d: the product's result.
+void check_forced_gemm(const char *op, int rung, cuda_ops_status status, const Tensor &d,
+                       const cuda_ops_gemm_problem &problem);
+
 // Throws NotImplementedError where the forced rung cannot do the problem.
 cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
                           const cuda_ops_gemm_problem &problem);

@@ -2,7 +2,9 @@
 // the gradient is computed from, and gelu's own gradient, with that of the bias; linear.cpp has the other two.
 #include "cuda_ops/linear_gelu.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <array>
@@ -27,29 +29,21 @@ static cuda_ops_gelu check_approximate(const char *op, std::string_view approxim
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// One kernel, which leaves the preactivation too where it is wanted; of a product whose kernel cannot, that alone is
-// made, and a second kernel makes the output of it.
 static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &preactivation, const Tensor &x, const Tensor &w,
                                     const void *bias, int64_t rows, cuda_ops_gelu gelu, cuda_ops_dtype dtype)
 {
     const char *const op = "linear_gelu";
-    cuda_ops_gemm_problem problem = dense_problem(rows, w.size(0), w.size(1), false, true, dtype);
-    problem.activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
-    if (preactivation.defined())
-        problem.preactivation = preactivation.data_ptr();
-    cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
-    if (!preactivation.defined() || cuda_ops_gemm_rung_cuda(&problem, forced_gemm_rung(op)) >= 0)
-        status = gemm_cuda(op, output, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
-    // Pointers off their alignment are seen only now.
-    if (!preactivation.defined() || status != CUDA_OPS_INVALID_ARGUMENT)
-        return status;
-    problem.activation = CUDA_OPS_GEMM_NONE;
-    problem.preactivation = nullptr;
-    status = gemm_cuda(op, preactivation, x.const_data_ptr(), w.const_data_ptr(), bias, problem);
-    return status != CUDA_OPS_SUCCESS
-               ? status
-               : cuda_ops_linear_gelu_activate_cuda(output.data_ptr(), preactivation.const_data_ptr(), output.numel(),
-                                                    gelu, dtype, current_stream(op));
+    const bool allow_tf32 = at::globalContext().allowTF32CuBLAS();
+    const int rung = forced_gemm_rung(op);
+    const int64_t bytes = cuda_ops_linear_gelu_forward_workspace_cuda(
+        rows, w.size(1), w.size(0), preactivation.defined(), gelu, allow_tf32, rung, dtype);
+    const Tensor workspace = at::empty({bytes}, x.options().dtype(at::kByte));
+    const cuda_ops_status status = cuda_ops_linear_gelu_forward_cuda(
+        output.data_ptr(), preactivation.defined() ? preactivation.data_ptr() : nullptr, x.const_data_ptr(),
+        w.const_data_ptr(), bias, workspace.data_ptr(), rows, w.size(1), w.size(0), gelu, allow_tf32, rung, dtype,
+        current_stream(op));
+    check_forced_gemm(op, rung, status, output, dense_problem(rows, w.size(0), w.size(1), false, true, dtype));
+    return status;
 }
 
 static cuda_ops_status backward_cuda(const Tensor &grad_preactivation, const Tensor &grad_bias, const Tensor &g,

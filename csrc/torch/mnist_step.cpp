@@ -62,6 +62,7 @@ static int64_t mnist_step_workspace(const Tensor &like, int64_t batch)
 {
     (void)like, (void)batch;
 #ifdef CUDA_OPS_WITH_CUDA
+    const c10::OptionalDeviceGuard guard(at::device_of(like));
     return cuda_ops_mnist_step_workspace(batch);
 #else
     return 0;

@@ -11,28 +11,29 @@
 
 // The table of paths, in the order in which they are asked. The last row takes everything.
 static const ConvPath PATHS[] = {
-    {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", conv2d_few_channels_supports, conv2d_few_channels_is_fast,
-     conv2d_few_channels_workspace, conv2d_few_channels},
-    {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", conv2d_depthwise_supports, conv2d_depthwise_is_fast,
-     conv2d_depthwise_workspace, conv2d_depthwise},
-    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast, conv2d_gemm_1x1_workspace,
-     conv2d_gemm_1x1},
-    {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", conv2d_sm90_halo_supports, conv2d_sm90_halo_is_fast,
-     conv2d_sm90_halo_workspace, conv2d_sm90_halo},
-    {CUDA_OPS_CONV2D_SM90, "sm90", conv2d_sm90_supports, nullptr, conv2d_sm90_workspace, conv2d_sm90},
-    {CUDA_OPS_CONV2D_MMA, "mma", conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
-    {CUDA_OPS_CONV2D_SIMT, "simt", conv2d_simt_supports, nullptr, conv2d_simt_workspace, conv2d_simt},
+    {CUDA_OPS_CONV2D_FEW_CHANNELS, "few_channels", "conv2d/few_channels/",
+     "conv2d_few_channels_forward_kernel conv2d_few_channels_backward_input_kernel "
+     "conv2d_few_channels_backward_input_small_filter_kernel conv2d_few_channels_backward_input_fma_kernel "
+     "conv2d_few_channels_backward_input_stride2_kernel conv2d_few_channels_backward_weight_kernel",
+     conv2d_few_channels_supports, conv2d_few_channels_is_fast, conv2d_few_channels_workspace, conv2d_few_channels},
+    {CUDA_OPS_CONV2D_DEPTHWISE, "depthwise", "conv2d/depthwise/",
+     "conv2d_depthwise_forward_contiguous_kernel conv2d_depthwise_forward_channels_last_kernel "
+     "conv2d_depthwise_forward_kernel conv2d_depthwise_backward_input_kernel "
+     "conv2d_depthwise_backward_weight_contiguous_kernel conv2d_depthwise_backward_weight_channels_last_kernel "
+     "conv2d_depthwise_backward_weight_kernel",
+     conv2d_depthwise_supports, conv2d_depthwise_is_fast, conv2d_depthwise_workspace, conv2d_depthwise},
+    {CUDA_OPS_CONV2D_GEMM_1X1, "gemm_1x1", "conv2d/gemm_1x1.cu", "", conv2d_gemm_1x1_supports, conv2d_gemm_1x1_is_fast,
+     conv2d_gemm_1x1_workspace, conv2d_gemm_1x1},
+    {CUDA_OPS_CONV2D_SM90_HALO, "sm90_halo", "conv2d/sm90_halo/", "conv2d_sm90_halo_kernel", conv2d_sm90_halo_supports,
+     conv2d_sm90_halo_is_fast, conv2d_sm90_halo_workspace, conv2d_sm90_halo},
+    {CUDA_OPS_CONV2D_SM90, "sm90", "conv2d/sm90/",
+     "conv2d_sm90_kernel conv2d_sm90_backward_input_strided_kernel conv2d_sm90_split_k_kernel", conv2d_sm90_supports,
+     nullptr, conv2d_sm90_workspace, conv2d_sm90},
+    {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
+     conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
+    {CUDA_OPS_CONV2D_SIMT, "simt", "conv2d/simt.cu", "conv2d_simt_kernel", conv2d_simt_supports, nullptr,
+     conv2d_simt_workspace, conv2d_simt},
 };
-
-static ConvDevice current_conv_device()
-{
-    int device = 0, major = 0, minor = 0, multiprocessors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    return {10 * major + minor, multiprocessors};
-}
 
 // Whether a row takes a call that asks for path `number`.
 static bool takes(const ConvPath &path, const ConvCall &call, int number, ConvDevice device)
@@ -64,11 +65,35 @@ extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_o
     if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
         return -1;
     const ConvCall call = call_of_sizes(pass, sizes, dtype);
-    const ConvDevice device = current_conv_device();
+    const ConvDevice device = current_device();
     for (const ConvPath &row : PATHS)
         if (takes(row, call, path, device))
             return row.number;
     return -1;
+}
+
+extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_conv2d_pass pass,
+                                          const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype, int path,
+                                          const cuda_ops_device_facts *device)
+{
+    if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
+        return -1;
+    const ConvCall call = call_of_sizes(pass, sizes, dtype);
+    const ConvDevice on = device ? *device : current_device();
+    bool chosen = false;
+    int count = 0;
+    for (const ConvPath &row : PATHS) {
+        const Answer supports = row.supports(call, on), is_fast = row.is_fast ? row.is_fast(call, on) : YES;
+        const bool takes_it = !chosen && takes(row, call, path, on);
+        if (count < room)
+            reports[count] = {row.name,    row.file,
+                              row.kernels, supports ? is_fast.why_not : supports.why_not,
+                              supports,    supports && is_fast,
+                              takes_it};
+        chosen = chosen || takes_it;
+        count++;
+    }
+    return count;
 }
 
 // On an H200: multiply-adds a microsecond of the simt path; bytes a microsecond, and microseconds to start, of
@@ -104,7 +129,7 @@ extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, cons
     if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
         return 0;
     const ConvCall call = call_of_sizes(pass, sizes, dtype);
-    const ConvDevice device = current_conv_device();
+    const ConvDevice device = current_device();
     // The call's pointers, which are not known here, may be less aligned than a row takes: then a later one runs.
     size_t bytes = 0;
     for (const ConvPath &path : PATHS)
@@ -119,7 +144,7 @@ extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, cons
 // tried.
 static cuda_ops_status launch_first(const ConvCall &call, int number)
 {
-    const ConvDevice device = current_conv_device();
+    const ConvDevice device = current_device();
     cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
     for (const ConvPath &path : PATHS) {
         if (status != CUDA_OPS_INVALID_ARGUMENT)

@@ -9,7 +9,7 @@
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
 #include "conv2d/sm90/transpose.h"
-#include "cuda_ops/gemm.h"
+#include "gemm/paths.h"
 
 // pitch: of the transposed input; 0 where there is none.
 static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
@@ -44,27 +44,34 @@ static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
 }
 
-bool conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
+Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (s.kernel_height != 1 || s.kernel_width != 1 || s.padding_top != 0 || s.padding_left != 0 || s.groups != 1 ||
-        s.batch < 1 || s.in_channels < 1 || s.out_channels < 1 || !conv2d_images_are_channels_last(s))
-        return false;
+    if (s.kernel_height != 1 || s.kernel_width != 1 || s.padding_top != 0 || s.padding_left != 0)
+        return no("the kernel is not 1x1 without padding");
+    if (s.groups != 1)
+        return CONV_NEEDS_ONE_GROUP;
+    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
+        return CONV_IS_EMPTY;
+    if (!conv2d_images_are_channels_last(s))
+        return CONV_NEEDS_CHANNELS_LAST;
     const bool reads_inside =
         (s.out_height - 1) * s.stride_height < s.in_height && (s.out_width - 1) * s.stride_width < s.in_width;
     if (!reads_all_pixels(s) && !(reads_inside && transposes(call, device)))
-        return false;
+        return no("it leaves pixels of input out");
     const cuda_ops_gemm_problem p = problem_of(call, transposes(call, device) ? conv2d_transposed_input_pitch(s) : 0);
-    return cuda_ops_gemm_rung_cuda(&p, CUDA_OPS_GEMM_FASTEST) >= 0;
+    return gemm_rung_on(p, device) >= 0 ? YES : no("the GEMM has no kernel for the product");
 }
 
 // The weight gradient in TF32 is the sm90 path's where that can: it transposes grad_output instead of input, which is
 // less to copy where there are fewer output channels.
-bool conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
+Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
     return !(call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype == CUDA_OPS_FLOAT32 &&
              conv2d_sm90_supports(call, device)) ||
-           (transposes(call, device) && call.sizes.in_channels < call.sizes.out_channels);
+                   (transposes(call, device) && call.sizes.in_channels < call.sizes.out_channels)
+               ? YES
+               : no("the sm90 path copies less for TF32's gradient of weight");
 }
 
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)

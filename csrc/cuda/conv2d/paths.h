@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <stddef.h>
 
+#include "common/paths.h"
 #include "cuda_ops/conv2d.h"
 
 // One call of a launcher. `result` is the tensor that the pass computes, whose own name among the others is NULL.
@@ -20,64 +21,68 @@ struct ConvCall {
     cudaStream_t stream;
 };
 
-// What the choice depends on in the current device.
-struct ConvDevice {
-    int capability; // 75, 80, 90
-    int multiprocessors;
-};
+typedef Device ConvDevice;
 
 // A path is a kernel, or a family of kernels, for one, two or all three of the products. Its file ends with its row's
 // functions:
-//   supports   whether it can compute this product. Alignment is read from the call's pointers; NULL, where only the
+//   supports   whether it can compute this product, or why not. Alignment is read from the call's pointers; NULL, where only the
 //              sizes are asked about, counts as aligned.
 //   is_fast    whether to prefer it to the rows below; a NULL function: always.
 //   workspace  bytes, aligned to 256; a NULL function: none.
 //   launch     the product; CUDA_OPS_INVALID_ARGUMENT where it cannot after all, and then the next row is tried.
 struct ConvPath {
     cuda_ops_conv2d_path number;
-    const char *name;
-    bool (*supports)(const ConvCall &call, ConvDevice device);
-    bool (*is_fast)(const ConvCall &call, ConvDevice device);
+    const char *name, *file, *kernels; // cuda_ops_path_report's
+    Answer (*supports)(const ConvCall &call, ConvDevice device);
+    Answer (*is_fast)(const ConvCall &call, ConvDevice device);
     size_t (*workspace)(const ConvCall &call, ConvDevice device);
     cuda_ops_status (*launch)(const ConvCall &call, ConvDevice device);
 };
 
+// What several rows answer.
+static constexpr Answer CONV_NEEDS_TENSOR_CORES = {"takes float16 and bfloat16, and float32 where TF32 is allowed"};
+static constexpr Answer CONV_NEEDS_ONE_GROUP = {"takes one group"};
+static constexpr Answer CONV_NEEDS_CHANNELS_LAST = {"input and output are not both channels_last"};
+static constexpr Answer CONV_NEEDS_VECTORS = {"a pixel's channels are not whole aligned vectors of 16 bytes"};
+static constexpr Answer CONV_IS_EMPTY = {"there are no channels, or no images"};
+static constexpr Answer CONV_IS_LARGE = {"a size is beyond its limits"};
+
 // Implicit GEMM on CUDA cores, takes everything (simt.cu).
-bool conv2d_simt_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_simt_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_simt_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_simt(const ConvCall &call, ConvDevice device);
 
 // Implicit GEMM by TMA im2col and wgmma on Hopper, channels_last (sm90/sm90.cu).
-bool conv2d_sm90_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device);
 
 // The same for few channels: a tile with its halo is copied once for all taps (sm90_halo/sm90_halo.cu).
-bool conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice device);
+Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_sm90_halo(const ConvCall &call, ConvDevice device);
 
 // Implicit GEMM by mma.sync, channels_last (mma/mma.cu).
-bool conv2d_mma_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
 // 1x1 convolutions as one matrix multiplication (gemm_1x1.cu).
-bool conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
+Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device);
 
 // One to four input channels (few_channels/forward_sm80.cu).
-bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
+Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device);
 
 // A group for each input channel (depthwise/forward_backward_input.cu).
-bool conv2d_depthwise_supports(const ConvCall &call, ConvDevice device);
-bool conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice device);
+Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device);
 

@@ -399,9 +399,9 @@ static cuda_ops_status launch(const ConvCall &call, const Plan &plan)
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
-bool conv2d_simt_supports(const ConvCall &, ConvDevice)
+Answer conv2d_simt_supports(const ConvCall &, ConvDevice)
 {
-    return true;
+    return YES;
 }
 
 size_t conv2d_simt_workspace(const ConvCall &call, ConvDevice)

@@ -18,6 +18,8 @@ static inline bool is_plain_product(const GemmCall &call)
     return call.bias == nullptr && is_plain_product(call.problem);
 }
 
+static constexpr Answer GEMM_NEEDS_PLAIN = {"takes row-major products alone: no bias, batch or activation"};
+
 // float32 or float64: what is computed with as it is stored.
 static inline bool is_float(cuda_ops_dtype dtype)
 {

@@ -9,22 +9,35 @@
 
 static const GemmRung RUNGS[] = {
     // 4 to 10: CUDA cores. A second variant of a rung is 10 * rung + variant.
-    {4, "naive", gemm_naive_supports, nullptr, gemm_naive},
-    {5, "coalesced", gemm_coalesced_supports, nullptr, gemm_coalesced},
-    {6, "shared_memory", gemm_shared_memory_supports, nullptr, gemm_shared_memory},
-    {62, "shared_memory_dynamic", gemm_shared_memory_supports, nullptr, gemm_shared_memory_dynamic},
-    {71, "register_tile_1d", gemm_register_tile_supports, nullptr, gemm_register_tile_1d},
-    {7, "register_tile", gemm_register_tile_supports, nullptr, gemm_register_tile},
-    {8, "vectorised", gemm_vectorised_supports, nullptr, gemm_vectorised},
-    {9, "warp_tile", gemm_warp_tile_supports, nullptr, gemm_warp_tile},
-    {10, "simt", gemm_simt_supports, gemm_simt_workspace, gemm_simt},
+    {4, "naive", "gemm/ladder/04_naive.cu", "gemm_naive_kernel", gemm_naive_supports, nullptr, gemm_naive},
+    {5, "coalesced", "gemm/ladder/05_coalesced.cu", "gemm_coalesced_kernel", gemm_coalesced_supports, nullptr,
+     gemm_coalesced},
+    {6, "shared_memory", "gemm/ladder/06_shared_memory.cu", "gemm_shared_static_kernel", gemm_shared_memory_supports,
+     nullptr, gemm_shared_memory},
+    {62, "shared_memory_dynamic", "gemm/ladder/06_shared_memory.cu", "gemm_shared_dynamic_kernel",
+     gemm_shared_memory_supports, nullptr, gemm_shared_memory_dynamic},
+    {71, "register_tile_1d", "gemm/ladder/07_register_tile.cu", "gemm_register_tile_kernel",
+     gemm_register_tile_supports, nullptr, gemm_register_tile_1d},
+    {7, "register_tile", "gemm/ladder/07_register_tile.cu", "gemm_register_tile_kernel", gemm_register_tile_supports,
+     nullptr, gemm_register_tile},
+    {8, "vectorised", "gemm/ladder/08_vectorised.cu", "gemm_vectorised_kernel", gemm_vectorised_supports, nullptr,
+     gemm_vectorised},
+    {9, "warp_tile", "gemm/ladder/09_warp_tile.cu", "gemm_warp_tile_kernel", gemm_warp_tile_supports, nullptr,
+     gemm_warp_tile},
+    {10, "simt", "gemm/simt/", "gemm_simt_kernel gemm_simt_wide_kernel", gemm_simt_supports, gemm_simt_workspace,
+     gemm_simt},
     // 11 to 13: tensor cores.
-    {11, "mma", gemm_mma_supports, gemm_mma_workspace, gemm_mma},
-    {12, "tma_wgmma", gemm_tma_wgmma_supports, nullptr, gemm_tma_wgmma},
-    {13, "sm90", gemm_sm90_supports, gemm_sm90_workspace, gemm_sm90},
+    {11, "mma", "gemm/mma/", "gemm_mma_kernel gemm_mma_float64_kernel", gemm_mma_supports, gemm_mma_workspace,
+     gemm_mma},
+    {12, "tma_wgmma", "gemm/ladder/12_tma_wgmma_sm90.cu", "gemm_tma_wgmma_kernel", gemm_tma_wgmma_supports, nullptr,
+     gemm_tma_wgmma},
+    {13, "sm90", "gemm/sm90/", "gemm_sm90_kernel gemm_sm90_pair_kernel", gemm_sm90_supports, gemm_sm90_workspace,
+     gemm_sm90},
     // 14 and 15: products that leave most of the GPU idle, and small ones.
-    {14, "sm90_skinny", gemm_sm90_skinny_supports, nullptr, gemm_sm90_skinny},
-    {15, "direct", gemm_direct_supports, nullptr, gemm_direct},
+    {14, "sm90_skinny", "gemm/sm90_skinny/", "gemm_sm90_skinny_kernel", gemm_sm90_skinny_supports, nullptr,
+     gemm_sm90_skinny},
+    {15, "direct", "gemm/direct/", "gemm_direct_kernel gemm_direct_cores_kernel", gemm_direct_supports, nullptr,
+     gemm_direct},
 };
 
 static const GemmRung *rung_numbered(int number)
@@ -295,17 +308,46 @@ static cuda_ops_status launch_planned(const GemmCall &call, GemmDevice device, c
     }
 }
 
-int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device)
+int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int rung)
 {
-    const GemmRung *const chosen = choose(without_pointers(problem), CUDA_OPS_GEMM_FASTEST, device);
+    const GemmRung *const chosen = choose(without_pointers(problem), rung, device);
     return chosen ? chosen->number : -1;
 }
 
 extern "C" int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung)
 {
+    return gemm_rung_on(*problem, current_device(), rung);
+}
+
+// The ladder's rungs that the choice never takes are told of too: they can be forced.
+static bool is_never_chosen(int rung)
+{
+    return rung < 10 || rung == 12 || rung > 15;
+}
+
+extern "C" int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem,
+                                        int rung, const cuda_ops_device_facts *device)
+{
     const GemmCall call = without_pointers(*problem);
-    const GemmRung *const chosen = choose(call, rung, current_device());
-    return chosen ? chosen->number : -1;
+    const GemmDevice on = device ? *device : current_device();
+    const int chosen = gemm_rung_on(*problem, on, rung);
+    int count = 0;
+    for (const GemmRung &row : RUNGS) {
+        const Answer supports = row.supports(call, on);
+        const Answer is_fast = row.number == chosen && rung == CUDA_OPS_GEMM_FASTEST ? YES
+                               : is_never_chosen(row.number) ? no("a rung of the ladder that the choice never takes")
+                                                             : no("slower by the times of gemm/times.h");
+        if (count < room)
+            reports[count] = {row.name,
+                              row.file,
+                              row.kernels,
+                              supports ? is_fast.why_not : supports.why_not,
+                              supports,
+                              supports && is_fast,
+                              row.number == chosen};
+        count++;
+    }
+    return count;
 }
 
 extern "C" const char *cuda_ops_gemm_rung_name_cuda(int rung)

@@ -21,18 +21,20 @@ struct GemmCall {
 typedef Device GemmDevice;
 
 // What cuda_ops_gemm_rung_cuda says of a device.
-int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device);
+int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int rung = CUDA_OPS_GEMM_FASTEST);
 
 // Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
 // are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
 // none.
 struct GemmRung {
     int number;
-    const char *name;
-    bool (*supports)(const GemmCall &call, GemmDevice device);
+    const char *name, *file, *kernels; // cuda_ops_path_report's
+    Answer (*supports)(const GemmCall &call, GemmDevice device);
     int64_t (*workspace)(const cuda_ops_gemm_problem &problem, GemmDevice device);
     cuda_ops_status (*launch)(const GemmCall &call, GemmDevice device);
 };
+
+static constexpr Answer GEMM_NEEDS_TF32 = {"takes float32 only where TF32 is allowed"};
 
 // The product that makes D transposed: D^T = op(B)^T op(A)^T. The pitches of D stay D's.
 static inline GemmCall exchanged(const GemmCall &call)
@@ -106,36 +108,36 @@ cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces);
 
 // clang-format off
 // 4 to 10: CUDA cores.
-bool gemm_naive_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_naive_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_naive(const GemmCall &call, GemmDevice device);
-bool gemm_coalesced_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_coalesced_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_coalesced(const GemmCall &call, GemmDevice device);
-bool gemm_shared_memory_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_shared_memory_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_shared_memory(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_shared_memory_dynamic(const GemmCall &call, GemmDevice device);
-bool gemm_register_tile_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_register_tile_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_register_tile_1d(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_register_tile(const GemmCall &call, GemmDevice device);
-bool gemm_vectorised_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_vectorised_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_vectorised(const GemmCall &call, GemmDevice device);
-bool gemm_warp_tile_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_warp_tile_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_warp_tile(const GemmCall &call, GemmDevice device);
-bool gemm_simt_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_simt_supports(const GemmCall &call, GemmDevice device);
 int64_t gemm_simt_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_simt(const GemmCall &call, GemmDevice device);
 // 11 to 13: tensor cores.
-bool gemm_mma_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_mma_supports(const GemmCall &call, GemmDevice device);
 int64_t gemm_mma_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_mma(const GemmCall &call, GemmDevice device);
-bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice device);
-bool gemm_sm90_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device);
 int64_t gemm_sm90_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_sm90(const GemmCall &call, GemmDevice device);
 // 14 and 15: small and skinny products.
-bool gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_sm90_skinny(const GemmCall &call, GemmDevice device);
-bool gemm_direct_supports(const GemmCall &call, GemmDevice device);
+Answer gemm_direct_supports(const GemmCall &call, GemmDevice device);
 cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device);
 // clang-format on
 

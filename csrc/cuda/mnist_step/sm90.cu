@@ -32,6 +32,7 @@
 // 45.1 us at 256: there by convolution 2's gradients on the tensor cores, and linear1 (benchmarks/notes/mnist.md).
 #include "cuda_ops/mnist_step.h"
 
+#include "common/paths.h"
 #include "mnist_step/backward.cuh"
 #include "mnist_step/batch.cuh"
 #include "mnist_step/forward.cuh"
@@ -377,24 +378,96 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
 #endif
 }
 
-int cuda_ops_mnist_step_supported(int64_t batch)
+// The steps as a launcher gets them.
+struct StepCall {
+    const Arguments *arguments; // NULL where only the sizes are asked about
+    int64_t batch;
+    cudaStream_t stream;
+};
+
+// What all of the ways need: every block is on a multiprocessor of its own.
+static Answer step_supports(const StepCall &call, const Device &device, int64_t most)
+{
+    if (!HAS_SM90A)
+        return NOT_COMPILED;
+    if (device.capability / 10 != 9)
+        return NEEDS_90;
+    if (device.multiprocessors < BLOCKS)
+        return no("needs 128 multiprocessors");
+    return call.batch >= 1 && call.batch <= most ? YES : no("the batch is empty or too large");
+}
+
+template <typename Way>
+static cuda_ops_status step(const StepCall &call, const Device &)
 {
 #ifdef CUDA_OPS_SM90A
-    int device = 0, major = 0, processors = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-        return 0;
-    return major == 9 && processors >= BLOCKS && batch >= 1 && batch <= CUDA_OPS_MNIST_STEP_MOST;
+    cudaFuncSetAttribute(mnist_step_kernel<Way>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<Way>);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
+    attributes[0].val.cooperative = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = BLOCKS / CLUSTERS;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = BLOCKS;
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = SHARED_BYTES<Way>;
+    config.stream = call.stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaLaunchKernelEx(&config, mnist_step_kernel<Way>, *call.arguments);
+    return launch_status();
 #else
-    (void)batch;
-    return 0;
+    (void)call;
+    return CUDA_OPS_INVALID_ARGUMENT; // never chosen
 #endif
+}
+
+static Answer halves_supports(const StepCall &call, const Device &device)
+{
+    return step_supports(call, device, Halves::OWNERS);
+}
+static Answer whole_supports(const StepCall &call, const Device &device)
+{
+    return step_supports(call, device, WHOLE_MOST);
+}
+static Answer rounds_supports(const StepCall &call, const Device &device)
+{
+    return step_supports(call, device, CUDA_OPS_MNIST_STEP_MOST);
+}
+
+static int64_t tiles_workspace(const StepCall &, const Device &)
+{
+    return WS_TILES;
+}
+static int64_t rounds_workspace(const StepCall &, const Device &)
+{
+    return WORKSPACE_BYTES;
+}
+
+static PathTable<StepCall, 3> table = {
+    {"CUDA_OPS_MNIST_STEP_PATH"},
+    {{"halves", "mnist_step/sm90.cu", "mnist_step_kernel", halves_supports, nullptr, tiles_workspace, step<Halves>},
+     {"whole", "mnist_step/sm90.cu", "mnist_step_kernel", whole_supports, nullptr, tiles_workspace, step<Whole>},
+     {"rounds", "mnist_step/sm90.cu", "mnist_step_kernel", rounds_supports, nullptr, rounds_workspace, step<Rounds>}}};
+
+int cuda_ops_mnist_step_supported(int64_t batch)
+{
+    return rounds_supports({nullptr, batch, nullptr}, current_device());
+}
+
+int cuda_ops_mnist_step_paths_cuda(cuda_ops_path_report *reports, int room, int64_t batch,
+                                   const cuda_ops_device_facts *device)
+{
+    return report_paths(reports, room, table, StepCall{nullptr, batch, nullptr}, device);
 }
 
 int64_t cuda_ops_mnist_step_workspace(int64_t batch)
 {
-    return batch <= WHOLE_MOST ? WS_TILES : WORKSPACE_BYTES;
+    const StepCall call = {nullptr, batch, nullptr};
+    const Device device = current_device();
+    const int row = find_path(table, call, device);
+    return row == 3 ? 0 : table.rows[row].workspace(call, device);
 }
 
 cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_parameters *parameters, void *workspace,
@@ -423,27 +496,7 @@ cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_par
                                  (float)(255 * mean),
                                  (float)(1 / (255 * std)),
                                  (float)label_smoothing};
-    const bool halves = batch <= Halves::OWNERS, whole = batch <= WHOLE_MOST;
-    const auto kernel = halves  ? mnist_step_kernel<Halves>
-                        : whole ? mnist_step_kernel<Whole>
-                                : mnist_step_kernel<Rounds>;
-    const int shared_bytes = halves ? SHARED_BYTES<Halves> : whole ? SHARED_BYTES<Whole> : SHARED_BYTES<Rounds>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
-    attributes[0].val.cooperative = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = BLOCKS / CLUSTERS;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = BLOCKS;
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, kernel, arguments);
-    return launch_status();
+    return run_path(table, StepCall{&arguments, batch, stream});
 #else
     (void)losses, (void)parameters, (void)error, (void)labels, (void)count, (void)indices, (void)rates, (void)mean;
     (void)std, (void)label_smoothing, (void)stream;

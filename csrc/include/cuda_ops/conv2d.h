@@ -23,6 +23,7 @@
 #include <stddef.h>
 
 #include "cuda_ops/core.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -111,6 +112,12 @@ int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_s
  * for the fastest path's sake; the copies are the caller's. Only for CUDA_OPS_CONV2D_FASTEST. */
 int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                              cuda_ops_dtype dtype, int path);
+
+/* The table for a call with `path` whose tensors are aligned (paths.h): fills in at most `room` reports, and returns
+ * how many rows there are, or -1 for sizes beyond the limits. device: NULL for the current one. */
+int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_conv2d_pass pass,
+                               const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype, int path,
+                               const cuda_ops_device_facts *device);
 
 /* Bytes of `workspace` for that call, aligned to 256; 0: may be NULL. */
 size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,

@@ -15,6 +15,7 @@
 #define CUDA_OPS_GEMM_H
 
 #include "cuda_ops/core.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,6 +67,11 @@ enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LA
 /* The rung that a call with `rung` would run on the current device: `rung` itself if that can do the problem, for
  * CUDA_OPS_GEMM_FASTEST the choice, and -1 if the rung cannot (dtype, alignment, device) or there is none. */
 int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung);
+
+/* The table for a call with `rung` whose operands are aligned (paths.h): fills in at most `room` reports, and returns
+ * how many rows there are. device: NULL for the current one. */
+int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem, int rung,
+                             const cuda_ops_device_facts *device);
 
 /* A rung's name, such as "mma", which CUDA_OPS_GEMM_PATH takes; NULL for a number without one. */
 const char *cuda_ops_gemm_rung_name_cuda(int rung);

@@ -24,6 +24,7 @@
 
 #include "cuda_ops/core.h"
 #include "cuda_ops/loss.h"
+#include "cuda_ops/paths.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +48,10 @@ typedef struct cuda_ops_mnist_parameters {
 /* Whether the current device and this build can; `batch` is 1 to CUDA_OPS_MNIST_STEP_MOST. */
 int cuda_ops_mnist_step_supported(int64_t batch);
 int64_t cuda_ops_mnist_step_workspace(int64_t batch);
+/* The table (paths.h): fills in at most `room` reports, and returns how many rows there are. device: NULL for the
+ * current one. */
+int cuda_ops_mnist_step_paths_cuda(cuda_ops_path_report *reports, int room, int64_t batch,
+                                   const cuda_ops_device_facts *device);
 
 cuda_ops_status cuda_ops_mnist_step_cuda(float *losses, const cuda_ops_mnist_parameters *parameters, void *workspace,
                                          cuda_ops_index_error *error, const uint8_t *images, const int64_t *labels,

@@ -350,14 +350,18 @@ static cuda_ops_status forward_or_input(const ConvCall &call)
     return launch_any<T>(p, forward, call.stream);
 }
 
-bool conv2d_depthwise_supports(const ConvCall &call, ConvDevice)
+Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice)
 {
-    return call.sizes.groups == call.sizes.in_channels && call.sizes.in_channels > 0;
+    return call.sizes.groups == call.sizes.in_channels && call.sizes.in_channels > 0
+               ? YES
+               : no("there is not a group for each input channel");
 }
 
-bool conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice)
+Answer conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice)
 {
-    return call.sizes.groups > 1 || call.sizes.out_channels < 8; // one channel to many has products to share
+    return call.sizes.groups > 1 || call.sizes.out_channels < 8 // one channel to many has products to share
+               ? YES
+               : no("one input channel to 8 or more output channels");
 }
 
 size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device)

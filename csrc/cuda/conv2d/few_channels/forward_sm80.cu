@@ -404,32 +404,38 @@ static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
     }
 }
 
-bool conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
+Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (s.groups != 1 || s.in_channels < 1 || s.in_channels > FEW_MOST_CHANNELS || call.dtype == CUDA_OPS_FLOAT64)
-        return false;
+    if (s.groups != 1)
+        return CONV_NEEDS_ONE_GROUP;
+    if (s.in_channels < 1 || s.in_channels > FEW_MOST_CHANNELS)
+        return no("takes one to four input channels");
+    if (call.dtype == CUDA_OPS_FLOAT64)
+        return no("does not take float64");
     if (s.in_channels * s.in_height * s.in_width > INT_MAX) // offsets within an image of input are of 32 bits
-        return false;
+        return CONV_IS_LARGE;
     // Turing has no mma.sync for TF32 and bf16; the rest of the path is not worth compiling for it.
     if (device.capability < 80)
-        return false;
-    if (call.pass == CUDA_OPS_CONV2D_FORWARD)
-        return forward_supports(call, device);
-    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
-        return conv2d_few_channels_backward_input_supports(call, device);
-    return conv2d_few_channels_backward_weight_supports(call, device);
+        return NEEDS_80;
+    const bool fits = call.pass == CUDA_OPS_CONV2D_FORWARD ? forward_supports(call, device)
+                      : call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT
+                          ? conv2d_few_channels_backward_input_supports(call, device)
+                          : conv2d_few_channels_backward_weight_supports(call, device);
+    return fits ? YES : no("no tile of such a kernel, with its patch of the image, fits into shared memory");
 }
 
 // Tiles have 32 output channels or more. With fewer they are still faster than other paths (measured at 4 and 6), but
 // for a single input channel, which the depthwise path takes, and for 4 output channels by FMA. backward_input sums
 // over output channels, in slices of 8 to 32.
-bool conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
+Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s.stride_height == 1 && s.stride_width == 1)
-        return s.out_channels > 1;
-    return s.out_channels >= 8 || (s.in_channels > 1 && s.out_channels >= (few_math(call) == FEW_FMA ? 6 : 4));
+        return s.out_channels > 1 ? YES : no("a single output channel");
+    return s.out_channels >= 8 || (s.in_channels > 1 && s.out_channels >= (few_math(call) == FEW_FMA ? 6 : 4))
+               ? YES
+               : no("too few output channels for its tiles of 32");
 }
 
 size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device)

@@ -68,27 +68,36 @@ static bool relayouts(const ConvCall &call)
            (call.pass == CUDA_OPS_CONV2D_FORWARD && !conv2d_weight_is_channels_last(call.sizes));
 }
 
-bool conv2d_mma_supports(const ConvCall &call, ConvDevice device)
+Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const int64_t most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width, element = tf32 ? 4 : 2;
-    if (device.capability < 80 || !(tf32 || halves) || s.batch < 1 || s.in_channels < 1 || s.out_channels < 1 ||
-        s.groups > MOST_BLOCKS || !conv2d_images_are_channels_last(s))
-        return false;
+    if (device.capability < 80)
+        return NEEDS_80;
+    if (!tf32 && !halves)
+        return CONV_NEEDS_TENSOR_CORES;
+    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
+        return CONV_IS_EMPTY;
+    if (!conv2d_images_are_channels_last(s))
+        return CONV_NEEDS_CHANNELS_LAST;
+    if (s.groups > MOST_BLOCKS)
+        return CONV_IS_LARGE;
     const int64_t channels = s.in_channels / s.groups, outs = s.out_channels / s.groups;
     if (s.in_channels * taps > most || s.out_channels * taps > most || s.in_channels > most / s.out_channels ||
         s.batch * s.in_height > most / s.in_width || s.batch * s.out_height > most / s.out_width)
-        return false;
+        return CONV_IS_LARGE;
     // What is copied goes in pieces of 16 bytes, each of one pixel and one group.
     const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT, forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     if ((!input && channels * element % 16 != 0) || (!forward && outs * element % 16 != 0))
-        return false;
+        return no("a group's channels are not whole aligned vectors of 16 bytes");
     if (input && stride_phase_count(stride_phase_rows(s)) * stride_phase_count(stride_phase_columns(s)) > MOST_BLOCKS)
-        return false;
+        return CONV_IS_LARGE;
     const void *const other = forward ? call.weight : call.output;
-    return is_aligned_16(input ? call.output : call.input) && is_aligned_16(other) && is_aligned_16(call.result);
+    return is_aligned_16(input ? call.output : call.input) && is_aligned_16(other) && is_aligned_16(call.result)
+               ? YES
+               : NEEDS_ALIGNMENT;
 }
 
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device)

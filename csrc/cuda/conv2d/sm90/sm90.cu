@@ -322,33 +322,43 @@ static constexpr bool HAS_KERNELS = true;
 static constexpr bool HAS_KERNELS = false;
 #endif
 
-bool conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
+Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const int64_t element = tf32 ? 4 : 2, most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width;
-    if (!HAS_KERNELS || device.capability != 90 || !(tf32 || is_16_bit) || s.groups != 1 || s.batch < 1 ||
-        s.in_channels < 1 || s.out_channels < 1)
-        return false;
+    if (!HAS_KERNELS)
+        return NOT_COMPILED;
+    if (device.capability != 90)
+        return NEEDS_90;
+    if (!tf32 && !is_16_bit)
+        return CONV_NEEDS_TENSOR_CORES;
+    if (s.groups != 1)
+        return CONV_NEEDS_ONE_GROUP;
+    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
+        return CONV_IS_EMPTY;
     if (!conv2d_images_are_channels_last(s))
-        return false;
+        return CONV_NEEDS_CHANNELS_LAST;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
     // TMA reads channels in whole 16-byte vectors.
     if (s.in_channels * element % 16 != 0 || (!forward && s.out_channels * element % 16 != 0))
-        return false;
+        return CONV_NEEDS_VECTORS;
     // A tap's offset in a TMA im2col copy has 8 bits.
     if ((s.kernel_height - 1) * s.dilation_height > 255 || (s.kernel_width - 1) * s.dilation_width > 255)
-        return false;
+        return no("the dilated kernel is larger than 256");
     if (taps * (s.in_channels + 256) > most || taps * (s.out_channels + 256) > most ||
         s.in_channels * taps * s.out_channels > most)
-        return false;
+        return CONV_IS_LARGE;
     const void *const other = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? call.output : call.weight;
+    if (!is_aligned_16(other) || !is_aligned_16(call.result))
+        return NEEDS_ALIGNMENT;
     if (is_strided(call))
-        return phases_possible(call) && is_aligned_16(other) && is_aligned_16(call.result);
+        return phases_possible(call) ? YES : no("its strides or sizes have no TMA descriptors for grad_input");
     return pixel_map_possible(input ? conv2d_output_grid(s) : conv2d_input_grid(s), input ? call.output : call.input,
-                              element) &&
-           is_aligned_16(other) && is_aligned_16(call.result);
+                              element)
+               ? YES
+               : no("its strides, padding or sizes have no TMA im2col descriptor, or images are not aligned");
 }
 
 size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device)

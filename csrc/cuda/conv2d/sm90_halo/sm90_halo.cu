@@ -83,45 +83,63 @@ static Steps steps_of(const ConvCall &call)
     return steps;
 }
 
-bool conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
+Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const int element = tf32 ? 4 : 2;
-    if (!HAS_KERNELS || device.capability != 90 || !(tf32 || is_16_bit) || s.groups != 1 || s.batch < 1 ||
-        !(forward || call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT) || s.stride_height != 1 || s.stride_width != 1)
-        return false;
-    if (!conv2d_images_are_channels_last(s) || s.in_channels < 1 || s.out_channels < 1 || s.in_channels > 4096 ||
-        s.out_channels > 4096 || s.kernel_height * s.kernel_width > 64)
-        return false;
+    if (!HAS_KERNELS)
+        return NOT_COMPILED;
+    if (device.capability != 90)
+        return NEEDS_90;
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
+        return no("does not make the gradient of weight");
+    if (!tf32 && !is_16_bit)
+        return CONV_NEEDS_TENSOR_CORES;
+    if (s.groups != 1)
+        return CONV_NEEDS_ONE_GROUP;
+    if (s.stride_height != 1 || s.stride_width != 1)
+        return no("takes stride 1");
+    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
+        return CONV_IS_EMPTY;
+    if (!conv2d_images_are_channels_last(s))
+        return CONV_NEEDS_CHANNELS_LAST;
+    if (s.in_channels > 4096 || s.out_channels > 4096 || s.kernel_height * s.kernel_width > 64)
+        return CONV_IS_LARGE;
     // TMA copies channels, and the epilogue stores 16-bit results, in whole 16-byte vectors.
     if (s.in_channels * element % 16 != 0 || (!(forward && tf32) && s.out_channels * element % 16 != 0))
-        return false;
+        return CONV_NEEDS_VECTORS;
     PixelGrid grid = forward ? conv2d_input_grid(s) : conv2d_output_grid(s);
     grid.grid_height += (s.kernel_height - 1) * s.dilation_height;
     grid.grid_width += (s.kernel_width - 1) * s.dilation_width;
-    if (!pixel_map_possible(grid, forward ? call.input : call.output, element) || !is_aligned_16(call.weight) ||
-        !is_aligned_16(call.result))
-        return false;
+    if (!is_aligned_16(call.weight) || !is_aligned_16(call.result))
+        return NEEDS_ALIGNMENT;
+    if (!pixel_map_possible(grid, forward ? call.input : call.output, element))
+        return no("its padding or sizes have no TMA im2col descriptor, or images are not aligned");
     const HaloWork work = steps_of(call).product.work;
-    return work.stages >= 2 && work.stages >= work.chunks && work.column_tiles <= device.multiprocessors;
+    return work.stages >= 2 && work.stages >= work.chunks && work.column_tiles <= device.multiprocessors
+               ? YES
+               : no("a tile with its halo, and the weights, do not fit into shared memory");
 }
 
 // Where output channels are one tile, and few products are thrown away.
-bool conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice)
+Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || s.kernel_height * s.kernel_width < 4 || s.in_channels > 64 ||
-        s.out_channels > 64)
-        return false;
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT || s.kernel_height * s.kernel_width < 4)
+        return no("the kernel has fewer than 4 taps");
+    if (s.in_channels > 64 || s.out_channels > 64)
+        return no("more than 64 channels");
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const double height = (double)(forward ? s.out_height : s.in_height);
     const double width = (double)(forward ? s.out_width : s.in_width);
     return (height + (double)((s.kernel_height - 1) * s.dilation_height)) *
-               (width + (double)((s.kernel_width - 1) * s.dilation_width)) <=
-           1.7 * height * width;
+                       (width + (double)((s.kernel_width - 1) * s.dilation_width)) <=
+                   1.7 * height * width
+               ? YES
+               : no("images are so small that more than 0.7 of the products are of the halo");
 }
 
 size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice)

@@ -188,9 +188,9 @@ bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &p, GemmDevice device)
     return p.dtype == CUDA_OPS_FLOAT64 || (p.dtype == CUDA_OPS_FLOAT32 && (!p.allow_tf32 || device.capability < 80));
 }
 
-bool gemm_direct_supports(const GemmCall &call, GemmDevice device)
+Answer gemm_direct_supports(const GemmCall &call, GemmDevice device)
 {
-    return device.capability >= 80 || gemm_direct_uses_cores(call.problem, device);
+    return device.capability >= 80 || gemm_direct_uses_cores(call.problem, device) ? YES : NEEDS_80;
 }
 
 cuda_ops_status gemm_direct(const GemmCall &call, GemmDevice device)

@@ -58,9 +58,9 @@ static void launch(const GemmCall &call)
         call.d, static_cast<const T *>(call.a), static_cast<const T *>(call.b), sizes, epilogue_of(call));
 }
 
-bool gemm_naive_supports(const GemmCall &, GemmDevice)
+Answer gemm_naive_supports(const GemmCall &, GemmDevice)
 {
-    return true;
+    return YES;
 }
 
 cuda_ops_status gemm_naive(const GemmCall &call, GemmDevice)

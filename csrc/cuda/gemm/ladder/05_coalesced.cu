@@ -33,9 +33,9 @@ static void launch(const GemmCall &call)
         p.ldb, p.ldd);
 }
 
-bool gemm_coalesced_supports(const GemmCall &call, GemmDevice)
+Answer gemm_coalesced_supports(const GemmCall &call, GemmDevice)
 {
-    return is_plain_product(call);
+    return is_plain_product(call) ? YES : GEMM_NEEDS_PLAIN;
 }
 
 cuda_ops_status gemm_coalesced(const GemmCall &call, GemmDevice)

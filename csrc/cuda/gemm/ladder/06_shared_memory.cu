@@ -81,9 +81,9 @@ static void launch_dynamic(const GemmCall &call)
         p.ldb, p.ldd, tile);
 }
 
-bool gemm_shared_memory_supports(const GemmCall &call, GemmDevice)
+Answer gemm_shared_memory_supports(const GemmCall &call, GemmDevice)
 {
-    return is_plain_product(call);
+    return is_plain_product(call) ? YES : GEMM_NEEDS_PLAIN;
 }
 
 cuda_ops_status gemm_shared_memory(const GemmCall &call, GemmDevice)

@@ -76,9 +76,9 @@ static void launch(const GemmCall &call)
             p.lda, p.ldb, p.ldd);
 }
 
-bool gemm_register_tile_supports(const GemmCall &call, GemmDevice)
+Answer gemm_register_tile_supports(const GemmCall &call, GemmDevice)
 {
-    return is_plain_product(call);
+    return is_plain_product(call) ? YES : GEMM_NEEDS_PLAIN;
 }
 
 cuda_ops_status gemm_register_tile_1d(const GemmCall &call, GemmDevice)

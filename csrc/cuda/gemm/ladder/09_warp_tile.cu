@@ -111,9 +111,11 @@ static void launch(const GemmCall &call)
         is_aligned_16(call.d) && p.ldd % V == 0);
 }
 
-bool gemm_warp_tile_supports(const GemmCall &call, GemmDevice)
+Answer gemm_warp_tile_supports(const GemmCall &call, GemmDevice)
 {
-    return is_plain_product(call) && is_float(call.problem.dtype);
+    if (!is_plain_product(call))
+        return GEMM_NEEDS_PLAIN;
+    return is_float(call.problem.dtype) ? YES : no("takes float32 and float64");
 }
 
 cuda_ops_status gemm_warp_tile(const GemmCall &call, GemmDevice)

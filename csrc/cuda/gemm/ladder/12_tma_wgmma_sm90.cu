@@ -156,11 +156,14 @@ static cuda_ops_status launch_either_b(const GemmCall &call)
 }
 #endif
 
-bool gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device)
+Answer gemm_tma_wgmma_supports(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    return gemm_sm90_supports(call, device) && p.batch <= MAX_GRID && !p.transpose_a &&
-           (p.dtype != CUDA_OPS_FLOAT32 || p.transpose_b);
+    if (const Answer answer = gemm_sm90_supports(call, device); !answer)
+        return answer;
+    return p.batch <= MAX_GRID && !p.transpose_a && (p.dtype != CUDA_OPS_FLOAT32 || p.transpose_b)
+               ? YES
+               : no("A or, in TF32, B is stored the other way round");
 }
 
 cuda_ops_status gemm_tma_wgmma(const GemmCall &call, GemmDevice)

@@ -28,9 +28,11 @@ static int64_t pieces_of(const cuda_ops_gemm_problem &p, GemmDevice device)
     return pieces > 1 ? pieces : 1;
 }
 
-bool gemm_mma_supports(const GemmCall &call, GemmDevice device)
+Answer gemm_mma_supports(const GemmCall &call, GemmDevice device)
 {
-    return device.capability >= 80 && (call.problem.dtype != CUDA_OPS_FLOAT32 || call.problem.allow_tf32);
+    if (device.capability < 80)
+        return NEEDS_80;
+    return call.problem.dtype != CUDA_OPS_FLOAT32 || call.problem.allow_tf32 ? YES : GEMM_NEEDS_TF32;
 }
 
 static GemmPlan plan_of(const cuda_ops_gemm_problem &p, GemmDevice device)

@@ -74,9 +74,9 @@ double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice d
     return START + plan_float32(problem, device, true).simt.time / SPEED;
 }
 
-bool gemm_simt_supports(const GemmCall &, GemmDevice)
+Answer gemm_simt_supports(const GemmCall &, GemmDevice)
 {
-    return true;
+    return YES;
 }
 
 int64_t gemm_simt_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)

@@ -18,21 +18,26 @@
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
 
-bool gemm_sm90_supports(const GemmCall &call, GemmDevice device)
+Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
 {
 #if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
-    if (device.capability != 90 || p.k == 0 || p.dtype == CUDA_OPS_FLOAT64)
-        return false;
+    if (device.capability != 90)
+        return NEEDS_90;
+    if (p.k == 0 || p.dtype == CUDA_OPS_FLOAT64)
+        return no("does not take float64, nor a k of zero");
     if (p.dtype == CUDA_OPS_FLOAT32 && !p.allow_tf32)
-        return false;
+        return GEMM_NEEDS_TF32;
     const int64_t size = p.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
     return map_possible(call.a, size, p.transpose_a ? p.m : p.k, p.transpose_a ? p.k : p.m, p.batch, p.lda,
                         p.stride_a) &&
-           map_possible(call.b, size, p.transpose_b ? p.k : p.n, p.transpose_b ? p.n : p.k, p.batch, p.ldb, p.stride_b);
+                   map_possible(call.b, size, p.transpose_b ? p.k : p.n, p.transpose_b ? p.n : p.k, p.batch, p.ldb,
+                                p.stride_b)
+               ? YES
+               : no("A or B has no TMA descriptor: rows that are no multiple of 16 bytes, or not aligned");
 #else
     (void)call, (void)device;
-    return false;
+    return NOT_COMPILED;
 #endif
 }
 

@@ -13,10 +13,14 @@
 #include "common/common.cuh"
 #include "gemm/paths.h"
 
-bool gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device)
+Answer gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
-    return gemm_sm90_supports(call, device) && (p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b));
+    if (const Answer answer = gemm_sm90_supports(call, device); !answer)
+        return answer;
+    return p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b)
+               ? YES
+               : no("TF32's operands are not both stored along k");
 }
 
 cuda_ops_status gemm_sm90_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
