@@ -132,7 +132,7 @@ def extensions():
             self.force = True  # links anew: sources say nothing of the headers that have changed
 
         def commands(self):
-            """{extension: [(source, object, command)]}"""
+            """{name of an extension: [(source, object, command)]}"""
             # The user's CFLAGS, and Python's: the rest of what setuptools compiles C with.
             c_compiler = self.compiler.compiler_so
             common = c_compiler[len(shlex.split(os.environ.get("CC", sysconfig.get_config_var("CC")))) :]
@@ -155,22 +155,22 @@ def extensions():
             glue = compiling.glue_units(glob.glob("csrc/torch/*.cpp"), f"{self.build_temp}/glue")
             glue_command = [*cxx, "-I.", *ops.extra_compile_args["cxx"]]
             return {
-                ops: [
+                ops.name: [
                     *[(unit, f"{unit}.o", glue_command) for unit in glue],
                     *steps(cuda_sources, lambda s: [*nvcc, *defines, *compiling.flags_for(s, nvcc_flags)]),
                     *steps(c_sources, lambda _: [*c_compiler, *includes("cpu"), *c_flags]),
                 ],
-                module: steps(module.sources, lambda _: [*cxx, *python, *module.extra_compile_args["cxx"]]),
+                module.name: steps(module.sources, lambda _: [*cxx, *python, *module.extra_compile_args["cxx"]]),
             }
 
         def build_extension(self, extension):
             if not self.objects:
                 commands = self.commands()
                 # The module's one file before the many of the ops, of which the last are short.
-                steps = [step for extension in reversed(self.extensions) for step in commands[extension]]
+                steps = [step for extension in reversed(self.extensions) for step in commands[extension.name]]
                 compiling.compile_all(steps, self.build_temp, os.environ["MAX_JOBS"])
-                self.objects = {extension: [step[1] for step in some] for extension, some in commands.items()}
-            extension.sources, extension.extra_objects = [], self.objects[extension]
+                self.objects = {name: [step[1] for step in some] for name, some in commands.items()}
+            extension.sources, extension.extra_objects = [], self.objects[extension.name]
             super().build_extension(extension)
 
         def run(self):
