@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._arguments import flag, integer, number
+from ._arguments import flag, integer, number, pair
 
 try:
     from . import _C
@@ -21,26 +21,26 @@ def operator(name: str) -> Callable:
     or integers of NumPy, go by way of torch.ops; those that do not fit are a TypeError that names op and argument.
     """
     overload = getattr(torch.ops.cuda_ops, name).default
-    op = name.removesuffix("_forward").removesuffix("_inplace")
-    parameters = [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+    op = name.partition("_forward")[0].removesuffix("_inplace")
+    parameters = [(argument.name, str(argument.real_type), argument.N) for argument in overload._schema.arguments]
 
     def by_torch_ops(*arguments):
         if len(arguments) != len(parameters):
             raise TypeError(f"{op}: expected {len(parameters)} arguments, got {len(arguments)}")
         pairs = zip(parameters, arguments, strict=True)
-        return overload(*[_checked(op, argument, kind, value) for (argument, kind), value in pairs])
+        return overload(*[_checked(op, *parameter, value) for parameter, value in pairs])
 
     directly = by_torch_ops if _C is None else _C.bind(f"cuda_ops::{name}", by_torch_ops)
 
     def call(*arguments):
         # torch.compile knows the ops of torch.ops, and no functions of C++.
-        return overload(*arguments) if is_dynamo_compiling() else directly(*arguments)
+        return by_torch_ops(*arguments) if is_dynamo_compiling() else directly(*arguments)
 
     return call
 
 
-def _checked(op, argument, kind, value):
-    """`value` as an argument of that type in a schema, or an error that names both."""
+def _checked(op, argument, kind, size, value):
+    """`value` as an argument of that type (a list of that size) in a schema, or an error that names both."""
     is_optional = kind.startswith("Optional")
     if is_optional:
         kind = kind[len("Optional[") : -1]
@@ -58,5 +58,7 @@ def _checked(op, argument, kind, value):
     if kind == "float":
         return number(op, argument, value)
     if kind in ("List[int]", "List[SymInt]"):
+        if size == 2:
+            return pair(op, argument, value)
         return [integer(op, argument, v) for v in value] if isinstance(value, (tuple, list)) else value
     return value
