@@ -40,6 +40,8 @@ class Call:
                 return wanted.get(source.removeprefix("wants_"), False)
             if source.lstrip("-").isdigit():
                 return int(source)
+            if source.startswith("["):
+                return [word == "true" for word in source[1:-1].split()]
             name, _, attribute = source.partition(".")
             tensor = LITERALS[name] if name in LITERALS else values[name]
             return ATTRIBUTES[attribute](tensor) if isinstance(tensor, Tensor) else tensor

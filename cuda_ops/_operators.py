@@ -1,5 +1,6 @@
 """Calls of the registered ops, at the cost of one of PyTorch's own functions."""
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,7 @@ def operator(name: str) -> Callable:
     or integers of NumPy, go by way of torch.ops; those that do not fit are a TypeError that names op and argument.
     """
     overload = getattr(torch.ops.cuda_ops, name).default
-    op = name.partition("_forward")[0].removesuffix("_inplace")
+    op = re.split("_(?:forward|inference|inplace)", name)[0]
     parameters = [(argument.name, str(argument.real_type), argument.N) for argument in overload._schema.arguments]
 
     def by_torch_ops(*arguments):
@@ -60,5 +61,7 @@ def _checked(op, argument, kind, size, value):
     if kind in ("List[int]", "List[SymInt]"):
         if size == 2:
             return pair(op, argument, value)
-        return [integer(op, argument, v) for v in value] if isinstance(value, (tuple, list)) else value
+        if isinstance(value, (tuple, list)):
+            return [integer(op, argument, v) for v in value]
+        return [integer(op, argument, value)] * size if size else value
     return value

@@ -16,7 +16,19 @@
 namespace
 {
 
-enum class Kind { TENSOR, OPTIONAL_TENSOR, INTEGER, OPTIONAL_INTEGER, FLOAT, BOOL, STRING, INTEGERS, FLOATS, BOOLS };
+enum class Kind {
+    TENSOR,
+    OPTIONAL_TENSOR,
+    INTEGER,
+    OPTIONAL_INTEGER,
+    FLOAT,
+    BOOL,
+    STRING,
+    INTEGERS,
+    OPTIONAL_INTEGERS,
+    FLOATS,
+    BOOLS
+};
 
 // An argument's type; `size` of a list that must have so many elements, for which one stands as well, else 0.
 struct Type {
@@ -44,6 +56,9 @@ Type type_of(const c10::Argument &argument)
             return {Kind::OPTIONAL_TENSOR};
         if (is_integer(optional->getElementType()->kind()))
             return {Kind::OPTIONAL_INTEGER};
+        if (const auto list = optional->getElementType()->cast<c10::ListType>();
+            list && is_integer(list->getElementType()->kind()))
+            return {Kind::OPTIONAL_INTEGERS, argument.N().value_or(0)};
     }
     if (const auto list = type->cast<c10::ListType>()) {
         const TypeKind element = list->getElementType()->kind();
@@ -178,6 +193,12 @@ bool push(torch::jit::Stack &stack, PyObject *object, Type type)
         stack.emplace_back(std::string(text, static_cast<size_t>(size)));
         return true;
     }
+    case Kind::OPTIONAL_INTEGERS:
+        if (object == Py_None) {
+            stack.emplace_back();
+            return true;
+        }
+        [[fallthrough]];
     case Kind::INTEGERS: {
         c10::List<int64_t> values;
         if (!list(object, values, type.size, integer))

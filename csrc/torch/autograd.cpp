@@ -111,8 +111,10 @@ std::vector<std::string> split(const std::string &text, char separator)
 // What messages call an op: linear for cuda_ops::linear_forward.
 std::string display_name(const OperatorHandle &op)
 {
-    const std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
-    return name.substr(0, name.rfind("_forward"));
+    std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
+    for (const char *const kind : {"_forward", "_inference", "_inplace"})
+        name = name.substr(0, name.find(kind));
+    return name;
 }
 
 // linear_forward -> LinearBackward, as PyTorch names its nodes.
@@ -306,9 +308,15 @@ class Parser
             return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(text == "true")};
         if (std::isdigit(text[0]) || text[0] == '-')
             return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(static_cast<int64_t>(std::stoll(text)))};
-        if (text == "wanted")
+        if (text[0] == '[') {
+            c10::List<bool> flags;
+            for (const std::string &flag : split(text.substr(1, text.size() - 2), ' '))
+                flags.push_back(flag == "true");
+            return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(std::move(flags))};
+        }
+        if (text == "wanted" && saved)
             return {Kind::WANTED};
-        if (text.rfind("wants_", 0) == 0 && argument(text) < 0)
+        if (text.rfind("wants_", 0) == 0 && saved)
             return {Kind::WANTS, differentiable_argument(text.substr(6), derivative)};
         const size_t dot = text.find('.');
         const std::string name = text.substr(0, dot);

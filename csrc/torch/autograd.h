@@ -15,7 +15,7 @@
 //                                                  name it is `output`
 //     wanted                                       bool[]: which of <arguments> have a gradient to be computed
 //     wants_<argument>                             bool: whether that argument has
-//     none, true, false, an integer
+//     none, true, false, an integer, [true false ...]
 // and of a tensor, instead of its elements,
 //     .size  .stride  .dtype                       what it says; saved in place of the tensor
 //     .plane                                       its last two sizes
@@ -33,7 +33,7 @@
 //
 // Forward mode: a line "<returns> <- <op>(<sources>)", in which one source or more is tangent_<argument>, adds what the
 // tangents of those arguments give to the tangents of the returns. It is followed where one of them has a tangent; the
-// others are None. An argument with a tangent and no line is an error.
+// others are None. An argument with a tangent and no line is an error. (`wanted` is then no word of this language.)
 #pragma once
 
 #include <torch/library.h>

@@ -27,7 +27,7 @@ def _(grad_output, indices, input_size, kernel_size, stride, padding, dilation, 
     )
 
 
-max_pool2d_forward = operator("max_pool2d_forward")
+max_pool2d_forward, max_pool2d_backward = operator("max_pool2d_forward"), operator("max_pool2d_backward")
 MaxPool2dFunction = autograd_function("max_pool2d_forward", "MaxPool2dFunction")
 
 
