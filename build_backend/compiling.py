@@ -112,7 +112,7 @@ def glue_units(sources, folder):
     units = {"glue_autograd.cpp": [], "glue.cpp": []}
     for source in sorted(sources):
         text = Path(source).read_text()
-        has_autograd = "#include <torch/csrc/autograd/" in text or '#include "autograd_function.h"' in text
+        has_autograd = "#include <torch/csrc/autograd/" in text
         units["glue_autograd.cpp" if has_autograd else "glue.cpp"].append(source)
     paths = []
     for name, included in units.items():

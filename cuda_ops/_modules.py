@@ -7,15 +7,11 @@ torch.nn.Module.__getattr__, which for the twenty tensors of a small network tak
 
 def parameter(module, name: str):
     """module.<name>, found where a parameter usually is."""
-    try:
-        return module._parameters[name]
-    except KeyError:
-        return getattr(module, name)
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
 
 
 def buffer(module, name: str):
     """module.<name>, found where a buffer usually is."""
-    try:
-        return module._buffers[name]
-    except KeyError:
-        return getattr(module, name)
+    buffers = module._buffers
+    return buffers[name] if name in buffers else getattr(module, name)

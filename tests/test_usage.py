@@ -373,14 +373,6 @@ def test_a_saved_input_that_changes_is_noticed(name, images):
         output.sum().backward()
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLS) - FUSED))
-def test_forward_mode_and_vmap_are_refused(name, images):
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        CALLS[name](torch.autograd.forward_ad.make_dual(images, torch.ones_like(images)))
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        torch.func.vmap(CALLS[name])(images.expand(2, *images.shape))
-
-
 def test_transforms_of_what_is_differentiated_in_cpp():
     """vmap runs slice after slice, gradients of it included; the transforms that differentiate are refused."""
     x, weight = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 4)

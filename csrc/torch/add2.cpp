@@ -32,7 +32,7 @@ static Tensor add2_forward(const Tensor &input, const Tensor &other)
     }
     const Tensor a = dense(input);
     const Tensor b = dense_like(other, a);
-    Tensor output = empty_dense_like(a);
+    Tensor output = empty_like_dense(a);
     if (a.numel() == 0)
         return output;
     if (a.is_cuda())

@@ -15,18 +15,27 @@
 //     grad_<return>                                the gradient that comes in; the only return of an op that does not
 //                                                  name it is `output`
 //     wanted                                       bool[]: which of <arguments> have a gradient to be computed
-//     none, true, false, an integer
+//     wants_<argument>                             bool: whether that argument has
+//     none, true, false, an integer, [true false ...]
 //     <source> if <argument>                       None, and not saved, unless that one of <arguments> has a gradient
 // and of a tensor, instead of its elements,
 //     .size  .stride  .dtype                       what it says; saved in place of the tensor
-//     .channels_last                               bool: whether its format is that, and no other
+//     .plane                                       its last two sizes
+//     .channels_last                               bool: whether that is the format that its strides suggest
 //     .mT                                          the transposed matrix, a view
 // Saved for backward is what the wanted gradients need, and nothing else. A return that no derivative takes the
 // gradient of is not differentiable. Where only some of the gradients that a derivative takes have come in, the others
 // are None if the op takes that, else zeros.
 //
-// Forward mode: a line "<returns> <- <op>(<sources>)", in which exactly one source is tangent_<argument>, adds what the
-// tangent of that argument gives to the tangents of the returns. An argument with a tangent and no line is an error.
+// "<arguments>: <op>(<sources>) or <op>(<sources>)" is for a gradient that a fused op computes which has no derivatives
+// itself: where gradients are recorded (create_graph), the second op takes its place, one that composes them of ops
+// which have.
+//
+// "<arguments>: not differentiable" makes it an error that they require grad, which else is not looked at.
+//
+// Forward mode: a line "<returns> <- <op>(<sources>)", in which one source or more is tangent_<argument>, adds what the
+// tangents of those arguments give to the tangents of the returns. It is followed where one of them has a tangent; the
+// others are None. An argument with a tangent and no line is an error. (`wanted` is then no word of this language.)
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

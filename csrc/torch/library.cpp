@@ -113,7 +113,8 @@ void check_status(const char *op, cuda_ops_status status)
         TORCH_CHECK(false, op, ": CUDA error: ", cudaGetErrorString(error), no_image ? no_kernel_image_cure() : "");
     }
 #endif
-    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE && status != CUDA_OPS_PATH_CANNOT, op, ": ", cuda_ops_status_string(status));
+    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE && status != CUDA_OPS_PATH_CANNOT, op, ": ",
+                                cuda_ops_status_string(status));
     TORCH_CHECK(false, op, ": ", cuda_ops_status_string(status));
 }
 
@@ -129,8 +130,10 @@ cuda_ops_stream current_stream(const char *op)
 
 std::string display_name(const c10::OperatorHandle &op)
 {
-    const std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
-    return name.substr(0, name.rfind("_forward"));
+    std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
+    for (const char *const kind : {"_forward", "_inference", "_inplace"})
+        name = name.substr(0, name.find(kind));
+    return name;
 }
 
 static void refuse_nested(const c10::OperatorHandle &op, torch::jit::Stack *stack)

@@ -26,7 +26,7 @@ static Tensor polynomial_forward(const Tensor &input, at::ArrayRef<double> coeff
     const int64_t coefficient_count = check_coefficients("polynomial", coefficients);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
-    Tensor output = empty_dense_like(x);
+    Tensor output = empty_like_dense(x);
     if (x.numel() == 0)
         return output;
     if (x.is_cuda())
@@ -50,7 +50,7 @@ static Tensor polynomial_backward(const Tensor &grad_output, const Tensor &input
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
     const Tensor g = dense_like(grad_output, x);
-    Tensor grad_input = empty_dense_like(x);
+    Tensor grad_input = empty_like_dense(x);
     if (x.numel() == 0)
         return grad_input;
     if (x.is_cuda())

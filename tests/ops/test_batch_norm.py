@@ -484,3 +484,26 @@ def test_channels_that_one_block_keeps_and_larger_ones(dtype, kilobytes):
             assert error < tolerance, f"{name} of {shape}, offset {offset}: {error}"
         again = torch.autograd.grad(batch_norm(input, None, None, weight, bias, True), (input, weight, bias), grad)
         assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_are_constants(training):
+    """They have no gradient and no tangent, which is said and not passed over."""
+    x, variance = torch.randn(4, 3), torch.ones(3)
+    with torch.autograd.forward_ad.dual_level():
+        mean = torch.autograd.forward_ad.make_dual(torch.zeros(3), torch.ones(3))
+        with pytest.raises(RuntimeError, match="batch_norm: not differentiable with respect to running_mean"):
+            batch_norm(x, mean, variance, training=training)
+    with pytest.raises(RuntimeError, match="batch_norm: not differentiable with respect to running_mean"):
+        torch.func.grad(lambda mean: batch_norm(x, mean, variance, training=training).sum())(torch.zeros(3))
+
+
+def test_number_of_batches_is_counted_with_the_statistics():
+    """Once a batch in training, in place, an empty batch too."""
+    norm = cuda_ops.nn.BatchNorm1d(3)
+    counter, before = norm.num_batches_tracked, norm.num_batches_tracked._version
+    norm(torch.randn(4, 3))
+    norm(torch.randn(0, 3))
+    assert norm.num_batches_tracked is counter and counter.item() == 2 and counter._version > before
+    norm.eval()(torch.randn(4, 3))
+    assert counter.item() == 2

@@ -338,3 +338,12 @@ def test_more_than_two_to_the_34_elements():
     y = dropout(x, 0.5)
     assert not torch.equal(y[:4096], y[1 << 34 :])
     assert 0.45 < (y[1 << 34 :] != 0).double().mean() < 0.55
+
+
+def test_transforms(device):
+    """Tangents and gradients by torch.func have the mask of their forward."""
+    x, tangent = torch.randn(3, 50, device=device).t(), torch.randn(50, 3, device=device)
+    output, output_tangent = torch.func.jvp(lambda x: dropout(x, 0.25), (x,), (tangent,))
+    torch.testing.assert_close(output_tangent, torch.where(output != 0, tangent / 0.75, 0))
+    output, backward = torch.func.vjp(lambda x: dropout(x, 0.25), x)
+    torch.testing.assert_close(backward(tangent)[0], torch.where(output != 0, tangent / 0.75, 0))

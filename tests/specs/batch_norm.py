@@ -88,17 +88,21 @@ def op_samples(make):
         input, mean, var, weight, bias = arguments(make, 2, 3, 4, 5)
         input = input.contiguous(memory_format=memory_format)
         yield ops.batch_norm_forward_training, (input, weight, bias, 1e-5)
+        batches = torch.zeros((), dtype=torch.int64, device=input.device)
+        for count in (batches, None):
+            statistics = mean.clone(), var.clone(), count
+            yield ops.batch_norm_forward_tracking, (input, weight, bias, *statistics, 0.1, 1e-5)
         yield ops.batch_norm_forward_inference, (input, weight, bias, mean, var, 1e-5)
         grad_output = make(2, 3, 4, 5)
         batch = [statistic.double() for statistic in (mean, var)]
         dtype = input.dtype
-        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, dtype, True, True)
-        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, dtype, False, True)
-        yield ops.batch_norm_backward, (grad_output, input, weight, mean, var, False, 1e-5, dtype, True, False)
+        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, dtype, [True, True, True])
+        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, None, [False, True, False])
+        yield ops.batch_norm_backward, (grad_output, input, weight, mean, var, False, 1e-5, dtype, [True, False, False])
     yield ops.batch_norm_forward_training, (make(6, 3).t(), None, None, 1e-5)
     yield ops.batch_norm_forward_training, (make(2, 5, 3).transpose(1, 2), None, None, 1e-5)
-    yield ops.batch_norm_update, (make(3), make(3), make(3).double(), make(3).double(), 0.1, 7)
-    yield ops.batch_norm_update, (make(6)[::2], make(3), make(3).double(), make(3).double(), 0.1, 7)
+    for mean in (make(3), make(6)[::2]):
+        yield ops.batch_norm_forward_tracking, (make(2, 3, 5), None, None, mean, make(3), None, 0.1, 1e-5)
 
 
 def call(device, shape=(4, 3, 2), **replaced):
@@ -239,8 +243,7 @@ SPEC = OpSpec(
                 False,
                 1e-5,
                 torch.float32,
-                True,
-                True,
+                [True, True, True],
             ),
             RuntimeError,
             r"batch_norm_backward: expected grad_output to have the shape of input, \[5, 3\], got \[4, 3\]",
@@ -256,8 +259,7 @@ SPEC = OpSpec(
                 True,
                 1e-5,
                 torch.float32,
-                True,
-                True,
+                [True, True, True],
             ),
             RuntimeError,
             "batch_norm_backward: expected mean and variance to be those that forward returned",
