@@ -34,7 +34,7 @@ class Call:
         namespace, _, name = name.rpartition("::")
         self.op = None
         if name:
-            self.op = getattr(torch.ops.aten, name) if namespace == "aten" else operator(name)
+            self.op = getattr(torch.ops.aten if namespace == "aten" else torch.ops.cuda_ops, name)
 
     def __call__(self, values: dict, wanted: dict[str, bool]):
         def value(source, condition):
