@@ -24,6 +24,7 @@
 
 #include <type_traits>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
@@ -180,9 +181,7 @@ struct skinny_loader {
     static constexpr int RAW = DIRECT ? 1 : COUNT; // chunks a thread keeps in registers
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its place in the row");
     typedef typename std::conditional<ANY, unsigned int, S>::type Raw; // bits of any_float
-    struct __align__(CHUNK * sizeof(Raw) < 16 ? CHUNK * sizeof(Raw) : 16) raw_chunk {
-        Raw element[CHUNK];
-    };
+    typedef aligned_vector<Raw, CHUNK> raw_chunk;
 
     typename pointers<S>::to_const from; // the thread's first chunk of the present slice
     int64_t apart, advance;              // elements from one of its chunks to the next, and from one slice to the next

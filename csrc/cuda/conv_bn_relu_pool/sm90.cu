@@ -38,7 +38,6 @@
 // Some are unused in the passes for architectures that get no kernels.
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
-static constexpr int WARPGROUP = 128;
 // A picture in shared memory: 16 x 16 raster pixels and two that garbage columns reach, each with its channels side by
 // side, in the swizzle of wgmma that is as wide as that; whole repeats of the swizzle.
 static constexpr int TILE_PIXEL = IN_CHANNELS * 2, GRAD_PIXEL = OUT_CHANNELS * 2;

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/paths.h"
@@ -171,9 +172,7 @@ __device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const
                 to[e][i] = v.element[e];
         }
     } else {
-        struct __align__(GROUP * sizeof(T)) Group {
-            T element[GROUP];
-        };
+        typedef aligned_vector<T, GROUP> Group;
         const char *const mine = slice + (piece * V * LINES + lane * GROUP) * (int)sizeof(T);
 #pragma unroll
         for (int e = 0; e < V; e++)

@@ -9,6 +9,7 @@
 #include "gemm/simt/parts.h"
 
 #if defined(CUDA_OPS_SM90A)
+#include "common/aligned_vector.cuh"
 #include "gemm/simt/kernel.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"

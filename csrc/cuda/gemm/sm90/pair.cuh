@@ -5,6 +5,7 @@
 #ifndef CUDA_OPS_GEMM_SM90_PAIR_CUH
 #define CUDA_OPS_GEMM_SM90_PAIR_CUH
 
+#include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/barrier.cuh"

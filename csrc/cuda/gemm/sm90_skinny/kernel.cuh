@@ -4,6 +4,7 @@
 #define CUDA_OPS_GEMM_SM90_SKINNY_KERNEL_CUH
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
