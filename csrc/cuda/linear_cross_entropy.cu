@@ -465,7 +465,7 @@ static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStr
     typedef accumulate_type<T> A;
     const int blocks = (int)small_head_blocks(p.rows);
     p.quads = (int)ceil_div(p.in_features, 4);
-    const bool hopper = compute_capability() >= 90, cluster = blocks <= (hopper ? LARGEST_CLUSTER : 1);
+    const bool hopper = current_device().capability >= 90, cluster = blocks <= (hopper ? LARGEST_CLUSTER : 1);
     const int count = p.grad_input || p.grad_weight || p.grad_bias ? head_sums(p.classes, p.quads) : 0;
     double *const partial_losses = (double *)workspace;
     A *const partial_sums = (A *)(partial_losses + 2 * MOST_BLOCKS);

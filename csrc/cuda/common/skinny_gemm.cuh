@@ -895,7 +895,7 @@ static inline bool is_skinny_aligned(const skinny_product<TA, TB, TC, TP> &p)
 template <bool B_BY_DEPTH, typename TA, typename TB, typename TC, typename TP>
 static inline bool fits_tensor_cores(const skinny_product<TA, TB, TC, TP> &p)
 {
-    return compute_capability() >= 80 && is_skinny_aligned(p) &&
+    return current_device().capability >= 80 && is_skinny_aligned(p) &&
            (std::is_same<TA, TB>::value || (B_BY_DEPTH ? p.k : p.n) % 8 == 0);
 }
 

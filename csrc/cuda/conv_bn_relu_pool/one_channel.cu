@@ -966,10 +966,8 @@ static size_t tensor_shared(const band_grid &b)
 // Whether the kernels for tensor cores may be used; the pointers are those of vectors.
 static bool uses_tensor_cores(const one_sizes &s, const void *first, const void *second)
 {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 8 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) && is_aligned_16(second);
+    return current_device().capability >= 80 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) &&
+           is_aligned_16(second);
 }
 
 // ---- D: gradients ----

@@ -856,7 +856,7 @@ static cuda_ops_status forward(void *output, void *conv_output, void *maximum, u
 {
     const int blocks = blocks_of(batch);
     float2 *partial = (float2 *)workspace;
-    cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+    allow_shared_memory(forward_kernel<T>, FORWARD_SHARED);
     launch_dependent(forward_kernel<T>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, conv_output, partial, input,
                      weight, weight_dtype == CUDA_OPS_FLOAT32, batch);
     launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, (uint32_t *)maximum, argmax, conv_output,
@@ -875,8 +875,8 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
     float4 *grad_weight_partial = (float4 *)workspace;
     float2 *partial = (float2 *)(grad_weight_partial + blocks * (GRAD_WEIGHTS / 4));
     constexpr int SUMS_SHARED = POOL_GROUPS * 2 * POOLED_BYTES;
-    cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SUMS_SHARED);
-    cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BACKWARD_SHARED);
+    allow_shared_memory(sums_kernel<T>, SUMS_SHARED);
+    allow_shared_memory(backward_kernel<T>, BACKWARD_SHARED);
     launch_dependent(sums_kernel<T>, blocks, POOL_THREADS, SUMS_SHARED, stream, partial, grad_output,
                      (const uint32_t *)maximum, argmax, statistics, batch);
     launch_dependent(backward_kernel<T>, blocks, 2 * WARPGROUP, BACKWARD_SHARED, stream, grad_input,

@@ -493,7 +493,7 @@ struct Launcher {
     cuda_ops_status operator()() const
     {
         const auto kernel = conv2d_few_channels_backward_weight_kernel<T, MATH, OUT, TAPS, WIDTH>;
-        allow_shared_memory(kernel, plan.shared, 6 * THREADS * (int)sizeof(int)); // pixels and pixel_offsets
+        allow_shared_memory(kernel, plan.shared);
         launch_dependent(kernel, plan.grid, THREADS, plan.shared, call.stream, (float *)call.workspace, plan.problem);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)

@@ -443,7 +443,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     work.total = (int)total;
 
     const auto kernel = gemm_sm90_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
     const int64_t clusters = C::ONE_TILE || total < room ? total : room;
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,

@@ -316,10 +316,9 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     if (!mapped || blocks > INT32_MAX || work.stages * C::STAGE_BYTES < C::LINE_BYTES)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_skinny_kernel<C>;
-    // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10);
-    start_clusters(kernel, blocks, C::THREADS, work.splits, C::shared_bytes(work.splits, work.stages),
-                   device.capability, call.stream, map_a, map_b, work);
+    const int bytes = C::shared_bytes(work.splits, work.stages);
+    allow_shared_memory(kernel, bytes);
+    start_clusters(kernel, blocks, C::THREADS, work.splits, bytes, device.capability, call.stream, map_a, map_b, work);
     return launch_status();
 }
 
