@@ -272,11 +272,16 @@ static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, con
 template <typename T>
 static cuda_ops_status launch_pairs_of(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     if (call.problem.transpose_a)
         return call.problem.transpose_b ? launch_pairs<T, true, false>(call, device, plan)
                                         : launch_pairs<T, true, true>(call, device, plan);
     return call.problem.transpose_b ? launch_pairs<T, false, false>(call, device, plan)
                                     : launch_pairs<T, false, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 #endif

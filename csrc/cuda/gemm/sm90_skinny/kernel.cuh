@@ -273,7 +273,6 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #endif
 }
 
-#if defined(CUDA_OPS_SM90A)
 template <typename C>
 static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
@@ -340,6 +339,7 @@ static cuda_ops_status launch_tile(const GemmCall &call, GemmDevice device, cons
 template <typename T>
 static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
     const bool a_mn_major = plan.swapped ? !p.transpose_b : p.transpose_a;
     const bool b_mn_major = plan.swapped ? p.transpose_a : !p.transpose_b;
@@ -348,7 +348,10 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
                           : launch_tile<T, true, false>(call, device, plan);
     return b_mn_major ? launch_tile<T, false, true>(call, device, plan)
                       : launch_tile<T, false, false>(call, device, plan);
-}
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
 #endif
+}
 
 #endif
