@@ -27,6 +27,7 @@ BACKBONE = [
     "csrc/cpu/cpu_isa.c",
     "csrc/cpu/common/undef_real.h",
     "csrc/cuda/common/common.cuh",
+    "csrc/cuda/common/elementwise.cuh",
     "csrc/torch/checks.h",
     "csrc/torch/library.cpp",
     "csrc/python/module.cpp",

@@ -62,18 +62,6 @@ __device__ __forceinline__ __nv_bfloat16 store_from_accumulate<__nv_bfloat16>(fl
     return __float2bfloat16_rn(value);
 }
 
-// 16 bytes of T, moved by one load or store. Only for pointers that is_aligned_16 holds for.
-template <typename T>
-struct __align__(16) vector16 {
-    static constexpr int size = 16 / sizeof(T);
-    T element[size];
-};
-
-static inline bool is_aligned_16(const void *pointer)
-{
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-}
-
 __host__ __device__ __forceinline__ constexpr int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
@@ -99,6 +87,13 @@ __device__ __forceinline__ int64_t global_thread_count()
 
 static constexpr int WARP_SIZE = 32;
 static constexpr unsigned int FULL_WARP = 0xffffffffu;
+
+// `value` is the same in the whole warp, and the compiler is to know it: what is made of it stays in uniform registers,
+// where wgmma wants its descriptors. Else each is moved there first, and the tensor cores wait.
+__device__ __forceinline__ int warp_uniform(int value)
+{
+    return __shfl_sync(FULL_WARP, value, 0);
+}
 
 // Sum over the 32 lanes of a full warp, in a fixed order; every lane gets it.
 template <typename A>

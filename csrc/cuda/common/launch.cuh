@@ -1,4 +1,4 @@
-// Launches with attributes, and what a kernel is allowed.
+// Launches with attributes: kernels that begin beside the one before, and clusters.
 #ifndef CUDA_OPS_COMMON_LAUNCH_CUH
 #define CUDA_OPS_COMMON_LAUNCH_CUH
 
@@ -7,15 +7,14 @@
 
 #include <type_traits>
 
+#include "common/device.h"
+
 // A launch whose kernel may begin while the one before it on the stream still runs (ptx/griddepcontrol.cuh). Before
 // Hopper it is an ordinary launch.
 template <typename... Parameters, typename... Arguments>
 static inline void launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                                     cudaStream_t stream, Arguments... arguments)
 {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -25,30 +24,8 @@ static inline void launch_dependent(void (*kernel)(Parameters...), dim3 grid, di
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = major >= 9 ? 1 : 0;
+    config.numAttrs = current_device().capability >= 90 ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
-}
-
-// Lets `kernel` be launched with `bytes` of dynamic shared memory, and with whatever other calls ask for, up to what a
-// block may have beside `declared` bytes, which are at least what the kernel declares itself: the attribute is the
-// kernel's, and a call with fewer bytes must not take back what another host thread's launch needs.
-template <typename... Parameters>
-static inline cudaError_t allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, int declared = 1024)
-{
-    int device = 0, most = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const int allowed = (int)bytes > most - declared ? (int)bytes : most - declared;
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, allowed);
-}
-
-static inline int compute_capability()
-{
-    int device = 0, major = 0, minor = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return major * 10 + minor;
 }
 
 // launch_dependent in clusters of `cluster` blocks along x. The kernel has been told of its shared memory if that is
@@ -83,7 +60,7 @@ static inline void launch_dependent_clusters(void (*kernel)(Parameters...), int6
     if (shared_bytes > 48 << 10)
         allow_shared_memory(kernel, shared_bytes);
     // Its error is launch_status()'s.
-    start_clusters(kernel, blocks, threads, cluster, shared_bytes, compute_capability(), stream, arguments...);
+    start_clusters(kernel, blocks, threads, cluster, shared_bytes, current_device().capability, stream, arguments...);
 }
 
 #endif

@@ -24,6 +24,7 @@
 
 #include <type_traits>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
@@ -180,9 +181,7 @@ struct skinny_loader {
     static constexpr int RAW = DIRECT ? 1 : COUNT; // chunks a thread keeps in registers
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its place in the row");
     typedef typename std::conditional<ANY, unsigned int, S>::type Raw; // bits of any_float
-    struct __align__(CHUNK * sizeof(Raw) < 16 ? CHUNK * sizeof(Raw) : 16) raw_chunk {
-        Raw element[CHUNK];
-    };
+    typedef aligned_vector<Raw, CHUNK> raw_chunk;
 
     typename pointers<S>::to_const from; // the thread's first chunk of the present slice
     int64_t apart, advance;              // elements from one of its chunks to the next, and from one slice to the next
@@ -896,7 +895,7 @@ static inline bool is_skinny_aligned(const skinny_product<TA, TB, TC, TP> &p)
 template <bool B_BY_DEPTH, typename TA, typename TB, typename TC, typename TP>
 static inline bool fits_tensor_cores(const skinny_product<TA, TB, TC, TP> &p)
 {
-    return compute_capability() >= 80 && is_skinny_aligned(p) &&
+    return current_device().capability >= 80 && is_skinny_aligned(p) &&
            (std::is_same<TA, TB>::value || (B_BY_DEPTH ? p.k : p.n) % 8 == 0);
 }
 

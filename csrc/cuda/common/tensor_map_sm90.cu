@@ -2,6 +2,7 @@
 // microsecond each, and passed to kernels by value.
 #include "common/tensor_map.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/wgmma.cuh"
 

@@ -23,7 +23,7 @@ __global__ void conv2d_bias_kernel(accumulate_type<T> *partial, const T *grad_ou
                                    int64_t pixels, int64_t run, int64_t splits)
 {
     typedef accumulate_type<T> A;
-    typedef piece<T, VECTOR> V;
+    typedef aligned_vector<T, VECTOR> V;
     constexpr int IN_FLIGHT = 8;
     __shared__ A scratch[WARP_SIZE];
     const int64_t runs_per_plane = ceil_div(pixels, run), runs = batch * runs_per_plane;
@@ -70,7 +70,7 @@ template <typename T>
 static cuda_ops_status launch(accumulate_type<T> *partial, const T *grad_output, int64_t batch, int64_t channels,
                               int64_t pixels, int64_t splits, cudaStream_t stream)
 {
-    constexpr int VECTOR = whole_piece<T>::size;
+    constexpr int VECTOR = vector16<T>::size;
     static_assert(RUN % VECTOR == 0, "a run is whole vectors");
     const bool aligned = pixels % VECTOR == 0 && is_aligned_16(grad_output);
     launch_dependent(aligned ? conv2d_bias_kernel<T, VECTOR> : conv2d_bias_kernel<T, 1>,

@@ -5,25 +5,11 @@
 #include <limits.h>
 
 #include "common/common.cuh"
+#include "common/fast_division.cuh"
 #include "conv2d/paths.h"
 #include "ptx/cp_async.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/shared_memory.cuh"
-
-// Quotients of indices by a number that is known before the launch; index * value stays below 2^32.
-struct Divisor {
-    uint32_t value, inverse;
-};
-
-static inline Divisor make_divisor(int64_t value)
-{
-    return {(uint32_t)value, (uint32_t)(value == 1 ? 0 : ((1ull << 32) + value - 1) / value)};
-}
-
-__device__ __forceinline__ int quotient(int index, Divisor by)
-{
-    return by.value == 1 ? index : (int)__umulhi((uint32_t)index, by.inverse);
-}
 
 // Copies BYTES from device to shared memory past the registers, zeros if not `inside`.
 template <int BYTES>

@@ -3,6 +3,7 @@
 #define CUDA_OPS_CONV2D_RELAYOUT_H
 
 #include "common/common.cuh"
+#include "common/fast_division.cuh"
 #include "conv2d/paths.h"
 
 // Whether a tensor is channels_last; one channel or one pixel is both orders at once.
@@ -39,22 +40,6 @@ static inline Relayout conv2d_weight_relayout(const cuda_ops_conv2d_sizes &s, bo
     const int64_t o_stride = taps * c, tap_stride = last ? c : 1, c_stride = last ? 1 : taps;
     return transposed ? Relayout{c, taps, o, c_stride, tap_stride, o_stride, o}
                       : Relayout{o, taps, c, o_stride, tap_stride, c_stride, c};
-}
-
-// Division by a constant of the launch, of numbers below 2^31: (n * multiplier / 2^32 + n) / 2^shift.
-struct Divider {
-    uint32_t multiplier, shift;
-    __device__ __forceinline__ uint32_t of(uint32_t n) const
-    {
-        return (__umulhi(n, multiplier) + n) >> shift;
-    }
-};
-static inline Divider divider_by(uint32_t divisor)
-{
-    uint32_t shift = 0;
-    while ((uint64_t)1 << shift < divisor)
-        shift++;
-    return {(uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor)) / divisor + 1), shift};
 }
 
 static inline size_t conv2d_round_to_256(int64_t bytes)

@@ -31,6 +31,7 @@
 // TB/s.
 #include "conv_bn_relu_pool/paths.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
 #include "common/value.cuh"
@@ -435,9 +436,7 @@ template <int N, typename U, typename T>
 __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t first, unsigned int runs,
                                           const one_sizes &s, const band_grid &b)
 {
-    struct __align__(N * sizeof(T)) run {
-        T pixel[N];
-    };
+    typedef aligned_vector<T, N> run;
     constexpr unsigned int AT_ONCE = 4;
     const unsigned int tile_rows = 2 * b.rows + 2, count = b.units * tile_rows * runs;
     const int64_t first_picture = first / b.bands;
@@ -455,7 +454,7 @@ __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t firs
             target[i] = index < count ? tiles + unit * b.tile + row * b.pitch + 1 + column : nullptr;
 #pragma unroll
             for (int e = 0; e < N; e++)
-                value[i].pixel[e] = store_from_accumulate<T>(0.0f);
+                value[i].element[e] = store_from_accumulate<T>(0.0f);
             if (index < count && unit < units && y >= 0 && y < s.height)
                 value[i] = *(const run *)(input + ((first_picture + picture) * s.height + y) * s.width + column);
         }
@@ -464,7 +463,7 @@ __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t firs
             if (target[i])
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    target[i][e] = store_from_accumulate<U>(load_as_accumulate(value[i].pixel[e]));
+                    target[i][e] = store_from_accumulate<U>(load_as_accumulate(value[i].element[e]));
     }
 }
 
@@ -967,10 +966,8 @@ static size_t tensor_shared(const band_grid &b)
 // Whether the kernels for tensor cores may be used; the pointers are those of vectors.
 static bool uses_tensor_cores(const one_sizes &s, const void *first, const void *second)
 {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 8 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) && is_aligned_16(second);
+    return current_device().capability >= 80 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) &&
+           is_aligned_16(second);
 }
 
 // ---- D: gradients ----

@@ -38,7 +38,6 @@
 // Some are unused in the passes for architectures that get no kernels.
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
-static constexpr int WARPGROUP = 128;
 // A picture in shared memory: 16 x 16 raster pixels and two that garbage columns reach, each with its channels side by
 // side, in the swizzle of wgmma that is as wide as that; whole repeats of the swizzle.
 static constexpr int TILE_PIXEL = IN_CHANNELS * 2, GRAD_PIXEL = OUT_CHANNELS * 2;
@@ -857,7 +856,7 @@ static cuda_ops_status forward(void *output, void *conv_output, void *maximum, u
 {
     const int blocks = blocks_of(batch);
     float2 *partial = (float2 *)workspace;
-    cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+    allow_shared_memory(forward_kernel<T>, FORWARD_SHARED);
     launch_dependent(forward_kernel<T>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, conv_output, partial, input,
                      weight, weight_dtype == CUDA_OPS_FLOAT32, batch);
     launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, (uint32_t *)maximum, argmax, conv_output,
@@ -876,8 +875,8 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
     float4 *grad_weight_partial = (float4 *)workspace;
     float2 *partial = (float2 *)(grad_weight_partial + blocks * (GRAD_WEIGHTS / 4));
     constexpr int SUMS_SHARED = POOL_GROUPS * 2 * POOLED_BYTES;
-    cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SUMS_SHARED);
-    cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BACKWARD_SHARED);
+    allow_shared_memory(sums_kernel<T>, SUMS_SHARED);
+    allow_shared_memory(backward_kernel<T>, BACKWARD_SHARED);
     launch_dependent(sums_kernel<T>, blocks, POOL_THREADS, SUMS_SHARED, stream, partial, grad_output,
                      (const uint32_t *)maximum, argmax, statistics, batch);
     launch_dependent(backward_kernel<T>, blocks, 2 * WARPGROUP, BACKWARD_SHARED, stream, grad_input,

@@ -15,6 +15,7 @@
 // products.
 #include "linear_relu/paths.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "ptx/barrier.cuh"
@@ -191,9 +192,7 @@ __device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const
 template <typename T>
 __device__ __forceinline__ void store_vector(T *to, const float4 &value)
 {
-    struct __align__(4 * sizeof(T)) Four {
-        T element[4];
-    };
+    typedef aligned_vector<T, 4> Four;
     const Four four = {{store_from_accumulate<T>(value.x), store_from_accumulate<T>(value.y),
                         store_from_accumulate<T>(value.z), store_from_accumulate<T>(value.w)}};
     *(Four *)to = four;
@@ -202,10 +201,7 @@ __device__ __forceinline__ void store_vector(T *to, const float4 &value)
 template <typename T>
 __device__ __forceinline__ uint32_t pair_of(float low, float high)
 {
-    struct __align__(4) Two {
-        T element[2];
-    };
-    const Two two = {{store_from_accumulate<T>(low), store_from_accumulate<T>(high)}};
+    const aligned_vector<T, 2> two = {{store_from_accumulate<T>(low), store_from_accumulate<T>(high)}};
     return *(const uint32_t *)&two;
 }
 

@@ -300,8 +300,8 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
         for (int k = 0; k < HIDDEN / 16; k++) {
             uint32_t a[4];
             ldmatrix_x4(a, left + 32 * k);
-            multiply(halves[k % 2][0], a, weights[k][0], weights[k][1]);
-            multiply(halves[k % 2][1], a, weights[k][2], weights[k][3]);
+            mma_sync<__nv_bfloat16>(halves[k % 2][0], a, weights[k][0], weights[k][1]);
+            mma_sync<__nv_bfloat16>(halves[k % 2][1], a, weights[k][2], weights[k][3]);
         }
         __nv_bfloat16 *to = t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
 #pragma unroll

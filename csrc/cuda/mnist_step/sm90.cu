@@ -401,7 +401,7 @@ template <typename Way>
 static cuda_ops_status step(const StepCall &call, const Device &)
 {
 #ifdef CUDA_OPS_SM90A
-    cudaFuncSetAttribute(mnist_step_kernel<Way>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<Way>);
+    allow_shared_memory(mnist_step_kernel<Way>, SHARED_BYTES<Way>);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
     attributes[0].val.cooperative = 1;

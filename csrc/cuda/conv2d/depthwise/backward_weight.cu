@@ -268,9 +268,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
 template <typename T, int K>
 static size_t row_ring_bytes(int *stages)
 {
-    int device = 0, room = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int room = current_device().shared_bytes;
     constexpr size_t each = WARPS * RowRing<T, K>::BYTES, last = sizeof(float) * WARPS * K * RowRing<T, K>::ACROSS;
     *stages = 2 * (MOST_IN_FLIGHT + 1) * each <= (size_t)room ? MOST_IN_FLIGHT + 1 : 2;
     return std::max(*stages * each, last);
@@ -426,7 +424,7 @@ static void launch_unrolled(const DepthwiseProblem &p, WeightKernel kernel, floa
         int stages;
         const size_t bytes = row_ring_bytes<T, K>(&stages);
         const auto channels_last = conv2d_depthwise_backward_weight_channels_last_kernel<T, K>;
-        cudaFuncSetAttribute(channels_last, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        allow_shared_memory(channels_last, bytes);
         channels_last<<<(unsigned int)blocks, THREADS, bytes, stream>>>(partial, p, stages);
         return;
     }

@@ -2,6 +2,7 @@
 #ifndef CUDA_OPS_CONV2D_DEPTHWISE_PROBLEM_CUH
 #define CUDA_OPS_CONV2D_DEPTHWISE_PROBLEM_CUH
 
+#include "common/aligned_vector.cuh"
 #include "conv2d/direct.cuh"
 
 static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
@@ -80,9 +81,7 @@ static inline bool depthwise_is_unrolled(const DepthwiseProblem &p, cuda_ops_dty
 }
 
 template <typename T>
-struct __align__(RUN * sizeof(T)) DepthwiseRun {
-    T element[RUN];
-};
+using DepthwiseRun = aligned_vector<T, RUN>;
 
 template <typename T>
 __host__ __device__ static inline bool is_aligned_run(const void *pointer)

@@ -9,6 +9,7 @@
 // take tiles with a patch of grad_output, a chunk of channels at a time. mma.sync (fp16, bf16, TF32): a warp has 32
 // columns and 8 rows. FMA: a lane has one column and 14 rows, of all channels. Bound by the rate of the instructions
 // (7x7), by reading grad_output (3x3 of 1 channel to 32).
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/backward_input.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma.cuh"

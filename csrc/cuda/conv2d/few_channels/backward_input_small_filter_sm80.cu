@@ -10,6 +10,7 @@
 // grad_output once, and a strip's neighbouring rows once more.
 #include <string.h>
 
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/problem.cuh"
 #include "ptx/mma.cuh"
 

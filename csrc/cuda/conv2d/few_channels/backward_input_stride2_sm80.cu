@@ -9,6 +9,7 @@
 // grad_output, a chunk of channels at a time, the next in flight; a warp has 16 columns and 8 rows of four pixels.
 // Bound by the instructions, of whose columns three channels fill three of eight: 0.15 of memory's speed at 64x3 to 64,
 // 224x224, 7x7 in bf16, 0.23 at 3x3.
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/backward_input.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma.cuh"

@@ -8,6 +8,7 @@
 // adds them in order. mma.sync (fp16, bf16, TF32): warps share taps and pixels. FMA: a lane owns 8 channels and some
 // rows of the kernel, and reads a row of input once for all taps along it. Bound by reading grad_output, by FMA for 3
 // channels and 7x7 in float32.
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/problem.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
@@ -492,7 +493,7 @@ struct Launcher {
     cuda_ops_status operator()() const
     {
         const auto kernel = conv2d_few_channels_backward_weight_kernel<T, MATH, OUT, TAPS, WIDTH>;
-        allow_shared_memory(kernel, plan.shared, 6 * THREADS * (int)sizeof(int)); // pixels and pixel_offsets
+        allow_shared_memory(kernel, plan.shared);
         launch_dependent(kernel, plan.grid, THREADS, plan.shared, call.stream, (float *)call.workspace, plan.problem);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)

@@ -9,6 +9,7 @@
 // channels by mma.sync (fp16, bf16, TF32), or by FMA with the same ownership. A lane owns neighbouring pixels, and
 // channels in runs of 16 bytes, so that NCHW and channels_last are both stored in whole sectors from registers. Bound
 // by writing the output (1 channel to 32), by FMA for 3 channels and 7x7 in float32; benchmarks/notes/conv2d_direct.md.
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/problem.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"

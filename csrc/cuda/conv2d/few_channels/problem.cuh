@@ -176,9 +176,7 @@ template <typename Kernel>
 static inline int64_t few_resident_blocks(Kernel kernel, int threads, size_t shared, ConvDevice device)
 {
     allow_shared_memory(kernel, shared);
-    int blocks = 1;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
-    return (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;
+    return (int64_t)active_blocks(kernel, threads, shared) * device.multiprocessors;
 }
 
 static inline FewMath few_math(const ConvCall &call)

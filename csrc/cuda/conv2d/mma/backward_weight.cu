@@ -7,7 +7,7 @@ static cuda_ops_status launch(const MmaBackwardWeight &work, int tile, dim3 grid
     const int bytes = MMA_STAGES * (tile + 128 + 2 * MMA_PAD) * 64;
     const auto kernel =
         tile == 128 ? conv2d_mma_backward_weight_kernel<T, 128> : conv2d_mma_backward_weight_kernel<T, 64>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     launch_dependent(kernel, grid, MMA_THREADS, (size_t)bytes, stream, work);
     return launch_status();
 }

@@ -6,7 +6,7 @@ static cuda_ops_status launch(const MmaForward &work, int tile, dim3 grid, cudaS
 {
     const int bytes = MMA_STAGES * (128 + tile) * 64;
     const auto kernel = tile == 128 ? conv2d_mma_forward_kernel<T, 128> : conv2d_mma_forward_kernel<T, 64>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     launch_dependent(kernel, grid, MMA_THREADS, (size_t)bytes, stream, work);
     return launch_status();
 }

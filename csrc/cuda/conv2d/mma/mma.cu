@@ -10,6 +10,7 @@
 // ring of four stages, 64 bytes of k deep, and writes zeros for the padding. k = (tap, channel) has no gaps: each
 // thread counts its own coordinate. Bound by loading fragments from shared memory and by address arithmetic: 0.16 to
 // 0.78 of cuDNN's wgmma kernels on an H200, 2.3 to 8.6 times the simt path (benchmarks/notes/conv2d.md).
+#include "common/aligned_vector.cuh"
 #include "conv2d/mma/kernel.cuh"
 #include "conv2d/split_k.h"
 

@@ -44,7 +44,7 @@ template <typename C, typename... Parameters>
 static cuda_ops_status conv2d_start_kernel(void (*kernel)(Parameters...), int64_t clusters, int size,
                                            cudaStream_t stream, const Parameters &...arguments)
 {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     start_clusters(kernel, clusters * size, 3 * WARPGROUP, size, C::SHARED_BYTES, 90, stream, arguments...);
     return launch_status();
 }

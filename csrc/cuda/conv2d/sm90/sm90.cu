@@ -8,6 +8,7 @@
 // wgmma takes TF32 K-major only: backward_input transposes the weight first, backward_weight grad_output, and its input
 // goes through registers or, where faster, is transposed too. Bound by shared memory's bandwidth, which a tile of 128 x
 // 256 just fits; at least 1.1 times cuDNN's speed in the benchmarked cases on an H200 (benchmarks/notes/conv2d.md).
+#include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "conv2d/sm90/problem.h"
 #include "conv2d/sm90/transpose.h"

@@ -2,6 +2,7 @@
 //
 // A block of 256 threads transposes tiles of 128 pixels (and as many more as the shifted copies read) and 32 channels
 // through shared memory, by 16-byte loads along channels and coalesced stores along pixels. Bound by memory.
+#include "common/aligned_vector.cuh"
 #include "conv2d/sm90/transpose.h"
 
 static constexpr int THREADS = 256;

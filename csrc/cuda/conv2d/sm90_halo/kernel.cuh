@@ -306,4 +306,21 @@ static cuda_ops_status conv2d_launch_halo(const HaloProduct &p, ConvDevice devic
     return launch_status();
 }
 
+// In 16 bits: an instance has a file of its own, so that they compile side by side.
+template <typename T>
+static cuda_ops_status conv2d_sm90_halo_16bit(const HaloProduct &product, ConvDevice device, int row_bytes,
+                                              bool by_channel)
+{
+#if defined(CUDA_OPS_SM90A)
+    if (row_bytes == 64)
+        return by_channel ? conv2d_launch_halo<HaloTile<T, 256, 64, true>>(product, device)
+                          : conv2d_launch_halo<HaloTile<T, 256, 64, false>>(product, device);
+    return by_channel ? conv2d_launch_halo<HaloTile<T, 192, 128, true>>(product, device)
+                      : conv2d_launch_halo<HaloTile<T, 192, 128, false>>(product, device);
+#else
+    (void)product, (void)device, (void)row_bytes, (void)by_channel;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
+}
+
 #endif

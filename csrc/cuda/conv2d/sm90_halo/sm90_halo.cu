@@ -9,6 +9,7 @@
 // wgmma's A, and 128 to 256 pixels its B, since the other way round shared memory's bandwidth is the bound. Persistent
 // blocks of a producer warp and two warpgroups that alternate tiles, one's epilogue under the other's products. Bound
 // by wgmma and TMA; 2.0 to 2.5 times cuDNN's forward on an H200 (benchmarks/notes/conv2d.md).
+#include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "conv2d/sm90_halo/kernel.cuh"
 #include "conv2d/tma_im2col.h"

@@ -248,7 +248,7 @@ static int64_t kinds_of(const tiled_problem &p)
 
 static int slots_of_a_block()
 {
-    return tiled_shared_limit() >= 4 * STAGE_BYTES ? 2 : 1;
+    return current_device().shared_bytes >= 4 * STAGE_BYTES ? 2 : 1;
 }
 
 // No more than have work for all of their slots: each block's sums are written, and read again.
@@ -269,7 +269,7 @@ static cuda_ops_status launch(const weight_arguments &a, cudaStream_t stream)
     const int64_t blocks = blocks_of(a.problem) * kinds_of(a.problem);
     if (blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cudaFuncSetAttribute(weight_kernel<TF32>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(weight_kernel<TF32>, bytes);
     launch_dependent(weight_kernel<TF32>, (unsigned int)blocks, slots * SLOT_THREADS, bytes, stream, a);
     return launch_status();
 }

@@ -410,12 +410,12 @@ int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward)
 template <bool TF32, bool BACKWARD, int COLUMNS>
 static cuda_ops_status launch(convolve_arguments &a, cudaStream_t stream)
 {
-    const int slots = tiled_shared_limit() >= tiled_convolve_shared_bytes(2) + 4096 ? 2 : 1;
+    const int slots = current_device().shared_bytes >= tiled_convolve_shared_bytes(2) + 4096 ? 2 : 1;
     const int bytes = tiled_convolve_shared_bytes(slots);
     const int64_t grid = tiled_convolve_blocks(a.problem, BACKWARD) * a.kinds;
     if (grid > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cudaFuncSetAttribute(convolve_kernel<TF32, BACKWARD, COLUMNS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(convolve_kernel<TF32, BACKWARD, COLUMNS>, bytes);
     launch_dependent(convolve_kernel<TF32, BACKWARD, COLUMNS>, (unsigned int)grid, slots * SLOT_THREADS, bytes, stream,
                      a);
     return launch_status();

@@ -65,16 +65,9 @@ __device__ __forceinline__ tile_place place_of(const tiling &t, int64_t tile)
 // cut by it, so that they repeat bit by bit on one kind of device.
 static inline int64_t tiled_blocks(int64_t work, int64_t kinds)
 {
-    int device = 0, processors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    const int processors = current_device().multiprocessors;
     const int64_t blocks = processors / kinds > 0 ? processors / kinds : 1;
     return blocks < work ? blocks : work;
-}
-
-static inline int tiled_shared_limit()
-{
-    return current_device().shared_bytes;
 }
 
 // ---- The launchers of the other files ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "ptx/cluster.cuh"

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/paths.h"
@@ -171,9 +172,7 @@ __device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const
                 to[e][i] = v.element[e];
         }
     } else {
-        struct __align__(GROUP * sizeof(T)) Group {
-            T element[GROUP];
-        };
+        typedef aligned_vector<T, GROUP> Group;
         const char *const mine = slice + (piece * V * LINES + lane * GROUP) * (int)sizeof(T);
 #pragma unroll
         for (int e = 0; e < V; e++)
@@ -400,9 +399,8 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
     work.chunk = each * C::DEPTH;
     // A warp's ring, no longer than it has slices for; its sums lie there in the end. Fewer warps where a block has
     // less room than Hopper's.
-    int most = 0, current = 0, bytes = 0;
-    cudaGetDevice(&current);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
+    const int most = current_device().shared_bytes;
+    int bytes = 0;
     for (;; warps /= 2) {
         const int64_t slices = ceil_div(each, warps), stages = slices < C::STAGES ? slices : C::STAGES;
         work.warp_bytes = (int)(stages * C::STAGE_BYTES > C::SUM_BYTES ? stages * C::STAGE_BYTES : C::SUM_BYTES);
@@ -417,7 +415,7 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
     const auto kernel = gemm_direct_cores_kernel<C, A_BY_DEPTH, B_BY_DEPTH>;
     allow_shared_memory(kernel, bytes);
     if (device.capability >= 90)
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        allow_clusters_of_16(kernel);
     const cudaError_t started =
         start_clusters(kernel, blocks, 32 * warps, work.splits, bytes, device.capability, call.stream, work);
     if (started != cudaSuccess && work.splits > PORTABLE_SPLITS) {

@@ -137,7 +137,7 @@ static cuda_ops_status launch(const GemmCall &call)
     if (!mapped || tiles > INT32_MAX || p.batch > MAX_GRID)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_tma_wgmma_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     launch_dependent(kernel, dim3((unsigned int)tiles, (unsigned int)p.batch), 3 * WARPGROUP, C::SHARED_BYTES,
                      call.stream, map_a, map_b, map_d, work);
     return launch_status();

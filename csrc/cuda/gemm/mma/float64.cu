@@ -288,7 +288,7 @@ static cuda_ops_status launch_float64(const MmaWork &given, cudaStream_t stream)
     constexpr int bytes = (ring > results ? ring : results) * (int)sizeof(double);
     static_assert(bytes * C::BLOCKS <= (C::STAGES > ShallowTile::STAGES ? 227 << 10 : 99 << 10),
                   "an SM's shared memory");
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     const int64_t tiles = work.tiles_m * work.tiles_n * work.batch * work.splits;
     if (work.parts == 1)
         work.whole = tiles;

@@ -249,7 +249,7 @@ static cuda_ops_status launch(const MmaWork &work, cudaStream_t stream)
 {
     const auto kernel = gemm_mma_kernel<T, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
     constexpr int bytes = MmaTile<T>::STAGES * stage_elements<T, A_MN_MAJOR, B_MN_MAJOR> * (int)sizeof(T);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     const int64_t blocks = work.tiles_m * work.tiles_n * work.batch * work.splits, most = INT32_MAX;
     launch_dependent(kernel, dim3((unsigned int)(blocks < most ? blocks : most)), THREADS, bytes, stream, work);
     return launch_status();

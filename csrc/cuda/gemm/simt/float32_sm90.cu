@@ -9,6 +9,7 @@
 #include "gemm/simt/parts.h"
 
 #if defined(CUDA_OPS_SM90A)
+#include "common/aligned_vector.cuh"
 #include "gemm/simt/kernel.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
@@ -189,7 +190,7 @@ static cuda_ops_status launch_wide(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const auto kernel = gemm_simt_wide_kernel<A_BY_DEPTH, B_BY_DEPTH>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    const cudaError_t error = allow_shared_memory(kernel, SHARED_BYTES);
     if (error != cudaSuccess)
         return CUDA_OPS_CUDA_ERROR + (int)error;
     const int64_t tiles_m = ceil_div(p.m, TILE_M), tiles_n = ceil_div(p.n, TILE_N), tiles = tiles_m * tiles_n * p.batch;

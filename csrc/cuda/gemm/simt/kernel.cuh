@@ -6,6 +6,7 @@
 #ifndef CUDA_OPS_GEMM_SIMT_KERNEL_CUH
 #define CUDA_OPS_GEMM_SIMT_KERNEL_CUH
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/epilogue.cuh"
 #include "ptx/arithmetic.cuh"
@@ -194,9 +195,7 @@ static constexpr int simt_shared_bytes()
 template <typename To, typename A, int COUNT>
 __device__ __forceinline__ void store_row(To *to, const A (&value)[COUNT], int left, bool whole)
 {
-    struct __align__(COUNT * sizeof(To)) Piece {
-        To element[COUNT];
-    };
+    typedef aligned_vector<To, COUNT> Piece;
     Piece piece;
 #pragma unroll
     for (int e = 0; e < COUNT; e++)

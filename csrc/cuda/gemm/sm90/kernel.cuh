@@ -2,6 +2,7 @@
 #ifndef CUDA_OPS_GEMM_SM90_KERNEL_CUH
 #define CUDA_OPS_GEMM_SM90_KERNEL_CUH
 
+#include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/barrier.cuh"
@@ -442,7 +443,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     work.total = (int)total;
 
     const auto kernel = gemm_sm90_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
     const int64_t clusters = C::ONE_TILE || total < room ? total : room;
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
@@ -495,20 +496,30 @@ static cuda_ops_status launch_small(const GemmCall &call, GemmDevice device, con
 template <typename T>
 static cuda_ops_status launch_small_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
     if (p.transpose_a)
         return p.transpose_b ? launch_small<T, true, false>(call, device, plan)
                              : launch_small<T, true, true>(call, device, plan);
     return p.transpose_b ? launch_small<T, false, false>(call, device, plan)
                          : launch_small<T, false, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 // A as it is stored: its two ways are in two files, which compile side by side.
 template <typename T, bool a_mn_major>
 static cuda_ops_status launch_either_b(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     return call.problem.transpose_b ? launch_halves<T, a_mn_major, false>(call, device, plan)
                                     : launch_halves<T, a_mn_major, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 #endif

@@ -5,6 +5,7 @@
 #ifndef CUDA_OPS_GEMM_SM90_PAIR_CUH
 #define CUDA_OPS_GEMM_SM90_PAIR_CUH
 
+#include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/barrier.cuh"
@@ -237,7 +238,7 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
     if (!mapped || total > INT32_MAX / 2)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_pair_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     start_clusters(kernel, total * 2, 3 * WARPGROUP, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
                    map_d, work);
     return launch_status();
@@ -271,11 +272,16 @@ static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, con
 template <typename T>
 static cuda_ops_status launch_pairs_of(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     if (call.problem.transpose_a)
         return call.problem.transpose_b ? launch_pairs<T, true, false>(call, device, plan)
                                         : launch_pairs<T, true, true>(call, device, plan);
     return call.problem.transpose_b ? launch_pairs<T, false, false>(call, device, plan)
                                     : launch_pairs<T, false, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 #endif

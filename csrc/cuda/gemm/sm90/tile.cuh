@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
 #include "ptx/arithmetic.cuh"
@@ -272,9 +273,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
                                                      int64_t matrix, int first_row, int column, int thread)
 {
     constexpr int ROWS = 2 * C::BLOCKS;
-    struct __align__(4 * ROWS) Rows {
-        float row[ROWS];
-    };
+    typedef aligned_vector<float, ROWS> Rows;
     float *const d = (float *)work.d + matrix * work.stride_d;
     const bool together = work.ldd % ROWS == 0 && work.stride_d % ROWS == 0 && (uintptr_t)work.d % sizeof(Rows) == 0;
     const int row = first_row + row_of<C>(thread, 0, 0);
@@ -288,7 +287,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
             Rows values;
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
-                values.row[r] = sum[r / 2][4 * i + r % 2 * 2 + e];
+                values.element[r] = sum[r / 2][4 * i + r % 2 * 2 + e];
             float *const to = d + c * work.ldd + row;
             if (together && row + ROWS <= work.m) {
                 *(Rows *)to = values;
@@ -296,7 +295,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
                     if (row + r < work.m)
-                        to[r] = values.row[r];
+                        to[r] = values.element[r];
             }
         }
 }
@@ -341,9 +340,10 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
         if (work.copies_out) {
             fence_proxy_async();
             bar_sync(1 + group, WARPGROUP);
-            if (thread == 0)
+            if (thread == 0) {
                 tma_store_3d(map_d, to_shared, column, first_row, (int)matrix);
-            bulk_commit_group();
+                bulk_commit_group();
+            }
         } else {
             // D that the copy engine cannot write: by the threads, element by element, neighbours next to each other.
             bar_sync(1 + group, WARPGROUP);
@@ -384,9 +384,10 @@ __device__ __forceinline__ void copy_floats(const float (&sum)[C::BLOCKS][C::N /
                 }
         fence_proxy_async();
         bar_sync(1 + group, WARPGROUP);
-        if (thread == 0)
+        if (thread == 0) {
             tma_store_3d(map_d, shared_address(to), first_column + C::CHUNK * chunk, first_row, (int)matrix);
-        bulk_commit_group();
+            bulk_commit_group();
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #define CUDA_OPS_GEMM_SM90_SKINNY_KERNEL_CUH
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
@@ -272,7 +273,6 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #endif
 }
 
-#if defined(CUDA_OPS_SM90A)
 template <typename C>
 static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
@@ -315,10 +315,9 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     if (!mapped || blocks > INT32_MAX || work.stages * C::STAGE_BYTES < C::LINE_BYTES)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_skinny_kernel<C>;
-    // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10);
-    start_clusters(kernel, blocks, C::THREADS, work.splits, C::shared_bytes(work.splits, work.stages),
-                   device.capability, call.stream, map_a, map_b, work);
+    const int bytes = C::shared_bytes(work.splits, work.stages);
+    allow_shared_memory(kernel, bytes);
+    start_clusters(kernel, blocks, C::THREADS, work.splits, bytes, device.capability, call.stream, map_a, map_b, work);
     return launch_status();
 }
 
@@ -340,6 +339,7 @@ static cuda_ops_status launch_tile(const GemmCall &call, GemmDevice device, cons
 template <typename T>
 static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
     const bool a_mn_major = plan.swapped ? !p.transpose_b : p.transpose_a;
     const bool b_mn_major = plan.swapped ? p.transpose_a : !p.transpose_b;
@@ -348,7 +348,10 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
                           : launch_tile<T, true, false>(call, device, plan);
     return b_mn_major ? launch_tile<T, false, true>(call, device, plan)
                       : launch_tile<T, false, false>(call, device, plan);
-}
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
 #endif
+}
 
 #endif
