@@ -518,11 +518,15 @@ class AutogradKernel final : public c10::OperatorKernel
             run_with_tangents(op, keys, stack);
             return;
         }
-        run(op, keys, stack, requires_grad);
+        run(op, keys, stack, requires_grad, [] {});
     }
 
   private:
-    void run(const OperatorHandle &op, DispatchKeySet keys, Stack *stack, bool requires_grad)
+    // The call, recorded if it is to be. set_tangents is called when its results are on the stack: before they are
+    // saved for backward, which keeps their tangents with them.
+    template <typename SetTangents>
+    void run(const OperatorHandle &op, DispatchKeySet keys, Stack *stack, bool requires_grad,
+             const SetTangents &set_tangents)
     {
         const size_t first = stack->size() - op.schema().arguments().size();
         const IValue *const arguments = stack->data() + first;
@@ -530,8 +534,11 @@ class AutogradKernel final : public c10::OperatorKernel
         if (derivatives.written >= 0)
             torch::autograd::check_inplace(tensor_of(arguments[derivatives.written]), requires_grad);
         if (!requires_grad) {
-            const at::AutoDispatchBelowADInplaceOrView guard;
-            op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+            {
+                const at::AutoDispatchBelowADInplaceOrView guard;
+                op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+            }
+            set_tangents();
             return;
         }
         const std::shared_ptr<DerivativesNode> node(new DerivativesNode(&derivatives), torch::autograd::deleteNode);
@@ -556,6 +563,7 @@ class AutogradKernel final : public c10::OperatorKernel
         const IValue *const results = stack->data() + first;
         for (const int index : derivatives.returns)
             torch::autograd::set_history(tensor_of(results[index]), node);
+        set_tangents();
         save_returns(*node, results, written, wanted);
     }
 
@@ -582,7 +590,12 @@ class AutogradKernel final : public c10::OperatorKernel
             }
         TORCH_CHECK_NOT_IMPLEMENTED(derivatives.written < 0, display_name(op),
                                     ": forward-mode derivatives in place are not supported");
-        run(op, keys, stack, requires_grad);
+        run(op, keys, stack, requires_grad, [&] { set_tangents(op, stack, first, primals, tangents); });
+    }
+
+    void set_tangents(const OperatorHandle &op, Stack *stack, size_t first, const std::vector<IValue> &primals,
+                      const std::vector<Tensor> &tangents) const
+    {
         std::vector<Tensor> sums(op.schema().returns().size());
         for (const Tangent &tangent : derivatives.tangents) {
             if (!tangents[tangent.argument].defined())
