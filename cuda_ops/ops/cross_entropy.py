@@ -63,6 +63,8 @@ def cross_entropy_tangent(tangent, input, target, weight, total_weight, reductio
     # As in PyTorch, a mean over nothing is NaN of what the samples give, but constant where there are no probabilities.
     if reduction == 1 and (counts is not None or input.numel() > 0):
         loss = loss / total_weight
+    if label_smoothing > 0 and counts is not None and input.shape[dim] == 0:
+        loss = loss * math.nan  # as is what is smoothed over no classes
     return loss.to(input.dtype)
 
 

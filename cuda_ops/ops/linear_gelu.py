@@ -74,7 +74,7 @@ def _(grad_grad_preactivation, grad_grad_bias, grad_output, preactivation, appro
 def _(tangent, grad_output, preactivation, approximate, with_bias):
     """What a tangent of preactivation gives to both gradients."""
     tangent = tangent * grad_output * second_derivative(preactivation, approximate)
-    return tangent, tangent.flatten(0, -2).sum(0) if with_bias else tangent.new_empty((0,))
+    return tangent, tangent.sum_to_size(tangent.shape[-1]) if with_bias else tangent.new_empty((0,))
 
 
 def second_derivative(x, approximate):

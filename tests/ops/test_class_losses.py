@@ -463,3 +463,36 @@ def test_autocast_on_the_cpu():
         value.backward()
         assert value.dtype == torch.float32 and input.grad.dtype == torch.bfloat16
         assert_close(value, NATIVE[loss](values.bfloat16().double(), target), 2e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["indices", "probabilities"])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0), (4, 3), (2, 3, 0)], ids=str)
+def test_losses_over_nothing_are_pytorchs(shape, kind, weighted, label_smoothing, reduction):
+    """No samples, no classes, or all targets ignored: the loss, its gradients, and the gradients of these."""
+    results = []
+    for function in (cross_entropy, torch.nn.functional.cross_entropy):
+        leaves = [torch.ones(shape, dtype=torch.float64).cumsum(0)]
+        weight = torch.ones(shape[1], dtype=torch.float64) if weighted else None
+        target = torch.full((shape[0], *shape[2:]), -100)
+        if kind == "probabilities":
+            target = torch.ones(shape, dtype=torch.float64).cumsum(-1)
+            leaves += [target] + ([weight] if weighted else [])
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        loss = function(leaves[0], target, weight=weight, label_smoothing=label_smoothing, reduction=reduction)
+        grad_output = torch.ones_like(loss).requires_grad_()
+        grads = torch.autograd.grad(loss, leaves, grad_output, create_graph=True, allow_unused=True)
+        results.append([loss, *grads])
+        for grad in grads:
+            if grad is None or not grad.requires_grad:
+                results[-1] += [None] * (len(leaves) + 1)
+                continue
+            total = (grad.square() + grad).sum()
+            results[-1] += torch.autograd.grad(total, [*leaves, grad_output], retain_graph=True, allow_unused=True)
+    for actual, expected in zip(*results, strict=True):
+        shaped = expected if actual is None else actual
+        if shaped is not None:  # None is as good as zeros
+            actual, expected = (torch.zeros_like(shaped) if t is None else t for t in (actual, expected))
+            torch.testing.assert_close(actual, expected, equal_nan=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.opspec import RELATIVE_NORM, Make, assert_close
 
-from cuda_ops.functional import linear_cross_entropy, linear_relu
+from cuda_ops.functional import linear_cross_entropy, linear_gelu, linear_relu
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -165,3 +165,24 @@ def test_tf32_is_obeyed():
                     assert (of_weight == (result if tensors[0] is x else 256.0)).all()
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize(
+    ("wanted", "saved"),
+    [
+        ("iwb", ["input", "preactivation", "weight"]),
+        ("i", ["preactivation", "weight"]),
+        ("w", ["input", "preactivation"]),
+        ("b", ["preactivation"]),
+        ("", []),
+    ],
+)
+def test_linear_gelu_saves_what_the_wanted_gradients_need(wanted, saved):
+    input, weight, bias = torch.rand(5, 3), torch.rand(4, 3), torch.rand(4)
+    for name, tensor in zip("iwb", (input, weight, bias), strict=True):
+        tensor.requires_grad_(name in wanted)
+    names = {(5, 3): "input", (4, 3): "weight", (5, 4): "preactivation"}
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(names[tuple(t.shape)]) or t, lambda t: t):
+        linear_gelu(input, weight, bias)
+    assert sorted(packed) == saved

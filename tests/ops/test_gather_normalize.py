@@ -65,3 +65,13 @@ def test_a_single_picture_with_a_gap_behind_it(device):
 def test_default_dtype(device):
     images = torch.zeros(2, 4, dtype=torch.uint8, device=device)
     assert gather_normalize(images, torch.tensor([1], device=device), 0.0, 1.0).dtype == torch.get_default_dtype()
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_numbers_that_stand_for_no_dtype_are_refused(rows):
+    """Of a raw call, which may hold any, before anything of that dtype is made."""
+    images = torch.zeros(rows, 3, dtype=torch.uint8)
+    indices = torch.zeros(min(rows, 1), dtype=torch.int64)
+    for number, got in ((99, "the number 99"), (-1, "the number -1"), (torch.int64, "int64"), (torch.quint8, "quint8")):
+        with pytest.raises(RuntimeError, match=f"gather_normalize: expected dtype to be floating point, got {got}"):
+            torch.ops.cuda_ops.gather_normalize_forward(images, indices, 0.0, 1.0, None, number)

@@ -150,3 +150,15 @@ def test_autocast_computes_in_float32(dtype):
     assert our_grad.dtype == native_grad.dtype == dtype
     assert_close(ours, native.double(), 2e-6)
     assert_close(our_grad, native_grad.double(), 1.6e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+def test_tangents_of_what_backward_saved():
+    """Dual numbers through a backward without create_graph: the output that it saved has its tangent."""
+    x, tangent = torch.randn(2, 3, 4, dtype=torch.float64)
+    results = []
+    for function in (log_softmax, torch.nn.functional.log_softmax):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.clone().requires_grad_(), tangent)
+            (grad,) = torch.autograd.grad(function(dual, 1).square().sum(), dual)
+            results.append(torch.autograd.forward_ad.unpack_dual(grad).tangent)
+    torch.testing.assert_close(*results)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -447,3 +448,57 @@ def test_zero_grad():
     assert torch.equal(param.grad, torch.zeros(3))
     optimizer.zero_grad()
     assert param.grad is None
+
+
+@pytest.mark.parametrize(
+    "value", ["0.1", [0.1], None, torch.tensor([0.1, 0.2])], ids=lambda value: type(value).__name__
+)
+@pytest.mark.parametrize("name", ["momentum", "dampening", "weight_decay"])
+def test_options_that_are_no_numbers(name, value):
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    message = f"SGD: expected {name} to be a number, got "
+    with pytest.raises(TypeError, match=message):
+        cuda_ops.optim.SGD(parameters, **{name: value})
+    with pytest.raises(TypeError, match=message):
+        cuda_ops.optim.SGD([{"params": parameters, name: value}])
+    optimizer = cuda_ops.optim.SGD(parameters)
+    parameters[0].grad = torch.ones(2)
+    optimizer.param_groups[0][name] = value
+    with pytest.raises(TypeError, match=message):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["nesterov", "maximize"])
+def test_options_that_are_no_flags(name):
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    with pytest.raises(TypeError, match=f"SGD: expected {name} to be a bool, got 'True'"):
+        cuda_ops.optim.SGD(parameters, momentum=0.9, **{name: "True"})
+
+
+def test_numbers_of_numpy_and_tensors_are_options():
+    runs = []
+    for convert in (float, numpy.float32, torch.tensor):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        options = {"momentum": 0.5, "dampening": 0.25, "weight_decay": 0.125}
+        optimizer = cuda_ops.optim.SGD([parameter], lr=0.5, **{n: convert(v) for n, v in options.items()})
+        for _ in range(3):
+            parameter.grad = torch.tensor([1.0, -1.0])
+            optimizer.step()
+        runs.append(parameter.detach())
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+
+
+def test_parameters_whose_gradient_comes_late():
+    """With momentum: some have a buffer, some have none yet, and one loses its gradient again."""
+    runs = []
+    for optim in (cuda_ops.optim, torch.optim):
+        parameters = [torch.nn.Parameter(torch.full((3,), float(i))) for i in range(3)]
+        optimizer = optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True)
+        for step in range(5):
+            for i, parameter in enumerate(parameters):
+                present = step >= i and not (i == 0 and step == 3)
+                parameter.grad = torch.full((3,), 1.0 + step) if present else None
+            optimizer.step()
+        runs.append(([p.detach() for p in parameters], [optimizer.state[p]["momentum_buffer"] for p in parameters]))
+    torch.testing.assert_close(*runs)
