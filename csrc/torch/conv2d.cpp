@@ -137,7 +137,7 @@ static int forced_path(const char *op)
 static bool wants_channels_last(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes,
                                 cuda_ops_dtype dtype)
 {
-    return cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, forced_path(op));
+    return cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, forced_path(op), nullptr);
 }
 
 // What all products of the CUDA path share beside their tensors.
