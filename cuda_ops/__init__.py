@@ -7,6 +7,7 @@ cuda_ops.training     GraphedStep: a training step as one CUDA graph
 cuda_ops.models       MnistCNN, of our layers, of fused ones, or of PyTorch's
 cuda_ops.data         MNIST, and batches of it
 cuda_ops.ladder       one product written again and again, to learn from
+cuda_ops.explain      which CUDA kernel takes a call, and why
 python -m cuda_ops    the MNIST comparison, benchmarks and `doctor`
 """
 
@@ -27,6 +28,8 @@ def __getattr__(name):
     """The other parts, loaded at their first use."""
     if name in ("data", "ladder", "models", "training"):
         return importlib.import_module(f".{name}", __name__)
+    if name == "explain":
+        return importlib.import_module("._explain", __name__).explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

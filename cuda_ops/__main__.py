@@ -8,9 +8,12 @@ from . import __version__
 from ._errors import UserError
 from .training.distributed import World
 
+# A command's module has its name, but for one whose name is that of a function.
+MODULES = {"explain": "_explain"}
 COMMANDS = {
     "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
     "bench": "time our ops beside PyTorch's",
+    "explain": "which CUDA kernel takes a call, and why the others do not",
     "doctor": "what is built, what runs, what is missing, and how to mend it",
 }
 
@@ -34,7 +37,7 @@ def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
-            module = importlib.import_module(f".{name}", __package__)
+            module = importlib.import_module(f".{MODULES.get(name, name)}", __package__)
             command.description = module.__doc__
             module.add_arguments(command)
             command.set_defaults(main=module.main)

@@ -154,7 +154,7 @@ def _gemm(ask, name, dtype, m, n, k, transpose_a, transpose_b, batch=1):
 
 
 def _conv2d(ask, a):
-    from .ops._pool2d import pair
+    from ._arguments import pair
     from .ops.conv2d import _four_paddings, is_channels_last
 
     input, weight, op = a["input"], a["weight"], "conv2d"
