@@ -7,9 +7,12 @@ import sys
 from . import __version__, _interrupt, _library
 from ._errors import UserError
 
+# A command's module has its name, but for one whose name is that of a function.
+MODULES = {"explain": "_explain"}
 COMMANDS = {
     "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
     "bench": "time our ops beside PyTorch's",
+    "explain": "which CUDA kernel takes a call, and why the others do not",
     "doctor": "what is built, what runs, what is missing, and how to mend it",
 }
 WITHOUT_TORCH = ("doctor",)
@@ -36,7 +39,7 @@ def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
         if name == chosen:
             if _library.without_torch and name not in WITHOUT_TORCH:
                 parser.exit(2, f"{parser.prog} {name}: error: {_library.without_torch}\n")
-            module = importlib.import_module(f".{name}", __package__)
+            module = importlib.import_module(f".{MODULES.get(name, name)}", __package__)
             command.description = module.__doc__
             module.add_arguments(command)
             command.set_defaults(main=module.main)

@@ -158,7 +158,7 @@ static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &
     if (const auto found = plans.find(bytes_of(key)); found != plans.end())
         return found->second.second;
     const CudaPlan plan{
-        cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, path) != 0,
+        cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, path, nullptr) != 0,
         path == CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
         cuda_ops_conv2d_workspace_cuda(pass, &sizes, dtype, path),
     };
@@ -444,7 +444,7 @@ static std::string path_of(const Tensor &input, const Tensor &weight, c10::strin
 #ifdef CUDA_OPS_WITH_CUDA
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const auto number = static_cast<cuda_ops_conv2d_pass>(name - std::begin(PASS_NAMES));
-    if (cuda_ops_conv2d_wants_channels_last_cuda(number, &sizes, dtype, forced_path(op)))
+    if (cuda_ops_conv2d_wants_channels_last_cuda(number, &sizes, dtype, forced_path(op), nullptr))
         sizes.input_channels_last = sizes.output_channels_last = 1;
     const char *const path =
         cuda_ops_conv2d_path_name_cuda(cuda_ops_conv2d_path_cuda(number, &sizes, dtype, forced_path(op)));

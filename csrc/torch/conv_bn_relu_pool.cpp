@@ -19,6 +19,8 @@
 #include "conv_block.h"
 #include "cuda_ops/batch_norm.h"
 #include "empty.h"
+#include "parameters.h"
+#include "paths.h"
 #include "pool2d.h"
 #include "running_statistics.h"
 
@@ -592,6 +594,17 @@ static std::string conv_bn_relu_pool_path(bool cuda, at::ScalarType type, IntArr
     }
 }
 
+// For cuda_ops.explain: the table of training.
+static PathRows conv_bn_relu_pool_paths(at::ScalarType type, IntArrayRef input_size, IntArrayRef weight_size,
+                                        IntArrayRef geometry, IntArrayRef device)
+{
+    const Problem problem = make_problem("conv_bn_relu_pool", input_size, weight_size, geometry);
+    const cuda_ops_conv_bn_relu_pool_sizes sizes{problem.conv, problem.pool};
+    (void)type, (void)sizes, (void)device;
+    return CUDA_OPS_PATHS(device,
+                          cuda_ops_conv_bn_relu_pool_paths_cuda(reports, room, &sizes, path_dtype(type), facts));
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
@@ -623,6 +636,10 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("conv_bn_relu_pool_path(bool cuda, ScalarType dtype, int[4] input_size, int[4] weight_size, int[] "
                 "geometry) -> str",
                 cuda_ops::conv_bn_relu_pool_path);
+    library.def(
+        "conv_bn_relu_pool_paths(ScalarType dtype, int[4] input_size, int[4] weight_size, int[] geometry, int[] "
+        "device)" CUDA_OPS_PATH_ROWS,
+        cuda_ops::conv_bn_relu_pool_paths);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_forward", cuda_ops::conv_bn_relu_pool_forward);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_inference", cuda_ops::conv_bn_relu_pool_inference);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_backward", cuda_ops::conv_bn_relu_pool_backward);

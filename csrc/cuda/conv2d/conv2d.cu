@@ -59,17 +59,22 @@ extern "C" const char *cuda_ops_conv2d_path_name_cuda(int number)
     return nullptr;
 }
 
-extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
-                                         cuda_ops_dtype dtype, int path)
+static int path_on(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype, int path,
+                   ConvDevice device)
 {
     if (cuda_ops_conv2d_check_sizes(sizes) != CUDA_OPS_SUCCESS)
         return -1;
     const ConvCall call = call_of_sizes(pass, sizes, dtype);
-    const ConvDevice device = current_device();
     for (const ConvPath &row : PATHS)
         if (takes(row, call, path, device))
             return row.number;
     return -1;
+}
+
+extern "C" int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                         cuda_ops_dtype dtype, int path)
+{
+    return path_on(pass, sizes, dtype, path, current_device());
 }
 
 extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_conv2d_pass pass,
@@ -101,13 +106,15 @@ extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int roo
 static constexpr double SIMT_RATE = 13e6, COPY_RATE = 1e6, COPIES_START = 12;
 
 extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
-                                                        cuda_ops_dtype dtype, int path)
+                                                        cuda_ops_dtype dtype, int path,
+                                                        const cuda_ops_device_facts *device)
 {
+    const ConvDevice on = device ? *device : current_device();
     cuda_ops_conv2d_sizes last = *sizes;
     last.input_channels_last = last.output_channels_last = 1;
-    if (path != CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, sizes, dtype, path) != CUDA_OPS_CONV2D_SIMT)
+    if (path != CUDA_OPS_CONV2D_FASTEST || path_on(pass, sizes, dtype, path, on) != CUDA_OPS_CONV2D_SIMT)
         return 0;
-    const int better = cuda_ops_conv2d_path_cuda(pass, &last, dtype, path);
+    const int better = path_on(pass, &last, dtype, path, on);
     const bool tensor_cores =
         dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16 || (dtype == CUDA_OPS_FLOAT32 && sizes->allow_tf32);
     if (better != CUDA_OPS_CONV2D_SM90 && better != CUDA_OPS_CONV2D_SM90_HALO && better != CUDA_OPS_CONV2D_MMA &&

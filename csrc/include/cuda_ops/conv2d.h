@@ -111,7 +111,7 @@ int cuda_ops_conv2d_path_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_s
 /* Whether the product of tensors that are not all channels_last is made faster by copying them to that order and back,
  * for the fastest path's sake; the copies are the caller's. Only for CUDA_OPS_CONV2D_FASTEST. */
 int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
-                                             cuda_ops_dtype dtype, int path);
+                                             cuda_ops_dtype dtype, int path, const cuda_ops_device_facts *device);
 
 /* The table for a call with `path` whose tensors are aligned (paths.h): fills in at most `room` reports, and returns
  * how many rows there are, or -1 for sizes beyond the limits. device: NULL for the current one. */

@@ -1,0 +1,233 @@
+// What cuda_ops.explain asks: the tables of paths for calls of given sizes, on the current device or one of which the
+// facts are given. conv_bn_relu_pool's is in conv_bn_relu_pool.cpp, which knows its geometry.
+#include "paths.h"
+
+#include <cstring>
+
+#include "cuda_ops/batch_norm.h"
+#include "cuda_ops/conv2d.h"
+#include "cuda_ops/cross_entropy.h"
+#include "cuda_ops/gemm.h"
+#include "cuda_ops/linear_cross_entropy.h"
+#include "cuda_ops/linear_gelu.h"
+#include "cuda_ops/linear_relu.h"
+#include "cuda_ops/log_softmax.h"
+#include "cuda_ops/mnist_step.h"
+
+namespace cuda_ops
+{
+
+cuda_ops_dtype path_dtype(at::ScalarType type)
+{
+    switch (type) {
+    case at::kFloat:
+        return CUDA_OPS_FLOAT32;
+    case at::kDouble:
+        return CUDA_OPS_FLOAT64;
+    case at::kHalf:
+        return CUDA_OPS_FLOAT16;
+    case at::kBFloat16:
+        return CUDA_OPS_BFLOAT16;
+    default:
+        TORCH_CHECK(false, "explain: expected a floating point dtype, got ", c10::getDtypeNames(type).first);
+    }
+}
+
+cuda_ops_device_facts facts_of(at::IntArrayRef device)
+{
+    if (device.empty())
+        return {};
+    TORCH_CHECK(device.size() == 3,
+                "explain: expected device to be capability, multiprocessors and bytes of shared "
+                "memory, got ",
+                device);
+    return {static_cast<int>(device[0]), static_cast<int>(device[1]), static_cast<int>(device[2])};
+}
+
+void throw_no_tables()
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "explain: this build of cuda_ops has no CUDA kernels, and so no tables of paths");
+}
+
+#ifdef CUDA_OPS_WITH_CUDA
+// The number of the path that is forced, by a function that tells the names of numbers below 100.
+static int forced_number(const char *(*name_of)(int), const std::string &forced)
+{
+    for (int number = 1; number < 100 && !forced.empty(); number++)
+        if (const char *const name = name_of(number); name && forced == name)
+            return number;
+    TORCH_CHECK_VALUE(forced.empty(), "explain: there is no path of the name ", forced);
+    return 0;
+}
+#endif
+
+// sizes: as the fields of cuda_ops_conv2d_sizes; channels_last: of input, weight and output.
+static cuda_ops_conv2d_sizes conv2d_sizes_of(int64_t pass, at::ScalarType type, at::IntArrayRef sizes,
+                                             at::IntArrayRef channels_last, bool allow_tf32)
+{
+    TORCH_CHECK(sizes.size() == 16 && channels_last.size() == 3 && 0 <= pass && pass < 3,
+                "conv2d_paths: expected pass to be 0 to 2, and 16 sizes and 3 formats");
+    cuda_ops_conv2d_sizes s{};
+    int64_t *const fields[] = {&s.batch,         &s.groups,       &s.in_channels,     &s.in_height,
+                               &s.in_width,      &s.out_channels, &s.out_height,      &s.out_width,
+                               &s.kernel_height, &s.kernel_width, &s.stride_height,   &s.stride_width,
+                               &s.padding_top,   &s.padding_left, &s.dilation_height, &s.dilation_width};
+    for (size_t i = 0; i < sizes.size(); i++)
+        *fields[i] = sizes[i];
+    s.input_channels_last = channels_last[0] != 0;
+    s.weight_channels_last = channels_last[1] != 0;
+    s.output_channels_last = channels_last[2] != 0;
+    s.allow_tf32 = allow_tf32 && type == at::kFloat;
+    return s;
+}
+
+static PathRows conv2d_paths(int64_t pass, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef channels_last,
+                             bool allow_tf32, const std::string &forced, at::IntArrayRef device)
+{
+    const cuda_ops_conv2d_sizes s = conv2d_sizes_of(pass, type, sizes, channels_last, allow_tf32);
+    (void)s, (void)forced, (void)device;
+    return CUDA_OPS_PATHS(
+        device, cuda_ops_conv2d_paths_cuda(reports, room, static_cast<cuda_ops_conv2d_pass>(pass), &s, path_dtype(type),
+                                           forced_number(cuda_ops_conv2d_path_name_cuda, forced), facts));
+}
+
+// Whether the glue copies images to channels_last for the product, and its result back.
+static bool conv2d_wants_channels_last(int64_t pass, at::ScalarType type, at::IntArrayRef sizes,
+                                       at::IntArrayRef channels_last, bool allow_tf32, const std::string &forced,
+                                       at::IntArrayRef device)
+{
+    const cuda_ops_conv2d_sizes s = conv2d_sizes_of(pass, type, sizes, channels_last, allow_tf32);
+    const cuda_ops_device_facts facts = facts_of(device);
+    (void)s, (void)forced, (void)facts;
+#ifdef CUDA_OPS_WITH_CUDA
+    return cuda_ops_conv2d_wants_channels_last_cuda(static_cast<cuda_ops_conv2d_pass>(pass), &s, path_dtype(type),
+                                                    forced_number(cuda_ops_conv2d_path_name_cuda, forced),
+                                                    device.empty() ? nullptr : &facts);
+#else
+    throw_no_tables();
+#endif
+}
+
+// Dense operands; what is stored transposed is so as a whole.
+static PathRows gemm_paths(at::ScalarType type, int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a,
+                           bool transpose_b, bool allow_tf32, const std::string &forced, at::IntArrayRef device)
+{
+    cuda_ops_gemm_problem p{};
+    p.m = m, p.n = n, p.k = k, p.batch = batch;
+    p.lda = transpose_a ? m : k, p.ldb = transpose_b ? k : n, p.ldd = n;
+    p.stride_a = batch > 1 ? m * k : 0, p.stride_b = batch > 1 ? k * n : 0, p.stride_d = m * n;
+    p.alpha = 1;
+    p.transpose_a = transpose_a, p.transpose_b = transpose_b;
+    p.dtype = p.output_dtype = p.bias_dtype = path_dtype(type);
+    p.allow_tf32 = allow_tf32 && type == at::kFloat;
+    (void)forced, (void)device;
+    return CUDA_OPS_PATHS(device, cuda_ops_gemm_paths_cuda(reports, room, &p,
+                                                           forced_number(cuda_ops_gemm_rung_name_cuda, forced), facts));
+}
+
+static PathRows linear_relu_paths(bool backward, at::ScalarType type, at::ScalarType parameter_type, int64_t rows,
+                                  int64_t in_features, int64_t out_features, bool allow_tf32, at::IntArrayRef device)
+{
+    const cuda_ops_dtype dtype = path_dtype(type), parameter_dtype = path_dtype(parameter_type);
+    (void)backward, (void)rows, (void)in_features, (void)out_features, (void)allow_tf32, (void)device, (void)dtype;
+    (void)parameter_dtype;
+    return CUDA_OPS_PATHS(device,
+                          cuda_ops_linear_relu_paths_cuda(reports, room, backward, rows, in_features, out_features,
+                                                          allow_tf32, dtype, parameter_dtype, facts));
+}
+
+static PathRows linear_gelu_paths(at::ScalarType type, int64_t rows, int64_t in_features, int64_t out_features,
+                                  bool with_preactivation, bool allow_tf32, at::IntArrayRef device)
+{
+    (void)type, (void)rows, (void)in_features, (void)out_features, (void)with_preactivation, (void)allow_tf32;
+    (void)device;
+    return CUDA_OPS_PATHS(device,
+                          cuda_ops_linear_gelu_paths_cuda(reports, room, rows, in_features, out_features,
+                                                          with_preactivation, allow_tf32, path_dtype(type), facts));
+}
+
+static PathRows linear_cross_entropy_paths(at::ScalarType type, int64_t rows, int64_t in_features, int64_t classes,
+                                           at::IntArrayRef device)
+{
+    (void)type, (void)rows, (void)in_features, (void)classes, (void)device;
+    return CUDA_OPS_PATHS(device, cuda_ops_linear_cross_entropy_paths_cuda(reports, room, rows, in_features, classes,
+                                                                           path_dtype(type), facts));
+}
+
+static PathRows batch_norm_paths(int64_t pass, at::ScalarType type, int64_t outer, int64_t channels, int64_t inner,
+                                 at::IntArrayRef device)
+{
+    TORCH_CHECK(0 <= pass && pass < 4, "batch_norm_paths: expected pass to be 0 to 3, got ", pass);
+    (void)type, (void)outer, (void)channels, (void)inner, (void)device;
+    return CUDA_OPS_PATHS(device,
+                          cuda_ops_batch_norm_paths_cuda(reports, room, static_cast<cuda_ops_batch_norm_pass>(pass),
+                                                         outer, channels, inner, path_dtype(type), facts));
+}
+
+static PathRows log_softmax_paths(bool backward, at::ScalarType type, int64_t outer, int64_t cols, int64_t inner,
+                                  at::IntArrayRef device)
+{
+    (void)backward, (void)type, (void)outer, (void)cols, (void)inner, (void)device;
+    return CUDA_OPS_PATHS(
+        device, cuda_ops_log_softmax_paths_cuda(reports, room, backward, outer, cols, inner, path_dtype(type), facts));
+}
+
+static PathRows cross_entropy_paths(at::ScalarType type, int64_t outer, int64_t classes, int64_t inner,
+                                    int64_t reduction, at::IntArrayRef device)
+{
+    (void)type, (void)outer, (void)classes, (void)inner, (void)reduction, (void)device;
+    return CUDA_OPS_PATHS(device, cuda_ops_cross_entropy_paths_cuda(reports, room, outer, classes, inner,
+                                                                    static_cast<cuda_ops_reduction>(reduction),
+                                                                    path_dtype(type), facts));
+}
+
+static PathRows mnist_step_paths(int64_t batch, at::IntArrayRef device)
+{
+    (void)batch, (void)device;
+    return CUDA_OPS_PATHS(device, cuda_ops_mnist_step_paths_cuda(reports, room, batch, facts));
+}
+
+// CUDA_OPS_<OP>_PATH is read at an op's first call, and at the next one after this.
+static void reload_paths()
+{
+#ifdef CUDA_OPS_WITH_CUDA
+    cuda_ops_reload_paths_cuda();
+#endif
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def(
+        "conv2d_paths(int pass_, ScalarType dtype, int[] sizes, int[] channels_last, bool allow_tf32, str forced, "
+        "int[] device)" CUDA_OPS_PATH_ROWS,
+        cuda_ops::conv2d_paths);
+    library.def("conv2d_wants_channels_last(int pass_, ScalarType dtype, int[] sizes, int[] channels_last, bool "
+                "allow_tf32, str forced, int[] device) -> bool",
+                cuda_ops::conv2d_wants_channels_last);
+    library.def("gemm_paths(ScalarType dtype, int m, int n, int k, int batch, bool transpose_a, bool transpose_b, bool "
+                "allow_tf32, str forced, int[] device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::gemm_paths);
+    library.def("linear_relu_paths(bool backward, ScalarType dtype, ScalarType parameter_dtype, int rows, int "
+                "in_features, int out_features, bool allow_tf32, int[] device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::linear_relu_paths);
+    library.def("linear_gelu_paths(ScalarType dtype, int rows, int in_features, int out_features, bool "
+                "with_preactivation, bool allow_tf32, int[] device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::linear_gelu_paths);
+    library.def("linear_cross_entropy_paths(ScalarType dtype, int rows, int in_features, int classes, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::linear_cross_entropy_paths);
+    library.def("batch_norm_paths(int pass_, ScalarType dtype, int outer, int channels, int inner, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::batch_norm_paths);
+    library.def("log_softmax_paths(bool backward, ScalarType dtype, int outer, int cols, int inner, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::log_softmax_paths);
+    library.def("cross_entropy_paths(ScalarType dtype, int outer, int classes, int inner, int reduction, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::cross_entropy_paths);
+    library.def("mnist_step_paths(int batch, int[] device)" CUDA_OPS_PATH_ROWS, cuda_ops::mnist_step_paths);
+    library.def("reload_paths() -> ()", cuda_ops::reload_paths);
+}

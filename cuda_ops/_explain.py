@@ -1,0 +1,536 @@
+"""Which CUDA kernel takes a call, and why: the rows of an op's table of paths (cuda_ops/paths.h), in order, for forward
+and each gradient, with the file of the one that runs and what its kernels take of registers and shared memory.
+
+Nothing is computed, so that tensors may be on the meta device, and with --capability no GPU is needed.
+
+A call is the op's name with the sizes of its tensors, a dtype (float32, float64, bf16, fp16; tf32 is float32 where TF32
+is allowed), channels_last, and other arguments by name:
+
+  python -m cuda_ops explain "conv2d(64x32x14x14, 64x32x3x3, bf16, channels_last, padding=1)"
+  python -m cuda_ops explain "linear_relu(1024x3136:bf16, 128x3136:float32)" --capability 9.0
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import math
+import os
+import re
+
+import torch
+
+from . import _library
+from ._errors import UserError
+from ._table import print_table
+
+# Multiprocessors and bytes of shared memory a block, where only the capability is given: of a T4, A100, A40, L40 and
+# H200, and of a B200.
+ASSUMED = {
+    75: (40, 64 << 10),
+    80: (108, 163 << 10),
+    86: (84, 99 << 10),
+    89: (142, 99 << 10),
+    90: (132, 227 << 10),
+    100: (148, 227 << 10),
+}
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "float64": torch.float64,
+    "fp64": torch.float64,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+# Ops whose products have one kernel each (in instances for dtypes and alignment): the file, and the kernels of forward
+# and backward.
+ONE_KERNEL = {
+    "add2": ("add2.cu", "add2_forward_kernel", None),
+    "avg_pool2d": ("avg_pool2d.cu", "avg_pool2d_forward_kernel", "avg_pool2d_backward_kernel"),
+    "dropout": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
+    "gather_normalize": ("gather_normalize.cu", "gather_normalize_kernel", None),
+    "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),
+    "nll_loss": ("nll_loss.cu", "nll_loss_forward_kernel", "nll_loss_backward_kernel"),
+    "polynomial": ("polynomial.cu", "polynomial_forward_kernel", "polynomial_backward_kernel"),
+    "relu": ("relu.cu", "relu_forward_kernel", "relu_backward_kernel"),
+    "square": ("square.cu", "square_forward_kernel", "square_backward_kernel"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The facts that a choice depends on."""
+
+    capability: int  # 90 for 9.0
+    multiprocessors: int
+    shared_bytes: int
+
+    def __str__(self):
+        shared = f"{self.shared_bytes / 1024:.0f} KB of shared memory a block"
+        return f"capability {self.capability // 10}.{self.capability % 10}, {self.multiprocessors} SMs, {shared}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel's instances in the library, as they came out for this GPU: least and most."""
+
+    name: str
+    registers: tuple[int, int]
+    static_shared_bytes: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """A row of the table. `reason` says why it does not take the call, and is empty for the one that does and for those
+    after it that could."""
+
+    name: str
+    file: str
+    kernels: tuple[str, ...]
+    supports: bool
+    is_fast: bool
+    chosen: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Forward or a gradient: its table for the call."""
+
+    name: str
+    paths: tuple[Path, ...]
+    note: str = ""
+
+    @property
+    def chosen(self) -> Path | None:
+        return next((path for path in self.paths if path.chosen), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    op: str
+    device: Device
+    products: tuple[Product, ...]
+    kernels: dict[str, Kernel]  # by name, of the paths that run; empty without a GPU
+
+    def __getitem__(self, name: str) -> Product:
+        return next(product for product in self.products if product.name == name)
+
+
+# ---- Ops: from a call's arguments to (product, rows) --------------------------------------------------------------
+
+
+def _dtype(tensor, lower=True):
+    """The dtype that the op computes in: under CUDA's autocast its ops of lower precision cast."""
+    casts = lower and tensor.dtype != torch.float64 and torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if casts else tensor.dtype
+
+
+def _rows(tensor):
+    return math.prod(tensor.shape[:-1])
+
+
+def _tf32_matmul():
+    return torch.backends.cuda.matmul.allow_tf32
+
+
+def _columns(shape, dim):
+    """outer, size and inner of a dimension."""
+    dim %= len(shape)
+    return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
+
+
+def _gemm(ask, name, dtype, m, n, k, transpose_a, transpose_b, batch=1):
+    forced = os.environ.get("CUDA_OPS_GEMM_PATH", "")
+    arguments = (dtype, m, n, k, batch, transpose_a, transpose_b, _tf32_matmul(), forced)
+    note = f"{'T' if transpose_a else 'N'}{'T' if transpose_b else 'N'}, m {m}, n {n}, k {k}"
+    return ask(name, "gemm_paths", *arguments, note=note + (f", batch {batch}" if batch > 1 else ""))
+
+
+def _conv2d(ask, a):
+    from ._arguments import pair
+    from .ops.conv2d import _four_paddings, is_channels_last
+
+    input, weight, op = a["input"], a["weight"], "conv2d"
+    if input.dim() == 3:
+        input = input.unsqueeze(0)
+    stride, dilation = pair(op, "stride", a.get("stride", 1)), pair(op, "dilation", a.get("dilation", 1))
+    padding, groups = _four_paddings(a.get("padding", 0), weight, stride, dilation), a.get("groups", 1)
+    out = [
+        (input.shape[2 + i] + sum(padding[2 * i : 2 * i + 2]) - dilation[i] * (weight.shape[2 + i] - 1) - 1)
+        // stride[i]
+        + 1
+        for i in (0, 1)
+    ]
+    sizes = [input.shape[0], groups, *input.shape[1:], weight.shape[0], *out, *weight.shape[2:], *stride]
+    sizes += [padding[0], padding[2], *dilation]
+    formats = [is_channels_last(input), is_channels_last(weight)]
+    formats.append(formats[0] or formats[1])
+    forced = os.environ.get("CUDA_OPS_CONV2D_PATH", "")
+    for number, name in enumerate(("forward", "gradient of input", "gradient of weight")):
+        call = (number, _dtype(input), sizes, list(map(int, formats)), torch.backends.cudnn.allow_tf32, forced)
+        note = "channels_last" if formats[2] else "contiguous"
+        if ask.op("conv2d_wants_channels_last")(*call, ask.device):
+            call = (*call[:3], [1, int(formats[1]), 1], *call[4:])
+            note = "contiguous; images are copied to channels_last, and the result back"
+        yield ask(name, "conv2d_paths", *call, note=note)
+
+
+def _conv_bn_relu_pool(ask, a):
+    from .ops.conv_bn_relu_pool import _geometry
+
+    if not a.get("training", True):
+        yield from _conv2d(ask, a)
+        return
+    names = ("stride", "padding", "dilation", "groups", "pool_kernel_size", "pool_stride", "pool_padding")
+    values = [a.get(name, default) for name, default in zip(names, (1, 0, 1, 1, 2, None, 0), strict=True)]
+    geometry = _geometry(a["weight"], *values, a.get("channels_last"), a["input"])
+    flat = []
+    for value in geometry:
+        flat.extend(value if isinstance(value, (tuple, list)) else [int(value)])
+    shapes = list(a["input"].shape), list(a["weight"].shape)
+    yield ask("forward and gradients", "conv_bn_relu_pool_paths", _dtype(a["input"]), *shapes, flat)
+
+
+def _batch_norm(ask, a):
+    input = a["input"]
+    outer, channels, inner = _columns(input.shape, 1)
+    if input.dim() == 4 and not input.is_contiguous() and input.is_contiguous(memory_format=torch.channels_last):
+        outer, inner = outer * inner, 1
+    training = a.get("training", False)
+    for name, number in (("forward", 0 if training else 1), ("gradients", 2 if training else 3)):
+        note = "training" if training else "running statistics"
+        yield ask(name, "batch_norm_paths", number, _dtype(input, False), outer, channels, inner, note=note)
+
+
+def _log_softmax(ask, a):
+    input, dim = a["input"], a.get("dim")
+    dim = dim if dim is not None else 0 if input.dim() in (0, 1, 3) else 1
+    sizes = _columns(input.shape, dim) if input.dim() else (1, 1, 1)
+    for name, backward in (("forward", False), ("gradient of input", True)):
+        yield ask(name, "log_softmax_paths", backward, a.get("dtype") or _dtype(input, False), *sizes)
+
+
+def _cross_entropy(ask, a):
+    input = a["input"]
+    sizes = _columns(input.shape, 1 if input.dim() > 1 else 0)
+    reduction = {"none": 0, "mean": 1, "sum": 2}[a.get("reduction", "mean")]
+    yield ask("forward", "cross_entropy_paths", _dtype(input, False), *sizes, reduction)
+    yield ask.single("gradient of input", "cross_entropy.cu", "cross_entropy_backward_kernel")
+
+
+def _linear_cross_entropy(ask, a):
+    input, weight = a["input"], a["weight"]
+    classes, features = weight.shape
+    yield ask("forward and gradients", "linear_cross_entropy_paths", _dtype(input), _rows(input), features, classes)
+
+
+def _linear(ask, a):
+    input, weight, dtype = a["input"], a["weight"], _dtype(a["input"])
+    m, (n, k) = _rows(input), weight.shape if weight.dim() == 2 else (1, weight.shape[0])
+    yield _gemm(ask, "forward", dtype, m, n, k, False, True)
+    yield _gemm(ask, "gradient of input", dtype, m, k, n, False, False)
+    yield _gemm(ask, "gradient of weight", dtype, n, k, m, True, False)
+
+
+def _linear_gelu(ask, a):
+    input, weight, dtype = a["input"], a["weight"], _dtype(a["input"])
+    m, (n, k) = _rows(input), weight.shape
+    for keeps in (True, False):
+        name = "forward, for a gradient" if keeps else "forward alone"
+        yield ask(name, "linear_gelu_paths", dtype, m, k, n, keeps, _tf32_matmul())
+    yield _gemm(ask, "product of forward", dtype, m, n, k, False, True)
+    yield ask.single("gradient of gelu and bias", "linear_gelu.cu", "linear_gelu_backward_kernel")
+    yield _gemm(ask, "gradient of input", dtype, m, k, n, False, False)
+    yield _gemm(ask, "gradient of weight", dtype, n, k, m, True, False)
+
+
+def _linear_relu(ask, a):
+    input, weight = a["input"], a["weight"]
+    dtype = _dtype(input)
+    parameter = dtype if weight.dtype == input.dtype and dtype == input.dtype else weight.dtype
+    n, k = weight.shape
+    for name, backward in (("forward", False), ("gradients", True)):
+        yield ask(name, "linear_relu_paths", backward, dtype, parameter, _rows(input), k, n, _tf32_matmul())
+
+
+def _matmul(ask, a):
+    left, right, dtype = a["input"], a["other"], _dtype(a["input"])
+    left = left.unsqueeze(0) if left.dim() == 1 else left
+    right = right.unsqueeze(1) if right.dim() == 1 else right
+    if right.dim() == 2:  # all rows of all matrices of input are those of one
+        m, batch = math.prod(left.shape[:-1]), 1
+    else:
+        m, batch = left.shape[-2], math.prod(torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
+    k, n = right.shape[-2:]
+    # As they are stored: the transpose of a contiguous matrix is one that is read the other way round.
+    turned = [t.dim() >= 2 and t.stride(-2) == 1 and t.shape[-2] > 1 and t.stride(-1) > 1 for t in (left, right)]
+    yield _gemm(ask, "forward", dtype, m, n, k, *turned, batch)
+    yield _gemm(ask, "gradient of input", dtype, m, k, n, False, not turned[1], batch)
+    yield _gemm(ask, "gradient of other", dtype, k, n, m, not turned[0], False, batch)
+
+
+DESCRIBED = {
+    "batch_norm": _batch_norm,
+    "conv2d": _conv2d,
+    "conv_bn_relu_pool": _conv_bn_relu_pool,
+    "cross_entropy": _cross_entropy,
+    "linear": _linear,
+    "linear_cross_entropy": _linear_cross_entropy,
+    "linear_gelu": _linear_gelu,
+    "linear_relu": _linear_relu,
+    "log_softmax": _log_softmax,
+    "matmul": _matmul,
+}
+
+
+def _one_kernel(op):
+    file, forward, backward = ONE_KERNEL[op]
+
+    def describe(ask, arguments):
+        yield ask.single("forward", file, forward)
+        if backward:
+            yield ask.single("gradient of input", file, backward)
+
+    return describe
+
+
+class _Ask:
+    """Asks the library's tables on one device."""
+
+    def __init__(self, device: Device):
+        self.device = list(dataclasses.astuple(device))
+
+    @staticmethod
+    def op(name):
+        return getattr(_library.ops, name)
+
+    def __call__(self, product, op, *arguments, note=""):
+        names, files, kernels, reasons, flags = self.op(op)(*arguments, self.device)
+        paths = [
+            Path(name, f"csrc/cuda/{file}", tuple(kernel.split()), bool(f & 1), bool(f & 2), bool(f & 4), reason)
+            for name, file, kernel, reason, f in zip(names, files, kernels, reasons, flags, strict=True)
+        ]
+        return Product(product, tuple(paths), note)
+
+    @staticmethod
+    def single(product, file, kernel):
+        return Product(product, (Path("the only one", f"csrc/cuda/{file}", (kernel,), True, True, True, ""),))
+
+
+# ---- The answer ---------------------------------------------------------------------------------------------------
+
+
+def _device(capability, multiprocessors, shared_memory) -> Device:
+    if capability is None:
+        if not torch.cuda.is_available():
+            raise UserError("explain: there is no GPU here; say which one to assume by capability, such as 9.0")
+        p = torch.cuda.get_device_properties(torch.cuda.current_device())
+        facts = 10 * p.major + p.minor, p.multi_processor_count, p.shared_memory_per_block_optin
+    else:
+        try:
+            major, minor = str(capability).split(".")
+            number = 10 * int(major) + int(minor)
+        except ValueError:
+            raise UserError(f"explain: expected capability to be such as 9.0, got {capability!r}") from None
+        # Of one that is not listed, what the next lower one has.
+        known = max((n for n in ASSUMED if n <= number), default=min(ASSUMED))
+        facts = number, *ASSUMED[known]
+    return Device(facts[0], multiprocessors or facts[1], shared_memory or facts[2])
+
+
+def _kernels(products) -> dict[str, Kernel]:
+    """What the kernels of the paths that run took on this GPU; empty where that cannot be asked."""
+    wanted = {name for product in products if product.chosen for name in product.chosen.kernels}
+    if not torch.cuda.is_available():
+        return {}
+    from ._kernels import kernels
+
+    try:
+        rows = kernels(sorted(_library.FOLDER.glob("_ops*.so"))[0], torch.cuda.current_device())
+    except (ImportError, OSError, RuntimeError, ValueError):
+        return {}
+    found: dict[str, list] = {}
+    for row in rows:
+        base = re.search(r"(\w+)(?=[<(]|$)", row["name"])
+        if base and base[1] in wanted:
+            found.setdefault(base[1], []).append(row)
+
+    def span(rows, key):
+        return min(row[key] for row in rows), max(row[key] for row in rows)
+
+    return {
+        name: Kernel(name, span(rows, "registers"), span(rows, "static_shared_bytes")) for name, rows in found.items()
+    }
+
+
+def _op_of(function) -> str:
+    name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
+    if name not in DESCRIBED and name not in ONE_KERNEL:
+        known = ", ".join(sorted([*DESCRIBED, *ONE_KERNEL]))
+        raise UserError(f"explain: expected a function of cuda_ops.functional, one of {known}; got {name}")
+    return name
+
+
+def explain(
+    function,
+    *args,
+    capability: str | float | None = None,
+    multiprocessors: int | None = None,
+    shared_memory: int | None = None,
+    show: bool = True,
+    **kwargs,
+) -> Explanation:
+    """Prints and returns which CUDA kernels take a call of a function of cuda_ops.functional, forward and for each
+    gradient, and why the others in the op's table of paths do not. Nothing is computed.
+
+    Args:
+        function: such as ``cuda_ops.functional.conv2d``, or its name.
+        args, kwargs: the call's arguments; those that the choice does not depend on may be left out. Only sizes, dtypes
+            and strides of tensors are looked at; all count as aligned to 16 bytes, and they may be on any device.
+        capability: compute capability of the GPU to assume, such as ``"9.0"``; default: the current GPU.
+        multiprocessors, shared_memory: how many SMs it has, and how many bytes a block may have; default: those of a
+            usual GPU of that capability.
+        show: whether to print.
+
+    Returns:
+        The tables: ``explanation["forward"].chosen.name``.
+
+    Raises:
+        UserError: there is no GPU and no capability is given, or the function is not one of ours.
+        NotImplementedError: the library was built without CUDA, and has no tables.
+
+    ``CUDA_OPS_<OP>_PATH`` in the environment and ``allow_tf32`` count as in the call itself.
+    """
+    op = _op_of(function)
+    if _library.problem is not None:
+        raise ImportError(_library.problem)
+    if not _library.has_cuda():
+        raise NotImplementedError("explain: this build of cuda_ops has no CUDA kernels, and so no tables of paths")
+    device = _device(capability, multiprocessors, shared_memory)
+    from . import functional
+
+    try:
+        arguments = inspect.signature(getattr(functional, op)).bind_partial(*args, **kwargs).arguments
+        products = tuple(DESCRIBED.get(op, ONE_KERNEL.get(op) and _one_kernel(op))(_Ask(device), arguments))
+    except KeyError as error:
+        raise UserError(f"explain: {op} needs the argument {error}") from None
+    explanation = Explanation(op, device, products, _kernels(products) if capability is None else {})
+    if show:
+        _show(explanation)
+    return explanation
+
+
+def _amount(span, unit=""):
+    return f"{span[0]}{unit}" if span[0] == span[1] else f"{span[0]} to {span[1]}{unit}"
+
+
+def _show(explanation: Explanation):
+    print(f"{explanation.op} on {explanation.device}")
+    for product in explanation.products:
+        title = f"{product.name} ({product.note})" if product.note else product.name
+        rows, styles = [], []
+        for path in product.paths:
+            verdict = "runs" if path.chosen else path.reason or "could, but a row before it does"
+            rows.append(["→" if path.chosen else "", path.name, verdict, path.file])
+            styles.append("bold green" if path.chosen else None if path.supports else "dim")
+        print_table(title, ["", "path", "", "file"], rows, styles)
+    for kernel in explanation.kernels.values():
+        shared = _amount(kernel.static_shared_bytes, " bytes of static shared memory")
+        print(f"{kernel.name}: {_amount(kernel.registers)} registers, {shared} (all its instances)")
+
+
+# ---- The command --------------------------------------------------------------------------------------------------
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _literal(text: str):
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def parse_call(text: str):
+    """Name, positional and named arguments of a call as the command takes it, with tensors on the meta device; and
+    whether TF32 is to be allowed."""
+    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if not match:
+        raise UserError(f"explain: expected a call such as 'relu(64x128, bf16)', got {text!r}")
+    op, parts = _op_of(match[1]), _split(match[2])
+    shape = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
+    default = next((part for part in parts if part in DTYPES), "float32")
+    last = "channels_last" in parts
+    args, kwargs = [], {}
+
+    def tensor(found):
+        if found[2] is not None and found[2] not in DTYPES:
+            raise UserError(f"explain: expected a dtype of {', '.join(DTYPES)}, got {found[2]}")
+        made = torch.empty(
+            [int(size) for size in found[1].split("x")], dtype=DTYPES[found[2] or default], device="meta"
+        )
+        return made.to(memory_format=torch.channels_last) if last and made.dim() == 4 else made
+
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if part in DTYPES or part == "channels_last":
+            continue
+        if equals:
+            kwargs[name.strip()] = _literal(value.strip())
+        elif found := shape.fullmatch(part):
+            args.append(tensor(found))
+        elif part in ("None", "True", "False"):
+            args.append(_literal(part))
+        else:
+            raise UserError(f"explain: expected sizes such as 64x32x14x14, a dtype, or name=value; got {part!r}")
+    return op, args, kwargs, default == "tf32" or any(part.endswith(":tf32") for part in parts)
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    parser.add_argument("calls", nargs="+", metavar="call", help="such as 'conv2d(64x32x14x14, 64x32x3x3, bf16)'")
+    parser.add_argument(
+        "--capability", help="compute capability of the GPU to assume, such as 9.0; default: the GPU here"
+    )
+    parser.add_argument("--multiprocessors", type=int, help="how many it has; default: as usual for that capability")
+    parser.add_argument("--shared-memory", type=int, help="bytes that a block may have; default: as usual")
+
+
+def main(args) -> int:
+    for call in args.calls:
+        op, positional, named, tf32 = parse_call(call)
+        flags = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = [flag.allow_tf32 for flag in flags]
+        try:
+            for flag in flags:
+                flag.allow_tf32 = tf32
+            explain(
+                op,
+                *positional,
+                capability=args.capability,
+                multiprocessors=args.multiprocessors,
+                shared_memory=args.shared_memory,
+                **named,
+            )
+        except (NotImplementedError, RuntimeError, TypeError, ImportError) as error:
+            raise UserError(str(error)) from None
+        finally:
+            for flag, value in zip(flags, before, strict=True):
+                flag.allow_tf32 = value
+    return 0

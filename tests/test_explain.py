@@ -1,0 +1,229 @@
+"""cuda_ops.explain: what it says of calls on GPUs that are assumed, and how its command reads them."""
+
+import pytest
+import torch
+
+import cuda_ops
+from cuda_ops import _explain, _library
+from cuda_ops.__main__ import main
+from cuda_ops._errors import UserError
+
+ops = _library.ops
+needs_tables = pytest.mark.skipif(not _library.has_cuda(), reason="needs a build with CUDA, whose tables these are")
+
+
+def meta(*size, dtype=torch.float32, channels_last=False):
+    tensor = torch.empty(size, dtype=dtype, device="meta")
+    return tensor.to(memory_format=torch.channels_last) if channels_last else tensor
+
+
+@pytest.mark.parametrize(
+    "text, op, shapes, dtypes, named, tf32",
+    [
+        ("relu(3x4)", "relu", [(3, 4)], [torch.float32], {}, False),
+        ("relu( 7 , bf16 )", "relu", [(7,)], [torch.bfloat16], {}, False),
+        ("linear_relu(8x3:fp16, 5x3:float32)", "linear_relu", [(8, 3), (5, 3)], [torch.half, torch.float32], {}, False),
+        ("matmul(2x3, 3x4, tf32)", "matmul", [(2, 3), (3, 4)], [torch.float32] * 2, {}, True),
+        (
+            "conv2d(1x8x9x9, 4x8x3x3, stride=(2, 1), padding=same, groups=1)",
+            "conv2d",
+            [(1, 8, 9, 9), (4, 8, 3, 3)],
+            [torch.float32] * 2,
+            {"stride": (2, 1), "padding": "same", "groups": 1},
+            False,
+        ),
+    ],
+)
+def test_the_command_reads_a_call(text, op, shapes, dtypes, named, tf32):
+    found, args, kwargs, allow_tf32 = _explain.parse_call(text)
+    assert (found, kwargs, allow_tf32) == (op, named, tf32)
+    assert [tuple(arg.shape) for arg in args] == shapes and [arg.dtype for arg in args] == dtypes
+    assert all(arg.device.type == "meta" for arg in args)
+
+
+def test_channels_last_is_of_all_images():
+    _, (image, weight), _, _ = _explain.parse_call("conv2d(2x8x5x5, 4x8x3x3, channels_last)")
+    assert image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("relu", "expected a call such as"),
+        ("relu(3x4, banana)", "got 'banana'"),
+        ("relu(3x4:int8)", "expected a dtype of float32"),
+        ("banana(3)", "expected a function of cuda_ops.functional, one of add2"),
+    ],
+)
+def test_the_command_says_what_it_cannot_read(text, message):
+    with pytest.raises(UserError, match=message):
+        _explain.parse_call(text)
+
+
+def test_every_functional_is_described():
+    described = set(_explain.DESCRIBED) | set(_explain.ONE_KERNEL)
+    assert described == set(cuda_ops.functional.__all__)
+    assert not set(_explain.DESCRIBED) & set(_explain.ONE_KERNEL)
+
+
+@pytest.mark.skipif(_library.has_cuda(), reason="needs a build without CUDA")
+def test_a_build_without_cuda_says_so(capsys):
+    with pytest.raises(NotImplementedError, match="this build of cuda_ops has no CUDA kernels"):
+        cuda_ops.explain(cuda_ops.functional.relu, meta(3), capability="9.0")
+    assert main(["explain", "relu(3)", "--capability", "9.0"]) == 2
+    assert "this build of cuda_ops has no CUDA kernels" in capsys.readouterr().err
+
+
+@needs_tables
+@pytest.mark.parametrize("capability", ["9", "nine", "9.0.1"])
+def test_a_capability_has_two_numbers(capability):
+    with pytest.raises(UserError, match=r"expected capability to be such as 9\.0"):
+        cuda_ops.explain("relu", meta(3), capability=capability)
+
+
+@needs_tables
+def test_without_a_gpu_one_has_to_be_assumed():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="say which one to assume"):
+        cuda_ops.explain("relu", meta(3))
+
+
+def chosen(function, *args, **kwargs):
+    """{product: name of the path that runs}"""
+    explanation = cuda_ops.explain(function, *args, show=False, **kwargs)
+    return {product.name: product.chosen.name for product in explanation.products}
+
+
+F = cuda_ops.functional
+half = {"dtype": torch.bfloat16}
+
+
+@needs_tables
+def test_what_hopper_and_older_gpus_take():
+    image, weight = meta(64, 64, 14, 14, channels_last=True, **half), meta(128, 64, 3, 3, channels_last=True, **half)
+    for capability, name in (("9.0", "sm90"), ("8.0", "mma"), ("7.5", "simt")):
+        paths = chosen(F.conv2d, image, weight, padding=1, capability=capability)
+        assert paths == dict.fromkeys(("forward", "gradient of input", "gradient of weight"), name)
+    few = meta(64, 32, 28, 28, channels_last=True, **half), meta(64, 32, 3, 3, channels_last=True, **half)
+    assert chosen(F.conv2d, *few, padding=1, capability="9.0")["forward"] == "sm90_halo"
+    assert chosen(F.conv2d, meta(8, 6, 9, 9), meta(6, 1, 3, 3), groups=6, capability="9.0")["forward"] == "depthwise"
+    large = meta(1024, 3136, **half), meta(128, 3136)
+    assert chosen(F.linear_relu, *large, capability="9.0") == {"forward": "sm90", "gradients": "sm90"}
+    assert chosen(F.linear_relu, *large, capability="8.0") == {"forward": "skinny", "gradients": "skinny"}
+    square = meta(16384, 1024, **half), meta(1024, 1024, **half)
+    assert chosen(F.linear_relu, *square, capability="9.0") == {"forward": "gemm", "gradients": "gemm"}
+    block = meta(64, 32, 14, 14, **half), meta(64, 32, 3, 3)
+    assert chosen(F.conv_bn_relu_pool, *block, padding=1, capability="9.0") == {"forward and gradients": "sm90"}
+    assert chosen(F.conv_bn_relu_pool, *block, padding=1, capability="8.0") == {"forward and gradients": "general"}
+    block = meta(64, 32, 14, 14), meta(64, 32, 3, 3)
+    assert chosen(F.conv_bn_relu_pool, *block, padding=1, capability="8.0") == {"forward and gradients": "tiled"}
+    one = meta(64, 1, 28, 28), meta(32, 1, 3, 3)
+    assert chosen(F.conv_bn_relu_pool, *one, padding=1, capability="7.5") == {"forward and gradients": "one_channel"}
+
+
+@needs_tables
+def test_what_the_size_decides():
+    assert chosen(F.batch_norm, meta(8, 16, 7, 7), training=True, capability="9.0") == {
+        "forward": "resident",
+        "gradients": "resident",
+    }
+    assert set(chosen(F.batch_norm, meta(512, 16, 56, 56), training=True, capability="9.0").values()) == {"split"}
+    assert set(chosen(F.batch_norm, meta(8, 16, 7, 7), capability="9.0").values()) == {"split"}
+    assert chosen(F.log_softmax, meta(8, 1000), 1, capability="9.0")["forward"] == "row"
+    assert chosen(F.log_softmax, meta(8, 1000), 0, capability="9.0")["forward"] == "team"
+    assert chosen(F.cross_entropy, meta(64, 10), capability="9.0")["forward"] == "one_block"
+    assert chosen(F.cross_entropy, meta(64, 10), reduction="none", capability="9.0")["forward"] == "blocks"
+    assert chosen(F.linear_cross_entropy, meta(64, 128), meta(10, 128), capability="9.0") == {
+        "forward and gradients": "few_classes"
+    }
+    assert chosen(F.linear_cross_entropy, meta(64, 128), meta(17, 128), capability="9.0") == {
+        "forward and gradients": "chunks"
+    }
+
+
+CALLS = [
+    ("conv2d", (meta(4, 8, 9, 9), meta(8, 8, 3, 3))),
+    ("conv2d", (meta(4, 8, 9, 9, channels_last=True, **half), meta(8, 8, 1, 1, **half))),
+    ("conv_bn_relu_pool", (meta(4, 8, 8, 8), meta(8, 8, 3, 3))),
+    ("batch_norm", (meta(4, 8, 9, 9),)),
+    ("log_softmax", (meta(4, 8), 1)),
+    ("cross_entropy", (meta(4, 8),)),
+    ("linear", (meta(4, 8), meta(3, 8))),
+    ("linear_relu", (meta(4, 8), meta(3, 8))),
+    ("linear_gelu", (meta(4, 8), meta(3, 8))),
+    ("linear_cross_entropy", (meta(4, 8), meta(3, 8))),
+    ("matmul", (meta(4, 8), meta(8, 3))),
+    ("matmul", (meta(5, 4, 8, **half), meta(8, 3, **half))),
+    *((op, (meta(4, 8),)) for op in sorted(_explain.ONE_KERNEL)),
+]
+
+
+@needs_tables
+@pytest.mark.parametrize("op, args", CALLS, ids=[f"{op}{i}" for i, (op, _) in enumerate(CALLS)])
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0", "10.0"])
+def test_one_row_runs_and_the_others_say_why_not(op, args, capability, capsys):
+    explanation = cuda_ops.explain(op, *args, capability=capability)
+    assert explanation.products
+    for product in explanation.products:
+        assert [path.chosen for path in product.paths].count(True) == 1
+        names = [path.name for path in product.paths]
+        assert len(set(names)) == len(names)
+        for path in product.paths:
+            assert path.file.startswith("csrc/cuda/")
+            if path.chosen:
+                assert path.supports and path.is_fast and not path.reason
+            else:
+                assert bool(path.reason) == (not path.supports or not path.is_fast)
+    printed = capsys.readouterr().out
+    assert f"capability {capability}" in printed and explanation.products[0].chosen.name in printed
+
+
+@needs_tables
+def test_a_path_can_be_forced(monkeypatch):
+    call = meta(64, 3136), meta(128, 3136)
+    monkeypatch.setenv("CUDA_OPS_LINEAR_RELU_PATH", "gemm")
+    try:
+        ops.reload_paths()
+        assert set(chosen(F.linear_relu, *call, capability="9.0").values()) == {"gemm"}
+        monkeypatch.setenv("CUDA_OPS_LINEAR_RELU_PATH", "banana")
+        assert set(chosen_names(F.linear_relu, *call)) == {"gemm"}  # read once
+        ops.reload_paths()
+        assert set(chosen_names(F.linear_relu, *call)) == {None}
+        monkeypatch.delenv("CUDA_OPS_LINEAR_RELU_PATH")
+        ops.reload_paths()
+        assert set(chosen_names(F.linear_relu, *call)) == {"skinny"}
+    finally:
+        monkeypatch.undo()
+        ops.reload_paths()
+
+
+def chosen_names(function, *args):
+    explanation = cuda_ops.explain(function, *args, capability="9.0", show=False)
+    return [product.chosen and product.chosen.name for product in explanation.products]
+
+
+@needs_tables
+def test_the_command_prints_each_call(capsys):
+    assert main(["explain", "relu(3x4)", "matmul(64x64, 64x64, bf16)", "--capability", "9.0"]) == 0
+    printed = capsys.readouterr().out
+    assert "relu on capability 9.0, 132 SMs" in printed and "matmul on" in printed
+    assert main(["explain", "conv2d(3x4)", "--capability", "9.0"]) == 2
+    assert "needs the argument 'weight'" in capsys.readouterr().err
+
+
+@needs_tables
+def test_facts_that_are_given_decide():
+    block = meta(64, 32, 14, 14), meta(64, 32, 3, 3)
+    for shared_memory, name in ((227 << 10, "tiled"), (99 << 10, "general")):
+        paths = chosen(F.conv_bn_relu_pool, *block, padding=1, capability="9.0", shared_memory=shared_memory)
+        assert paths == {"forward and gradients": name}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or not _library.has_cuda(), reason="needs a GPU")
+def test_kernels_of_the_path_that_runs_are_known():
+    explanation = cuda_ops.explain(F.relu, torch.empty(3, device="cuda"), show=False)
+    assert set(explanation.kernels) == {"relu_forward_kernel", "relu_backward_kernel"}
+    for kernel in explanation.kernels.values():
+        assert 0 < kernel.registers[0] <= kernel.registers[1] <= 255
