@@ -40,6 +40,7 @@ BACKBONE = [
     "cuda_ops/_arguments.py",
     "cuda_ops/_autograd.py",
     "cuda_ops/_fakes.py",
+    "cuda_ops/_interrupt.py",
     "cuda_ops/_library.py",
     "cuda_ops/_operators.py",
     "cuda_ops/ops/__init__.py",
