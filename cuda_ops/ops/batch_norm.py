@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .._arguments import expect, flag, number
+from .._arguments import check_tensors, expect, flag, number
 from .._autograd import autograd_function
 from .._fakes import register_fake
 from .._library import library
@@ -246,6 +246,7 @@ def _batch_norm(input, running_mean, running_var, num_batches_tracked, weight, b
         raise ValueError(f"batch_norm: expected eps to be positive, got {eps}")
     if not flag("batch_norm", "training", training):
         if running_mean is None or running_var is None:
+            check_tensors("batch_norm", input=input)
             name = "running_mean" if running_mean is None else "running_var"
             raise RuntimeError(f"batch_norm: {name} must be defined in evaluation mode")
         number("batch_norm", "momentum", momentum)
