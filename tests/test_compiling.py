@@ -151,7 +151,7 @@ def test_longer_files_come_first(tmp_path):
 
 
 def test_glue_is_compiled_as_two_files_that_stay_as_they_are(tmp_path):
-    for name, text in {"b.cpp": "", "a.cpp": '#include "autograd.h"\n', "c.cpp": ""}.items():
+    for name, text in {"b.cpp": "", "a.cpp": "#include <torch/csrc/autograd/function.h>\n", "c.cpp": ""}.items():
         (tmp_path / name).write_text(text)
     a, b, c = (str(tmp_path / name) for name in ("a.cpp", "b.cpp", "c.cpp"))
     units = [Path(unit) for unit in compiling.glue_units([c, a, b], tmp_path / "glue")]
