@@ -18,6 +18,7 @@ mnist_device *mnist_open_cuda(void)
 #include <string.h>
 
 #include "cuda_ops/batch_norm.h"
+#include "cuda_ops/conv_bn_relu_pool.h"
 #include "cuda_ops/cross_entropy.h"
 #include "cuda_ops/linear.h"
 #include "cuda_ops/max_pool2d.h"
@@ -186,6 +187,131 @@ static void cuda_conv_backward(mnist_device *device, float *grad_input, float *g
         self, (int64_t)cuda_ops_conv2d_backward_bias_workspace_cuda(sizes->batch, sizes->out_channels, pixels, 0, F32));
     check(op, cuda_ops_conv2d_backward_bias_cuda(grad_bias, grad_output, sizes->batch, sizes->out_channels, pixels, 0,
                                                  space, F32, self->stream));
+}
+
+/* A block as conv_bn_relu_pool.h has it: no TF32, as for the layers one by one. */
+static cuda_ops_conv_bn_relu_pool_sizes block_sizes(const cuda_ops_conv_block_sizes *s)
+{
+    const cuda_ops_pool_axis height = {
+        .input = (int32_t)s->height, .output = (int32_t)s->height / 2, .kernel = 2, .stride = 2, .dilation = 1};
+    const cuda_ops_pool_axis width = {
+        .input = (int32_t)s->width, .output = (int32_t)s->width / 2, .kernel = 2, .stride = 2, .dilation = 1};
+    return (cuda_ops_conv_bn_relu_pool_sizes){.conv = {.batch = s->batch,
+                                                       .groups = 1,
+                                                       .in_channels = s->in_channels,
+                                                       .in_height = s->height,
+                                                       .in_width = s->width,
+                                                       .out_channels = s->out_channels,
+                                                       .out_height = s->height,
+                                                       .out_width = s->width,
+                                                       .kernel_height = 3,
+                                                       .kernel_width = 3,
+                                                       .stride_height = 1,
+                                                       .stride_width = 1,
+                                                       .padding_top = 1,
+                                                       .padding_left = 1,
+                                                       .dilation_height = 1,
+                                                       .dilation_width = 1,
+                                                       .input_channels_last = s->input_channels_last,
+                                                       .output_channels_last = s->output_channels_last},
+                                              .pool = {.batch = s->batch,
+                                                       .channels = s->out_channels,
+                                                       .height = height,
+                                                       .width = width,
+                                                       .channels_last = s->output_channels_last}};
+}
+
+/* What forward keeps for backward; NULL is what the path does not keep. */
+typedef struct block_parts {
+    void *conv_output, *maximum;
+    uint8_t *argmax;
+    double *statistics;
+    int64_t bytes;
+} block_parts;
+
+static char *part(int64_t *offset, char *memory, int64_t bytes)
+{
+    char *const begin = memory && bytes > 0 ? memory + *offset : NULL;
+    *offset += (bytes + 255) / 256 * 256;
+    return begin;
+}
+
+static block_parts cut_block(char *memory, const cuda_ops_conv_bn_relu_pool_sizes *sizes)
+{
+    cuda_ops_conv_bn_relu_pool_plan plan;
+    check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_plan_cuda(&plan, sizes, F32));
+    const int64_t convolved = sizes->conv.batch * sizes->conv.out_channels * sizes->conv.out_height *
+                              sizes->conv.out_width * (int64_t)sizeof(float);
+    const int64_t pooled =
+        sizes->pool.batch * sizes->pool.channels * sizes->pool.height.output * sizes->pool.width.output;
+    block_parts p;
+    int64_t offset = 0;
+    p.statistics = (double *)(void *)part(&offset, memory, plan.statistics * (int64_t)sizeof(double));
+    p.conv_output = part(&offset, memory, plan.keeps_conv_output ? convolved : 0);
+    p.maximum = part(&offset, memory, plan.keeps_maximum ? pooled * (int64_t)sizeof(float) : 0);
+    p.argmax = (uint8_t *)part(&offset, memory, pooled);
+    p.bytes = offset;
+    return p;
+}
+
+static int64_t cuda_block_bytes(mnist_device *device, const cuda_ops_conv_block_sizes *s)
+{
+    (void)device;
+    const cuda_ops_conv_bn_relu_pool_sizes sizes = block_sizes(s);
+    return cut_block(NULL, &sizes).bytes;
+}
+
+/* The convolution, and the rest with the running statistics. */
+static void block_inference(cuda *self, float *output, const float *input, const mnist_block_tensors *t,
+                            const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_sizes *sizes)
+{
+    const cuda_ops_conv2d_sizes *const c = &sizes->conv;
+    const int path = CUDA_OPS_CONV2D_FASTEST;
+    const int64_t convolved =
+        (c->batch * c->out_channels * c->out_height * c->out_width * (int64_t)sizeof(float) + 255) / 256 * 256;
+    const int64_t conv = (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_FORWARD, c, F32, path);
+    const int64_t pool = cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&sizes->pool);
+    char *const conv_output = workspace(self, convolved + (conv > pool ? conv : pool)), *const space =
+                                                                                            conv_output + convolved;
+    check("conv2d",
+          cuda_ops_conv2d_forward_cuda(conv_output, input, t->weight, t->bias, c, space, path, F32, self->stream));
+    check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
+                                   output, NULL, NULL, space, NULL, conv_output, t->norm.running_mean,
+                                   t->norm.running_var, norm, &sizes->pool, F32, F32, self->stream));
+}
+
+static void cuda_block_forward(mnist_device *device, float *output, void *saved, const float *input,
+                               const mnist_block_tensors *t, const cuda_ops_conv_block_sizes *s, int training)
+{
+    cuda *self = (cuda *)device;
+    const cuda_ops_conv_bn_relu_pool_sizes sizes = block_sizes(s);
+    const cuda_ops_norm_parameters norm = {t->norm.weight, t->norm.bias, F32, 1e-5};
+    if (!training) {
+        block_inference(self, output, input, t, &norm, &sizes);
+        return;
+    }
+    const cuda_ops_running_statistics running = {t->norm.running_mean, t->norm.running_var, F32, NULL, 0.1};
+    const block_parts p = cut_block(saved, &sizes);
+    void *const space = workspace(self, cuda_ops_conv_bn_relu_pool_workspace_cuda(&sizes, F32));
+    check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_forward_cuda(output, p.conv_output, p.argmax, p.maximum,
+                                                                       p.statistics, space, &running, input, t->weight,
+                                                                       t->bias, &norm, &sizes, F32, F32, self->stream));
+}
+
+static void cuda_block_backward(mnist_device *device, float *grad_input, const mnist_block_tensors *gradients,
+                                const float *grad_output, void *saved, const float *input, const mnist_block_tensors *t,
+                                const cuda_ops_conv_block_sizes *s)
+{
+    cuda *self = (cuda *)device;
+    const cuda_ops_conv_bn_relu_pool_sizes sizes = block_sizes(s);
+    const cuda_ops_norm_parameters norm = {t->norm.weight, t->norm.bias, F32, 1e-5};
+    const block_parts p = cut_block(saved, &sizes);
+    void *const space = workspace(self, cuda_ops_conv_bn_relu_pool_workspace_cuda(&sizes, F32));
+    check("conv_bn_relu_pool backward",
+          cuda_ops_conv_bn_relu_pool_backward_cuda(grad_input, gradients->weight, gradients->bias,
+                                                   gradients->norm.weight, gradients->norm.bias, space, grad_output,
+                                                   p.argmax, p.maximum, p.conv_output, p.statistics, input, t->weight,
+                                                   &norm, &sizes, F32, F32, self->stream));
 }
 
 static void *norm_workspace(cuda *self, const mnist_norm_shape *s)
@@ -357,6 +483,9 @@ mnist_device *mnist_open_cuda(void)
     d->download = cuda_download;
     d->close = cuda_close;
     d->load = cuda_load;
+    d->block_bytes = cuda_block_bytes;
+    d->block_forward = cuda_block_forward;
+    d->block_backward = cuda_block_backward;
     d->conv_forward = cuda_conv_forward;
     d->conv_backward = cuda_conv_backward;
     d->norm_forward = cuda_norm_forward;

@@ -399,7 +399,7 @@ cuda_ops_status gemm_mma_float64(const MmaWork &given, const cuda_ops_gemm_probl
         return tile == 1 ? launch_float64_transposed<SmallTile, true>(work, p, stream)
                          : launch_float64_transposed<SmallestTile, true>(work, p, stream);
     if (tile == 0 && work.splits == 1) {
-        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors}, aligned);
+        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors, 0}, aligned);
         if (plan.paired)
             return launch_float64_transposed<PairedTile, true>(work, p, stream);
         work.whole = plan.whole, work.parts = plan.parts;
