@@ -76,6 +76,8 @@ lint: $(VENV)/.installed
 	    || { echo "cuda_ops: kernels know nothing of PyTorch or Python (see CONTRIBUTING.md)" >&2; exit 1; }
 	@! grep -nsE '#[[:space:]]*include[[:space:]]*".*ladder/' -r --exclude-dir=ladder csrc \
 	    || { echo "cuda_ops: production code includes no rung of a ladder (see CONTRIBUTING.md)" >&2; exit 1; }
+	@! grep -nswE 'asm|__asm|__asm__' -r csrc --exclude-dir=ptx --exclude-dir=cpu \
+	    || { echo "cuda_ops: an instruction in asm stands once, in csrc/cuda/ptx, in a function named after it" >&2; exit 1; }
 	@echo "lint: clean"
 
 format: $(VENV)/.installed

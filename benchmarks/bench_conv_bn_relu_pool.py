@@ -30,7 +30,7 @@ def case(batch, inputs, outputs, size):
     return Case(
         f"{batch}x{inputs}x{size}x{size} to {outputs}",
         make_arguments,
-        # What no implementation can do without: the pictures, and the pooled output or its gradient.
+        # What no implementation can do without: the images, and the pooled output or its gradient.
         elements=(x + w + y // 4, 2 * x + 2 * w + y // 4),
         flops=(2 * y * inputs * 9, 4 * y * inputs * 9),
     )

@@ -1,6 +1,6 @@
 """The ladder of matrix multiplication: every rung, cuBLAS (or MKL) through torch.mm, and what other tools reach.
 
-`ours` is the rung that the library picks by itself. Slow rungs are left out where one call would take too long. Peers:
+`ours` is the kernel that the library chooses. Slow rungs are left out where one call would take too long. Peers:
 cuBLASLt with a bias in its epilogue, and kernels of Triton, CUTLASS and Numba where those packages are installed (`pip
 install -e .[peers]`; peers/cutlass_gemm.py says how its kernels are compiled). Beside gemm.csv a plot is written,
 gemm.png; `python benchmarks/bench_gemm.py a.csv` draws that of a file, also of one that a run left unfinished.
@@ -25,8 +25,8 @@ RATES = {"python": 1e7, "c naive": 5e8, "c loop order": 1e10, "c blocked": 1e10,
 SIMULATED = 3e5
 NAIVE = 3e11
 SLOWEST_CALL = 0.25
-# Rungs that know no TF32: where it is allowed they are what they are in float32's rows, and are not timed again. Rung
-# 10, the fastest of them, is, to be compared with.
+# Rungs without TF32: where it is allowed they compute what they do in float32's rows, and are not timed again. Rung 10,
+# the fastest of them, is, for comparison.
 WITHOUT_TF32 = range(4, 10)
 
 
@@ -129,8 +129,8 @@ def styles(names):
     found = {"ours": {"color": "black", "linewidth": 2.2}, "torch.mm": {"color": "red", "linewidth": 2.2}}
     for name in names:
         if name in rungs_shown:
-            place = rungs_shown.index(name) / max(1, len(rungs_shown) - 1)
-            found[name] = {"color": pyplot.cm.turbo(0.05 + 0.9 * place), "linewidth": 1.1}
+            height = rungs_shown.index(name) / max(1, len(rungs_shown) - 1)
+            found[name] = {"color": pyplot.cm.turbo(0.05 + 0.9 * height), "linewidth": 1.1}
         elif name not in found:
             color = ["tab:blue", "tab:green", "tab:purple", "tab:brown"][len(found) % 4]
             found[name] = {"color": color, "linewidth": 1.6, "linestyle": "--"}
@@ -150,9 +150,9 @@ def plot(rows, path):
     if not dtypes:
         print("gemm: no plot, there is no square product in these rows")
         return
-    names = sorted({row["implementation"] for row in square}, key=place_of)
+    names = sorted({row["implementation"] for row in square}, key=legend_order)
     style = styles(names)
-    columns = min(3, len(dtypes) + 1)  # the legend has a place of its own
+    columns = min(3, len(dtypes) + 1)  # the legend has a panel of its own
     height = -(-(len(dtypes) + 1) // columns)
     shape = {"figsize": (6 * columns, 5.2 * height), "layout": "constrained", "squeeze": False}
     figure, axes = pyplot.subplots(height, columns, **shape)
@@ -180,7 +180,7 @@ def plot(rows, path):
     pyplot.close(figure)
 
 
-def place_of(name):
+def legend_order(name):
     """Where a name stands in the legend: ours, cuBLAS, its peers, then the rungs by number, highest first."""
     if name.startswith("rung "):
         return 3, -int(name.split()[1]), name

@@ -3,9 +3,9 @@
     python benchmarks/check_gpu.py [--only tests large sanitizer mnist] [--commit ID] [--limit SECONDS]
 
 Runs the test suite; the tests of sizes above 2^31 elements; compute-sanitizer's memcheck, racecheck, initcheck and
-synccheck over one small case of every kernel (tests/kernel_cases.py); and `python -m cuda_ops mnist --epochs 3`.
-Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed. Steps that are left out stay in the
-report as they were; each has the commit that it was done at.
+synccheck over one small case of every kernel (tests/support/kernel_cases.py); and `python -m cuda_ops mnist --epochs
+3`. Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed. Steps that are left out keep
+their earlier entry in the report; each entry names its commit.
 """
 
 import argparse
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 # synccheck as well: it finds barriers that not all threads reach.
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+KERNEL_CASES = [sys.executable, "-m", "support.kernel_cases"]
 STEPS = ["tests", "large", "sanitizer", "mnist"]
 
 
@@ -39,17 +40,21 @@ def gpu_name():
     return slug(torch.cuda.get_device_name())
 
 
+def python_path():
+    """The environment's PYTHONPATH with the repository and its tests in front."""
+    return os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+
+
 def run(command, log, **environment):
     """Runs `command` in the repository, its output in the file `log`; (exit status, seconds, last lines)."""
     start = time.monotonic()
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with open(log, "w") as output:
         status = subprocess.run(
             command,
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": paths, **environment},
+            env={**os.environ, "PYTHONPATH": python_path(), **environment},
             check=False,
         ).returncode
     return status, round(time.monotonic() - start, 1), log.read_text().splitlines()[-12:]
@@ -91,10 +96,9 @@ def sanitize(name, cases, logs, limit):
     limit: seconds, or None; a process that takes longer is ended, and the others' outcomes are not lost with it."""
     # Without the caching allocator every tensor is an allocation of its own, so that memcheck sees its bounds and
     # initcheck its bytes.
-    paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     log = logs / f"{name}-{cases[0]}.log"
-    command = ["compute-sanitizer", f"--tool={name}", "--error-exitcode=9", sys.executable, "tests/kernel_cases.py"]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
+    command = ["compute-sanitizer", f"--tool={name}", "--error-exitcode=9", *KERNEL_CASES]
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": python_path()}
     with open(log, "w") as output:
         # A session of its own: the tool's children end with it.
         process = subprocess.Popen(
@@ -127,7 +131,7 @@ def sanitize(name, cases, logs, limit):
 def check_sanitizer(logs, arguments):
     if shutil.which("compute-sanitizer") is None:
         return {"ok": False, "tail": ["compute-sanitizer is not on PATH; it is a part of the CUDA toolkit"]}
-    listing, logged = [sys.executable, "tests/kernel_cases.py", "--list"], logs / "cases.log"
+    listing, logged = [*KERNEL_CASES, "--list"], logs / "cases.log"
     if run(listing, logged)[0] != 0:
         return {"ok": False, "tail": logged.read_text().splitlines()[-12:]}
     cases = logged.read_text().split()

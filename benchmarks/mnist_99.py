@@ -1,11 +1,11 @@
 """Time from initial weights to 99 % of MNIST's test set: plain SGD without momentum, the same recipe for all.
 
-Timed, by the host's clock between two synchronisations: the order of the pictures (drawn on the device), the learning
+Timed, by the host's clock between two synchronisations: the order of the images (drawn on the device), the learning
 rates, and every step of the training. Not timed: the first weights, the data set's way to the device (as bytes), what a
 process does once (compilation, the capture of graphs), and the evaluation. `cold` is the whole of it: a fresh process
 from its start to its trained weights, import, data set, compilation and capture included.
 
-The recipe was found by --search, on the last 6,000 pictures of a shuffled training set after training on the other
+The recipe was found by --search, on the last 6,000 images of a shuffled training set after training on the other
 54,000; the test set had no part in it. Its learning rates are one schedule (linear rise, linear fall to zero) times a
 factor for the convolutions and batch norms.
 
@@ -29,6 +29,7 @@ import mnist_report
 import mnist_step
 import torch
 
+from cuda_ops._files import write_files
 from cuda_ops.data import Batches, mnist
 from cuda_ops.models import MnistCNN
 from cuda_ops.training import evaluate
@@ -205,7 +206,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         if time.perf_counter() - begin < seconds and recipe == Recipe():
             cold[name] = cold_seconds(variant, precision, device)
     found = {
-        "facts": harness.environment(harness.Settings(device, [])),
+        "facts": harness.environment(device),
         "recipe": dataclasses.asdict(recipe),
         "pictures": recipe.batch * recipe.steps,
         "variants": {
@@ -221,8 +222,8 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
     }
     folder = out / harness.slug(found["facts"]["device"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mnist_99.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "mnist_99.md").write_text(markdown(found))
+    contents = {"mnist_99.json": json.dumps(found, indent=1) + "\n", "mnist_99.md": markdown(found)}
+    write_files({folder / name: text.encode() for name, text in contents.items()})
     print(markdown(found))
 
 
@@ -246,7 +247,7 @@ def markdown(found: dict) -> str:
         "# Time to 99 % of MNIST's test set",
         "Mean ± standard deviation over the seeds. " + " ".join(__doc__.split("\n\n")[1].split()),
         mnist_report.table(header, rows),
-        f"Recipe: {recipe}; {found['pictures']:,} pictures.",
+        f"Recipe: {recipe}; {found['pictures']:,} images.",
         "\n".join(f"- {name}: {value}" for name, value in found["facts"].items()),
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,10 +1,12 @@
-"""What mnist_step.py has measured, as CSV, JSON, Markdown and a picture."""
+"""What mnist_step.py has measured, as CSV, JSON, Markdown and a plot."""
 
 import csv
 import io
 import json
 from dataclasses import asdict
 from pathlib import Path
+
+from cuda_ops._files import write_files
 
 COLUMNS = ["precision", "batch", "variant", "ours", "median_us", "p10_us", "p90_us", "samples"]
 
@@ -17,10 +19,7 @@ def write(race, folder: Path):
         "mnist_step.md": markdown(race).encode(),
         "mnist_step.png": plot(race),
     }
-    for name, content in contents.items():
-        draft = folder / f"{name}.tmp"
-        draft.write_bytes(content)
-        draft.replace(folder / name)
+    write_files({folder / name: content for name, content in contents.items()})
 
 
 def csv_text(race) -> str:

@@ -8,7 +8,7 @@ synchronisation before and after it, so that launching counts where it is what t
 precisions   fp32: TF32 off on both sides; tf32: allowed on both; bf16: torch.autocast for PyTorch, which normalises in
              float32, and for ours
 graph        training.GraphedStep, for PyTorch's side as for ours, several steps in a graph
-one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 1024 pictures
+one kernel   training.MnistStep, as many steps in a launch; in bf16, up to 1024 images
 floor        the least time in which a copy could move the bytes that no step can do without, or torch.mm do its
              operations, both timed in this run
 
@@ -38,7 +38,7 @@ PRECISIONS = {"cuda": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
 ROUNDS = (3, 25)
 # Seconds that a variant's first compilation is expected to take; one that takes longer leaves none for what follows.
 FIRST_COMPILATION = {"default": 10, "max-autotune-no-cudagraphs": 100}
-# The whole network's multiply-adds forward; backward takes twice as many, but for the picture's gradient.
+# The whole network's multiply-adds forward; backward takes twice as many, but for the image's gradient.
 MACS = {"conv1": 28 * 28 * 32 * 9, "conv2": 14 * 14 * 64 * 288, "linear1": 3136 * 128, "linear2": 1280}
 PARAMETERS = 421_834
 
@@ -172,10 +172,10 @@ def sampler(steps, device, least_seconds: float):
 
 
 def floor_seconds(batch: int, precision: str, ceiling: harness.Ceiling) -> float:
-    """What no implementation that stores activations once per use can beat. Elements a picture: the output of block 1,
+    """What no implementation that stores activations once per use can beat. Elements an image: the output of block 1,
     written and read, and read again for conv2's weight gradient, its gradient written and read; conv2's output, written
     before its statistics are known and read, read twice more for the two passes of batch norm's gradient, the gradient
-    written and read; the output of block 2 and its gradient, each written and read. The picture's bytes, three times.
+    written and read; the output of block 2 and its gradient, each written and read. The image's bytes, three times.
     conv1's output is recomputed. Parameters: read three times, their gradients written and read, the update."""
     itemsize = 2 if precision == "bf16" else 4
     elements = 5 * 32 * 14 * 14 + 6 * 64 * 14 * 14 + 4 * 3136
@@ -194,8 +194,8 @@ def ceiling_of(precision: str, device) -> harness.Ceiling:
 # --- the time line --------------------------------------------------------------------------------------------------
 
 
-# What a kernel cannot do without, as far as its name tells: elements of activations and further bytes a picture, bytes
-# of parameters, multiply-adds a picture. Outputs of the first block, of conv2 and of the second block:
+# What a kernel cannot do without, as far as its name tells: elements of activations and further bytes an image, bytes
+# of parameters, multiply-adds an image. Outputs of the first block, of conv2 and of the second block:
 FIRST, CONV2, SECOND = 32 * 14 * 14, 64 * 14 * 14, 64 * 7 * 7
 KNOWN = {
     "gather_normalize_kernel": (784, 784, 0, 0),
@@ -297,7 +297,7 @@ COLD_PARTS = ("import torch", "import cuda_ops", "device", "first step", "second
 
 def fresh_environment(cache: str = "") -> dict[str, str]:
     """For a process of its own: where cuda_ops is, and where the compiler keeps what it has compiled."""
-    path = os.pathsep.join([str(harness.HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache} if cache else {}
     return {**os.environ, **caches, "PYTHONPATH": path}
 
@@ -430,8 +430,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         raise ValueError(f"--precision {wrong[0]}: the {kind.upper()} races in {known}")
     batches = batches or (BATCHES[kind][:1] if quick else BATCHES[kind])
     cells = [(p, b) for b in batches for p in (precisions or PRECISIONS[kind])]
-    settings = harness.Settings(device, [], quick=quick)
-    race = Race({**harness.environment(settings), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
+    race = Race({**harness.environment(device), "tf32": "by precision", **({"quick": "yes"} if quick else {})})
     if kind == "cpu" and harness.keep_freed_memory():
         race.facts["freed memory"] = "kept by the process, for all variants"
     with contextlib.ExitStack() as stack:
@@ -463,5 +462,7 @@ def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batc
         keep_other_precisions(race, folder)
     mnist_report.write(race, folder)
     print(mnist_report.markdown(race))
+    if quick and race.rows:
+        print(harness.noise(race.rows))
     print(f"written: {folder}/mnist_step.csv, .json, .md, .png")
     return race

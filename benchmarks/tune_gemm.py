@@ -1,4 +1,4 @@
-"""Measures the tiles of the GEMM's rungs on this GPU and writes csrc/cuda/gemm/times.h, by which the choice goes.
+"""Measures the tiles of the GEMM's kernels on this GPU and writes csrc/cuda/gemm/times.h, on which the choice is based.
 
     python benchmarks/tune_gemm.py              all tiles; writes the file. Then rebuild.
     python benchmarks/tune_gemm.py --quick      fewer samples, some 15 s
@@ -20,7 +20,7 @@ from cuda_ops._library import ops
 
 FILE = Path(__file__).parents[1] / "csrc" / "cuda" / "gemm" / "times.h"
 ROW = re.compile(r"^    \{(.*)\},$")
-# dtype and storage order that a table's times are measured with. Halves take all orders in about the same time.
+# dtype and storage order that a table's times are measured with. fp16 and bf16 take all orders in about the same time.
 TABLES = {
     "HALVES_TIMES": (torch.bfloat16, "NT"),
     "TF32_NT_TIMES": (torch.float32, "NT"),
@@ -73,7 +73,7 @@ def operands(m, n, k, dtype, order):
 
 
 def measure(row, dtype, order, cores, shared, samples):
-    """The row with its times in place: several lengths of k in one and two waves, of rung 13 a short one in four.
+    """The row with its measured times: several lengths of k in one and two waves, of rung 13 a short one in four.
     cores: not by TF32, and shorter lengths, which is what rung 15 then is for. shared: the tile has rows for blocks
     that have an SM to themselves and for others that share one."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -110,14 +110,14 @@ def measure(row, dtype, order, cores, shared, samples):
         # Of one wave start and rest cannot be told apart: the least solution makes them equal.
         start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
     row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
-    # What the second kernel costs, without the bytes of the pieces (gemm.cu's PIECES_RATE).
+    # What the second kernel costs, without the bytes of the splits (which the model in gemm.cu counts apart).
     if (row["rung"] == 13 and row["splits"] > 1) or (row["rung"] == 11 and dtype == torch.float64):
         tiles = max(1, room // 4)
         m, n = (tile_m, tiles * tile_n) if flat else grid(tiles, tile_m, tile_n, order == "TN")
-        pieces_bytes = 2 * 2 * (8 if dtype == torch.float64 else 4) * m * n
-        cut = time(tiles, 2048, 2) - pieces_bytes / 3e6
+        split_bytes = 2 * 2 * (8 if dtype == torch.float64 else 4) * m * n
+        cut = time(tiles, 2048, 2) - split_bytes / 3e6
         row["split"] = max(1.0, cut - row["start"] - row["sum"] - row["rest"])
-    if clustered:  # what a second piece costs that another block of the cluster makes
+    if clustered:  # what a second split costs that another block of the cluster makes
         row["split"] = max(0.1, time(room // 2, 2048, 2) - row["start"] - row["sum"] - row["rest"])
     return row
 

@@ -28,7 +28,7 @@ AMPERE = {"sm80", "mma"}
 # What the front end tells 9.0 and later from 8.0 by: dependent launches, and what a file chooses by architecture.
 HOPPER = r"\b(wait_for_predecessor|release_successor)\(\);|__CUDA_ARCH__ (>=|<) 900"
 # Those that nearly every file includes only define it.
-DEFINITIONS = ("common.cuh", "half.cuh")
+DEFINITIONS = ("common.cuh", "half.cuh", "cvt.cuh", "griddepcontrol.cuh")
 
 
 def words(source):
@@ -112,7 +112,7 @@ def glue_units(sources, folder):
     units = {"glue_autograd.cpp": [], "glue.cpp": []}
     for source in sorted(sources):
         text = Path(source).read_text()
-        has_autograd = "#include <torch/csrc/autograd/" in text or '#include "autograd_function.h"' in text
+        has_autograd = "#include <torch/csrc/autograd/" in text
         units["glue_autograd.cpp" if has_autograd else "glue.cpp"].append(source)
     paths = []
     for name, included in units.items():
@@ -123,6 +123,25 @@ def glue_units(sources, folder):
             path.write_text(text)
         paths += [str(path)] if included else []
     return paths
+
+
+# ptxas tells each place where it starts a group of wgmma itself, in kernels whose accumulators it moves between
+# registers at the turn of a loop. It has no option to be silent of that alone, and -w would hide its warnings too.
+NOISE = re.compile(r"^ptxas info +: \(C7519\) warpgroup\.arrive is injected .*(\n|\Z)", re.MULTILINE)
+
+
+def run_without_noise(command):
+    """Runs a compiler, prints what it says less those lines, and returns its exit status."""
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
+    sys.stdout.write(NOISE.sub("", result.stdout))
+    return result.returncode
+
+
+def without_noise(command):
+    """The command, run by the function above."""
+    return [sys.executable, str(Path(__file__).resolve().relative_to(CSRC.parent)), *command]
 
 
 RULE = """ninja_required_version = 1.3
@@ -157,3 +176,7 @@ def compile_all(steps, folder, jobs):
     sys.stdout.flush()
     if subprocess.run([ninja, "-f", str(path), "-j", jobs], check=False).returncode != 0:
         sys.exit("cuda_ops: compiling failed; the compiler's message is above.")
+
+
+if __name__ == "__main__":
+    sys.exit(run_without_noise(sys.argv[1:]))

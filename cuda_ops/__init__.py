@@ -12,25 +12,41 @@ python -m cuda_ops    the MNIST comparison, benchmarks and `doctor`
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-from . import _library
+from . import _interrupt
 
-if _library.problem is None:
-    try:
-        from . import functional, nn, optim
-    except RuntimeError as error:  # a fake kernel for an op that the library lacks
-        _library.problem = f"cuda_ops' extension is older than its Python files: {error}. {_library.REBUILD}."
-if _library.problem is not None:
-    functional = nn = optim = _library.Missing()
+_interrupt.end_quietly_while_a_command_is_imported()
 
+from . import _library  # noqa: E402
 
-def __getattr__(name):
-    """The other parts, loaded at their first use."""
-    if name in ("data", "ladder", "models", "training"):
+if TYPE_CHECKING:  # what type checkers and editors see; "as" makes it public to them
+    from . import data as data
+    from . import functional, nn, optim
+    from . import ladder as ladder
+    from . import models as models
+    from . import training as training
+    from ._explain import explain as explain
+else:
+    if _library.problem is None:
+        try:
+            from . import functional, nn, optim
+        except (RuntimeError, AttributeError) as error:
+            if not _library.lacks_an_op(error):
+                raise
+            _library.problem = f"cuda_ops' extension is older than its Python files: {error}. {_library.REBUILD}."
+    if _library.problem is not None:
+        functional = nn = optim = _library.Missing()
+
+    def __getattr__(name):
+        """The other parts, loaded at their first use."""
+        if name not in ("data", "explain", "ladder", "models", "training"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if _library.without_torch:
+            raise ImportError(_library.without_torch)
+        if name == "explain":
+            return importlib.import_module("._explain", __name__).explain
         return importlib.import_module(f".{name}", __name__)
-    if name == "explain":
-        return importlib.import_module("._explain", __name__).explain
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __version__ = "0.1.0"

@@ -4,9 +4,8 @@ import argparse
 import importlib
 import sys
 
-from . import __version__
+from . import __version__, _interrupt, _library
 from ._errors import UserError
-from .training.distributed import World
 
 # A command's module has its name, but for one whose name is that of a function.
 MODULES = {"explain": "_explain"}
@@ -16,6 +15,7 @@ COMMANDS = {
     "explain": "which CUDA kernel takes a call, and why the others do not",
     "doctor": "what is built, what runs, what is missing, and how to mend it",
 }
+WITHOUT_TORCH = ("doctor",)
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +37,8 @@ def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
+            if _library.without_torch and name not in WITHOUT_TORCH:
+                parser.exit(2, f"{parser.prog} {name}: error: {_library.without_torch}\n")
             module = importlib.import_module(f".{MODULES.get(name, name)}", __package__)
             command.description = module.__doc__
             module.add_arguments(command)
@@ -51,14 +53,17 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show × or ‖ is no reason to fail
     try:
         args = make_parser(arguments).parse_args(arguments)
+        _interrupt.raise_again()
         return args.main(args)
     except UserError as error:
+        from .training.distributed import World
+
         if World.from_environment().is_first:  # under torchrun one process speaks for all
             print(f"python -m cuda_ops {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return _interrupt.INTERRUPTED
 
 
 if __name__ == "__main__":

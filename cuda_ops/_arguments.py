@@ -49,12 +49,47 @@ def flag(op: str, name: str, value) -> bool:
 
 
 def number(op: str, name: str, value):
-    """What floats can be compared with: a float, an int, a number of NumPy, a tensor of one."""
-    try:
-        value < 0.0  # noqa: B015
-    except TypeError:
-        raise TypeError(f"{op}: expected {name} to be a number, got {value!r}") from None
-    return value
+    """A float of what stands for one number: as in PyTorch a float, an int, a scalar of NumPy, or a tensor without
+    dimensions; no gradient would reach one that requires it, and no text is a number."""
+    if type(value) is float or isinstance(value, torch.SymFloat):
+        return value
+    if type(value) is int:
+        return float(value)
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise TypeError(
+            f"{op}: expected {name} to be a number, got a tensor that requires grad ({name} is a constant: no gradient "
+            "reaches it)"
+        )
+    if not isinstance(value, (str, bytes, bytearray)) and getattr(value, "ndim", 0) == 0:
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):  # the last one: a tensor without a value, on meta
+            pass
+    raise TypeError(f"{op}: expected {name} to be a number, got {value!r}")
+
+
+def numbers(op: str, name: str, values) -> list[float]:
+    """Numbers in a sequence (or anything else that can be iterated over but a text)."""
+    if isinstance(values, Tensor):
+        raise NotImplementedError(_no_tensor(op, name))
+    if isinstance(values, (str, bytes, bytearray)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{op}: expected {name} to be numbers, got {values!r}")
+    values = list(values)
+    if any(isinstance(value, Tensor) for value in values):
+        raise NotImplementedError(_no_tensor(op, name))
+    return [number(op, f"{name}[{i}]", value) for i, value in enumerate(values)]
+
+
+def _no_tensor(op, name):
+    return (
+        f"{op}: expected {name} to be numbers, got a tensor (they are constants, without a gradient; "
+        f"`{name}.tolist()` makes numbers of them)"
+    )
+
+
+def check_dtype(op: str, value):
+    if not isinstance(value, torch.dtype):
+        raise TypeError(f"{op}: expected dtype to be a torch.dtype, got {value!r}")
 
 
 def pair(op: str, name: str, value) -> tuple:

@@ -7,6 +7,7 @@ and to read what autograd does.
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from ._operators import operator
 
@@ -14,43 +15,69 @@ ATTRIBUTES = {
     "": lambda tensor: tensor,
     "mT": lambda tensor: tensor.mT,
     "size": lambda tensor: tensor.shape,
+    "plane": lambda tensor: tensor.shape[-2:],
     "stride": lambda tensor: tensor.stride(),
     "dtype": lambda tensor: tensor.dtype,
-    "channels_last": lambda tensor: (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-    ),
+    "channels_last": lambda tensor: suggest_memory_format(tensor) == torch.channels_last,
 }
 LITERALS = {"none": None, "true": True, "false": False}
 
 
-class Derivative:
-    """One line of an op's derivatives, "<arguments>: <op>(<sources>)": csrc/torch/autograd.h says what they mean."""
+class Call:
+    """What a derivative calls, "<op>(<sources>)"; or the gradient that it passes on."""
 
     def __init__(self, text: str):
-        targets, call = text.split(":", 1)
-        name, sources = call.strip().removesuffix(")").split("(", 1)
-        self.targets = [target.strip() for target in targets.split(",")]
-        self.sources = [source.strip() for source in sources.split(",")]
+        name, _, sources = text.strip().removesuffix(")").rpartition("(")
+        # Each with the argument whose gradient it is for, or "" for all of them.
+        pairs = [source.strip().partition(" if ")[::2] for source in sources.split(",")]
+        self.sources = [(source.strip(), condition.strip()) for source, condition in pairs]
         namespace, _, name = name.rpartition("::")
-        self.op = getattr(torch.ops.aten, name) if namespace == "aten" else operator(name)
+        self.op = None
+        if name:
+            self.op = getattr(torch.ops.aten if namespace == "aten" else torch.ops.cuda_ops, name)
 
-    def __call__(self, values: dict, wanted: list[bool]):
-        """The gradients of the targets, of all that the sources name."""
-
-        def value(source):
+    def __call__(self, values: dict, wanted: dict[str, bool]):
+        def value(source, condition):
+            if condition and not wanted[condition]:
+                return None
             if source == "wanted":
-                return wanted
+                return list(wanted.values())
+            if source.startswith("wants_") and source not in values:
+                return wanted.get(source.removeprefix("wants_"), False)
             if source.lstrip("-").isdigit():
                 return int(source)
+            if source.startswith("["):
+                return [word == "true" for word in source[1:-1].split()]
             name, _, attribute = source.partition(".")
             tensor = LITERALS[name] if name in LITERALS else values[name]
             return ATTRIBUTES[attribute](tensor) if isinstance(tensor, Tensor) else tensor
 
-        results = self.op(*[value(source) for source in self.sources])
+        sources = [value(source, condition) for source, condition in self.sources]
+        return sources[0] if self.op is None else self.op(*sources)
+
+
+class Derivative:
+    """One line of an op's derivatives, "<arguments>: <call>" or "<arguments>: <call> or <call>":
+    csrc/torch/autograd.h says what they mean."""
+
+    def __init__(self, text: str):
+        targets, calls = text.split(":", 1)
+        self.targets = [target.strip() for target in targets.split(",")]
+        self.calls = [Call(call) for call in calls.split(" or ")]
+        self.sources = [source for call in self.calls for source, _ in call.sources]
+
+    def __call__(self, values: dict, wanted: dict[str, bool]):
+        """The gradients of the targets, of all that the sources name."""
+        results = self.calls[-1 if torch.is_grad_enabled() else 0](values, wanted)
         if isinstance(results, list):  # the wanted ones alone
             rest = iter(results)
-            return [next(rest) if want else None for want in wanted]
+            return [next(rest) if want else None for want in wanted.values()]
         return [results] if isinstance(results, Tensor) else list(results)
+
+
+def is_derivative(text: str) -> bool:
+    """Whether a line says a gradient, and not a tangent or that there is none."""
+    return "<-" not in text and text.split(":", 1)[1].strip() != "not differentiable"
 
 
 def autograd_function(name: str, class_name: str) -> type[torch.autograd.Function]:
@@ -61,7 +88,7 @@ def autograd_function(name: str, class_name: str) -> type[torch.autograd.Functio
     schema = getattr(torch.ops.cuda_ops, name).default._schema
     arguments = [argument.name for argument in schema.arguments]
     returns = [result.name or "output" for result in schema.returns]
-    derivatives = [Derivative(text) for text in torch.ops.cuda_ops.derivatives(name) if "<-" not in text]
+    derivatives = [Derivative(text) for text in torch.ops.cuda_ops.derivatives(name) if is_derivative(text)]
     sources = {source.partition(".")[0] for derivative in derivatives for source in derivative.sources}
     differentiable = {result for result in returns if f"grad_{result}" in sources - set(arguments)}
     call = operator(name)
@@ -91,10 +118,10 @@ def autograd_function(name: str, class_name: str) -> type[torch.autograd.Functio
             needs = dict(zip(arguments, ctx.needs_input_grad, strict=True))
             results = dict.fromkeys(arguments)
             for derivative in derivatives:
-                wanted = [needs[target] for target in derivative.targets]
-                if any(wanted):
-                    for target, want, grad in zip(derivative.targets, wanted, derivative(values, wanted), strict=False):
-                        results[target] = grad if want else None
+                wanted = {target: needs[target] for target in derivative.targets}
+                if any(wanted.values()):
+                    for target, grad in zip(wanted, derivative(values, wanted), strict=False):
+                        results[target] = grad if wanted[target] else None
             return tuple(results.values())
 
     Function.__name__ = Function.__qualname__ = class_name

@@ -5,11 +5,17 @@ from torch.nn import _reduction
 
 from ._arguments import expect
 
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
 
 def reduction_number(op, size_average, reduce, reduction):
     """`reduction` as the ops take it: 0 for 'none', 1 for 'mean', 2 for 'sum'. The two legacy arguments come first if
     they are given, with PyTorch's warning."""
-    if size_average is not None or reduce is not None:
+    if size_average is None and reduce is None:
+        number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
+        if number is not None:
+            return number
+    else:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     if reduction not in ("none", "mean", "sum", "elementwise_mean"):
         raise ValueError(f"{op}: expected reduction to be 'none', 'mean' or 'sum', got {reduction!r}")

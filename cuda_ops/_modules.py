@@ -7,11 +7,11 @@ torch.nn.Module.__getattr__, which for the twenty tensors of a small network tak
 
 def parameter(module, name: str):
     """module.<name>, found where a parameter usually is."""
-    value = module._parameters.get(name)
-    return getattr(module, name) if value is None else value
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
 
 
 def buffer(module, name: str):
     """module.<name>, found where a buffer usually is."""
-    value = module._buffers.get(name)
-    return getattr(module, name) if value is None else value
+    buffers = module._buffers
+    return buffers[name] if name in buffers else getattr(module, name)

@@ -1,7 +1,8 @@
-"""python -m cuda_ops bench: our ops against PyTorch's own, by the harness in the repository's folder benchmarks/.
+"""python -m cuda_ops bench: times our ops against PyTorch's own, by the harness in the repository's benchmarks/.
 
-`bench mnist` is the race of whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` the time
-to 99 % of its test set (benchmarks/mnist_99.py). `bench gemm` is the ladder of matrix multiplication: every rung and,
+`bench host` shows what an eager call costs the host, ours beside PyTorch's (benchmarks/host_time.py). `bench mnist`
+times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % of the
+test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung and,
 where they are installed, Triton, CUTLASS and Numba beside cuBLAS, with a plot (benchmarks/bench_gemm.py).
 """
 
@@ -18,16 +19,19 @@ from . import _library
 RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99"}
 DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
 CPU_DTYPES = ["float32", "float64"]
+RUNS = Path("runs/bench")
 
 
 def benchmarks_folder() -> Path | None:
     """The folder beside the package, where the package is used from its repository."""
     folder = _library.FOLDER.parent / "benchmarks"
-    return folder if (folder / "harness.py").is_file() else None
+    return folder if (folder / "harness").is_dir() else None
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    parser.add_argument("ops", nargs="*", metavar="op", help="ops to time, or all (default), or mnist or mnist-99")
+    parser.add_argument(
+        "ops", nargs="*", metavar="op", help="ops to time, or all (default), or host, mnist or mnist-99"
+    )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
         "--dtype",
@@ -36,12 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="may be repeated; tf32: float32 with TF32 allowed on both sides; all: those of the device; default: "
         "float32, on CUDA bfloat16 too",
     )
-    parser.add_argument("--quick", action="store_true", help="the first case of each op and few samples")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the first case of each op and few samples: noisy, and it says how noisy",
+    )
     parser.add_argument(
         "--seconds",
         type=float,
-        help="about how long an op may take (there are fewer samples then, but 3), or the race mnist; default: 31 "
-        "samples each, in at most 30 seconds a case; mnist: 600",
+        help="time limit of an op, met by taking fewer samples, but 3, or of mnist and mnist-99 (default: 31 samples "
+        "each, in at most 30 seconds a case; mnist: 600)",
     )
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
@@ -53,7 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser):
         choices=["fp32", "tf32", "bf16"],
         help="mnist: may be repeated; an earlier run's results of the others are kept; default: all",
     )
-    parser.add_argument("--out", type=Path, help="folder for <device>/<op>.csv; default: benchmarks/results")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RUNS,
+        metavar="DIR",
+        help=f"results go to DIR/<device>/<op>.csv (default: {RUNS}); those that are committed are in "
+        "benchmarks/results, where only a run that names that folder writes",
+    )
 
 
 def _device(name) -> torch.device:
@@ -67,31 +82,43 @@ def _device(name) -> torch.device:
         raise ValueError(f"device {name} cannot be used ({reason}); see `python -m cuda_ops doctor`") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name} has no kernels of cuda_ops: use cpu or cuda")
+    if device.type == "cpu" and device.index:  # PyTorch takes any number for the same CPU
+        raise ValueError(f"device {name} is not there: PyTorch has one CPU for all cores, use cpu")
     return device
 
 
 def _require_writable(folder: Path):
-    """Said before minutes of measuring, not after them. Makes nothing."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    """Checked before minutes of measuring, not after them. Creates nothing."""
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise ValueError(f"--out {folder}: {place} cannot be written: {error.strerror}") from error
+        raise ValueError(f"--out {folder}: {parent} cannot be written: {error.strerror}") from error
 
 
-def _race(args, device, out: Path) -> int:
+def _race(args, device) -> int:
     name = next(op for op in args.ops if op in RACES)
     if len(args.ops) > 1:
         raise ValueError(f"{name} is a run of its own: name nothing beside it")
     if args.dtype:
-        raise ValueError(f"{name} has --precision in the place of --dtype")
+        raise ValueError(f"{name} takes --precision, not --dtype")
     for batch in args.batch or ():
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
     race = importlib.import_module(RACES[name])
     seconds = 600 if args.seconds is None else args.seconds
-    race.run(device, out, seconds, args.quick, args.compile, args.batch, args.precision)
+    race.run(device, args.out, seconds, args.quick, args.compile, args.batch, args.precision)
+    return 0
+
+
+def _host(args, device, out: Path) -> int:
+    if len(args.ops) > 1:
+        raise ValueError("host is a run of its own: name nothing beside it")
+    for name in ("dtype", "seconds", "batch", "precision"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} is not for host")
+    importlib.import_module("host_time").main(device, out, args.quick)
     return 0
 
 
@@ -113,10 +140,11 @@ def main(args) -> int:
         if args.seconds is not None and not args.seconds > 0:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
-        out = args.out or folder / "results"
-        _require_writable(out)
+        _require_writable(args.out)
+        if "host" in args.ops:
+            return _host(args, device, args.out)
         if set(args.ops) & set(RACES):
-            return _race(args, device, out)
+            return _race(args, device)
         for name in ("batch", "precision"):
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
@@ -128,7 +156,7 @@ def main(args) -> int:
             raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
         quick = harness.QUICK if args.quick else {}
         settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
-        harness.run(args.ops, settings, out)
+        harness.run(args.ops, settings, args.out)
     except (ValueError, OSError) as error:
         print(f"cuda_ops bench: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,8 @@
 """python -m cuda_ops doctor: what is installed, what works, and the cure for what does not.
 
 Everything is tried rather than assumed: the op table comes from calling each functional, forward and backward, on
-each device in each dtype. The command needs nothing but torch, so that it runs where the rest does not.
+each device in each dtype. The command needs nothing but the standard library, so that it runs where the rest does not:
+what needs PyTorch is left out without it.
 """
 
 import argparse
@@ -21,13 +22,12 @@ import sysconfig
 import warnings
 from pathlib import Path
 
-import torch
-
 from . import _library, functional, optim
+from ._library import torch
 from ._table import print_table
 
 INSTALL = "pip install --no-build-isolation -e ."
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
 PACKAGES = {
     "numpy": "pip install numpy",
     "rich": 'pip install -e ".[app]"',
@@ -119,8 +119,8 @@ def check_versions(problem):
     info = _library.build_info()
     running = {
         "cuda_ops": importlib.import_module("cuda_ops").__version__,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "torch": torch.__version__ if torch else None,
+        "cuda": torch.version.cuda if torch else None,
         "python": platform.python_version(),
     }
     if _library.problem is None and info.get("cuda_ops") != running["cuda_ops"]:
@@ -132,19 +132,31 @@ def check_versions(problem):
 
 def check_extension(problem):
     found = {"loaded": _library.problem is None, "library": None, "build_info": None, "introspection": None}
-    libraries = sorted(_library.FOLDER.glob("_ops*.so"))
-    found["library"] = str(libraries[0]) if libraries else None
+    path = _library.library_path()
+    found["library"] = str(path) if path else None
+    info, wrong = _library.read_build_info()
     if _library.problem:
-        problem(_library.problem, INSTALL)
+        problem(_library.problem, "pip install torch" if _library.without_torch else INSTALL)
     else:
         found["build_info"] = _library.ops.build_info()
-        written = _library.build_info()["architectures"]
+        written = info.get("architectures")
         if not found["build_info"].endswith(f"architectures {written}" if written else " CPU"):
             problem(
                 f"the library says '{found['build_info']}' and _build_info.json says architectures {written}: "
                 "they come from different builds",
                 INSTALL,
             )
+    # Else the problem is one of these already.
+    if _library.problem is None or _library.without_torch:
+        if path is None:
+            problem("the op library is missing: there is no _ops*.so", INSTALL)
+        elif wrong:
+            problem(f"_build_info.json {wrong}", INSTALL)
+        else:
+            _check_digest(path, info["library"], problem)
+    if torch is None:
+        found["introspection"] = "needs PyTorch"
+        return found
     try:
         module = importlib.import_module("cuda_ops._C")
         # An editable install of another copy answers for submodules that this copy lacks.
@@ -163,6 +175,19 @@ def check_extension(problem):
             f"cuda_ops._C, which lists kernels, does not load ({why}); the ops do without it", INSTALL, broken=False
         )
     return found
+
+
+def _check_digest(path, written, problem):
+    """The import looks at the size alone."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        problem(f"{path.name} cannot be read: {error.strerror}", INSTALL)
+        return
+    if len(content) != written["bytes"]:
+        problem(f"{path.name} has {len(content)} bytes, and {written['bytes']} were written", INSTALL)
+    elif hashlib.sha256(content).hexdigest() != written["sha256"]:
+        problem(f"{path.name} is damaged or was changed: its SHA-256 is not that of the build", INSTALL)
 
 
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
@@ -202,6 +227,9 @@ def check_cuda(problem):
     info = _library.build_info()
     found = {"available": False, "reason": None, "driver": None, "driver_cuda": None, "devices": []}
     found["driver"] = _driver_version()
+    if torch is None:
+        found["reason"] = "there is no PyTorch"
+        return found
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PyTorch warns of is reported below, with a cure
         found["available"] = torch.cuda.is_available()
@@ -266,7 +294,7 @@ def _driver_version():
 
 def find_nvcc():
     """Where setup.py looks: CUDA_HOME, PATH, the toolkit from the package index."""
-    major = (torch.version.cuda or "").split(".")[0]
+    major = ((torch and torch.version.cuda) or "").split(".")[0]
     candidates = [
         os.environ.get("CUDA_HOME") and Path(os.environ["CUDA_HOME"]) / "bin" / "nvcc",
         shutil.which("nvcc"),
@@ -286,7 +314,7 @@ def check_tools(problem):
     if found["nvcc"]:
         release = re.search(r"release (\d+\.\d+)", _run(found["nvcc"], "--version") or "")
         found["nvcc_version"] = release.group(1) if release else None
-    if torch.version.cuda:
+    if torch and torch.version.cuda:
         cuda = torch.version.cuda
         cure = f'pip install "cuda-toolkit[nvcc,cccl,crt,cudart]=={cuda}.*" "nvidia-nvvm=={cuda}.*"'
         if found["nvcc"] is None:
@@ -388,11 +416,11 @@ def check_ops(problem):
         table[label] = {}
         for device in devices:
             for dtype in DTYPES:
-                state = attempt(name, device, dtype)
-                table[label][f"{device} {str(dtype)[6:]}"] = state
-                expected = ["ok", "no example"] + (["no"] if device == "cpu" and dtype.itemsize == 2 else [])
+                state = attempt(name, device, getattr(torch, dtype))
+                table[label][f"{device} {dtype}"] = state
+                expected = ["ok", "no example"] + (["no"] if device == "cpu" and dtype.endswith("16") else [])
                 if state not in expected:
-                    problem(f"{label} on {device} in {str(dtype)[6:]}: {state}", f"{INSTALL} && pytest -k {name} tests")
+                    problem(f"{label} on {device} in {dtype}: {state}", f"{INSTALL} && pytest -k {name} tests")
     return table
 
 
@@ -407,7 +435,7 @@ def check_kernels(problem):
     try:
         from ._kernels import kernels
 
-        return kernels(sorted(_library.FOLDER.glob("_ops*.so"))[0])
+        return kernels(_library.library_path())
     except (ImportError, RuntimeError, ValueError) as error:
         problem(f"the kernels cannot be listed: {error}", INSTALL, broken=False)
         return str(error)

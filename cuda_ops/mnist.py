@@ -1,13 +1,13 @@
 """Trains the MNIST CNN with our ops, fused and one a layer, and with PyTorch's, side by side: same weights, same
 batches, in turns.
 
-Prints milliseconds of every phase of a training step, accuracy, and how far gradients and losses are apart; writes
+Prints milliseconds of every phase of a training step, the accuracy, and the distances of gradients and losses; writes
 report.png, report.md and report.json into --out. Under torchrun it trains data-parallel:
 
     torchrun --nproc-per-node=2 -m cuda_ops mnist --device cpu
 
-exit status: 0 all is well; 1 the backends part beyond rounding, or training diverged; 2 the command cannot be done as
-asked, the message says why; 130 interrupted, with a report of what was done so far.
+exit status: 0 success; 1 the backends differ by more than rounding, or training diverged; 2 the command cannot run as
+asked, and the message says why; 130 interrupted, with a report of the steps done so far.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from .data import Batches, default_root, mnist
 from .models import BACKENDS
 from .training import compare
 from .training.distributed import World
-from .training.settings import (
+from .training.mnist.settings import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DTYPES,
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="highest learning rate of plain SGD: it rises to it over the first three tenths of the run and falls to "
         "zero at its end (default: 0.07)",
     )
-    add("--seed", type=int, default=0, help="of the first weights and the order of the batches (default: 0)")
+    add("--seed", type=int, default=0, help="of the initial weights and the order of the batches (default: 0)")
     add(
         "--dtype",
         choices=list(DTYPES),
@@ -72,9 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--data-on",
         choices=["host", "device"],
         default="host",
-        help="where the data set lies: in host memory, each batch being copied, or on the device (default: host)",
+        help="where the data set is kept: in host memory, each batch being copied, or on the device (default: host)",
     )
-    add("--limit", type=int, metavar="N", help="a quick try: the first N training and the first N test pictures only")
+    add(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="use the first N training and the first N test images only, for a quick try",
+    )
     add(
         "--graph",
         action=argparse.BooleanOptionalAction,
@@ -86,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--save-start",
         type=Path,
         metavar="FILE",
-        help="write the first weights and the order of the batches there, for `build/apps/mnist --weights` (make "
+        help="write the initial weights and the order of the batches there, for `build/apps/mnist --weights` (make "
         "mnist-c), which trains the same in plain C",
     )
     add("--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="for the report (default: runs/mnist)")
@@ -132,7 +137,7 @@ def _set_precision():
 
 
 class Interruption:
-    """Takes note of Ctrl-C, so that a step in progress ends before the run does; the second one ends it at once."""
+    """Records Ctrl-C, so that a step in progress is finished before the run ends; a second one ends it at once."""
 
     def __init__(self, world: World):
         # torchrun passes on the Ctrl-C that its processes have got already.
@@ -181,11 +186,11 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     return _finish(run, console, test_set[0])
 
 
-def _save_start(run, pictures: int):
-    from .training.start import save_start
+def _save_start(run, images: int):
+    from .training.mnist.start import save_start
 
     try:
-        save_start(run, pictures, run.settings.save_start)
+        save_start(run, images, run.settings.save_start)
     except OSError as error:
         raise UserError(f"--save-start {run.settings.save_start} cannot be written: {error.strerror}") from error
 
@@ -211,9 +216,9 @@ def _progress(console, run):
 
 
 def _finish(run, console, test_images) -> int:
-    from .training.report import FILES, save_weights, write_report
-    from .training.results import results
-    from .training.tables import backend_table, notes, parity_lines, parity_table, to_rich
+    from .training.mnist.report import FILES, save_weights, write_report
+    from .training.mnist.results import results
+    from .training.mnist.tables import backend_table, notes, parity_lines, parity_table, to_rich
 
     outcome = results(run)
     console.print(to_rich(backend_table(outcome), f"MNIST CNN on {outcome['device']['name']}"))

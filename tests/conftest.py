@@ -2,21 +2,12 @@
 
 import pytest
 import torch
-from opspec import load_specs
+from support.devices import CPU_DTYPES, CUDA_DTYPES, CUDA_MISSING, cuda_param
+from support.opspec import load_specs
 
 import cuda_ops
-from cuda_ops import _library
 
 SPECS = load_specs()
-CUDA_MISSING = (
-    "needs a GPU"
-    if not torch.cuda.is_available()
-    else None
-    if _library.has_cuda()
-    else "needs a build with CUDA (CUDA_OPS_CUDA=1)"
-)
-CPU_DTYPES = [torch.float32, torch.float64]
-CUDA_DTYPES = [*CPU_DTYPES, torch.float16, torch.bfloat16]
 
 
 def pytest_addoption(parser):
@@ -26,10 +17,6 @@ def pytest_addoption(parser):
 def pytest_report_header():
     cuda = f"on {torch.cuda.get_device_name()}" if not CUDA_MISSING else f"CUDA tests skip: {CUDA_MISSING}"
     return f"cuda_ops {cuda_ops.__version__}, PyTorch {torch.__version__}, {cuda}"
-
-
-def cuda_param(*values, **kwargs):
-    return pytest.param(*values, marks=pytest.mark.cuda, **kwargs)
 
 
 def pytest_generate_tests(metafunc):

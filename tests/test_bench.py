@@ -1,5 +1,6 @@
 """python -m cuda_ops bench: that its arithmetic is right, that it refuses wrong results, and that it runs."""
 
+import csv
 import json
 import math
 import os
@@ -19,6 +20,7 @@ ROOT = Path(cuda_ops.__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import harness  # noqa: E402
+from harness import runner, timing  # noqa: E402
 
 
 def run(*arguments, package_in=ROOT):
@@ -37,9 +39,11 @@ def test_quick_square_on_the_cpu(tmp_path):
     status, output, errors = run("square", "--quick", "--device", "cpu", "--out", tmp_path)
     assert status == 0, errors
     assert "tf32: allowed on both sides in rows of dtype tf32, off in the others" in output
-    assert "PyTorch / ours" in output
+    assert "PyTorch / ours" in output and "spread, %" in output
+    assert "quick: as few as 5 samples" in output
     (path,) = tmp_path.glob("cpu-*/square.csv")
     assert f"# torch: {torch.__version__}\n" in path.read_text()
+    assert "# quick: yes, 5 samples of the first case alone\n" in path.read_text()
     rows = harness.read_csv(path)
     keys = {(r["direction"], r["clock"], r["implementation"]) for r in rows}
     assert keys == {(d, "wall", i) for d in ("forward", "backward") for i in ("ours", "eager")}
@@ -50,6 +54,58 @@ def test_quick_square_on_the_cpu(tmp_path):
         moved = streams * math.prod(harness.MNIST_SHAPES[0]) * 4
         assert float(row["gb_per_s"]) == pytest.approx(moved / float(row["median_us"]) / 1e3, abs=0.06)
         assert float(row["percent_of_ceiling"]) > 0
+
+
+def test_quick_host_on_the_cpu(tmp_path):
+    status, output, errors = run("host", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert status == 0, errors
+    assert "Host time of eager calls (cpu)" in output
+    lines = [line for line in (tmp_path / "host.csv").read_text().splitlines() if not line.startswith("#")]
+    rows = list(csv.DictReader(lines))
+    modes = {}
+    for row in rows:
+        modes.setdefault(row["call"], set()).add(row["mode"])
+        for side in ("ours", "pytorch"):
+            assert 0 < float(row[f"{side}_p10_us"]) <= float(row[f"{side}_us"]) <= float(row[f"{side}_p90_us"])
+        assert float(row["ratio"]) == pytest.approx(float(row["ours_us"]) / float(row["pytorch_us"]), abs=0.01)
+    assert set(cuda_ops.functional.__all__) <= set(modes)
+    differentiable = set(cuda_ops.functional.__all__) - {"gather_normalize"}
+    for name in differentiable:
+        assert modes[name] == {"forward", "forward, with grad", "forward + backward"}
+    pytest.importorskip("torchvision")
+    assert modes["squeezenet1_1, batch 2 at 64x64"] == {"training step"}
+    table = (tmp_path / "host.md").read_text()
+    assert all(f"| {name} |" in table for name in modes)
+
+
+def test_host_takes_nothing_beside_it(tmp_path):
+    for arguments, message in (
+        (["square"], "host is a run of its own"),
+        (["--dtype", "float64"], "--dtype is not for host"),
+    ):
+        status, _, errors = run("host", *arguments, "--device", "cpu", "--out", tmp_path)
+        assert status == 2
+        assert message in errors
+
+
+def test_host_compares_equal_calls():
+    """Of both sides the same values, and of the models the same layers."""
+    import host_time
+
+    for case in host_time.cases(torch.device("cpu")):
+        if case.name != "dropout":
+            torch.testing.assert_close(case.ours(*case.tensors), case.native(*case.tensors))
+    models = pytest.importorskip("torchvision").models
+    theirs = models.squeezenet1_1(weights=None).eval()
+    mine = models.squeezenet1_1(weights=None)
+    mine.load_state_dict(theirs.state_dict())
+    mine = host_time.with_our_layers(mine.eval())
+    swapped = {type(module) for module in mine.modules()}
+    assert cuda_ops.nn.Conv2d in swapped
+    assert not swapped & {torch.nn.Conv2d, torch.nn.ReLU, torch.nn.MaxPool2d, torch.nn.Dropout}
+    images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(mine(images), theirs(images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.cuda
@@ -126,26 +182,26 @@ def test_wall_sampler_times_one_call_and_goes_round():
         seen.append(index)
         time.sleep(0.003)
 
-    sample = harness.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
+    sample = timing.wall_sampler([lambda i=i: call(i) for i in range(3)], torch.device("cpu"), 0.0)
     seconds = [sample() for _ in range(6)]
     assert min(seconds) >= 0.003
     assert seen[-6:] == [0, 1, 2, 0, 1, 2]
 
 
 def test_sets_of_inputs():
-    assert harness.sets_needed(10, cache=100, budget=1000) == (30, "cold")
-    assert harness.sets_needed(400, cache=100, budget=1000) == (1, "cold")
-    assert harness.sets_needed(1, cache=100, budget=1000) == (harness.MAX_SETS, "hot")
-    assert harness.sets_needed(100, cache=100, budget=200) == (2, "hot")
-    assert harness.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
+    assert timing.sets_needed(10, cache=100, budget=1000) == (30, "cold")
+    assert timing.sets_needed(400, cache=100, budget=1000) == (1, "cold")
+    assert timing.sets_needed(1, cache=100, budget=1000) == (timing.MAX_SETS, "hot")
+    assert timing.sets_needed(100, cache=100, budget=200) == (2, "hot")
+    assert timing.sets_needed(5000, cache=10_000, budget=1000) == (1, "hot")
 
 
 def test_wrong_results_are_refused():
     good = torch.ones(4)
-    harness.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
+    runner.require_agreement("it", {"ours": good, "eager": good + 1e-6}, torch.float32)
     for bad in (good + 0.1, torch.tensor([1, 1, 1, math.nan])):
         with pytest.raises(harness.BenchError, match="it: ours and eager differ by"):
-            harness.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
+            runner.require_agreement("it", {"ours": bad, "eager": good}, torch.float32)
     wrong = harness.Bench(
         "square", harness.elementwise_cases([(5, 7)], (2, 3)), [harness.Implementation("cubed", lambda x: x**3)]
     )
@@ -206,13 +262,13 @@ def test_slow_rung_has_few_samples():
 
     rows = harness.run_bench(bench_with(("rung 1 slow", slow), ("rung 2 fast", torch.square)), settings_of())
     samples = {row["implementation"]: int(row["samples"]) for row in rows}
-    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": harness.SLOW_SAMPLES}
+    assert samples == {"ours": 4, "eager": 4, "rung 2 fast": 4, "rung 1 slow": runner.SLOW_SAMPLES}
 
 
 def test_seconds_bound_an_op():
     """No samples but the fewest where its time is over."""
     rows = harness.run_bench(bench_with(), settings_of(op_seconds=1e-9))
-    assert {row["samples"] for row in rows} == {harness.SLOW_SAMPLES}
+    assert {row["samples"] for row in rows} == {runner.SLOW_SAMPLES}
 
 
 def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, capsys):
@@ -224,7 +280,7 @@ def test_cut_run_keeps_what_it_has_and_the_last_results(tmp_path, monkeypatch, c
     settings = settings_of()
     folder = tmp_path / harness.slug(harness.device_name(settings.device))
     bench_of = {"square": bench_with()}
-    monkeypatch.setattr(harness, "load_bench", bench_of.get)
+    monkeypatch.setattr(runner, "load_bench", bench_of.get)
     harness.run(["square"], settings, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["square.csv"]
     before = (folder / "square.csv").read_text()
@@ -296,7 +352,7 @@ def test_wrong_gradients_are_refused():
     implementations = [harness.Implementation("ours", torch.square), detached]
     arguments = (torch.randn(5, requires_grad=True),)
     with pytest.raises(harness.BenchError, match="differ"):
-        harness.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
+        runner.require_agreement_of_gradients("it", implementations, arguments, torch.float32)
 
 
 def test_ratio_is_against_the_fastest_variant():
@@ -307,6 +363,40 @@ def test_ratio_is_against_the_fastest_variant():
     (line,) = harness.comparison([row("ours", "20.0"), row("eager", "40.0"), row("channels_last", "10.0")])
     assert line[-1] == "0.50"
     assert "channels_last" in line
+
+
+def test_results_go_to_runs_unless_a_folder_is_named(tmp_path, monkeypatch, capsys):
+    """A plain run leaves the committed results alone."""
+    import argparse
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "load_bench", lambda op: bench_with())
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.main(parser.parse_args(["square", "--quick", "--device", "cpu"])) == 0
+    (path,) = tmp_path.rglob("*.csv")
+    assert path.relative_to(tmp_path).parts[:2] == ("runs", "bench")
+    assert "benchmarks/results" not in capsys.readouterr().out
+
+
+def test_noise_is_that_of_the_samples():
+    def row(median, p10, p90):
+        return {"median_us": median, "p10_us": p10, "p90_us": p90, "samples": 5}
+
+    text = harness.noise([row(10, 9, 11), row("100", "99", "100"), row(482, 482, 7015)])
+    assert "as few as 5 samples" in text
+    assert "by 20 % of the median (in the middle of all measurements), by 1355 % at most" in text
+
+
+def test_busy_machine_is_told(monkeypatch):
+    from harness import results
+
+    cpus = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 * cpus, 0, 0))
+    assert f"load average {3.0 * cpus:.1f} on {cpus} CPUs" in results.competition(torch.device("cpu"))
+    assert results.competition(torch.device("cuda")) is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0 * cpus, 0, 0))
+    assert results.competition(torch.device("cpu")) is None
 
 
 def test_percent_of_ceiling_is_by_the_tighter_bound():
@@ -390,7 +480,7 @@ def test_csv_is_written_whole(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mnist", "--dtype", "tf32"], "mnist has --precision in the place of --dtype"),
+        (["mnist", "--dtype", "tf32"], "mnist takes --precision, not --dtype"),
         (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
         (["gemm", "mnist-99"], "mnist-99 is a run of its own: name nothing beside it"),
         (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),
@@ -403,6 +493,7 @@ def test_csv_is_written_whole(tmp_path):
         (["square", "--device", "cpu", "--out", f"{__file__}/x"], f"--out {__file__}/x: {__file__} cannot be written"),
         (["square", "--device", "toaster"], "device toaster cannot be used"),
         (["square", "--device", "meta"], "device meta has no kernels"),
+        (["square", "--device", "cpu:3"], "device cpu:3 is not there: PyTorch has one CPU"),
         (["square", "--device", "cpu", "--dtype", "bfloat16"], "the CPU backend has float32 and float64 alone"),
     ],
 )

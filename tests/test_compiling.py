@@ -1,6 +1,7 @@
 """What a build compiles for which architecture (build_backend/compiling.py)."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -184,6 +185,27 @@ def test_what_has_changed_is_compiled_again(project, capfd):
     project[0][2].append("-O1")
     assert compiled()
     assert not compiled()
+
+
+NOISE = "ptxas info    : (C7519) warpgroup.arrive is injected in around line 6833 by compiler to allow use of registers"
+TOLD = [
+    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized",
+    "ptxas warning : (C7519) something else",
+    "file.cu(7): warning #177-D: variable was declared but never referenced",
+    f"note: {NOISE}",
+]
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_of_what_a_compiler_says_one_kind_of_line_is_left_out(status, tmp_path):
+    lines = [NOISE, TOLD[0], TOLD[1], NOISE, NOISE, TOLD[2], TOLD[3], NOISE]
+    code = "import sys\n" + "".join(
+        f"print({line!r}, file=sys.{'stderr' if i % 2 else 'stdout'}, flush=True)\n" for i, line in enumerate(lines)
+    )
+    command = compiling.without_noise([sys.executable, "-c", f"{code}sys.exit({status})"])
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == status
+    assert result.stdout.splitlines() == TOLD
 
 
 def test_a_broken_file_ends_the_build(project, capfd):

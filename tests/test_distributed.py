@@ -26,7 +26,7 @@ native = MnistCNN(backend="native")
 custom = MnistCNN(backend="custom")
 custom.load_state_dict(native.state_dict(), strict=True)
 mesh = init_device_mesh("cpu", (2,))
-pictures = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(dist.get_rank()))
+images = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(dist.get_rank()))
 labels = torch.arange(8) % 10
 losses = []
 for model, optimizer_class, loss_function in (
@@ -41,7 +41,7 @@ for model, optimizer_class, loss_function in (
     curve = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = loss_function(model(pictures), labels)
+        loss = loss_function(model(images), labels)
         loss.backward()
         optimizer.step()
         curve.append(loss.item())

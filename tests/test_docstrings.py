@@ -40,7 +40,7 @@ def test_readme_python_runs():
         exec(compile(block, "README.md", "exec"), {})
 
 
-def test_readme_is_what_the_results_make_of_it():
-    command = [sys.executable, str(ROOT / "benchmarks" / "update_readme.py"), "--check"]
+def test_pages_are_what_the_results_make_of_them():
+    command = [sys.executable, str(ROOT / "benchmarks" / "update_results.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -76,7 +76,7 @@ def test_devices_and_kernels_on_a_gpu():
     assert all(device["runs"] for device in report["cuda"]["devices"])
     assert all(state == "ok" for states in report["ops"].values() for c, state in states.items() if "cuda" in c)
     kernels = {doctor._short_name(k["name"]): k for k in report["kernels"]}
-    kernel = kernels["square_forward_kernel<float>"]
+    kernel = kernels["elementwise_kernel<square_forward<float>, float, float>"]
     assert 0 < kernel["registers"] <= 255
     assert kernel["max_threads"] >= 256
     assert 0 < kernel["occupancy"] <= 1

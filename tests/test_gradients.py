@@ -1,7 +1,7 @@
 """Analytic gradients against numeric differentiation, in float64."""
 
 import torch
-from opspec import Make, as_tuple
+from support.opspec import Make, as_tuple
 from torch.autograd import gradcheck, gradgradcheck
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import cuda_param
-from opspec import assert_close
+from support.devices import cuda_param
+from support.opspec import assert_close
 
 import cuda_ops
 from cuda_ops import _library
 from cuda_ops.__main__ import COMMANDS, main
 from cuda_ops._errors import UserError
+from cuda_ops._files import write_file
 from cuda_ops.data import Batches, default_root, mnist
 from cuda_ops.models import MnistCNN
 from cuda_ops.training import Trainer, compare, evaluate, learning_rate
 from cuda_ops.training.parity import LIMITS, Parity, Row, compare_losses
-from cuda_ops.training.report import write_atomically
 from cuda_ops.training.timing import PHASES
 
 ROOT = Path(cuda_ops.__file__).resolve().parents[1]
@@ -182,10 +182,13 @@ def test_truncated_archive(data_copy):
     assert [path.name for path in data_copy.iterdir() if not path.name.endswith(".gz")] == []
 
 
-def test_short_extracted_file_is_extracted_anew(data_copy):
+def test_extracted_files_of_the_wrong_length_are_extracted_anew(data_copy):
+    """The one that is too short, and beside it the one that is too long, which torchvision would read as it is."""
     (data_copy / "train-images-idx3-ubyte").write_bytes(b"short")
-    images, _ = mnist(data_copy.parents[1])
+    (data_copy / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + (60001).to_bytes(4, "big") + bytes(60001))
+    images, labels = mnist(data_copy.parents[1])
     assert images.shape == (60000, 1, 28, 28)
+    assert labels.shape == (60000,) and labels[:3].tolist() == [5, 0, 4]
 
 
 # The run
@@ -436,7 +439,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, b"new")
+        write_file(path, b"new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -450,11 +453,13 @@ MISTAKES = {
     "GPU that is not there": (["--device", "cuda:77"], rf"cuda:77 is not there: this machine has cuda:0|{NO_GPU}"),
     "batch of nothing": (["--batch-size", "0"], r"--batch-size 0: expected a whole number of at least 1"),
     "negative batch": (["--batch-size", "-4"], r"--batch-size -4: expected"),
-    "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 pictures"),
+    "large batch": (["--batch-size", "200"], r"--batch-size 200 is larger than the training set of 192 images"),
     "no epochs": (["--epochs", "0"], r"--epochs 0: expected a whole number of at least 1"),
-    "no pictures": (["--limit", "0"], r"--limit 0: expected a whole number of at least 1"),
+    "no images": (["--limit", "0"], r"--limit 0: expected a whole number of at least 1"),
     "negative lr": (["--lr", "-0.1"], r"--lr -0.1: expected a number above 0"),
     "lr that is no number": (["--lr", "nan"], r"--lr nan: expected a number above 0"),
+    "lr beyond float32": (["--lr", "1e308"], r"--lr 1e\+308: expected at most 3.40282e\+38, the largest of float32"),
+    "CPU that is not there": (["--device", "cpu:3"], r"--device cpu:3 is not there: PyTorch has one CPU"),
     "negative seed": (["--seed", "-1"], r"--seed -1: expected"),
     "half on the CPU": (["--dtype", "bfloat16"], r"--dtype bfloat16 needs a GPU: on the CPU take --dtype float32"),
     "save into a missing folder": (["--save", "{tmp}/none/w.pt"], r"there is no folder .*none: make it first"),

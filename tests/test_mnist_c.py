@@ -5,7 +5,9 @@ import gzip
 import json
 import os
 import re
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +145,16 @@ def test_it_learns_from_weights_of_its_own(program, data, tmp_path):
     assert first[0] != first[1]
 
 
+def test_all_64_bits_of_a_seed_count(program, data, tmp_path):
+    losses = []
+    for seed in (0, 2**32):
+        out = tmp_path / str(seed)
+        options = ("--limit", 32, "--batch-size", 16, "--seed", seed, "--out", out)
+        assert run(program, "--data-dir", data, *options).returncode == 0
+        losses.append(json.loads((out / "report.json").read_text())["backends"]["plain C"]["losses"])
+    assert losses[0] != losses[1]
+
+
 def test_divergence_exits_1(program, data, tmp_path):
     """Within the steps that would have been its warm-up, too: the report's times are those of the steps taken."""
     arguments = "--data-dir", data, "--limit", 640, "--batch-size", 32, "--lr", "1e30", "--out", tmp_path
@@ -196,6 +208,8 @@ BAD_IDX = {
     "no pictures": (LABELS, lambda b: b[:4] + struct.pack(">I", 0), "expected 1 to 1048576 pictures, got 0"),
     "count that lies": (LABELS, lambda b: b[:4] + b"\xff\xff\xff\xff" + b[8:], "pictures, got 4294967295"),
     "label 10": (LABELS, lambda b: b[:20] + b"\x0a" + b[21:], "label 12 is 10: expected a digit"),
+    "label 255": (LABELS, lambda b: b[:20] + b"\xff" + b[21:], "label 12 is 255: expected a digit"),
+    "last label": (LABELS, lambda b: b[:-1] + b"\x0a", "label 639 is 10: expected a digit"),
     "fewer labels": (LABELS, lambda b: b[:4] + struct.pack(">I", 639) + b[8:-1], "640 pictures and .* 639 labels"),
 }
 
@@ -206,9 +220,22 @@ def test_wrong_data_is_told_in_one_line(case, program, data, tmp_path):
     shutil.copytree(data, tmp_path / "data")
     path = tmp_path / "data" / "MNIST" / "raw" / name
     path.write_bytes(spoil(path.read_bytes()))
-    error = refused(program, "--data-dir", tmp_path / "data")
-    assert re.search(message, error), error
-    assert name in error
+    # With --limit too: what is beyond it is not used, and is checked.
+    for limit in ([], ["--limit", 8, "--batch-size", 8]):
+        error = refused(program, "--data-dir", tmp_path / "data", *limit)
+        assert re.search(message, error), error
+        assert name in error
+
+
+@pytest.mark.parametrize("name", [IMAGES, f"{IMAGES}.gz"])
+def test_a_named_pipe_as_data_is_refused(name, program, tmp_path):
+    """It was waited for, for ever."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    os.mkfifo(raw / name)
+    error = refused(program, "--data-dir", tmp_path)
+    assert f"file {raw / name} is a folder, a pipe or a device, not a regular file" in error
+    assert "not a regular file" in refused(program, "--data-dir", tmp_path, "--weights", raw / name)
 
 
 def replaced(position, pattern, value):
@@ -228,11 +255,15 @@ BAD_STARTS = {
     "large batch": (replaced(24, "<Q", PICTURES + 1), "its header's sizes make no run"),
     "no batch": (replaced(24, "<Q", 0), "its header's sizes make no run"),
     "many epochs": (replaced(32, "<Q", 2**63), "its header's sizes make no run"),
+    "high half of pictures": (replaced(16, "<Q", 2**32 + PICTURES), "its header's sizes make no run: 4294967936 pic"),
+    "high half of batch": (replaced(24, "<Q", 2**32 + BATCH), "its header's sizes make no run"),
+    "high half of epochs": (replaced(32, "<Q", 2**32 + 1), "its header's sizes make no run.* 4294967297 epochs"),
     "other epochs": (replaced(32, "<Q", 2), "is truncated: its header asks for"),
     "truncated": (lambda b: b[:-4], "is truncated: its header asks for"),
     "trailing byte": (lambda b: b + b"\0", "has bytes behind its end: its header asks for"),
     "other name": (replaced(HEADER_BYTES, "<c", b"C"), "expected the tensor conv1.weight, got Conv1.weight"),
     "other count": (replaced(HEADER_BYTES + 32, "<Q", 289), "expected conv1.weight to have 288 elements, got 289"),
+    "high half of count": (replaced(HEADER_BYTES + 32, "<Q", 2**32 + 288), "to have 288 elements, got 4294967584"),
     "nan": (replaced(HEADER_BYTES + 40 + 8, "<f", float("nan")), "conv1.weight holds a number that is not finite"),
     "index beyond": (lambda b: b[:ORDER] + struct.pack("<I", PICTURES) + b[ORDER + 4 :], "beyond the training set"),
     "index twice": (lambda b: b[:ORDER] + b[ORDER + 4 : ORDER + 8] + b[ORDER + 4 :], "there twice"),
@@ -259,12 +290,13 @@ MISTAKES = {
     "large batch": (["--batch-size", "641"], "--batch-size 641 is larger than the training set of 640 pictures"),
     "negative lr": (["--lr", "-1"], "--lr -1: expected a number above 0"),
     "lr that is no number": (["--lr", "nan"], "--lr nan: expected a number above 0"),
+    "lr beyond float32": (["--lr", "1e308"], "--lr 1e308: expected a number above 0, and at most 3.40282e\\+38"),
     "negative seed": (["--seed", "-1"], "--seed -1: expected"),
     "unknown device": (["--device", "tpu"], "--device tpu is unknown: expected cpu or cuda"),
     "no CUDA": (["--device", "cuda"], "this program was built without CUDA: take --device cpu"),
     "no threads": (["--threads", "0"], "--threads 0: expected"),
     "missing start": (["--weights", "none.bin"], r"--weights none.bin cannot be read \(No such file"),
-    "folder as start": (["--weights", "."], "cannot be read|truncated|behind its end"),
+    "folder as start": (["--weights", "."], "file . is a folder, a pipe or a device"),
     "other epochs": (["--weights", "{start}", "--epochs", "2"], r"--epochs 2: .* was written for 1; leave the option"),
     "missing data": (["--data-dir", "none"], "none/MNIST/raw/train-images-idx3-ubyte.gz"),
 }
@@ -291,6 +323,59 @@ def test_report_that_cannot_be_written(program, data, tmp_path):
     assert result.returncode == 2
     assert "cannot be made (Not a directory)" in result.stderr
     assert not result.stdout  # before the training, not after it
+
+
+SHORT = "--limit", 32, "--batch-size", 16
+
+
+def test_the_report_follows_links_and_honours_the_umask(program, data, tmp_path):
+    (tmp_path / "out").mkdir()
+    link, target = tmp_path / "out" / "report.json", tmp_path / "real.json"
+    link.symlink_to("../real.json")
+    before = os.umask(0o027)
+    try:
+        for _ in range(2):  # to a file that is not there yet, and to one that is
+            assert run(program, "--data-dir", data, *SHORT, "--out", tmp_path / "out").returncode == 0
+            assert link.is_symlink()
+            assert json.loads(target.read_text())["ok"]
+            assert target.stat().st_mode & 0o777 == 0o640
+            os.umask(0o077)
+    finally:
+        os.umask(before)
+    assert sorted(os.listdir(tmp_path)) == ["out", "real.json"]
+
+
+def test_a_report_in_the_place_of_something_else_is_refused(program, data, tmp_path):
+    report = tmp_path / "report.json"
+    for kind, make in {
+        "folder": os.mkdir,
+        "named pipe": os.mkfifo,
+        "device": lambda path: os.symlink("/dev/full", path),
+    }.items():
+        make(report)
+        before = os.lstat(report)
+        error = refused(program, "--data-dir", data, *SHORT, "--out", tmp_path)
+        assert f"{report} cannot be written (it is a {kind}, not a regular file)" in error
+        assert os.lstat(report).st_ino == before.st_ino
+        os.rmdir(report) if kind == "folder" else report.unlink()
+    report.symlink_to("report.json")
+    assert "Too many levels of symbolic links" in refused(program, "--data-dir", data, *SHORT, "--out", tmp_path)
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_report(program, data, tmp_path):
+    """A limit on the size of files stands for it: the write itself fails, in the middle of the file."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+
+    (tmp_path / "report.json").write_text("old")
+    command = [program, "--data-dir", data, *SHORT, "--out", tmp_path]
+    result = subprocess.run(list(map(str, command)), preexec_fn=limit, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2
+    assert f"mnist: error: {tmp_path}/report.json cannot be written (File too large)\n" in result.stderr
+    assert os.listdir(tmp_path) == ["report.json"]
+    assert (tmp_path / "report.json").read_text() == "old"
 
 
 def test_the_makefile_builds_it(data, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opspec import RELATIVE_NORM, assert_close
+from support.opspec import RELATIVE_NORM, assert_close
 
 TOLERANCE = RELATIVE_NORM[torch.float32]
 NAN, INF = float("nan"), float("inf")

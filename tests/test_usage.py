@@ -65,7 +65,6 @@ CALLS = {
     "relu": lambda x: F.relu(x),
     "square": lambda x: F.square(x),
 }
-FUSED = {"conv_bn_relu_pool", "linear_cross_entropy", "linear_relu"}
 # The other tensors of each functional, to be replaced one at a time.
 REQUIRED = {"add2": ["other"], "conv2d": ["weight"], "cross_entropy": ["target"], "linear": ["weight"]}
 REQUIRED |= {"nll_loss": ["target"], "conv_bn_relu_pool": ["weight"], "linear_relu": ["weight"]}
@@ -373,26 +372,129 @@ def test_a_saved_input_that_changes_is_noticed(name, images):
         output.sum().backward()
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLS) - FUSED))
-def test_forward_mode_and_vmap_are_refused(name, images):
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        CALLS[name](torch.autograd.forward_ad.make_dual(images, torch.ones_like(images)))
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        torch.func.vmap(CALLS[name])(images.expand(2, *images.shape))
-
-
-def test_transforms_of_what_is_differentiated_in_cpp():
-    """vmap runs slice after slice, gradients of it included; the transforms that differentiate are refused."""
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
+def test_transforms_of_a_fused_op():
+    """vmap runs slice after slice, gradients of it included; forward mode meets what it fuses."""
     x, weight = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 4)
     results = []
     for function in (F.linear_relu, lambda x, weight: torch.relu(x @ weight.T)):
         output = torch.func.vmap(lambda x, function=function: function(x, weight))(x)
         results.append((output, *torch.autograd.grad(output.square().sum(), x)))
     torch.testing.assert_close(*results)
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        torch.func.grad(lambda x: F.linear_relu(x, weight).sum())(x)
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
-        F.linear_relu(torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x)), weight)
+    results = []
+    for function in (F.linear_relu, lambda x, weight: torch.relu(x @ weight.T)):
+        grad = torch.func.grad(lambda x, function=function: function(x, weight).square().sum())
+        results.append((grad(x.detach()), *torch.func.jvp(grad, (x.detach(),), (torch.ones_like(x),))))
+    torch.testing.assert_close(*results)
+
+
+# Values of an argument that stands for one number, or for several, and what the message names.
+NO_NUMBERS = ["0.1", b"0.1", [0.1], torch.tensor(0.1, requires_grad=True), torch.tensor([0.1, 0.2]), None, 1j]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: type(value).__name__)
+def test_what_is_no_number_is_a_type_error(value):
+    x, target = torch.ones(1, 2), torch.tensor([0])
+    calls = {
+        ("cross_entropy", "label_smoothing"): lambda: F.cross_entropy(x, target, label_smoothing=value),
+        ("linear_cross_entropy", "label_smoothing"): lambda: F.linear_cross_entropy(
+            x, torch.ones(3, 2), target, label_smoothing=value
+        ),
+    }
+    if not isinstance(value, torch.Tensor):  # of which several are a NotImplementedError
+        calls["polynomial", r"coefficients\[1\]"] = lambda: F.polynomial(x, (1.0, value))
+    for (op, argument), call in calls.items():
+        with pytest.raises(TypeError, match=f"{op}: expected {argument} to be a number, got "):
+            call()
+    if isinstance(value, (str, bytes)) or value is None:
+        with pytest.raises(TypeError, match="polynomial: expected coefficients to be numbers, got "):
+            F.polynomial(x, value)
+
+
+def test_numbers_of_numpy_and_tensors_are_numbers():
+    """As in PyTorch."""
+    x, target = torch.rand(2, 3), torch.tensor([0, 2])
+    for tenth in (np.float64(0.1), np.float32(0.1), torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64)):
+        torch.testing.assert_close(
+            F.cross_entropy(x, target, label_smoothing=tenth),
+            torch.nn.functional.cross_entropy(x, target, label_smoothing=float(tenth)),
+        )
+        torch.testing.assert_close(
+            F.linear_cross_entropy(x, torch.ones(3, 3), target, label_smoothing=tenth),
+            F.linear_cross_entropy(x, torch.ones(3, 3), target, label_smoothing=float(tenth)),
+        )
+    for coefficients in (np.array([1.0, 2.0]), (np.float32(1), np.int64(2)), [1, 2], range(1, 3)):
+        torch.testing.assert_close(F.polynomial(x, coefficients), 1 + 2 * x)
+
+
+@pytest.mark.parametrize("value", [1.5, "float32", torch.float32.__class__], ids=repr)
+def test_what_is_no_dtype_is_a_type_error(value):
+    with pytest.raises(TypeError, match=r"log_softmax: expected dtype to be a torch\.dtype, got "):
+        F.log_softmax(torch.ones(2, 3), 1, dtype=value)
+    images, indices = torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([0])
+    with pytest.raises(TypeError, match=r"gather_normalize: expected dtype to be a torch\.dtype, got "):
+        F.gather_normalize(images, indices, 0.0, 1.0, dtype=value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize(
+    "name", ["add2", "linear", "linear_gelu", "linear_relu", "log_softmax", "matmul", "polynomial", "relu", "square"]
+)
+def test_nested_tensors_are_refused(name, layout):
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    for tensor in (nested, nested.detach().requires_grad_()):
+        with pytest.raises(
+            NotImplementedError, match=f"^{name}: expected input to be a dense tensor, got a nested tensor"
+        ):
+            if name in ("relu", "square", "polynomial"):
+                getattr(F, name)(tensor)
+            else:
+                getattr(F, name)(tensor, -1 if name == "log_softmax" else torch.ones(3, 3))
+
+
+def test_functions_are_what_the_functionals_record():
+    """The autograd.Functions that ops have in Python give the same results and gradients."""
+    from cuda_ops import ops
+
+    def leaves(*shapes):
+        generator = torch.Generator().manual_seed(0)
+        return [torch.rand(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    target = torch.tensor([1, 0])
+    x, w, b = leaves((2, 3), (3, 3), (3,))
+    calls = {
+        "add2": (ops.add2.Add2Function.apply(x, b), F.add2(x, b)),
+        "polynomial": (ops.polynomial.PolynomialFunction.apply(x, [1.0, 2.0, 3.0]), F.polynomial(x, (1, 2, 3))),
+        "matmul": (ops.matmul.MatmulFunction.apply(x, w), F.matmul(x, w)),
+        "log_softmax": (ops.log_softmax.LogSoftmaxFunction.apply(x, 1), F.log_softmax(x, 1)),
+        "nll_loss": (ops.nll_loss.NllLossFunction.apply(x, target, None, 1, -100)[0], F.nll_loss(x, target)),
+        "cross_entropy": (
+            ops.cross_entropy.CrossEntropyFunction.apply(x, target, None, 1, -100, 0.1)[0],
+            F.cross_entropy(x, target, label_smoothing=0.1),
+        ),
+        "linear_gelu": (ops.linear_gelu.LinearGELUFunction.apply(x, w, b, "none", True)[0], F.linear_gelu(x, w, b)),
+        "linear_relu": (ops.linear_relu.LinearReLUFunction.apply(x, w, b), F.linear_relu(x, w, b)),
+        "linear_cross_entropy": (
+            ops.linear_cross_entropy.LinearCrossEntropyFunction.apply(
+                x, w, target, b, None, 1, -100, 0.0, True, True, True
+            )[0],
+            F.linear_cross_entropy(x, w, target, b),
+        ),
+    }
+    for name, (actual, expected) in calls.items():
+        inputs = [
+            t
+            for t, grad in zip(
+                (x, w, b),
+                torch.autograd.grad(expected.sum(), (x, w, b), allow_unused=True, retain_graph=True),
+                strict=True,
+            )
+            if grad is not None
+        ]
+        grads = [torch.autograd.grad(output.square().sum(), inputs) for output in (actual, expected)]
+        torch.testing.assert_close(actual, expected, msg=name)
+        torch.testing.assert_close(*grads, msg=name)
 
 
 @pytest.mark.parametrize("name", sorted(set(CALLS) - {"dropout"}))

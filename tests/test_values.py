@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opspec import (
+from support.opspec import (
     Make,
     as_tuple,
     assert_close,

@@ -32,11 +32,11 @@ KINDS = ["bfloat16", "float16", "tf32", "float32", "float64"]
 
 def headers() -> Path | None:
     """The folder with cutlass/ and cute/ in it."""
-    places = [Path(os.environ["CUTLASS_PATH"])] if "CUTLASS_PATH" in os.environ else []
+    candidates = [Path(os.environ["CUTLASS_PATH"])] if "CUTLASS_PATH" in os.environ else []
     package = importlib.util.find_spec("cutlass_library")  # not imported: it would bring its code generators along
     if package and package.submodule_search_locations:
-        places.append(Path(package.submodule_search_locations[0]) / "source")
-    folders = [folder for place in places for folder in (place / "include", place)]
+        candidates.append(Path(package.submodule_search_locations[0]) / "source")
+    folders = [folder for root in candidates for folder in (root / "include", root)]
     return next((folder for folder in folders if (folder / "cutlass" / "cutlass.h").is_file()), None)
 
 

@@ -4,6 +4,7 @@
 // Bound by memory: 2 streams, and no mask; the ten rounds hide behind the loads.
 #include "cuda_ops/dropout.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 
 static constexpr int THREADS = 256;
@@ -11,9 +12,7 @@ static constexpr int WORDS = 4;
 
 // The elements of one counter.
 template <typename T>
-struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) quadruple {
-    T element[WORDS];
-};
+using quadruple = aligned_vector<T, WORDS>;
 
 // `state` is written if it is not NULL. `quadruples` is how many counters have their four elements moved at once:
 // count / 4, or 0 when misaligned.

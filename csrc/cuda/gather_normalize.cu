@@ -7,20 +7,12 @@
 // (float) and seven tenths (bfloat16) of a copy's 4.3 TB/s.
 #include "cuda_ops/gather_normalize.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/loss.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int UNROLL = 4;
-
-template <int SIZE>
-struct __align__(SIZE) bytes {
-    uint8_t element[SIZE];
-};
-template <typename T, int SIZE>
-struct __align__(SIZE * sizeof(T)) elements {
-    T element[SIZE];
-};
 
 struct GatherSource {
     const uint8_t *images;
@@ -37,8 +29,8 @@ __global__ void __launch_bounds__(WARPS *WARP_SIZE)
                             accumulate_type<T> scale)
 {
     typedef accumulate_type<T> A;
-    typedef bytes<SIZE> In;
-    typedef elements<T, SIZE> Out;
+    typedef aligned_vector<uint8_t, SIZE> In;
+    typedef aligned_vector<T, SIZE> Out;
     const int lane = threadIdx.x % WARP_SIZE;
     const int64_t warps = (int64_t)gridDim.x * WARPS;
     release_successor();

@@ -14,10 +14,13 @@
 // rows in bfloat16 take 4.9 ms on an H200, 49 TFLOP/s.
 #include "cuda_ops/linear_cross_entropy.h"
 
+#include "common/aligned_vector.cuh"
+#include "common/elementwise.cuh"
 #include "common/loss.cuh"
 #include "common/paths.h"
 #include "common/skinny_gemm.cuh"
 #include "common/thread_group.cuh"
+#include "ptx/cluster.cuh"
 
 // Few classes
 
@@ -31,9 +34,7 @@ static constexpr int64_t MOST_BLOCKS = 132; // a large GPU's multiprocessors; a 
 static_assert(MOST_CLASSES == 2 * ROW_TEAM, "two classes a thread");
 
 template <typename A>
-struct __align__(16) four {
-    A element[4];
-};
+using four = aligned_vector<A, 4>;
 
 // Names as in the header. `quads`: groups of four features, the last one filled up with zeros.
 template <typename T, typename P>
@@ -79,10 +80,7 @@ __device__ __forceinline__ four<A> load_four(const S *from, int valid, bool vect
 {
     four<A> result;
     if (vectors) {
-        struct __align__(4 * sizeof(S) < 16 ? 4 * sizeof(S) : 16) pack {
-            S element[4];
-        };
-        const pack p = *reinterpret_cast<const pack *>(from);
+        const four<S> p = *reinterpret_cast<const four<S> *>(from);
 #pragma unroll
         for (int e = 0; e < 4; e++)
             result.element[e] = load_as_accumulate(p.element[e]);
@@ -97,14 +95,12 @@ __device__ __forceinline__ four<A> load_four(const S *from, int valid, bool vect
 template <typename T, typename A>
 __device__ __forceinline__ void store_four(T *to, const four<A> &value, int valid, bool vectors)
 {
-    struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) pack {
-        T element[4];
-    } result;
+    four<T> result;
 #pragma unroll
     for (int e = 0; e < 4; e++)
         result.element[e] = store_from_accumulate<T>(value.element[e]);
     if (vectors) {
-        *reinterpret_cast<pack *>(to) = result;
+        *reinterpret_cast<four<T> *>(to) = result;
     } else {
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -390,13 +386,13 @@ __global__ void __launch_bounds__(THREADS)
         block_losses[0] = loss_sum;
         block_losses[1] = weight_sum;
     }
-    cluster_barrier();
+    cluster_sync();
     const int blocks = gridDim.x;
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < count; i += blocks * THREADS) {
         A parts[LARGEST_CLUSTER], sum = 0;
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++)
-            parts[b] = *in_block_of_cluster(sums + i, b < blocks ? b : 0);
+            parts[b] = *mapa(sums + i, b < blocks ? b : 0);
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++)
             sum += b < blocks ? parts[b] : A(0);
@@ -406,8 +402,8 @@ __global__ void __launch_bounds__(THREADS)
         double losses[LARGEST_CLUSTER], weights[LARGEST_CLUSTER], loss = 0, total = 0;
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++) {
-            losses[b] = *in_block_of_cluster(block_losses, b < blocks ? b : 0);
-            weights[b] = *in_block_of_cluster(block_losses + 1, b < blocks ? b : 0);
+            losses[b] = *mapa(block_losses, b < blocks ? b : 0);
+            weights[b] = *mapa(block_losses + 1, b < blocks ? b : 0);
         }
 #pragma unroll
         for (int b = 0; b < LARGEST_CLUSTER; b++) {
@@ -416,7 +412,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         write_loss(p, loss, total);
     }
-    cluster_barrier(); // a block's shared memory must outlive the others' reads
+    cluster_sync(); // a block's shared memory must outlive the others' reads
 }
 
 // Adds up what the blocks of the kernel above left: 32 sums a block, eight slices of the blocks each.
@@ -469,7 +465,7 @@ static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStr
     typedef accumulate_type<T> A;
     const int blocks = (int)small_head_blocks(p.rows);
     p.quads = (int)ceil_div(p.in_features, 4);
-    const bool hopper = compute_capability() >= 90, cluster = blocks <= (hopper ? LARGEST_CLUSTER : 1);
+    const bool hopper = current_device().capability >= 90, cluster = blocks <= (hopper ? LARGEST_CLUSTER : 1);
     const int count = p.grad_input || p.grad_weight || p.grad_bias ? head_sums(p.classes, p.quads) : 0;
     double *const partial_losses = (double *)workspace;
     A *const partial_sums = (A *)(partial_losses + 2 * MOST_BLOCKS);
@@ -811,7 +807,7 @@ __global__ void __launch_bounds__(THREADS)
     linear_cross_entropy_scale_kernel(T *output_input, P *output_weight, P *output_bias, const T *grad_input,
                                       const accumulate_type<T> *grad_weight, const accumulate_type<T> *grad_bias,
                                       const P *grad_output, const accumulate_type<T> *total_weight, int64_t input_count,
-                                      int64_t weight_count, int64_t bias_count, bool vectors)
+                                      int64_t weight_count, int64_t bias_count, int64_t vectors)
 {
     typedef accumulate_type<T> A;
     release_successor();
@@ -819,19 +815,14 @@ __global__ void __launch_bounds__(THREADS)
     A factor = load_as_accumulate(*grad_output);
     if (total_weight)
         factor /= *total_weight; // without any weight every gradient is zero, and stays so
-    if (vectors) {
-        for (int64_t v = global_thread_index(); v < input_count / vector16<T>::size; v += global_thread_count()) {
-            vector16<T> x = reinterpret_cast<const vector16<T> *>(grad_input)[v];
+    const T *const inputs[] = {grad_input};
+    for_elements(output_input, inputs, input_count, vectors, [&](int64_t, const auto &x, auto &y) {
 #pragma unroll
-            for (int e = 0; e < vector16<T>::size; e++) {
-                const A value = load_as_accumulate(x.element[e]);
-                x.element[e] = value == A(0) ? x.element[e] : store_from_accumulate<T>(value * factor);
-            }
-            reinterpret_cast<vector16<T> *>(output_input)[v] = x;
+        for (int e = 0; e < y.size; e++) {
+            const A value = load_as_accumulate(x[0].element[e]);
+            y.element[e] = value == A(0) ? x[0].element[e] : store_from_accumulate<T>(value * factor);
         }
-    } else {
-        scale_array(output_input, grad_input, input_count, factor);
-    }
+    });
     scale_array(output_weight, grad_weight, weight_count, (accumulate_type<P>)factor);
     scale_array(output_bias, grad_bias, bias_count, (accumulate_type<P>)factor);
 }
@@ -851,9 +842,8 @@ cuda_ops_linear_cross_entropy_scale_cuda(void *output_input, void *output_weight
     const void *const divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
     CUDA_OPS_MIXED_DISPATCH(dtype, parameter_dtype, T, P, {
         typedef accumulate_type<T> A;
-        const bool vectors =
-            input_count % vector16<T>::size == 0 && is_aligned_16(output_input) && is_aligned_16(grad_input);
-        const int64_t items = input_count / (vectors ? vector16<T>::size : 1);
+        const int64_t vectors = vectors_of(input_count, (const T *)output_input, (const T *)grad_input);
+        const int64_t items = vectors > 0 ? vectors : input_count;
         const int64_t others = weight_count > bias_count ? weight_count : bias_count;
         launch_dependent(linear_cross_entropy_scale_kernel<T, P>,
                          dim3(clamp_grid(ceil_div(items > others ? items : others, THREADS))), dim3(THREADS), 0, stream,

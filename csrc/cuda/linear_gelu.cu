@@ -10,8 +10,10 @@
 #include "cuda_ops/linear_gelu.h"
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/column_sums.cuh"
 #include "common/common.cuh"
+#include "common/elementwise.cuh"
 #include "gemm/paths.h"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
@@ -31,23 +33,19 @@ __device__ __forceinline__ accumulate_type<T> gelu_of(T x, int activation)
     }
 }
 
-// `vectors` is how many 16-byte pieces the arrays are read in: count / vector16<T>::size, or 0 when misaligned.
+// `vectors`: see common/elementwise.cuh.
 template <typename T>
 __global__ void linear_gelu_activate_kernel(T *output, const T *preactivation, int64_t count, int64_t vectors,
                                             int activation)
 {
     wait_for_predecessor();
     release_successor();
-    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
-        const vector16<T> x = reinterpret_cast<const vector16<T> *>(preactivation)[v];
-        vector16<T> y;
+    const T *const inputs[] = {preactivation};
+    for_elements(output, inputs, count, vectors, [&](int64_t, const auto &x, auto &y) {
 #pragma unroll
-        for (int e = 0; e < vector16<T>::size; e++)
-            y.element[e] = store_from_accumulate<T>(gelu_of(x.element[e], activation));
-        reinterpret_cast<vector16<T> *>(output)[v] = y;
-    }
-    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count())
-        output[i] = store_from_accumulate<T>(gelu_of(preactivation[i], activation));
+        for (int e = 0; e < y.size; e++)
+            y.element[e] = store_from_accumulate<T>(gelu_of(x[0].element[e], activation));
+    });
 }
 
 __device__ __forceinline__ float gelu_slope(float x, bool tanh)
@@ -84,9 +82,7 @@ __global__ void __launch_bounds__(THREADS)
                                 bool tanh)
 {
     typedef accumulate_type<T> A;
-    struct __align__(COUNT * sizeof(T)) piece {
-        T element[COUNT];
-    };
+    typedef aligned_vector<T, COUNT> piece;
     __shared__ A shared[WARPS][WARP_SIZE][COUNT + 1];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int64_t groups = ceil_div(columns, WARP_SIZE * COUNT);
@@ -232,12 +228,11 @@ static cuda_ops_status activate(const GeluCall &call)
 {
     const int activation = call.tanh ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
     const int64_t count = call.rows * call.out_features;
-    const bool aligned = is_aligned_16(call.output) && is_aligned_16(call.preactivation);
     CUDA_OPS_DISPATCH(call.dtype, T, {
-        const int64_t vectors = aligned ? count / vector16<T>::size : 0;
-        launch_dependent(linear_gelu_activate_kernel<T>, clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS)),
-                         THREADS, 0, call.stream, (T *)call.output, (const T *)call.preactivation, count, vectors,
-                         activation);
+        const T *const preactivation = (const T *)call.preactivation;
+        const int64_t vectors = vectors_of(count, (const T *)call.output, preactivation);
+        launch_dependent(linear_gelu_activate_kernel<T>, elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0,
+                         call.stream, (T *)call.output, preactivation, count, vectors, activation);
     });
     return launch_status();
 }

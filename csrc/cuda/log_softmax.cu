@@ -8,6 +8,7 @@
 // forward; two reads, one write backward.
 #include "cuda_ops/log_softmax.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/paths.h"
 #include "common/thread_group.cuh"
 
@@ -122,7 +123,7 @@ __device__ __forceinline__ A row_reduce(A value, A *scratch)
 template <typename T>
 __host__ __device__ constexpr int elements_of_piece(int threads)
 {
-    return threads < WARP_SIZE ? 1 : whole_piece<T>::size;
+    return threads < WARP_SIZE ? 1 : vector16<T>::size;
 }
 
 // Rows of at most THREADS * PIECES pieces, and of whole ones alone.
@@ -133,10 +134,10 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
 {
     typedef accumulate_type<T> A;
     constexpr int COUNT = elements_of_piece<T>(THREADS);
-    typedef piece<T, COUNT> P;
+    typedef aligned_vector<T, COUNT> P;
     __shared__ A scratch[2][(THREADS + WARP_SIZE - 1) / WARP_SIZE];
     const int rank = threadIdx.x % THREADS, rows_a_block = blockDim.x / THREADS;
-    const P none = piece_of_equal<T, COUNT>(-A(CUDART_INF));
+    const P none = vector_of_equal<T, COUNT>(-A(CUDART_INF));
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * rows_a_block; first < rows; first += (int64_t)gridDim.x * rows_a_block) {
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
         P x[PIECES];
 #pragma unroll
         for (int v = 0; v < PIECES; v++)
-            x[v] = load_piece(from + rank + v * THREADS, rank + v * THREADS < pieces, none);
+            x[v] = load_vector_or(from + rank + v * THREADS, rank + v * THREADS < pieces, none);
         A maximum = -A(CUDART_INF);
 #pragma unroll
         for (int v = 0; v < PIECES; v++)
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
                     result[e] = (element_of(x[v], e) - maximum) - log_sum;
-                to[rank + v * THREADS] = piece_of<T>(result);
+                to[rank + v * THREADS] = vector_of<T>(result);
             }
     }
 }
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
 {
     typedef accumulate_type<T> A;
     constexpr int COUNT = elements_of_piece<T>(THREADS);
-    typedef piece<T, COUNT> P;
+    typedef aligned_vector<T, COUNT> P;
     __shared__ A scratch[2][(THREADS + WARP_SIZE - 1) / WARP_SIZE];
     const int rank = threadIdx.x % THREADS, rows_a_block = blockDim.x / THREADS;
     int turn = 0; // of the two scratches, so that a row's barrier is enough
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
                     result[e] = element_of(g[v], e) - exp_for<T>(element_of(y[v], e)) * sum;
-                to[rank + v * THREADS] = piece_of<T>(result);
+                to[rank + v * THREADS] = vector_of<T>(result);
             }
     }
 }
@@ -237,7 +238,7 @@ struct row_shape {
 template <typename T>
 static row_shape choose_row(int64_t cols, int64_t inner, bool backward, const void *a, const void *b, const void *c)
 {
-    constexpr int SIZE = whole_piece<T>::size;
+    constexpr int SIZE = vector16<T>::size;
     if (inner == 1 && cols <= 8 * 4)
         return {8, 4};
     if (inner != 1 || cols % SIZE != 0 || !is_aligned_16(a) || !is_aligned_16(b) || !is_aligned_16(c))

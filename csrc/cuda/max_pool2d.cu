@@ -1,9 +1,9 @@
-// max_pool2d: output = max over the window and the place of it; grad_input = sum of grad_output over the windows whose
-// place it is.
-// Maps one thread to one element written, in the order of memory, so that neighbours read neighbours in both layouts.
-// backward gathers: each position looks at the windows over it, in a fixed order, and nothing is added by two threads.
-// Bound by memory: forward reads the input once and writes 8 bytes of index beside each output; backward is the same
-// the other way round (windows that overlap are read again, mostly from the caches).
+// max_pool2d: output = max over the window, indices = the position of that maximum; grad_input[i] = sum of grad_output
+// over the windows whose maximum is at i. Maps one thread to one element written, in the order of memory, so that
+// neighbours read neighbours in both layouts. backward gathers: each position looks at the windows over it, in a fixed
+// order, and nothing is added by two threads. Bound by memory: forward reads the input once and writes 8 bytes of index
+// beside each output; backward is the same the other way round (windows that overlap are read again, mostly from the
+// caches).
 #include "cuda_ops/max_pool2d.h"
 
 #include "common/common.cuh"

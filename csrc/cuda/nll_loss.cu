@@ -5,6 +5,7 @@
 // scatter after. Bound by memory: one scattered read a column forward, one write an element backward.
 #include "cuda_ops/nll_loss.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/loss.cuh"
 #include "common/thread_group.cuh"
 

@@ -5,6 +5,7 @@
 // written, with momentum 3 and 2.
 #include "cuda_ops/sgd.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
 

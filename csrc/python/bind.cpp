@@ -7,6 +7,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -16,7 +17,26 @@
 namespace
 {
 
-enum class Type { TENSOR, OPTIONAL_TENSOR, INTEGER, FLOAT, BOOL, STRING, INTEGERS, FLOATS };
+enum class Kind {
+    TENSOR,
+    OPTIONAL_TENSOR,
+    INTEGER,
+    OPTIONAL_INTEGER,
+    FLOAT,
+    BOOL,
+    STRING,
+    DTYPE,
+    INTEGERS,
+    OPTIONAL_INTEGERS,
+    FLOATS,
+    BOOLS
+};
+
+// An argument's type; `size` of a list that must have so many elements, for which one stands as well, else 0.
+struct Type {
+    Kind kind;
+    int32_t size = 0;
+};
 
 struct BoundOp {
     c10::OperatorHandle op;
@@ -28,31 +48,44 @@ struct BoundOp {
 
 const char *const CAPSULE = "cuda_ops._C.BoundOp";
 
-Type type_of(const c10::TypePtr &type)
+Type type_of(const c10::Argument &argument)
 {
     using c10::TypeKind;
-    if (const auto optional = type->cast<c10::OptionalType>();
-        optional && optional->getElementType()->kind() == TypeKind::TensorType)
-        return Type::OPTIONAL_TENSOR;
+    const c10::TypePtr &type = argument.type();
+    if (argument.real_type()->kind() == TypeKind::ScalarTypeType)
+        return {Kind::DTYPE};
+    const auto is_integer = [](TypeKind kind) { return kind == TypeKind::IntType || kind == TypeKind::SymIntType; };
+    if (const auto optional = type->cast<c10::OptionalType>()) {
+        if (optional->getElementType()->kind() == TypeKind::TensorType)
+            return {Kind::OPTIONAL_TENSOR};
+        if (is_integer(optional->getElementType()->kind()))
+            return {Kind::OPTIONAL_INTEGER};
+        if (const auto list = optional->getElementType()->cast<c10::ListType>();
+            list && is_integer(list->getElementType()->kind()))
+            return {Kind::OPTIONAL_INTEGERS, argument.N().value_or(0)};
+    }
     if (const auto list = type->cast<c10::ListType>()) {
         const TypeKind element = list->getElementType()->kind();
-        if (element == TypeKind::IntType || element == TypeKind::SymIntType)
-            return Type::INTEGERS;
+        const int32_t size = argument.N().value_or(0);
+        if (is_integer(element))
+            return {Kind::INTEGERS, size};
         if (element == TypeKind::FloatType)
-            return Type::FLOATS;
+            return {Kind::FLOATS, size};
+        if (element == TypeKind::BoolType)
+            return {Kind::BOOLS, size};
     }
     switch (type->kind()) {
     case TypeKind::TensorType:
-        return Type::TENSOR;
+        return {Kind::TENSOR};
     case TypeKind::IntType:
     case TypeKind::SymIntType:
-        return Type::INTEGER;
+        return {Kind::INTEGER};
     case TypeKind::FloatType:
-        return Type::FLOAT;
+        return {Kind::FLOAT};
     case TypeKind::BoolType:
-        return Type::BOOL;
+        return {Kind::BOOL};
     case TypeKind::StringType:
-        return Type::STRING;
+        return {Kind::STRING};
     default:
         throw py::value_error("bind: an argument of type " + type->str() + " is not supported");
     }
@@ -80,13 +113,28 @@ bool number(PyObject *object, double &value)
     return static_cast<int64_t>(value) == whole;
 }
 
-// The elements of a tuple or list, each read by `read`.
-template <typename T, typename Read>
-bool list(PyObject *object, c10::List<T> &values, const Read &read)
+bool flag(PyObject *object, bool &value)
 {
-    if (!PyTuple_CheckExact(object) && !PyList_CheckExact(object))
-        return false;
+    value = object == Py_True;
+    return value || object == Py_False;
+}
+
+// The elements of a tuple or list, each read by `read`; or one, for `count` that are the same.
+template <typename T, typename Read>
+bool list(PyObject *object, c10::List<T> &values, int32_t count, const Read &read)
+{
+    if (!PyTuple_CheckExact(object) && !PyList_CheckExact(object)) {
+        T value{};
+        if (count == 0 || !read(object, value))
+            return false;
+        values.reserve(static_cast<size_t>(count));
+        for (int32_t i = 0; i < count; i++)
+            values.push_back(value);
+        return true;
+    }
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+    if (count != 0 && size != count)
+        return false;
     values.reserve(static_cast<size_t>(size));
     for (Py_ssize_t i = 0; i < size; i++) {
         T value{};
@@ -100,38 +148,46 @@ bool list(PyObject *object, c10::List<T> &values, const Read &read)
 // Pushes an argument; false if it is not of just this type.
 bool push(torch::jit::Stack &stack, PyObject *object, Type type)
 {
-    switch (type) {
-    case Type::OPTIONAL_TENSOR:
+    switch (type.kind) {
+    case Kind::OPTIONAL_TENSOR:
         if (object == Py_None) {
             stack.emplace_back();
             return true;
         }
         [[fallthrough]];
-    case Type::TENSOR:
+    case Kind::TENSOR:
         if (!THPVariable_CheckExact(object))
             return false;
         stack.emplace_back(THPVariable_Unpack(object));
         return true;
-    case Type::INTEGER: {
+    case Kind::OPTIONAL_INTEGER:
+        if (object == Py_None) {
+            stack.emplace_back();
+            return true;
+        }
+        [[fallthrough]];
+    case Kind::INTEGER: {
         int64_t value = 0;
         if (!integer(object, value))
             return false;
         stack.emplace_back(value);
         return true;
     }
-    case Type::FLOAT: {
+    case Kind::FLOAT: {
         double value = 0;
         if (!number(object, value))
             return false;
         stack.emplace_back(value);
         return true;
     }
-    case Type::BOOL:
-        if (object != Py_True && object != Py_False)
+    case Kind::BOOL: {
+        bool value = false;
+        if (!flag(object, value))
             return false;
-        stack.emplace_back(object == Py_True);
+        stack.emplace_back(value);
         return true;
-    case Type::STRING: {
+    }
+    case Kind::STRING: {
         Py_ssize_t size = 0;
         const char *const text = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
         if (text == nullptr) {
@@ -141,16 +197,34 @@ bool push(torch::jit::Stack &stack, PyObject *object, Type type)
         stack.emplace_back(std::string(text, static_cast<size_t>(size)));
         return true;
     }
-    case Type::INTEGERS: {
+    case Kind::DTYPE:
+        if (!THPDtype_Check(object))
+            return false;
+        stack.emplace_back(static_cast<int64_t>(reinterpret_cast<THPDtype *>(object)->scalar_type));
+        return true;
+    case Kind::OPTIONAL_INTEGERS:
+        if (object == Py_None) {
+            stack.emplace_back();
+            return true;
+        }
+        [[fallthrough]];
+    case Kind::INTEGERS: {
         c10::List<int64_t> values;
-        if (!list(object, values, integer))
+        if (!list(object, values, type.size, integer))
             return false;
         stack.emplace_back(std::move(values));
         return true;
     }
-    case Type::FLOATS: {
+    case Kind::FLOATS: {
         c10::List<double> values;
-        if (!list(object, values, number))
+        if (!list(object, values, type.size, number))
+            return false;
+        stack.emplace_back(std::move(values));
+        return true;
+    }
+    case Kind::BOOLS: {
+        c10::List<bool> values;
+        if (!list(object, values, type.size, flag))
             return false;
         stack.emplace_back(std::move(values));
         return true;
@@ -193,7 +267,7 @@ py::object bind(const std::string &name, py::object otherwise)
     const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
     auto bound = std::make_unique<BoundOp>(BoundOp{op, {}, std::move(otherwise), op.schema().name(), {}});
     for (const c10::Argument &argument : op.schema().arguments())
-        bound->types.push_back(type_of(argument.type()));
+        bound->types.push_back(type_of(argument));
     for (const c10::Argument &result : op.schema().returns())
         if (result.type()->kind() != c10::TypeKind::TensorType)
             throw py::value_error("bind: a return of type " + result.type()->str() + " is not supported");

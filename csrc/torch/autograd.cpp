@@ -1,6 +1,8 @@
 // The kernel that all ops share under the Autograd keys: see autograd.h for what it is told.
 #include "autograd.h"
 
+#include "checks.h"
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -35,31 +37,40 @@ using torch::jit::Stack;
 namespace
 {
 
-enum class Kind { LITERAL, ARGUMENT, RETURN, GRADIENT, TANGENT, WANTED };
-enum class Attribute { TENSOR, MATRIX_TRANSPOSE, SIZE, STRIDE, DTYPE, CHANNELS_LAST };
+enum class Kind { LITERAL, ARGUMENT, RETURN, GRADIENT, TANGENT, WANTED, WANTS };
+enum class Attribute { TENSOR, MATRIX_TRANSPOSE, SIZE, PLANE, STRIDE, DTYPE, CHANNELS_LAST };
 
 // Where one argument of a gradient's op comes from.
 struct Source {
     Kind kind;
-    int index = 0; // of the argument or return; of a gradient, among those of differentiable returns
+    int index = 0; // of the argument or return; of a gradient or a want, among those of differentiable ones
     Attribute attribute = Attribute::TENSOR;
     IValue literal = {};
+    int condition = -1;       // the target without whose gradient this is None; -1 without one
     int slot = -1;            // among what a node saves
     bool is_value = false;    // saved as a value, not as a tensor
     bool is_optional = false; // the op takes None for it
 };
 
-struct Derivative {
-    std::vector<int> targets; // among the differentiable arguments
-    std::optional<OperatorHandle> op;
+struct Call {
+    std::optional<OperatorHandle> op; // none where the only source is the gradient itself
     std::vector<Source> sources;
 };
 
-// What the tangent of an argument adds to that of a return.
+struct Derivative {
+    std::vector<int> targets; // among the differentiable arguments
+    std::vector<Call> calls;  // the one for all times, or that for once and that for gradients which are differentiated
+
+    const Call &call() const
+    {
+        return at::GradMode::is_enabled() ? calls.back() : calls.front();
+    }
+};
+
+// What the tangents of arguments add to those of returns.
 struct Tangent {
-    int argument, result;
-    std::optional<OperatorHandle> op;
-    std::vector<Source> sources;
+    std::vector<int> arguments, results;
+    Call call;
 };
 
 // What a node saves of the op's arguments and returns, in one slot each.
@@ -67,7 +78,7 @@ struct Slot {
     Kind kind;
     int index;
     Attribute attribute;
-    std::vector<int> derivatives; // that need it
+    std::vector<int> targets; // whose gradients need it, among the differentiable arguments
 };
 
 // All that autograd knows of an op.
@@ -75,6 +86,7 @@ struct Derivatives {
     std::string node_name;
     std::vector<int> arguments; // that are differentiable: indices in the schema
     std::vector<int> returns;   // likewise; of an op that works in place, `written`
+    std::vector<int> constants; // arguments that must have no gradient
     int written = -1;           // the differentiable argument that the op writes into, if it does
     std::vector<Derivative> derivatives;
     std::vector<Slot> tensors, values;
@@ -99,11 +111,9 @@ std::vector<std::string> split(const std::string &text, char separator)
     return parts;
 }
 
-// What messages call an op: linear for cuda_ops::linear_forward.
-std::string display_name(const OperatorHandle &op)
+bool has(const std::vector<int> &indices, int index)
 {
-    const std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
-    return name.substr(0, name.rfind("_forward"));
+    return std::find(indices.begin(), indices.end(), index) != indices.end();
 }
 
 // linear_forward -> LinearBackward, as PyTorch names its nodes.
@@ -126,8 +136,16 @@ class Parser
   public:
     Parser(const OperatorHandle &op, const std::vector<std::string> &lines) : schema(op.schema())
     {
-        for (const std::string &line : lines)
-            (line.find("<-") == std::string::npos ? texts : tangent_texts).push_back(line);
+        for (const std::string &line : lines) {
+            const size_t colon = line.find(':');
+            if (line.find("<-") != std::string::npos)
+                tangent_texts.push_back(line);
+            else if (colon != std::string::npos && strip(line.substr(colon + 1)) == "not differentiable")
+                for (const std::string &name : split(line.substr(0, colon), ','))
+                    result.constants.push_back(known_argument(name, line));
+            else
+                texts.push_back(line);
+        }
     }
 
     Derivatives parse()
@@ -136,11 +154,8 @@ class Parser
         for (const std::string &text : texts) {
             const size_t colon = text.find(':');
             TORCH_INTERNAL_ASSERT(colon != std::string::npos, op_name(), ": no ':' in derivative ", text);
-            for (const std::string &name : split(text.substr(0, colon), ',')) {
-                const int index = argument(name);
-                TORCH_INTERNAL_ASSERT(index >= 0, op_name(), ": no argument ", name, " in derivative ", text);
-                result.arguments.push_back(index);
-            }
+            for (const std::string &name : split(text.substr(0, colon), ','))
+                result.arguments.push_back(known_argument(name, text));
         }
         // In the order of the schema, as a Function's gradients are.
         std::sort(result.arguments.begin(), result.arguments.end());
@@ -169,17 +184,52 @@ class Parser
         return -1;
     }
 
+    int known_argument(const std::string &name, const std::string &text) const
+    {
+        const int index = argument(name);
+        TORCH_INTERNAL_ASSERT(index >= 0, op_name(), ": no argument ", name, " in derivative ", text);
+        return index;
+    }
+
+    int known_return(const std::string &name, const std::string &text) const
+    {
+        for (size_t i = 0; i < schema.returns().size(); i++)
+            if (return_name(i) == name)
+                return static_cast<int>(i);
+        TORCH_INTERNAL_ASSERT(false, op_name(), ": no return ", name, " in tangent ", text);
+    }
+
+    // The place of an argument among the differentiable ones.
+    int differentiable_argument(const std::string &name, const std::string &text) const
+    {
+        const auto found = std::find(result.arguments.begin(), result.arguments.end(), known_argument(name, text));
+        TORCH_INTERNAL_ASSERT(found != result.arguments.end(), op_name(), ": ", name, " has no derivative in ", text);
+        return static_cast<int>(found - result.arguments.begin());
+    }
+
     std::string return_name(size_t i) const
     {
         const std::string &name = schema.returns()[i].name();
         return name.empty() && schema.returns().size() == 1 ? "output" : name;
     }
 
-    // The sources between the parentheses of a derivative.
+    // The calls of a derivative, "<op>(<sources>)" each.
+    static std::vector<std::string> call_texts(const std::string &text)
+    {
+        const std::string calls = text.substr(text.find(':') + 1);
+        const size_t separator = calls.find(" or ");
+        if (separator == std::string::npos)
+            return {calls};
+        return {calls.substr(0, separator), calls.substr(separator + 4)};
+    }
+
+    // The sources of a call: between the parentheses, or, without an op, the gradient that it is.
     std::vector<std::string> source_texts(const std::string &text) const
     {
         const size_t open = text.find('('), close = text.rfind(')');
-        TORCH_INTERNAL_ASSERT(open != std::string::npos && close != std::string::npos, op_name(), ": ", text);
+        if (open == std::string::npos)
+            return {strip(text)};
+        TORCH_INTERNAL_ASSERT(close != std::string::npos, op_name(), ": ", text);
         return split(text.substr(open + 1, close - open - 1), ',');
     }
 
@@ -187,44 +237,59 @@ class Parser
     {
         if (result.written >= 0) // what was written is what has a gradient
             return;
-        for (size_t i = 0; i < schema.returns().size(); i++)
-            for (const std::string &text : texts) {
-                const std::vector<std::string> sources = source_texts(text);
-                const std::string name = "grad_" + return_name(i);
-                if (argument(name) < 0 && std::find(sources.begin(), sources.end(), name) != sources.end()) {
-                    result.returns.push_back(static_cast<int>(i));
-                    break;
-                }
-            }
+        std::vector<std::string> sources;
+        for (const std::string &text : texts)
+            for (const std::string &call : call_texts(text))
+                for (std::string &source : source_texts(call))
+                    sources.push_back(std::move(source));
+        for (size_t i = 0; i < schema.returns().size(); i++) {
+            const std::string name = "grad_" + return_name(i);
+            if (argument(name) < 0 && std::find(sources.begin(), sources.end(), name) != sources.end())
+                result.returns.push_back(static_cast<int>(i));
+        }
     }
 
     void parse_derivative(const std::string &text)
     {
         Derivative derivative;
-        const size_t colon = text.find(':');
-        for (const std::string &name : split(text.substr(0, colon), ',')) {
-            const auto found = std::find(result.arguments.begin(), result.arguments.end(), argument(name));
-            derivative.targets.push_back(static_cast<int>(found - result.arguments.begin()));
-        }
-        derivative.op = called_op(text, colon + 1);
-        const c10::FunctionSchema &target = derivative.op->schema();
-        const std::vector<std::string> sources = source_texts(text);
-        TORCH_INTERNAL_ASSERT(sources.size() == target.arguments().size(), op_name(), ": the derivative ", text,
-                              " does not fit ", target);
-        const auto &returns = target.returns();
-        TORCH_INTERNAL_ASSERT(returns.size() >= derivative.targets.size() ||
-                                  (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType),
-                              op_name(), ": too few gradients in ", text);
-        for (size_t i = 0; i < sources.size(); i++) {
-            derivative.sources.push_back(parse_source(sources[i], text));
-            derivative.sources.back().is_optional = target.arguments()[i].type()->kind() == c10::TypeKind::OptionalType;
+        for (const std::string &name : split(text.substr(0, text.find(':')), ','))
+            derivative.targets.push_back(differentiable_argument(name, text));
+        for (const std::string &call : call_texts(text)) {
+            derivative.calls.push_back(parse_call(call, derivative.targets));
+            if (!derivative.calls.back().op) {
+                TORCH_INTERNAL_ASSERT(derivative.targets.size() == 1 &&
+                                          derivative.calls.back().sources[0].kind == Kind::GRADIENT,
+                                      op_name(), ": the derivative ", text, " is neither an op nor a gradient");
+                continue;
+            }
+            const auto &returns = derivative.calls.back().op->schema().returns();
+            TORCH_INTERNAL_ASSERT(returns.size() >= derivative.targets.size() ||
+                                      (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType),
+                                  op_name(), ": too few gradients in ", text);
         }
         result.derivatives.push_back(std::move(derivative));
     }
 
-    static OperatorHandle called_op(const std::string &text, size_t begin)
+    // `targets`: of the derivative, for which arguments and returns are saved; none for a tangent, which saves nothing.
+    Call parse_call(const std::string &text, const std::vector<int> &targets)
     {
-        const std::string name = strip(text.substr(begin, text.find('(') - begin));
+        const std::vector<std::string> sources = source_texts(text);
+        if (text.find('(') == std::string::npos)
+            return {std::nullopt, {parse_source(sources[0], text, targets)}};
+        Call call{called_op(text), {}};
+        const c10::FunctionSchema &target = call.op->schema();
+        TORCH_INTERNAL_ASSERT(sources.size() == target.arguments().size(), op_name(), ": the derivative ", text,
+                              " does not fit ", target);
+        for (size_t i = 0; i < sources.size(); i++) {
+            call.sources.push_back(parse_source(sources[i], text, targets));
+            call.sources.back().is_optional = target.arguments()[i].type()->kind() == c10::TypeKind::OptionalType;
+        }
+        return call;
+    }
+
+    static OperatorHandle called_op(const std::string &text)
+    {
+        const std::string name = strip(text.substr(0, text.find('(')));
         return c10::Dispatcher::singleton().findSchemaOrThrow(
             name.find("::") == std::string::npos ? ("cuda_ops::" + name).c_str() : name.c_str(), "");
     }
@@ -232,40 +297,52 @@ class Parser
     void parse_tangent(const std::string &text)
     {
         const size_t arrow = text.find("<-");
-        Tangent tangent{-1, -1, called_op(text, arrow + 2), {}};
-        for (size_t i = 0; i < schema.returns().size(); i++)
-            if (return_name(i) == strip(text.substr(0, arrow)))
-                tangent.result = static_cast<int>(i);
-        for (const std::string &source : source_texts(text)) {
-            tangent.sources.push_back(parse_source(source, text));
-            if (tangent.sources.back().kind == Kind::TANGENT)
-                tangent.argument = tangent.sources.back().index;
-        }
-        TORCH_INTERNAL_ASSERT(tangent.argument >= 0 && tangent.result >= 0 &&
-                                  tangent.sources.size() == tangent.op->schema().arguments().size(),
+        Tangent tangent{{}, {}, parse_call(text.substr(arrow + 2), {})};
+        for (const std::string &name : split(text.substr(0, arrow), ','))
+            tangent.results.push_back(known_return(name, text));
+        for (const Source &source : tangent.call.sources)
+            if (source.kind == Kind::TANGENT)
+                tangent.arguments.push_back(source.index);
+        TORCH_INTERNAL_ASSERT(!tangent.arguments.empty() && tangent.call.op &&
+                                  tangent.results.size() <= tangent.call.op->schema().returns().size(),
                               op_name(), ": unsound tangent ", text);
         result.tangents.push_back(std::move(tangent));
     }
 
-    Source parse_source(const std::string &text, const std::string &derivative)
+    Source parse_source(const std::string &text, const std::string &derivative, const std::vector<int> &targets)
     {
+        if (const size_t condition = text.find(" if "); condition != std::string::npos) {
+            const int target = differentiable_argument(strip(text.substr(condition + 4)), derivative);
+            TORCH_INTERNAL_ASSERT(has(targets, target), op_name(), ": ", text, " names no target of ", derivative);
+            Source source = parse_source(strip(text.substr(0, condition)), derivative, {target});
+            source.condition = target;
+            return source;
+        }
+        const bool saved = !targets.empty();
         if (text == "none")
             return {Kind::LITERAL};
         if (text == "true" || text == "false")
             return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(text == "true")};
         if (std::isdigit(text[0]) || text[0] == '-')
             return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(static_cast<int64_t>(std::stoll(text)))};
-        if (text == "wanted")
+        if (text[0] == '[') {
+            c10::List<bool> flags;
+            for (const std::string &flag : split(text.substr(1, text.size() - 2), ' '))
+                flags.push_back(flag == "true");
+            return {Kind::LITERAL, 0, Attribute::TENSOR, IValue(std::move(flags))};
+        }
+        if (text == "wanted" && saved)
             return {Kind::WANTED};
+        if (text.rfind("wants_", 0) == 0 && saved)
+            return {Kind::WANTS, differentiable_argument(text.substr(6), derivative)};
         const size_t dot = text.find('.');
         const std::string name = text.substr(0, dot);
         Source source = named_source(name, derivative);
         if (dot != std::string::npos) {
-            static const std::map<std::string, Attribute> attributes{{"mT", Attribute::MATRIX_TRANSPOSE},
-                                                                     {"size", Attribute::SIZE},
-                                                                     {"stride", Attribute::STRIDE},
-                                                                     {"dtype", Attribute::DTYPE},
-                                                                     {"channels_last", Attribute::CHANNELS_LAST}};
+            static const std::map<std::string, Attribute> attributes{
+                {"mT", Attribute::MATRIX_TRANSPOSE}, {"size", Attribute::SIZE},
+                {"plane", Attribute::PLANE},         {"stride", Attribute::STRIDE},
+                {"dtype", Attribute::DTYPE},         {"channels_last", Attribute::CHANNELS_LAST}};
             const auto found = attributes.find(text.substr(dot + 1));
             TORCH_INTERNAL_ASSERT(found != attributes.end(), op_name(), ": unknown attribute in ", derivative);
             source.attribute = found->second;
@@ -273,7 +350,7 @@ class Parser
         if (source.kind == Kind::ARGUMENT || source.kind == Kind::RETURN) {
             source.is_value = !is_tensor(source) || (source.attribute != Attribute::TENSOR &&
                                                      source.attribute != Attribute::MATRIX_TRANSPOSE);
-            source.slot = derivative.find("<-") == std::string::npos ? slot_for(source) : -1;
+            source.slot = saved ? slot_for(source, targets) : -1;
         }
         return source;
     }
@@ -311,17 +388,16 @@ class Parser
         return type->kind() == c10::TypeKind::TensorType;
     }
 
-    int slot_for(const Source &source)
+    int slot_for(const Source &source, const std::vector<int> &targets)
     {
         const Attribute attribute = source.is_value ? source.attribute : Attribute::TENSOR;
         std::vector<Slot> &slots = source.is_value ? result.values : result.tensors;
-        const int derivative = static_cast<int>(result.derivatives.size());
         for (size_t i = 0; i < slots.size(); i++)
             if (slots[i].kind == source.kind && slots[i].index == source.index && slots[i].attribute == attribute) {
-                slots[i].derivatives.push_back(derivative);
+                slots[i].targets.insert(slots[i].targets.end(), targets.begin(), targets.end());
                 return static_cast<int>(i);
             }
-        slots.push_back({source.kind, source.index, attribute, {derivative}});
+        slots.push_back({source.kind, source.index, attribute, targets});
         return static_cast<int>(slots.size()) - 1;
     }
 
@@ -352,13 +428,14 @@ IValue value_of(const IValue &value, Attribute attribute)
     switch (attribute) {
     case Attribute::SIZE:
         return IValue(tensor.sym_sizes());
+    case Attribute::PLANE:
+        return IValue(tensor.sym_sizes().slice(static_cast<size_t>(tensor.dim()) - 2));
     case Attribute::STRIDE:
         return IValue(tensor.sym_strides());
     case Attribute::DTYPE:
         return IValue(static_cast<int64_t>(tensor.scalar_type()));
     default:
-        return IValue(tensor.dim() == 4 && tensor.is_contiguous(at::MemoryFormat::ChannelsLast) &&
-                      !tensor.is_contiguous());
+        return IValue(tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast);
     }
 }
 
@@ -403,19 +480,26 @@ struct DerivativesNode : public Node {
 
     void run(const Derivative &derivative, const variable_list &grads, variable_list &results)
     {
+        const Call &call = derivative.call();
         bool takes_gradient = false, has_gradient = false;
-        for (const Source &source : derivative.sources)
+        for (const Source &source : call.sources)
             if (source.kind == Kind::GRADIENT) {
                 takes_gradient = true;
                 has_gradient |= grads[source.index].defined();
             }
         if (takes_gradient && !has_gradient)
             return;
+        if (!call.op) {
+            results[derivative.targets[0]] = argument(derivative, call.sources[0], grads).toTensor();
+            return;
+        }
         Stack stack;
-        stack.reserve(std::max<size_t>(derivative.sources.size(), derivative.targets.size()));
-        for (const Source &source : derivative.sources)
+        stack.reserve(std::max<size_t>(call.sources.size(), derivative.targets.size()));
+        for (const Source &source : call.sources)
             stack.push_back(argument(derivative, source, grads));
-        derivative.op->callBoxed(&stack);
+        // Backward runs in the dtypes of forward, wherever it is called.
+        const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+        call.op->callBoxed(&stack);
         if (stack.size() == 1 && stack[0].isTensorList()) { // an op that returns the wanted ones alone
             const auto list = stack[0].toTensorVector();
             size_t next = 0;
@@ -431,6 +515,8 @@ struct DerivativesNode : public Node {
 
     IValue argument(const Derivative &derivative, const Source &source, const variable_list &grads)
     {
+        if (source.condition >= 0 && !task_should_compute_output(static_cast<size_t>(source.condition)))
+            return IValue();
         switch (source.kind) {
         case Kind::LITERAL:
             return source.literal;
@@ -440,6 +526,8 @@ struct DerivativesNode : public Node {
                 wanted.push_back(task_should_compute_output(static_cast<size_t>(target)));
             return IValue(std::move(wanted));
         }
+        case Kind::WANTS:
+            return IValue(task_should_compute_output(static_cast<size_t>(source.index)));
         case Kind::GRADIENT: {
             Tensor grad = grads[source.index];
             if (!grad.defined()) {
@@ -489,15 +577,26 @@ class AutogradKernel final : public c10::OperatorKernel
                 requires_grad |= tensor.requires_grad();
                 has_tangent |= tensor._fw_grad(0).defined();
             }
+        for (const int index : derivatives.constants)
+            if (const Tensor &tensor = tensor_of(arguments[index]); tensor.defined()) {
+                TORCH_CHECK(!tensor.requires_grad(), display_name(op), ": not differentiable with respect to ",
+                            op.schema().arguments()[index].name(), ", which requires grad");
+                TORCH_CHECK(!tensor._fw_grad(0).defined(), display_name(op), ": not differentiable with respect to ",
+                            op.schema().arguments()[index].name(), ", which has a tangent");
+            }
         if (has_tangent) {
             run_with_tangents(op, keys, stack);
             return;
         }
-        run(op, keys, stack, requires_grad);
+        run(op, keys, stack, requires_grad, [] {});
     }
 
   private:
-    void run(const OperatorHandle &op, DispatchKeySet keys, Stack *stack, bool requires_grad)
+    // The call, recorded if it is to be. set_tangents is called when its results are on the stack: before they are
+    // saved for backward, which keeps their tangents with them.
+    template <typename SetTangents>
+    void run(const OperatorHandle &op, DispatchKeySet keys, Stack *stack, bool requires_grad,
+             const SetTangents &set_tangents)
     {
         const size_t first = stack->size() - op.schema().arguments().size();
         const IValue *const arguments = stack->data() + first;
@@ -505,8 +604,11 @@ class AutogradKernel final : public c10::OperatorKernel
         if (derivatives.written >= 0)
             torch::autograd::check_inplace(tensor_of(arguments[derivatives.written]), requires_grad);
         if (!requires_grad) {
-            const at::AutoDispatchBelowADInplaceOrView guard;
-            op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+            {
+                const at::AutoDispatchBelowADInplaceOrView guard;
+                op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+            }
+            set_tangents();
             return;
         }
         const std::shared_ptr<DerivativesNode> node(new DerivativesNode(&derivatives), torch::autograd::deleteNode);
@@ -518,12 +620,8 @@ class AutogradKernel final : public c10::OperatorKernel
         }
         node->set_next_edges(std::move(edges));
         c10::SmallVector<bool, 8> wanted;
-        for (const Derivative &derivative : derivatives.derivatives) {
-            bool wants = false;
-            for (const int target : derivative.targets)
-                wants |= node->should_compute_output(static_cast<size_t>(target));
-            wanted.push_back(wants);
-        }
+        for (size_t target = 0; target < derivatives.arguments.size(); target++)
+            wanted.push_back(node->should_compute_output(target));
         save_arguments(*node, arguments, wanted);
         const Tensor written = derivatives.written >= 0 ? tensor_of(arguments[derivatives.written]) : Tensor();
         {
@@ -535,6 +633,7 @@ class AutogradKernel final : public c10::OperatorKernel
         const IValue *const results = stack->data() + first;
         for (const int index : derivatives.returns)
             torch::autograd::set_history(tensor_of(results[index]), node);
+        set_tangents();
         save_returns(*node, results, written, wanted);
     }
 
@@ -554,32 +653,43 @@ class AutogradKernel final : public c10::OperatorKernel
                     continue;
                 bool is_known = false;
                 for (const Tangent &tangent : derivatives.tangents)
-                    is_known |= tangent.argument == index;
+                    is_known |= has(tangent.arguments, index);
                 TORCH_CHECK_NOT_IMPLEMENTED(is_known, display_name(op), ": forward-mode derivatives by ",
                                             op.schema().arguments()[index].name(), " are not supported");
                 primals[index] = IValue(tensor._fw_primal(0));
             }
         TORCH_CHECK_NOT_IMPLEMENTED(derivatives.written < 0, display_name(op),
                                     ": forward-mode derivatives in place are not supported");
-        run(op, keys, stack, requires_grad);
+        run(op, keys, stack, requires_grad, [&] { set_tangents(op, stack, first, primals, tangents); });
+    }
+
+    void set_tangents(const OperatorHandle &op, Stack *stack, size_t first, const std::vector<IValue> &primals,
+                      const std::vector<Tensor> &tangents) const
+    {
         std::vector<Tensor> sums(op.schema().returns().size());
         for (const Tangent &tangent : derivatives.tangents) {
-            if (!tangents[tangent.argument].defined())
+            bool is_needed = false;
+            for (const int index : tangent.arguments)
+                is_needed |= tangents[index].defined();
+            if (!is_needed)
                 continue;
             Stack call;
-            for (const Source &source : tangent.sources) {
-                const IValue value = source.kind == Kind::LITERAL   ? source.literal
-                                     : source.kind == Kind::TANGENT ? IValue(tangents[source.index])
-                                     : source.kind == Kind::RETURN  ? (*stack)[first + source.index]
-                                                                    : primals[source.index];
+            for (const Source &source : tangent.call.sources) {
+                const IValue value = source.kind == Kind::LITERAL       ? source.literal
+                                     : source.kind == Kind::RETURN      ? (*stack)[first + source.index]
+                                     : source.kind != Kind::TANGENT     ? primals[source.index]
+                                     : tangents[source.index].defined() ? IValue(tangents[source.index])
+                                                                        : IValue();
                 call.push_back(source.attribute == Attribute::TENSOR || !value.isTensor() ? value
                                : source.attribute == Attribute::MATRIX_TRANSPOSE ? IValue(value.toTensor().mT())
                                                                                  : value_of(value, source.attribute));
             }
-            tangent.op->callBoxed(&call);
-            const Tensor term = std::move(call[0]).toTensor();
-            Tensor &sum = sums[tangent.result];
-            sum = sum.defined() ? sum + term : term;
+            tangent.call.op->callBoxed(&call);
+            for (size_t i = 0; i < tangent.results.size(); i++) {
+                const Tensor term = std::move(call[i]).toTensor();
+                Tensor &sum = sums[tangent.results[i]];
+                sum = sum.defined() ? sum + term : term;
+            }
         }
         for (size_t i = 0; i < sums.size(); i++)
             if (sums[i].defined())
@@ -588,8 +698,8 @@ class AutogradKernel final : public c10::OperatorKernel
 
     static bool is_needed(const Slot &slot, const c10::SmallVector<bool, 8> &wanted)
     {
-        for (const int derivative : slot.derivatives)
-            if (wanted[derivative])
+        for (const int target : slot.targets)
+            if (wanted[static_cast<size_t>(target)])
                 return true;
         return false;
     }
@@ -680,6 +790,14 @@ static std::map<std::string, std::vector<std::string>> &all_derivatives()
 {
     static std::map<std::string, std::vector<std::string>> texts;
     return texts;
+}
+
+bool is_differentiated_further(at::TensorList tensors)
+{
+    if (at::GradMode::is_enabled())
+        return true;
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [](const Tensor &tensor) { return tensor.defined() && tensor._fw_grad(0).defined(); });
 }
 
 void register_derivatives(torch::Library &library, const char *name, std::initializer_list<const char *> derivatives)

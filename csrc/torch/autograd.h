@@ -9,24 +9,36 @@
 // directions, and an op whose gradients have derivatives of their own is differentiable as often as they are.
 //
 // A derivative is "<arguments>: <op>(<sources>)". The op, of cuda_ops unless it says `aten::`, returns one gradient for
-// each of the arguments. A source is
+// each of the arguments, or a list of those that are wanted. "<argument>: grad_<return>" passes the gradient on, which
+// autograd itself sums up where the argument was broadcast. A source is
 //     an argument or a return of the op            by its name in the schema
 //     grad_<return>                                the gradient that comes in; the only return of an op that does not
 //                                                  name it is `output`
 //     wanted                                       bool[]: which of <arguments> have a gradient to be computed
-//     none, true, false, an integer
+//     wants_<argument>                             bool: whether that argument has
+//     none, true, false, an integer, [true false ...]
+//     <source> if <argument>                       None, and not saved, unless that one of <arguments> has a gradient
 // and of a tensor, instead of its elements,
 //     .size  .stride  .dtype                       what it says; saved in place of the tensor
-//     .channels_last                               bool: whether its format is that, and no other
+//     .plane                                       its last two sizes
+//     .channels_last                               bool: whether that is the format that its strides suggest
 //     .mT                                          the transposed matrix, a view
 // Saved for backward is what the wanted gradients need, and nothing else. A return that no derivative takes the
 // gradient of is not differentiable. Where only some of the gradients that a derivative takes have come in, the others
 // are None if the op takes that, else zeros.
 //
-// Forward mode: a line "<return> <- <op>(<sources>)", in which exactly one source is tangent_<argument>, adds what the
-// tangent of that argument gives to the tangent of the return. An argument with a tangent and no line is an error.
+// "<arguments>: <op>(<sources>) or <op>(<sources>)" is for a gradient that a fused op computes which has no derivatives
+// itself: where gradients are recorded (create_graph), the second op takes its place, one that composes them of ops
+// which have.
+//
+// "<arguments>: not differentiable" makes it an error that they require grad, which else is not looked at.
+//
+// Forward mode: a line "<returns> <- <op>(<sources>)", in which one source or more is tangent_<argument>, adds what the
+// tangents of those arguments give to the tangents of the returns. It is followed where one of them has a tangent; the
+// others are None. An argument with a tangent and no line is an error. (`wanted` is then no word of this language.)
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <initializer_list>
@@ -43,6 +55,19 @@ enum class Autocast {
 
 // Registers the op's derivatives. `name` without the namespace.
 void register_derivatives(torch::Library &library, const char *name, std::initializer_list<const char *> derivatives);
+
+// The registered op of that name ("cuda_ops::..."), to be called with the signature of the function that implements it.
+// By way of the dispatcher, so that torch.compile and autograd see it.
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> registered_op(const char *name)
+{
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// For gradients of fused ops, composite ops that use the fused kernel where nothing asks for the next derivative, and
+// ops that can be differentiated otherwise: whether autograd records what is done with the tensors, or one of them has
+// a tangent.
+bool is_differentiated_further(at::TensorList tensors);
 
 // Registers what torch.autocast casts. On the CPU, whose kernels know no halves, lower precision is an error.
 void register_autocast(torch::Library &library, const char *name, Autocast policy);

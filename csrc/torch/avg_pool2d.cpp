@@ -1,10 +1,10 @@
 // avg_pool2d for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/avg_pool2d.h"
 
-#include <ATen/ops/empty.h>
-
 #include <optional>
 
+#include "autograd.h"
+#include "empty.h"
 #include "pool2d.h"
 
 namespace cuda_ops
@@ -31,7 +31,7 @@ static Tensor avg_pool2d_forward(const Tensor &input, at::IntArrayRef kernel_siz
     const int64_t divisor = check_divisor(op, divisor_override);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous(format);
-    Tensor output = at::empty(pooled_sizes(input.sizes(), pool), x.options(), format);
+    Tensor output = empty(pooled_sizes(input.sizes(), pool), x.options().memory_format(format));
     if (output.numel() == 0)
         return output;
     if (x.is_cuda())
@@ -52,7 +52,7 @@ static Tensor avg_pool2d_backward(const Tensor &grad_output, at::IntArrayRef inp
 {
     const char *const op = "avg_pool2d_backward";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
-    const std::vector<int64_t> sizes = unpooled_sizes(op, grad_output, "grad_output", input_size);
+    const at::DimVector sizes = unpooled_sizes(op, grad_output, "grad_output", input_size);
     TORCH_CHECK(!channels_last || sizes.size() == 4, op,
                 ": expected grad_output to have 4 dimensions for channels_last, got shape ", grad_output.sizes());
     const at::MemoryFormat format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
@@ -62,7 +62,7 @@ static Tensor avg_pool2d_backward(const Tensor &grad_output, at::IntArrayRef inp
     const int64_t divisor = check_divisor(op, divisor_override);
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(format);
-    Tensor grad_input = at::empty(sizes, g.options(), format);
+    Tensor grad_input = empty(sizes, g.options().memory_format(format));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda())
@@ -81,10 +81,21 @@ static Tensor avg_pool2d_backward(const Tensor &grad_output, at::IntArrayRef inp
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("avg_pool2d_forward(Tensor input, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, "
-                "bool count_include_pad, int? divisor_override) -> Tensor");
+                "bool count_include_pad, int? divisor_override) -> (Tensor output)");
     library.def("avg_pool2d_backward(Tensor grad_output, SymInt[2] input_size, int[2] kernel_size, int[2] stride, "
                 "int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, bool channels_last) "
-                "-> Tensor");
+                "-> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "avg_pool2d_forward", cuda_ops::avg_pool2d_forward);
     CUDA_OPS_IMPLEMENT(library, "avg_pool2d_backward", cuda_ops::avg_pool2d_backward);
+    CUDA_OPS_DERIVATIVES(library, "avg_pool2d_forward",
+                         {"input: avg_pool2d_backward(grad_output, input.plane, kernel_size, stride, padding, "
+                          "ceil_mode, count_include_pad, divisor_override, input.channels_last)",
+                          "output <- avg_pool2d_forward(tangent_input, kernel_size, stride, padding, ceil_mode, "
+                          "count_include_pad, divisor_override)"});
+    // grad_input is linear in grad_output, and transposed twice it is the pooling again.
+    CUDA_OPS_DERIVATIVES(library, "avg_pool2d_backward",
+                         {"grad_output: avg_pool2d_forward(grad_grad_input, kernel_size, stride, padding, ceil_mode, "
+                          "count_include_pad, divisor_override)",
+                          "grad_input <- avg_pool2d_backward(tangent_grad_output, input_size, kernel_size, stride, "
+                          "padding, ceil_mode, count_include_pad, divisor_override, channels_last)"});
 }

@@ -1,14 +1,18 @@
 // batch_norm for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/batch_norm.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <sstream>
 #include <tuple>
 
+#include "autograd.h"
 #include "checks.h"
+#include "empty.h"
+#include "running_statistics.h"
 
 namespace cuda_ops
 {
@@ -30,9 +34,9 @@ struct Layout {
         }
     }
 
-    Tensor empty_like(const Tensor &input) const
+    Tensor new_like(const Tensor &input) const
     {
-        return at::empty(input.sizes(), input.options(), format);
+        return empty(input.sizes(), input.options().memory_format(format));
     }
 };
 
@@ -41,18 +45,7 @@ static void check_input(const char *op, const Tensor &input)
     TORCH_CHECK(input.dim() >= 2, op, ": expected input to have at least 2 dimensions, got shape ", input.sizes());
 }
 
-// A value for each channel: of the dtype of input, or float32 beside an input in half precision.
-static cuda_ops_dtype check_channel_values(const char *op, const char *argument, const Tensor &tensor,
-                                           const Tensor &input)
-{
-    check_same_device(op, argument, tensor, "input", input);
-    TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == input.size(1), op, ": expected ", argument,
-                " to have one element for each channel of input, ", input.size(1), ", got shape ", tensor.sizes());
-    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    if (!half || tensor.scalar_type() != at::kFloat)
-        check_like(op, argument, tensor, "input", input);
-    return check_dtype(op, argument, tensor);
-}
+static const char *const CHANNEL_OF_INPUT = "channel of input"; // in messages
 
 // weight or bias, contiguous; undefined if it is not given.
 struct Parameters {
@@ -63,11 +56,11 @@ struct Parameters {
                const Tensor &input)
     {
         if (given_weight) {
-            dtype = check_channel_values(op, "weight", *given_weight, input);
+            dtype = check_channel_values(op, "weight", *given_weight, input, input.size(1), CHANNEL_OF_INPUT);
             weight = given_weight->contiguous();
         }
         if (given_bias) {
-            dtype = check_channel_values(op, "bias", *given_bias, input);
+            dtype = check_channel_values(op, "bias", *given_bias, input, input.size(1), CHANNEL_OF_INPUT);
             if (given_weight)
                 check_like(op, "bias", *given_bias, "weight", *given_weight);
             bias = given_bias->contiguous();
@@ -93,7 +86,7 @@ static Tensor make_workspace(const Tensor &input, const Layout &l)
                                           0
 #endif
                                           : cuda_ops_batch_norm_workspace_cpu(l.outer, l.channels, l.inner);
-    return at::empty({bytes}, input.options().dtype(at::kByte));
+    return empty_bytes(bytes, input);
 }
 
 // Grains for the CPU's steps: how many blocks or rows are worth a thread.
@@ -112,22 +105,59 @@ static void normalize_cpu(const char *op, const Tensor &output, const Tensor &wo
     });
 }
 
-static std::tuple<Tensor, Tensor, Tensor> batch_norm_forward_training(const Tensor &input,
-                                                                      const std::optional<Tensor> &weight,
-                                                                      const std::optional<Tensor> &bias, double eps)
+// The running statistics after a batch of `count` values a channel.
+static void update(const char *op, const RunningStatistics &running, const Tensor &mean, const Tensor &variance,
+                   int64_t count)
+{
+    const cuda_ops_running_statistics &to = running.statistics;
+    if (to.mean && mean.is_cuda())
+        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_update_cuda(to.mean, to.variance, mean.const_data_ptr<double>(),
+                                                            variance.const_data_ptr<double>(), mean.numel(), count,
+                                                            to.momentum, to.dtype, current_stream(op)));
+    else if (to.mean)
+        check_status(op, cuda_ops_batch_norm_update_cpu(to.mean, to.variance, mean.const_data_ptr<double>(),
+                                                        variance.const_data_ptr<double>(), mean.numel(), count,
+                                                        to.momentum, to.dtype));
+    running.count_batch();
+    running.finish();
+}
+
+// As in PyTorch: of one value there is no variance.
+static void check_batch(const char *op, const Tensor &input, const Layout &l)
+{
+    if (C10_LIKELY(l.outer * l.inner != 1))
+        return;
+    std::ostringstream size;
+    for (const int64_t n : input.sizes())
+        size << (size.tellp() == 0 ? "" : ", ") << n;
+    TORCH_CHECK_VALUE(false, op, ": Expected more than 1 value per channel when training, got input size (", size.str(),
+                      ")");
+}
+
+// running: whether there are running statistics, and those.
+static std::tuple<Tensor, Tensor, Tensor>
+forward_training(const Tensor &input, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
+                 const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
+                 const std::optional<Tensor> &num_batches_tracked, double momentum, double eps)
 {
     const char *const op = "batch_norm";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
+    const Layout l(input);
+    check_batch(op, input, l);
+    const RunningStatistics running(op, running_mean, running_var, num_batches_tracked, momentum, input, l.channels,
+                                    CHANNEL_OF_INPUT);
     const Parameters parameters(op, weight, bias, input);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Layout l(input);
     const Tensor x = input.contiguous(l.format);
-    Tensor output = l.empty_like(x);
+    Tensor output = l.new_like(x);
     const auto statistics = x.options().dtype(at::kDouble);
-    if (x.numel() == 0)
+    if (x.numel() == 0) {
+        running.count_batch();
+        running.finish();
         return {output, at::zeros({l.channels}, statistics), at::zeros({l.channels}, statistics)};
-    Tensor mean = at::empty({l.channels}, statistics), variance = at::empty({l.channels}, statistics);
+    }
+    Tensor mean = empty({l.channels}, statistics), variance = empty({l.channels}, statistics);
     const Tensor workspace = make_workspace(x, l);
     if (x.is_cuda()) {
         CUDA_OPS_LAUNCH(op,
@@ -135,6 +165,7 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_forward_training(const Tens
                             output.data_ptr(), mean.data_ptr<double>(), variance.data_ptr<double>(),
                             workspace.data_ptr(), x.const_data_ptr(), parameters.weight_data(), parameters.bias_data(),
                             l.outer, l.channels, l.inner, eps, dtype, parameters.dtype, current_stream(op)));
+        update(op, running, mean, variance, l.outer * l.inner);
         return {output, mean, variance};
     }
     const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
@@ -146,7 +177,27 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_forward_training(const Tens
                          mean.data_ptr<double>(), variance.data_ptr<double>(), workspace.data_ptr(),
                          parameters.weight_data(), parameters.bias_data(), l.outer, l.channels, l.inner, eps, dtype));
     normalize_cpu(op, output, workspace, x, l, dtype);
+    update(op, running, mean, variance, l.outer * l.inner);
     return {output, mean, variance};
+}
+
+static std::tuple<Tensor, Tensor, Tensor> batch_norm_forward_training(const Tensor &input,
+                                                                      const std::optional<Tensor> &weight,
+                                                                      const std::optional<Tensor> &bias, double eps)
+{
+    return forward_training(input, weight, bias, std::nullopt, std::nullopt, std::nullopt, 0.0, eps);
+}
+
+static std::tuple<Tensor, Tensor, Tensor>
+batch_norm_forward_tracking(const Tensor &input, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
+                            const Tensor &running_mean, const Tensor &running_var,
+                            const std::optional<Tensor> &num_batches_tracked, double momentum, double eps)
+{
+    const auto resolved = [](const std::optional<Tensor> &tensor) {
+        return tensor && tensor->is_neg() ? std::optional<Tensor>(dense(*tensor)) : tensor;
+    };
+    return forward_training(input.is_neg() ? dense(input) : input, resolved(weight), resolved(bias), running_mean,
+                            running_var, num_batches_tracked, momentum, eps);
 }
 
 static Tensor batch_norm_forward_inference(const Tensor &input, const std::optional<Tensor> &weight,
@@ -157,14 +208,15 @@ static Tensor batch_norm_forward_inference(const Tensor &input, const std::optio
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
     const Parameters parameters(op, weight, bias, input);
-    const cuda_ops_dtype statistics_dtype = check_channel_values(op, "running_mean", running_mean, input);
-    check_channel_values(op, "running_var", running_var, input);
+    const cuda_ops_dtype statistics_dtype =
+        check_channel_values(op, "running_mean", running_mean, input, input.size(1), CHANNEL_OF_INPUT);
+    check_channel_values(op, "running_var", running_var, input, input.size(1), CHANNEL_OF_INPUT);
     check_like(op, "running_var", running_var, "running_mean", running_mean);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Layout l(input);
     const Tensor x = input.contiguous(l.format);
     const Tensor mean = running_mean.contiguous(), variance = running_var.contiguous();
-    Tensor output = l.empty_like(x);
+    Tensor output = l.new_like(x);
     if (x.numel() == 0)
         return output;
     const Tensor workspace = make_workspace(x, l);
@@ -185,21 +237,21 @@ static Tensor batch_norm_forward_inference(const Tensor &input, const std::optio
 }
 
 // mean and variance: in training those that forward returned, else the running statistics. A result that is not asked
-// for is returned empty; the others of grad_weight and grad_bias are of `parameter_dtype`.
+// for is returned empty; grad_weight and grad_bias are of the dtype of weight, or else of bias, or else of input.
 static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad_output, const Tensor &input,
                                                               const std::optional<Tensor> &weight, const Tensor &mean,
                                                               const Tensor &variance, bool training, double eps,
-                                                              at::ScalarType parameter_type, bool needs_grad_input,
-                                                              bool needs_grad_parameters)
+                                                              std::optional<at::ScalarType> bias_type,
+                                                              std::array<bool, 3> wanted)
 {
+    const bool needs_grad_input = wanted[0], needs_grad_parameters = wanted[1] || wanted[2];
     const char *const op = "batch_norm_backward";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
     check_like(op, "grad_output", grad_output, "input", input);
     check_same_shape(op, "grad_output", grad_output, "input", input);
     const Parameters parameters(op, weight, std::nullopt, input);
-    TORCH_CHECK(!weight || weight->scalar_type() == parameter_type, op, ": expected parameter_dtype to be that of ",
-                "weight, ", weight ? weight->scalar_type() : parameter_type, ", got ", parameter_type);
+    const at::ScalarType parameter_type = weight ? weight->scalar_type() : bias_type.value_or(input.scalar_type());
     cuda_ops_dtype statistics_dtype = CUDA_OPS_FLOAT64;
     if (training) {
         for (const Tensor *statistic : {&mean, &variance})
@@ -208,8 +260,8 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
                         op, ": expected mean and variance to be those that forward returned, got ",
                         statistic->toString(), " of shape ", statistic->sizes());
     } else {
-        statistics_dtype = check_channel_values(op, "mean", mean, input);
-        check_channel_values(op, "variance", variance, input);
+        statistics_dtype = check_channel_values(op, "mean", mean, input, input.size(1), CHANNEL_OF_INPUT);
+        check_channel_values(op, "variance", variance, input, input.size(1), CHANNEL_OF_INPUT);
         check_like(op, "variance", variance, "mean", mean);
     }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
@@ -217,13 +269,13 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
     const Tensor x = input.contiguous(l.format), g = grad_output.contiguous(l.format);
     const Tensor m = mean.contiguous(), v = variance.contiguous();
     const auto parameter_options = x.options().dtype(parameter_type);
-    Tensor grad_input = needs_grad_input ? l.empty_like(x) : at::empty({0}, x.options());
+    Tensor grad_input = needs_grad_input ? l.new_like(x) : empty({0}, x.options());
     const int64_t parameter_count = needs_grad_parameters ? l.channels : 0;
     if (x.numel() == 0)
         return {grad_input, at::zeros({parameter_count}, parameter_options),
                 at::zeros({parameter_count}, parameter_options)};
-    Tensor grad_weight = at::empty({parameter_count}, parameter_options);
-    Tensor grad_bias = at::empty({parameter_count}, parameter_options);
+    Tensor grad_weight = empty({parameter_count}, parameter_options);
+    Tensor grad_bias = empty({parameter_count}, parameter_options);
     const Tensor workspace = make_workspace(x, l);
     void *const grad_weight_data = needs_grad_parameters ? grad_weight.data_ptr() : nullptr;
     void *const grad_bias_data = needs_grad_parameters ? grad_bias.data_ptr() : nullptr;
@@ -261,59 +313,59 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
     return {grad_input, grad_weight, grad_bias};
 }
 
-// Running statistics that are not contiguous are updated in a copy.
-static void batch_norm_update(Tensor &running_mean, Tensor &running_var, const Tensor &mean, const Tensor &variance,
-                              double momentum, int64_t count)
-{
-    const char *const op = "batch_norm_update";
-    const cuda_ops_dtype dtype = check_dtype(op, "running_mean", running_mean);
-    check_dim(op, "running_mean", running_mean, 1, 1);
-    check_like(op, "running_var", running_var, "running_mean", running_mean);
-    check_same_shape(op, "running_var", running_var, "running_mean", running_mean);
-    for (const Tensor *statistic : {&mean, &variance}) {
-        check_same_device(op, "mean and variance", *statistic, "running_mean", running_mean);
-        check_same_shape(op, "mean and variance", *statistic, "running_mean", running_mean);
-        TORCH_CHECK(statistic->scalar_type() == at::kDouble, op, ": expected mean and variance to be float64, got ",
-                    statistic->toString());
-    }
-    const c10::OptionalDeviceGuard guard(at::device_of(running_mean));
-    const Tensor m = dense(mean), v = dense(variance);
-    const Tensor new_mean = dense(running_mean), new_var = dense(running_var);
-    if (count == 0 || m.numel() == 0)
-        return;
-    if (new_mean.is_cuda())
-        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_update_cuda(new_mean.data_ptr(), new_var.data_ptr(),
-                                                            m.const_data_ptr<double>(), v.const_data_ptr<double>(),
-                                                            m.numel(), count, momentum, dtype, current_stream(op)));
-    else
-        check_status(op,
-                     cuda_ops_batch_norm_update_cpu(new_mean.data_ptr(), new_var.data_ptr(), m.const_data_ptr<double>(),
-                                                    v.const_data_ptr<double>(), m.numel(), count, momentum, dtype));
-    if (!new_mean.is_same(running_mean))
-        running_mean.copy_(new_mean);
-    if (!new_var.is_same(running_var))
-        running_var.copy_(new_var);
-    // What saved the old values for its backward is to notice.
-    running_mean.unsafeGetTensorImpl()->bump_version();
-    running_var.unsafeGetTensorImpl()->bump_version();
-}
-
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("batch_norm_forward_training(Tensor input, Tensor? weight, Tensor? bias, float eps)"
                 " -> (Tensor output, Tensor mean, Tensor variance)");
+    // The same, and running statistics move towards those of the batch. num_batches_tracked counts it.
+    library.def("batch_norm_forward_tracking(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
+                "Tensor(b!) running_var, Tensor(c!)? num_batches_tracked, float momentum, float eps)"
+                " -> (Tensor output, Tensor mean, Tensor variance)");
     library.def("batch_norm_forward_inference(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, "
-                "Tensor running_var, float eps) -> Tensor");
+                "Tensor running_var, float eps) -> (Tensor output)");
     library.def("batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor variance, "
-                "bool training, float eps, ScalarType parameter_dtype, bool needs_grad_input, "
-                "bool needs_grad_parameters) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
-    library.def("batch_norm_update(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor variance, "
-                "float momentum, SymInt count) -> ()");
+                "bool training, float eps, ScalarType? bias_dtype, bool[3] wanted)"
+                " -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+    // cuda_ops/ops/batch_norm.py composes these two of PyTorch's operations.
+    library.def("batch_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
+                "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, "
+                "Tensor variance, bool training, float eps, bool[3] wanted) -> Tensor[]");
+    library.def("batch_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_input, "
+                "Tensor? tangent_weight, Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, "
+                "Tensor variance, bool training, float eps, ScalarType? bias_dtype, bool[3] wanted)"
+                " -> (Tensor tangent_grad_input, Tensor tangent_grad_weight, Tensor tangent_grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_training", cuda_ops::batch_norm_forward_training);
+    CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_tracking", cuda_ops::batch_norm_forward_tracking);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_forward_tracking");
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_inference", cuda_ops::batch_norm_forward_inference);
     CUDA_OPS_IMPLEMENT(library, "batch_norm_backward", cuda_ops::batch_norm_backward);
-    CUDA_OPS_IMPLEMENT(library, "batch_norm_update", cuda_ops::batch_norm_update);
-    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_update");
+    // The gradient of output takes into account that mean and variance depend on input. What a channel's output is
+    // linearly of its input is symmetric, so that tangents go the way of gradients.
+    const char *const gradients =
+        "input, weight, bias: batch_norm_backward(grad_output, input, weight, mean, variance, "
+        "true, eps, bias.dtype, wanted)";
+    const char *const by_input = "output <- batch_norm_backward(tangent_input, input, weight, mean, variance, true, "
+                                 "eps, bias.dtype, [true false false])";
+    const char *const by_weight = "output <- batch_norm_forward_training(input, tangent_weight, none, eps)";
+    const char *const by_bias = "output <- expand_channels(tangent_bias, output.size, output.dtype)";
+    CUDA_OPS_DERIVATIVES(library, "batch_norm_forward_training", {gradients, by_input, by_weight, by_bias});
+    CUDA_OPS_DERIVATIVES(library, "batch_norm_forward_tracking",
+                         {"running_mean, running_var: not differentiable", gradients, by_input, by_weight, by_bias});
+    CUDA_OPS_DERIVATIVES(
+        library, "batch_norm_forward_inference",
+        {"running_mean, running_var: not differentiable",
+         "input, weight, bias: batch_norm_backward(grad_output, input, weight, running_mean, running_var, false, eps, "
+         "bias.dtype, wanted)",
+         "output <- batch_norm_backward(tangent_input, input, weight, running_mean, running_var, false, eps, "
+         "bias.dtype, [true false false])",
+         "output <- batch_norm_forward_inference(input, tangent_weight, none, running_mean, running_var, eps)",
+         by_bias});
+    CUDA_OPS_DERIVATIVES(
+        library, "batch_norm_backward",
+        {"grad_output, input, weight: batch_norm_backward_gradients(grad_grad_input, grad_grad_weight, "
+         "grad_grad_bias, grad_output, input, weight, mean, variance, training, eps, wanted)",
+         "grad_input, grad_weight, grad_bias <- batch_norm_backward_tangents(tangent_grad_output, tangent_input, "
+         "tangent_weight, grad_output, input, weight, mean, variance, training, eps, bias_dtype, wanted)"});
 }

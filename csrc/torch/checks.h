@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <cstdint>
+#include <string>
 
 #include "cuda_ops/core.h"
 
@@ -52,6 +53,13 @@ void check_status(const char *op, cuda_ops_status status);
 // PyTorch's current stream on the current device. In a build without CUDA: an error that says how to get one.
 cuda_ops_stream current_stream(const char *op);
 
+// What messages call an op: linear for cuda_ops::linear_forward.
+std::string display_name(const c10::OperatorHandle &op);
+
+// Makes nested tensors an error that names op and argument, and not one of the dispatcher's. For ops that have no
+// kernel of their own; CUDA_OPS_IMPLEMENT does it for the others.
+void refuse_nested_tensors(torch::Library &library, const char *name);
+
 // Elements below which another thread is not worth waking (at::internal::GRAIN_SIZE is PyTorch's own figure).
 constexpr int64_t ELEMENTWISE_GRAIN = 32768;
 
@@ -78,6 +86,7 @@ void parallel_ranges(const char *op, int64_t count, int64_t grain, const Kernel 
     do {                                                                                                               \
         (library).impl(name, c10::DispatchKey::CPU, function);                                                         \
         (library).impl(name, c10::DispatchKey::CUDA, function);                                                        \
+        ::cuda_ops::refuse_nested_tensors(library, name);                                                              \
     } while (false)
 
 // For an op that writes into its arguments and returns nothing: lets it have tensors whose negation is still to be done

@@ -5,13 +5,20 @@
 #include "conv2d.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+
+#include "autograd.h"
+#include "empty.h"
 
 namespace cuda_ops
 {
@@ -112,11 +119,6 @@ static void check_grad_output(const char *op, const Tensor &grad_output, const c
                 grad_output.sizes());
 }
 
-static Tensor byte_workspace(const Tensor &like, size_t bytes)
-{
-    return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte));
-}
-
 #ifdef CUDA_OPS_WITH_CUDA
 // The path that the environment's CUDA_OPS_CONV2D_PATH names, read at each call; CUDA_OPS_CONV2D_FASTEST without it.
 static int forced_path(const char *op)
@@ -133,30 +135,63 @@ static int forced_path(const char *op)
     TORCH_CHECK(false, op, ": expected CUDA_OPS_CONV2D_PATH to be one of ", names, ", got ", value);
 }
 
-// Whether pictures that are not channels_last are to be copied to that order for the product, and its result back.
-static bool wants_channels_last(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes,
-                                cuda_ops_dtype dtype)
+// How a product is made, which depends on nothing but its sizes, its dtype, the forced path and the device.
+struct CudaPlan {
+    bool wants_channels_last; // pictures that are not channels_last are copied to that order, and the result back
+    bool is_possible;         // by the forced path
+    size_t workspace_bytes;
+};
+
+// Plans of this thread's last products: a network asks for the same ones at every step, and each would go through all
+// tiles of all paths three times.
+static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype, int path,
+                        c10::DeviceIndex device)
 {
-    return cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, forced_path(op), nullptr);
+    struct Key {
+        cuda_ops_conv2d_sizes sizes;
+        int32_t pass, dtype, path, device;
+    };
+    static_assert(std::has_unique_object_representations_v<Key>, "keys are compared byte by byte");
+    const Key key{sizes, pass, dtype, path, device};
+    thread_local std::unordered_map<std::string_view, std::pair<std::unique_ptr<Key>, CudaPlan>> plans;
+    const auto bytes_of = [](const Key &k) { return std::string_view(reinterpret_cast<const char *>(&k), sizeof k); };
+    if (const auto found = plans.find(bytes_of(key)); found != plans.end())
+        return found->second.second;
+    const CudaPlan plan{
+        cuda_ops_conv2d_wants_channels_last_cuda(pass, &sizes, dtype, path, nullptr) != 0,
+        path == CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
+        cuda_ops_conv2d_workspace_cuda(pass, &sizes, dtype, path),
+    };
+    if (plans.size() >= 1024) // of sizes that keep changing none is worth keeping
+        plans.clear();
+    auto kept = std::make_unique<Key>(key);
+    const std::string_view bytes = bytes_of(*kept);
+    plans.emplace(bytes, std::make_pair(std::move(kept), plan));
+    return plan;
 }
 
 // What all products of the CUDA path share beside their tensors.
 struct CudaRun {
     int path;
+    CudaPlan plan;
     Tensor workspace;
 
     CudaRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
             const Tensor &like)
-        : path(forced_path(op)),
-          workspace(byte_workspace(like, cuda_ops_conv2d_workspace_cuda(pass, &sizes, dtype, path)))
+        : path(forced_path(op)), plan(plan_of(pass, sizes, dtype, path, like.get_device()))
     {
-        TORCH_CHECK_NOT_IMPLEMENTED(path == CUDA_OPS_CONV2D_FASTEST ||
-                                        cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
-                                    op, ": CUDA_OPS_CONV2D_PATH=", cuda_ops_conv2d_path_name_cuda(path),
+    }
+
+    // Before the launch, with the sizes that were planned.
+    void prepare(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, const Tensor &like)
+    {
+        TORCH_CHECK_NOT_IMPLEMENTED(plan.is_possible, op,
+                                    ": CUDA_OPS_CONV2D_PATH=", cuda_ops_conv2d_path_name_cuda(path),
                                     " cannot do this convolution on this device: ", PASS_NAMES[pass], ", ",
                                     like.scalar_type(), sizes.allow_tf32 ? " (TF32 allowed)" : "", ", weight ",
                                     sizes.out_channels, " x ", sizes.in_channels / sizes.groups, " x ",
                                     sizes.kernel_height, " x ", sizes.kernel_width, ", groups ", sizes.groups);
+        workspace = empty_bytes(static_cast<int64_t>(plan.workspace_bytes), like);
     }
 };
 #endif
@@ -170,8 +205,8 @@ struct CpuRun {
            const Tensor &like)
     {
         check_status(op, cuda_ops_conv2d_plan_cpu(&plan, pass, &sizes, dtype));
-        prepared = byte_workspace(like, plan.prepared_bytes);
-        workspaces = byte_workspace(like, plan.workspace_bytes * at::get_num_threads());
+        prepared = empty_bytes(static_cast<int64_t>(plan.prepared_bytes), like);
+        workspaces = empty_bytes(static_cast<int64_t>(plan.workspace_bytes * at::get_num_threads()), like);
     }
 
     void *workspace() const
@@ -198,20 +233,25 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
 
     const c10::OptionalDeviceGuard guard(at::device_of(input));
 #ifdef CUDA_OPS_WITH_CUDA
-    if (input.is_cuda() && input.numel() > 0 && wants_channels_last(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype)) {
-        const Tensor x = input.contiguous(at::MemoryFormat::ChannelsLast);
-        return conv2d_forward(op, x, weight, bias, parameters, true).contiguous(memory_format(channels_last));
+    std::optional<CudaRun> run_on_cuda;
+    if (input.is_cuda()) {
+        run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
+        if (input.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
+            const Tensor x = input.contiguous(at::MemoryFormat::ChannelsLast);
+            return conv2d_forward(op, x, weight, bias, parameters, true).contiguous(memory_format(channels_last));
+        }
     }
 #endif
     const Tensor x = dense_image(input), w = dense_image(weight), b = bias ? bias->contiguous() : Tensor();
-    Tensor output = at::empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
-                              x.options().memory_format(memory_format(sizes.output_channels_last)));
+    Tensor output = empty({sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width},
+                          x.options().memory_format(memory_format(sizes.output_channels_last)));
     if (output.numel() == 0)
         return output;
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
     if (x.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const CudaRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x);
+        CudaRun &run = *run_on_cuda;
+        run.prepare(op, CUDA_OPS_CONV2D_FORWARD, sizes, x);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_forward_cuda(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
                                                          bias_data, &sizes, run.workspace.mutable_data_ptr(), run.path,
@@ -244,20 +284,24 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
 #ifdef CUDA_OPS_WITH_CUDA
-    if (grad_output.is_cuda() && grad_output.numel() > 0 &&
-        wants_channels_last(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype)) {
-        const Tensor g = grad_output.contiguous(at::MemoryFormat::ChannelsLast);
-        return conv2d_backward_input(op, g, weight, input_size, true, parameters)
-            .contiguous(memory_format(channels_last));
+    std::optional<CudaRun> run_on_cuda;
+    if (grad_output.is_cuda()) {
+        run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, grad_output);
+        if (grad_output.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
+            const Tensor g = grad_output.contiguous(at::MemoryFormat::ChannelsLast);
+            return conv2d_backward_input(op, g, weight, input_size, true, parameters)
+                .contiguous(memory_format(channels_last));
+        }
     }
 #endif
     const Tensor g = dense_image(grad_output), w = dense_image(weight);
-    Tensor grad_input = at::empty(input_size, g.options().memory_format(memory_format(channels_last)));
+    Tensor grad_input = empty(input_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const CudaRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g);
+        CudaRun &run = *run_on_cuda;
+        run.prepare(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, g);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_input_cuda(
                                 grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(), &sizes,
@@ -292,21 +336,27 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     bool copied = false;
 #ifdef CUDA_OPS_WITH_CUDA
-    copied = grad_output.is_cuda() && grad_output.numel() > 0 &&
-             wants_channels_last(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
-    if (copied)
-        sizes.input_channels_last = sizes.output_channels_last = 1;
+    std::optional<CudaRun> run_on_cuda;
+    if (grad_output.is_cuda() && grad_output.numel() > 0) {
+        run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, grad_output);
+        copied = run_on_cuda->plan.wants_channels_last;
+        if (copied) {
+            sizes.input_channels_last = sizes.output_channels_last = 1;
+            run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, grad_output);
+        }
+    }
 #endif
     const Tensor g = copied ? grad_output.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(grad_output);
     const Tensor x = copied ? input.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(input);
-    Tensor grad_weight = at::empty(weight_size, g.options().memory_format(memory_format(channels_last)));
+    Tensor grad_weight = empty(weight_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_weight.numel() == 0)
         return grad_weight;
     if (g.numel() == 0) // the sum over an empty batch
         return grad_weight.zero_();
     if (g.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const CudaRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g);
+        CudaRun &run = *run_on_cuda;
+        run.prepare(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, g);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_weight_cuda(
                                 grad_weight.data_ptr(), g.const_data_ptr(), x.const_data_ptr(), &sizes,
@@ -325,7 +375,8 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     return grad_weight;
 }
 
-static Tensor conv2d_backward_bias(const Tensor &grad_output)
+// size: that of bias, which is not the number of channels of output where there are no input channels.
+static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArrayRef size)
 {
     const char *const op = "conv2d_backward_bias";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
@@ -334,15 +385,18 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output)
     const int64_t batch = grad_output.size(0), channels = grad_output.size(1);
     const int64_t pixels = grad_output.size(2) * grad_output.size(3);
 
+    TORCH_CHECK(!size || channels == 0 || *size == IntArrayRef(channels), op, ": expected size to be [", channels,
+                "], got ", size.value_or(IntArrayRef()));
+
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = dense_image(grad_output);
-    Tensor grad_bias = at::empty({channels}, g.options());
     if (g.numel() == 0)
-        return grad_bias.zero_();
+        return at::zeros(size.value_or(IntArrayRef(channels)), g.options());
+    Tensor grad_bias = empty({channels}, g.options());
     if (g.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = byte_workspace(
-            g, cuda_ops_conv2d_backward_bias_workspace_cuda(batch, channels, pixels, channels_last, dtype));
+        const Tensor workspace =
+            empty_bytes(cuda_ops_conv2d_backward_bias_workspace_cuda(batch, channels, pixels, channels_last, dtype), g);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_bias_cuda(
                                 grad_bias.data_ptr(), g.const_data_ptr(), batch, channels, pixels, channels_last,
@@ -355,6 +409,18 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output)
                                                                  channels, pixels, channels_last, begin, end, dtype);
                     });
     return grad_bias;
+}
+
+// One value a channel, in the shape of `size`, whose channels are dimension 1, and in `dtype`: what the sum over all
+// other dimensions is the gradient of. Without input channels an output has none, whatever the bias.
+static Tensor expand_channels(const Tensor &values, c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype)
+{
+    const Tensor v = dtype ? values.to(*dtype) : values;
+    if (size[1] == 0)
+        return v.new_zeros_symint(size);
+    c10::SymDimVector shape(size.size(), 1);
+    shape[1] = size[1];
+    return v.view_symint(shape).expand_symint(size);
 }
 
 // The path by name that a product of these tensors takes on the current device as the environment is now, with both
@@ -378,7 +444,7 @@ static std::string path_of(const Tensor &input, const Tensor &weight, c10::strin
 #ifdef CUDA_OPS_WITH_CUDA
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const auto number = static_cast<cuda_ops_conv2d_pass>(name - std::begin(PASS_NAMES));
-    if (wants_channels_last(op, number, sizes, dtype))
+    if (cuda_ops_conv2d_wants_channels_last_cuda(number, &sizes, dtype, forced_path(op), nullptr))
         sizes.input_channels_last = sizes.output_channels_last = 1;
     const char *const path =
         cuda_ops_conv2d_path_name_cuda(cuda_ops_conv2d_path_cuda(number, &sizes, dtype, forced_path(op)));
@@ -418,12 +484,14 @@ static Tensor backward_weight(const Tensor &grad_output, const Tensor &input, In
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("conv2d_forward(Tensor input, Tensor weight, Tensor? bias, SymInt[2] stride, SymInt[4] padding, "
-                "SymInt[2] dilation, SymInt groups) -> Tensor");
+                "SymInt[2] dilation, SymInt groups) -> (Tensor output)");
     library.def("conv2d_backward_input(Tensor grad_output, Tensor weight, SymInt[4] input_size, bool channels_last, "
-                "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
+                "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> (Tensor grad_input)");
     library.def("conv2d_backward_weight(Tensor grad_output, Tensor input, SymInt[4] weight_size, bool channels_last, "
-                "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> Tensor");
-    library.def("conv2d_backward_bias(Tensor grad_output) -> Tensor");
+                "SymInt[2] stride, SymInt[4] padding, SymInt[2] dilation, SymInt groups) -> (Tensor grad_weight)");
+    library.def("conv2d_backward_bias(Tensor grad_output, SymInt[]? size=None) -> (Tensor grad_bias)");
+    library.def("expand_channels(Tensor values, SymInt[] size, ScalarType? dtype=None) -> (Tensor output)",
+                cuda_ops::expand_channels);
     library.def("conv2d_path(Tensor input, Tensor weight, str product, SymInt[2] stride, SymInt[4] padding, "
                 "SymInt[2] dilation, SymInt groups) -> str");
     CUDA_OPS_IMPLEMENT(library, "conv2d_forward", cuda_ops::forward);
@@ -431,4 +499,38 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_weight", cuda_ops::backward_weight);
     CUDA_OPS_IMPLEMENT(library, "conv2d_backward_bias", cuda_ops::conv2d_backward_bias);
     CUDA_OPS_IMPLEMENT(library, "conv2d_path", cuda_ops::path_of);
+    CUDA_OPS_AUTOCAST(library, "conv2d_forward", LOWER_PRECISION);
+    // output, grad_input and grad_weight are three sums of products over the same triples (input, weight, output): the
+    // derivatives of each in one of its factors are the other two.
+    CUDA_OPS_DERIVATIVES(
+        library, "conv2d_forward",
+        {"input: conv2d_backward_input(grad_output, weight, input.size, input.channels_last, stride, padding, "
+         "dilation, groups)",
+         "weight: conv2d_backward_weight(grad_output, input, weight.size, weight.channels_last, stride, padding, "
+         "dilation, groups)",
+         "bias: conv2d_backward_bias(grad_output, bias.size)",
+         "output <- conv2d_forward(tangent_input, weight, none, stride, padding, dilation, groups)",
+         "output <- conv2d_forward(input, tangent_weight, none, stride, padding, dilation, groups)",
+         "output <- expand_channels(tangent_bias, output.size, none)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "conv2d_backward_input",
+        {"grad_output: conv2d_forward(grad_grad_input, weight, none, stride, padding, dilation, groups)",
+         "weight: conv2d_backward_weight(grad_output, grad_grad_input, weight.size, weight.channels_last, stride, "
+         "padding, dilation, groups)",
+         "grad_input <- conv2d_backward_input(tangent_grad_output, weight, input_size, channels_last, stride, padding, "
+         "dilation, groups)",
+         "grad_input <- conv2d_backward_input(grad_output, tangent_weight, input_size, channels_last, stride, padding, "
+         "dilation, groups)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "conv2d_backward_weight",
+        {"grad_output: conv2d_forward(input, grad_grad_weight, none, stride, padding, dilation, groups)",
+         "input: conv2d_backward_input(grad_output, grad_grad_weight, input.size, input.channels_last, stride, "
+         "padding, dilation, groups)",
+         "grad_weight <- conv2d_backward_weight(tangent_grad_output, input, weight_size, channels_last, stride, "
+         "padding, dilation, groups)",
+         "grad_weight <- conv2d_backward_weight(grad_output, tangent_input, weight_size, channels_last, stride, "
+         "padding, dilation, groups)"});
+    CUDA_OPS_DERIVATIVES(library, "conv2d_backward_bias",
+                         {"grad_output: expand_channels(grad_grad_bias, grad_output.size, none)",
+                          "grad_bias <- conv2d_backward_bias(tangent_grad_output, size)"});
 }

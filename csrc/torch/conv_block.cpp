@@ -1,11 +1,10 @@
 // conv_block for conv_bn_relu_pool: allocation, and its steps over PyTorch's threads.
 #include "conv_block.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
 #include "cpu_workspace.h"
+#include "empty.h"
 
 namespace cuda_ops
 {
@@ -52,7 +51,7 @@ static float *data(const Tensor &tensor)
 
 Tensor ConvBlock::bytes(size_t count) const
 {
-    return at::empty({static_cast<int64_t>(count)}, input.options().dtype(at::kByte));
+    return empty_bytes(static_cast<int64_t>(count), input);
 }
 
 void ConvBlock::prepare(const char *op)
@@ -111,7 +110,7 @@ void ConvBlock::backward(const char *op, const Tensor &grad_input, const Tensor 
     const double *const moments = variance + sizes.out_channels; // of the taps, read with one input channel alone
     const uint8_t *const places = argmax.const_data_ptr<uint8_t>();
     const Tensor partials = bytes(plan.partials_bytes), weights = bytes(plan.weights_bytes);
-    const Tensor coefficients = at::empty({4 * sizes.out_channels}, input.options());
+    const Tensor coefficients = empty({4 * sizes.out_channels}, input.options());
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
         return cuda_ops_conv_block_sums_cpu(partials.data_ptr(), data(grad_output), places, data(maximum), data(input),
                                             mean, &sizes, begin, end, workspace);

@@ -4,7 +4,6 @@
 // both sides ask plan_of for it; to Python these tensors are opaque.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #if __has_include(<torch/headeronly/version.h>)
@@ -15,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "autograd_function.h"
+#include "autograd.h"
 #include "conv2d.h"
 #include "conv_block.h"
 #include "cuda_ops/batch_norm.h"
@@ -23,6 +22,7 @@
 #include "parameters.h"
 #include "paths.h"
 #include "pool2d.h"
+#include "running_statistics.h"
 
 namespace cuda_ops
 {
@@ -125,13 +125,7 @@ static Plan plan_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
 
 // --------------------------------------------------------------------------------------------------------------------
 
-static cuda_ops_dtype check_channel_values(const char *op, const char *argument, const Tensor &tensor,
-                                           const Tensor &input, int64_t channels)
-{
-    TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == channels, op, ": expected ", argument,
-                " to have one element for each output channel, ", channels, ", got shape ", tensor.sizes());
-    return check_parameter(op, argument, tensor, input);
-}
+static const char *const CHANNEL = "output channel"; // in messages
 
 // bn_weight and bn_bias, contiguous.
 struct Norm {
@@ -143,12 +137,12 @@ struct Norm {
     {
         parameters.eps = eps;
         if (given_weight) {
-            parameters.dtype = check_channel_values(op, "bn_weight", *given_weight, input, channels);
+            parameters.dtype = check_channel_values(op, "bn_weight", *given_weight, input, channels, CHANNEL);
             weight = given_weight->contiguous();
             parameters.weight = weight.const_data_ptr();
         }
         if (given_bias) {
-            parameters.dtype = check_channel_values(op, "bn_bias", *given_bias, input, channels);
+            parameters.dtype = check_channel_values(op, "bn_bias", *given_bias, input, channels, CHANNEL);
             if (given_weight)
                 check_like(op, "bn_bias", *given_bias, "bn_weight", *given_weight);
             bias = given_bias->contiguous();
@@ -156,56 +150,6 @@ struct Norm {
         }
     }
 };
-
-// The running statistics as the kernels update them. Those that are not contiguous are updated in a copy.
-struct Running {
-    Tensor given_mean, given_variance, given_batches, mean, variance, batches;
-    cuda_ops_running_statistics statistics{nullptr, nullptr, CUDA_OPS_FLOAT32, nullptr, 0.0};
-
-    Running(const char *op, const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
-            const std::optional<Tensor> &num_batches_tracked, double momentum, const Tensor &input, int64_t channels)
-    {
-        statistics.momentum = momentum;
-        TORCH_CHECK_VALUE(running_mean.has_value() == running_var.has_value(), op,
-                          ": expected running_mean and running_var to be both None or neither");
-        if (running_mean) {
-            statistics.dtype = check_channel_values(op, "running_mean", *running_mean, input, channels);
-            check_channel_values(op, "running_var", *running_var, input, channels);
-            check_like(op, "running_var", *running_var, "running_mean", *running_mean);
-            given_mean = *running_mean, given_variance = *running_var;
-            mean = dense(given_mean), variance = dense(given_variance);
-            statistics.mean = mean.data_ptr();
-            statistics.variance = variance.data_ptr();
-        }
-        if (num_batches_tracked) {
-            check_same_device(op, "num_batches_tracked", *num_batches_tracked, "input", input);
-            TORCH_CHECK(num_batches_tracked->scalar_type() == at::kLong && num_batches_tracked->numel() == 1, op,
-                        ": expected num_batches_tracked to be one int64, got ", num_batches_tracked->toString(),
-                        " of shape ", num_batches_tracked->sizes());
-            given_batches = *num_batches_tracked;
-            batches = dense(given_batches);
-            statistics.batches = batches.data_ptr<int64_t>();
-        }
-    }
-
-    void finish() const
-    {
-        const std::pair<Tensor, Tensor> written[] = {
-            {mean, given_mean}, {variance, given_variance}, {batches, given_batches}};
-        for (const auto &[updated, given] : written) {
-            if (!given.defined())
-                continue;
-            if (!updated.is_same(given))
-                given.copy_(updated);
-            given.unsafeGetTensorImpl()->bump_version(); // what saved the old values for its backward is to notice
-        }
-    }
-};
-
-static Tensor bytes(int64_t count, const Tensor &like)
-{
-    return empty({count}, like.options().dtype(at::kByte));
-}
 
 // `tensor` as an empty optional, or of the dtype of input for conv2d's kernels, which take one dtype.
 static std::optional<Tensor> in_dtype_of(const std::optional<Tensor> &tensor, const Tensor &input)
@@ -234,14 +178,14 @@ static void batch_statistics(const char *op, const Tensor &statistics, const Ten
     double *const mean = statistics.data_ptr<double>(), *const variance = mean + channels;
     if (conv_output.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = bytes(cuda_ops_batch_norm_workspace_cuda(outer, channels, inner), conv_output);
+        const Tensor workspace = empty_bytes(cuda_ops_batch_norm_workspace_cuda(outer, channels, inner), conv_output);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_forward_training_cuda(
                                 nullptr, mean, variance, workspace.data_ptr(), conv_output.const_data_ptr(), nullptr,
                                 nullptr, outer, channels, inner, eps, dtype, dtype, current_stream(op)));
         return;
     }
-    const Tensor workspace = bytes(cuda_ops_batch_norm_workspace_cpu(outer, channels, inner), conv_output);
+    const Tensor workspace = empty_bytes(cuda_ops_batch_norm_workspace_cpu(outer, channels, inner), conv_output);
     const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(outer, channels, inner);
     parallel_ranges(op, blocks, grain_of(conv_output.numel(), blocks), [&](int64_t begin, int64_t end) {
         return cuda_ops_batch_norm_moments_cpu(workspace.data_ptr(), conv_output.const_data_ptr(), outer, channels,
@@ -264,7 +208,7 @@ static void pool_forward(const char *op, const Tensor &output, const Tensor &arg
     (void)running; // not used in a build without CUDA
     if (conv_output.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&pool), conv_output);
+        const Tensor workspace = empty_bytes(cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&pool), conv_output);
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
                                 output.data_ptr(), argmax_data, maximum_data, workspace.data_ptr(), running,
@@ -325,7 +269,7 @@ static void whole_forward(const char *op, const Plan &plan, const Tensor &output
     const Tensor b = bias ? bias->contiguous() : Tensor();
     unused(output, conv_output, argmax, maximum, statistics, norm, running, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&plan.sizes, dtype), input);
+    const Tensor workspace = empty_bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&plan.sizes, dtype), input);
 #endif
     CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_forward_cuda(
                             output.data_ptr(), conv_output.data_ptr(), argmax.data_ptr<uint8_t>(), maximum.data_ptr(),
@@ -352,7 +296,7 @@ static void whole_backward(const char *op, const Plan &plan, const Tensor &grad_
     const Tensor y = kept(conv_output, plan.cuda.keeps_conv_output), most = kept(maximum, plan.cuda.keeps_maximum);
     unused(grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, statistics, norm, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
-    const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&plan.sizes, dtype), input);
+    const Tensor workspace = empty_bytes(cuda_ops_conv_bn_relu_pool_workspace_cuda(&plan.sizes, dtype), input);
     const auto data = [](const Tensor &tensor) { return tensor.numel() > 0 ? tensor.data_ptr() : nullptr; };
 #endif
     CUDA_OPS_LAUNCH(
@@ -379,12 +323,13 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
                       ", whose convolution has shape ", problem.conv_output_size());
     check_parameter(op, "weight", weight, input);
     if (bias) {
-        check_channel_values(op, "bias", *bias, input, channels);
+        check_channel_values(op, "bias", *bias, input, channels, CHANNEL);
         check_like(op, "bias", *bias, "weight", weight);
     }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
-    const Running running(op, running_mean, running_var, num_batches_tracked, momentum, input, channels);
+    const RunningStatistics running(op, running_mean, running_var, num_batches_tracked, momentum, input, channels,
+                                    CHANNEL);
     const Plan plan = plan_of(problem, input.is_cuda(), dtype);
     const bool keeps_conv_output = plan.cuda.keeps_conv_output;
 
@@ -441,11 +386,12 @@ static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &wei
     const int64_t channels = problem.conv.out_channels;
     check_parameter(op, "weight", weight, input);
     if (bias) {
-        check_channel_values(op, "bias", *bias, input, channels);
+        check_channel_values(op, "bias", *bias, input, channels, CHANNEL);
         check_like(op, "bias", *bias, "weight", weight);
     }
-    const cuda_ops_dtype statistics_dtype = check_channel_values(op, "running_mean", running_mean, input, channels);
-    check_channel_values(op, "running_var", running_var, input, channels);
+    const cuda_ops_dtype statistics_dtype =
+        check_channel_values(op, "running_mean", running_mean, input, channels, CHANNEL);
+    check_channel_values(op, "running_var", running_var, input, channels, CHANNEL);
     check_like(op, "running_var", running_var, "running_mean", running_mean);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
@@ -468,11 +414,11 @@ static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const 
 {
     const cuda_ops_pool2d &pool = problem.pool;
     const double *const mean = statistics.const_data_ptr<double>(), *const variance = mean + pool.channels;
-    Tensor grad_conv = needs_grad_conv ? at::empty_like(conv_output) : Tensor();
+    Tensor grad_conv = needs_grad_conv ? empty_like_dense(conv_output) : Tensor();
     const auto data = [](const Tensor &tensor) { return tensor.defined() ? tensor.data_ptr() : nullptr; };
     if (grad_output.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
-        const Tensor workspace = bytes(cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&pool), grad_output);
+        const Tensor workspace = empty_bytes(cuda_ops_conv_bn_relu_pool_pool_workspace_cuda(&pool), grad_output);
         const cuda_ops_dtype bias_dtype = grad_bias.defined() ? check_dtype(op, "bias", grad_bias) : CUDA_OPS_FLOAT32;
 #endif
         CUDA_OPS_LAUNCH(op, cuda_ops_conv_bn_relu_pool_pool_backward_cuda(
@@ -592,9 +538,9 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         const double *const mean = kept.const_data_ptr<double>();
         general_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
                                         problem.parameters, problem.pool.channels_last);
-        general_places = at::empty_like(places);
-        general_maximum = at::empty_like(g);
-        pool_forward(op, at::empty_like(g), general_places, general_maximum, general_output, problem, mean,
+        general_places = empty_like_dense(places);
+        general_maximum = empty_like_dense(g);
+        pool_forward(op, empty_like_dense(g), general_places, general_maximum, general_output, problem, mean,
                      mean + channels, CUDA_OPS_FLOAT64, norm, nullptr, dtype);
     }
     general_output = general_output.contiguous(format);
@@ -659,97 +605,26 @@ static PathRows conv_bn_relu_pool_paths(at::ScalarType type, IntArrayRef input_s
                           cuda_ops_conv_bn_relu_pool_paths_cuda(reports, room, &sizes, path_dtype(type), facts));
 }
 
-// For create_graph; cuda_ops/ops/conv_bn_relu_pool.py implements it.
-using ConvBnReluPoolGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
-                                              const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
-                                              const std::optional<Tensor> &bn_bias, double eps, IntArrayRef geometry,
-                                              std::array<bool, 5> wanted);
-
-struct RunningStatistics {
-    const std::optional<Tensor> &mean, &variance, &batches;
-    double momentum;
-};
-
-// Training. The gradients take into account that the statistics of the batch depend on input, weight and bias.
-struct ConvBNReLUPoolFunction : torch::autograd::Function<ConvBNReLUPoolFunction> {
-    static Tensor forward(AutogradContext *context, const Tensor &input, const Tensor &weight,
-                          const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
-                          const std::optional<Tensor> &bn_bias, const RunningStatistics &running, double eps,
-                          IntArrayRef geometry)
-    {
-        static const auto op =
-            registered_op<decltype(conv_bn_relu_pool_forward)>("cuda_ops::conv_bn_relu_pool_forward");
-        const at::AutoDispatchBelowADInplaceOrView below;
-        auto [output, conv_output, argmax, maximum, statistics] =
-            op.call(input, weight, bias, bn_weight, bn_bias, running.mean, running.variance, running.batches,
-                    running.momentum, eps, geometry);
-        context->save_for_backward({input, weight, bias.value_or(Tensor()), bn_weight.value_or(Tensor()),
-                                    bn_bias.value_or(Tensor()), conv_output, argmax, maximum, statistics});
-        context->saved_data["eps"] = eps;
-        context->saved_data["geometry"] = geometry;
-        return output;
-    }
-
-    static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
-    {
-        static const auto op =
-            registered_op<decltype(conv_bn_relu_pool_backward)>("cuda_ops::conv_bn_relu_pool_backward");
-        static const auto composed = registered_op<ConvBnReluPoolGradients>("cuda_ops::conv_bn_relu_pool_gradients");
-        const variable_list saved = context->get_saved_variables();
-        const double eps = context->saved_data["eps"].toDouble();
-        const std::vector<int64_t> geometry = context->saved_data["geometry"].toIntVector();
-        const std::array<bool, 5> wanted = wanted_gradients<5>(context, saved);
-        const std::optional<Tensor> bias = or_none(saved[2]), bn_weight = or_none(saved[3]),
-                                    bn_bias = or_none(saved[4]);
-        if (at::GradMode::is_enabled())
-            return placed(
-                composed.call(grad_outputs[0], saved[0], saved[1], bias, bn_weight, bn_bias, eps, geometry, wanted),
-                wanted, ARGUMENTS);
-        const at::AutoDispatchBelowADInplaceOrView below;
-        const auto [grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias] =
-            op.call(grad_outputs[0], saved[0], saved[1], bias, bn_weight, bn_bias, saved[5], saved[6], saved[7],
-                    saved[8], eps, geometry, wanted[0]);
-        return placed({grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias}, wanted, ARGUMENTS);
-    }
-
-    static constexpr size_t ARGUMENTS = 8; // of forward
-};
-
-static Tensor conv_bn_relu_pool(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
-                                const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
-                                const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
-                                const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
-                                IntArrayRef geometry)
-{
-    const char *const op = "conv_bn_relu_pool";
-    const auto check_constant = [&](const char *name, const std::optional<Tensor> &statistic) {
-        TORCH_CHECK(!statistic || !statistic->requires_grad(), op, ": not differentiable with respect to ", name,
-                    ", which requires grad");
-    };
-    check_constant("running_mean", running_mean);
-    check_constant("running_var", running_var);
-    const RunningStatistics running{running_mean, running_var, num_batches_tracked, momentum};
-    return ConvBNReLUPoolFunction::apply(autocast_input(op, input), weight, bias, bn_weight, bn_bias, running, eps,
-                                         geometry);
-}
-
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("conv_bn_relu_pool(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, Tensor? bn_bias, "
-                "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? num_batches_tracked, float momentum, "
-                "float eps, int[] geometry) -> Tensor",
-                cuda_ops::conv_bn_relu_pool);
-    library.def("conv_bn_relu_pool_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
-                "Tensor? bn_weight, Tensor? bn_bias, float eps, int[] geometry, bool[5] wanted) -> Tensor[]");
     library.def("conv_bn_relu_pool_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, "
                 "Tensor? bn_bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
                 "Tensor(c!)? num_batches_tracked, float momentum, float eps, int[] geometry)"
                 " -> (Tensor output, Tensor conv_output, Tensor argmax, Tensor maximum, Tensor statistics)");
     library.def("conv_bn_relu_pool_inference(Tensor input, Tensor weight, Tensor? bias, Tensor? bn_weight, "
                 "Tensor? bn_bias, Tensor running_mean, Tensor running_var, float eps, int[] geometry)"
-                " -> Tensor");
+                " -> (Tensor output)");
+    // cuda_ops/ops/conv_bn_relu_pool.py composes these of the ops that are fused here; without running statistics they
+    // are those of training.
+    library.def("conv_bn_relu_pool_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
+                "Tensor? bn_weight, Tensor? bn_bias, Tensor? running_mean, Tensor? running_var, float eps, "
+                "int[] geometry, bool[5] wanted) -> Tensor[]");
+    library.def("conv_bn_relu_pool_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
+                "Tensor? tangent_bn_weight, Tensor? tangent_bn_bias, Tensor input, Tensor weight, Tensor? bias, "
+                "Tensor? bn_weight, Tensor? bn_bias, Tensor? running_mean, Tensor? running_var, float eps, "
+                "int[] geometry) -> (Tensor tangent_output)");
     library.def("conv_bn_relu_pool_backward(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, "
                 "Tensor? bn_weight, Tensor? bn_bias, Tensor conv_output, Tensor argmax, Tensor maximum, "
                 "Tensor statistics, float eps, int[] geometry, bool needs_grad_input) -> (Tensor grad_input, Tensor "
@@ -768,4 +643,23 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_forward", cuda_ops::conv_bn_relu_pool_forward);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_inference", cuda_ops::conv_bn_relu_pool_inference);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_backward", cuda_ops::conv_bn_relu_pool_backward);
+    CUDA_OPS_AUTOCAST(library, "conv_bn_relu_pool_forward", INPUT_ONLY);
+    CUDA_OPS_AUTOCAST(library, "conv_bn_relu_pool_inference", INPUT_ONLY);
+    // In training the gradients take into account that the statistics of the batch depend on input, weight and bias.
+    CUDA_OPS_DERIVATIVES(
+        library, "conv_bn_relu_pool_forward",
+        {"running_mean, running_var: not differentiable",
+         "input, weight, bias, bn_weight, bn_bias: conv_bn_relu_pool_backward(grad_output, input, weight, bias, "
+         "bn_weight, bn_bias, conv_output, argmax, maximum, statistics, eps, geometry, wants_input) or "
+         "conv_bn_relu_pool_gradients(grad_output, input, weight, bias, bn_weight, bn_bias, none, none, eps, geometry, "
+         "wanted)",
+         "output <- conv_bn_relu_pool_tangent(tangent_input, tangent_weight, tangent_bias, tangent_bn_weight, "
+         "tangent_bn_bias, input, weight, bias, bn_weight, bn_bias, none, none, eps, geometry)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "conv_bn_relu_pool_inference",
+        {"running_mean, running_var: not differentiable",
+         "input, weight, bias, bn_weight, bn_bias: conv_bn_relu_pool_gradients(grad_output, input, weight, bias, "
+         "bn_weight, bn_bias, running_mean, running_var, eps, geometry, wanted)",
+         "output <- conv_bn_relu_pool_tangent(tangent_input, tangent_weight, tangent_bias, tangent_bn_weight, "
+         "tangent_bn_bias, input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry)"});
 }

@@ -1,9 +1,10 @@
 // cross_entropy for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/cross_entropy.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <limits>
 
+#include "autograd.h"
+#include "empty.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -66,7 +67,7 @@ static CrossEntropy check(const char *op, const Tensor &input, const Tensor &tar
             check_reduction(op, reduction),
             has_probabilities,
             input.contiguous(),
-            has_probabilities ? target.contiguous() : target.to(at::kLong).contiguous(),
+            has_probabilities ? target.contiguous() : as_indices(target),
             weight ? weight->contiguous() : Tensor()};
 }
 
@@ -80,11 +81,18 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
     const CrossEntropy p = check(op, input, target, weight, reduction, ignore_index, label_smoothing);
     const LossShape &shape = p.shape;
     Tensor loss = empty_loss(p.input, shape, p.reduction), total_weight = empty_total_weight(p.input, p.reduction);
-    Tensor statistics = at::empty({3, shape.columns()}, p.input.options().dtype(accumulate_dtype(input)));
+    Tensor statistics = empty({3, shape.columns()}, p.input.options().dtype(accumulate_dtype(input)));
+    const auto results = [&]() -> std::tuple<Tensor, Tensor, Tensor> {
+        // As in PyTorch, which divides what it smooths by the number of classes.
+        if (!p.has_probabilities && shape.classes == 0 && label_smoothing > 0)
+            loss.fill_(std::numeric_limits<double>::quiet_NaN());
+        return {loss, statistics, total_weight};
+    };
     // Without classes there are no probabilities to sum up, and PyTorch's mean over them is one over nothing.
     if (shape.columns() == 0 || (p.has_probabilities && shape.classes == 0)) {
         fill_loss_of_nothing(loss, total_weight, p.reduction);
-        return {loss, statistics.zero_(), total_weight};
+        statistics.zero_();
+        return results();
     }
     if (p.input.is_cuda()) {
         cuda_ops_index_error *error = cross_entropy_index_errors.record();
@@ -97,7 +105,7 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
                                 pointer_or_null(p.weight), shape.outer, shape.classes, shape.inner, ignore_index,
                                 label_smoothing, p.reduction, p.dtype, current_stream(op)));
         cross_entropy_index_errors.check_now(error);
-        return {loss, statistics, total_weight};
+        return results();
     }
     if (!p.has_probabilities)
         check_targets_cpu(op, p.target, shape, ignore_index);
@@ -109,7 +117,7 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
                                                       shape.columns(), shape.classes, shape.inner, begin, end,
                                                       ignore_index, label_smoothing, p.dtype);
         });
-    return {loss, statistics, total_weight};
+    return results();
 }
 
 static Tensor cross_entropy_backward(const Tensor &grad_output, const Tensor &input, const Tensor &target,
@@ -129,7 +137,7 @@ static Tensor cross_entropy_backward(const Tensor &grad_output, const Tensor &in
                 op, ": expected statistics to be those of forward, [3, ", shape.columns(), "], got ",
                 statistics.sizes());
     const Tensor g = grad_output.contiguous();
-    Tensor grad_input = at::empty_like(p.input, at::MemoryFormat::Contiguous);
+    Tensor grad_input = empty(p.input.sizes(), p.input.options());
     if (grad_input.numel() == 0)
         return grad_input;
     if (p.input.is_cuda()) {
@@ -155,10 +163,53 @@ static Tensor cross_entropy_backward(const Tensor &grad_output, const Tensor &in
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("cross_entropy_forward(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index, "
-                "float label_smoothing) -> (Tensor, Tensor, Tensor)");
+                "float label_smoothing) -> (Tensor output, Tensor statistics, Tensor total_weight)");
     library.def("cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
                 "Tensor statistics, Tensor total_weight, int reduction, int ignore_index, float label_smoothing) "
+                "-> (Tensor grad_input)");
+    // Of PyTorch's own and other differentiable ops, by cuda_ops/ops/cross_entropy.py.
+    library.def("cross_entropy_tangent(Tensor tangent, Tensor input, Tensor target, Tensor? weight, "
+                "Tensor total_weight, int reduction, int ignore_index, float label_smoothing) -> Tensor");
+    library.def("cross_entropy_share_gradients(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
+                "Tensor total_weight, int reduction, float label_smoothing, bool[2] wanted) -> Tensor[]");
+    library.def("cross_entropy_share_tangent(Tensor? tangent_target, Tensor? tangent_weight, Tensor input, "
+                "Tensor target, Tensor? weight, int reduction, float label_smoothing) -> Tensor");
+    library.def("cross_entropy_backward_gradients(Tensor grad_grad_input, Tensor grad_output, Tensor input, "
+                "Tensor target, Tensor? weight, Tensor total_weight, int reduction, int ignore_index, "
+                "float label_smoothing, bool[4] wanted) -> Tensor[]");
+    library.def("cross_entropy_backward_input(Tensor tangent, Tensor grad_output, Tensor input, Tensor target, "
+                "Tensor? weight, Tensor total_weight, int reduction, int ignore_index, float label_smoothing) "
                 "-> Tensor");
+    library.def("cross_entropy_backward_share(Tensor? tangent_target, Tensor? tangent_weight, Tensor grad_output, "
+                "Tensor input, Tensor target, Tensor? weight, Tensor total_weight, int reduction, "
+                "float label_smoothing) -> Tensor");
     CUDA_OPS_IMPLEMENT(library, "cross_entropy_forward", cuda_ops::cross_entropy_forward);
     CUDA_OPS_IMPLEMENT(library, "cross_entropy_backward", cuda_ops::cross_entropy_backward);
+    CUDA_OPS_AUTOCAST(library, "cross_entropy_forward", FLOAT32);
+    // statistics and total_weight are for backward alone, and count as what they are, functions of the others. Class
+    // indices and weights beside them have no gradients (the functional refuses such weights).
+    CUDA_OPS_DERIVATIVES(
+        library, "cross_entropy_forward",
+        {"input: cross_entropy_backward(grad_output, input, target, weight, statistics, total_weight, reduction, "
+         "ignore_index, label_smoothing)",
+         "target, weight: cross_entropy_share_gradients(grad_output, input, target, weight, total_weight, reduction, "
+         "label_smoothing, wanted)",
+         "output <- cross_entropy_tangent(tangent_input, input, target, weight, total_weight, reduction, ignore_index, "
+         "label_smoothing)",
+         "output <- cross_entropy_share_tangent(tangent_target, none, input, target, weight, reduction, "
+         "label_smoothing)",
+         "output <- cross_entropy_share_tangent(none, tangent_weight, input, target, weight, reduction, "
+         "label_smoothing)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "cross_entropy_backward",
+        {"grad_output, input, target, weight: cross_entropy_backward_gradients(grad_grad_input, grad_output, input, "
+         "target, weight, total_weight, reduction, ignore_index, label_smoothing, wanted)",
+         "grad_input <- cross_entropy_backward(tangent_grad_output, input, target, weight, statistics, total_weight, "
+         "reduction, ignore_index, label_smoothing)",
+         "grad_input <- cross_entropy_backward_input(tangent_input, grad_output, input, target, weight, total_weight, "
+         "reduction, ignore_index, label_smoothing)",
+         "grad_input <- cross_entropy_backward_share(tangent_target, none, grad_output, input, target, weight, "
+         "total_weight, reduction, label_smoothing)",
+         "grad_input <- cross_entropy_backward_share(none, tangent_weight, grad_output, input, target, weight, "
+         "total_weight, reduction, label_smoothing)"});
 }

@@ -2,16 +2,15 @@
 #include "cuda_ops/dropout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <mutex>
 #include <optional>
 #include <tuple>
 
+#include "autograd.h"
 #include "checks.h"
+#include "empty.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -67,10 +66,10 @@ static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
     check_p(op, p);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
-    Tensor output = at::empty_like(x);
+    Tensor output = empty_like_dense(x);
     if (x.numel() == 0)
         return {output, at::zeros({2}, x.options().dtype(at::kLong))};
-    Tensor state = at::empty({2}, x.options().dtype(at::kLong));
+    Tensor state = empty({2}, x.options().dtype(at::kLong));
     if (x.is_cuda()) {
         CUDA_OPS_LAUNCH(op, cuda_ops_dropout_forward_cuda(output.data_ptr(), state.data_ptr<int64_t>(),
                                                           x.const_data_ptr(), x.numel(), p,
@@ -101,7 +100,7 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
                 ": expected stride to have one element a dimension of grad_output, ", grad_output.sizes(), ", got ",
                 stride);
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
-    Tensor grad_input = at::empty_strided(grad_output.sizes(), stride, grad_output.options());
+    Tensor grad_input = empty_strided(grad_output.sizes(), stride, grad_output.options());
     TORCH_CHECK(grad_input.is_non_overlapping_and_dense(), op,
                 ": expected stride to be that of a dense tensor of shape ", grad_output.sizes(), ", got ", stride);
     const Tensor g = dense_like(grad_output, grad_input), seed_and_offset = state.contiguous();
@@ -129,9 +128,16 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     // The tag tells torch.compile that a repeated call gives another result. Its elimination of common subexpressions
     // goes by a list of PyTorch's own ops instead, and would take two calls with the same arguments for one; `call`,
     // which is not read, is an argument in which they differ.
-    library.def("dropout_forward(Tensor input, float p, Tensor? call=None) -> (Tensor, Tensor)",
+    library.def("dropout_forward(Tensor input, float p, Tensor? call=None) -> (Tensor output, Tensor state)",
                 {at::Tag::nondeterministic_seeded});
-    library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> Tensor");
+    library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "dropout_forward", cuda_ops::dropout_forward);
     CUDA_OPS_IMPLEMENT(library, "dropout_backward", cuda_ops::dropout_backward);
+    CUDA_OPS_DERIVATIVES(library, "dropout_forward",
+                         {"input: dropout_backward(grad_output, state, p, output.stride)",
+                          "output <- dropout_backward(tangent_input, state, p, output.stride)"});
+    // grad_output times forward's mask: linear, and its own gradient is the same product.
+    CUDA_OPS_DERIVATIVES(library, "dropout_backward",
+                         {"grad_output: dropout_backward(grad_grad_input, state, p, stride)",
+                          "grad_input <- dropout_backward(tangent_grad_output, state, p, stride)"});
 }

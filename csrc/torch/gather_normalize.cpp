@@ -34,6 +34,28 @@ static void check(const char *op, const Tensor &images, const Tensor &indices, d
                 images.size(0), "], one for each picture, got ", labels->sizes());
 }
 
+// Before anything is allocated: the number that stands for a dtype in an op's call may be any.
+static cuda_ops_dtype check_output_dtype(const char *op, at::ScalarType dtype, const Tensor &images)
+{
+    switch (dtype) {
+    case at::kFloat:
+        return CUDA_OPS_FLOAT32;
+    case at::kDouble:
+        return CUDA_OPS_FLOAT64;
+    case at::kHalf:
+    case at::kBFloat16:
+        TORCH_CHECK_NOT_IMPLEMENTED(images.is_cuda(), op, ": expected dtype to be float32 or float64 on the CPU, got ",
+                                    c10::getDtypeNames(dtype).first, " (float16 and bfloat16 run on CUDA)");
+        return dtype == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+    default: {
+        const int number = static_cast<int>(dtype);
+        const bool is_known = 0 <= number && number < static_cast<int>(at::ScalarType::Undefined);
+        TORCH_CHECK(false, op, ": expected dtype to be floating point, got ",
+                    is_known ? c10::getDtypeNames(dtype).first : "the number " + std::to_string(number));
+    }
+    }
+}
+
 static bool is_dense_channels_last(const Tensor &images)
 {
     return images.dim() == 4 && !images.is_contiguous() && images.is_contiguous(at::MemoryFormat::ChannelsLast);
@@ -53,6 +75,7 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const char *op = "gather_normalize";
     const c10::OptionalDeviceGuard guard(at::device_of(images));
     check(op, images, indices, mean, std, labels);
+    const cuda_ops_dtype kernel_dtype = check_output_dtype(op, dtype, images);
     const Tensor source = dense_pictures(images), i = indices.contiguous();
     const Tensor l = labels ? labels->contiguous() : Tensor();
     const int64_t rows = indices.size(0), count = images.size(0);
@@ -63,7 +86,6 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
         is_dense_channels_last(source) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     Tensor output = empty(sizes, source.options().dtype(dtype).memory_format(format));
     Tensor output_labels = empty({labels ? rows : 0}, source.options().dtype(at::kLong));
-    const cuda_ops_dtype kernel_dtype = check_dtype(op, "dtype", output);
     const int64_t row_size = c10::multiply_integers(sizes.begin() + 1, sizes.end());
     if (rows == 0)
         return {output, output_labels};
@@ -97,6 +119,6 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("gather_normalize_forward(Tensor images, Tensor indices, float mean, float std, Tensor? labels, "
-                "ScalarType dtype) -> (Tensor, Tensor)");
+                "ScalarType dtype) -> (Tensor output, Tensor output_labels)");
     CUDA_OPS_IMPLEMENT(library, "gather_normalize_forward", cuda_ops::gather_normalize_forward);
 }

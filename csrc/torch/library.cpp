@@ -113,7 +113,8 @@ void check_status(const char *op, cuda_ops_status status)
         TORCH_CHECK(false, op, ": CUDA error: ", cudaGetErrorString(error), no_image ? no_kernel_image_cure() : "");
     }
 #endif
-    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE && status != CUDA_OPS_PATH_CANNOT, op, ": ", cuda_ops_status_string(status));
+    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_UNSUPPORTED_DTYPE && status != CUDA_OPS_PATH_CANNOT, op, ": ",
+                                cuda_ops_status_string(status));
     TORCH_CHECK(false, op, ": ", cuda_ops_status_string(status));
 }
 
@@ -125,6 +126,37 @@ cuda_ops_stream current_stream(const char *op)
 #else
     TORCH_CHECK(false, op, ": ", REBUILD_WITH_CUDA);
 #endif
+}
+
+std::string display_name(const c10::OperatorHandle &op)
+{
+    std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
+    for (const char *const kind : {"_forward", "_inference", "_inplace"})
+        name = name.substr(0, name.find(kind));
+    return name;
+}
+
+static void refuse_nested(const c10::OperatorHandle &op, torch::jit::Stack *stack)
+{
+    const auto &arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); i++) {
+        const c10::IValue &value = (*stack)[stack->size() - arguments.size() + i];
+        bool is_nested = value.isTensor() && value.toTensor().is_nested();
+        if (value.isTensorList())
+            for (const Tensor &tensor : value.toTensorVector())
+                is_nested |= tensor.is_nested();
+        TORCH_CHECK_NOT_IMPLEMENTED(!is_nested, display_name(op), ": expected ", arguments[i].name(),
+                                    " to be a dense tensor, got a nested tensor");
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(false, display_name(op), ": nested tensors are not supported");
+}
+
+void refuse_nested_tensors(torch::Library &library, const char *name)
+{
+    using c10::DispatchKey;
+    for (const DispatchKey key :
+         {DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA, DispatchKey::AutogradNestedTensor})
+        library.impl(name, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse_nested>()));
 }
 
 // What the library says of itself, so that `doctor` can set it beside what the build wrote down.

@@ -2,9 +2,11 @@
 // since they come from one kernel; on the CPU the glue goes through chunks of rows.
 #include "cuda_ops/linear_cross_entropy.h"
 
+#include <array>
+#include <limits>
 #include <tuple>
 
-#include "autograd_function.h"
+#include "autograd.h"
 #include "empty.h"
 #include "linear.h"
 #include "loss.h"
@@ -61,7 +63,7 @@ static LinearCrossEntropy check(const char *op, const Tensor &input, const Tenso
             input.contiguous(),
             weight.contiguous(),
             bias ? bias->contiguous() : Tensor(),
-            target.to(at::kLong).contiguous(),
+            as_indices(target),
             row_scale ? row_scale->contiguous() : Tensor()};
 }
 
@@ -164,7 +166,12 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
     Tensor grad_input = gradient(with_input, input.sizes(), p.input.options());
     Tensor grad_weight = gradient(with_weight, weight.sizes(), sums);
     Tensor grad_bias = gradient(with_bias, {p.classes}, sums);
-    const auto results = [&] { return std::make_tuple(loss, total_weight, grad_input, grad_weight, grad_bias); };
+    const auto results = [&] {
+        // As in PyTorch, which divides what it smooths by the number of classes.
+        if (p.classes == 0 && label_smoothing > 0)
+            loss.fill_(std::numeric_limits<double>::quiet_NaN());
+        return std::make_tuple(loss, total_weight, grad_input, grad_weight, grad_bias);
+    };
     if (p.rows == 0) {
         fill_loss_of_nothing(loss, total_weight, p.reduction);
         grad_weight.zero_();
@@ -240,76 +247,132 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
     return {output_input, output_weight, output_bias};
 }
 
-// For create_graph; cuda_ops/ops/linear_cross_entropy.py implements it.
-using LinearCrossEntropyGradients = variable_list(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
-                                                  const Tensor &target, const std::optional<Tensor> &bias,
-                                                  int64_t reduction, int64_t ignore_index, double label_smoothing,
-                                                  std::array<bool, 3> wanted);
+// The ops that linear_cross_entropy fuses, which are differentiable any number of times.
+struct LinearCrossEntropyParts {
+    using Linear = Tensor(const Tensor &, const Tensor &, const std::optional<Tensor> &);
+    using Product = Tensor(const Tensor &, const Tensor &);
+    using Losses = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, const Tensor &, const std::optional<Tensor> &,
+                                                      int64_t, int64_t, double);
+    using LossBackward = Tensor(const Tensor &, const Tensor &, const Tensor &, const std::optional<Tensor> &,
+                                const Tensor &, const Tensor &, int64_t, int64_t, double);
+    using LossTangent = Tensor(const Tensor &, const Tensor &, const Tensor &, const std::optional<Tensor> &,
+                               const Tensor &, int64_t, int64_t, double);
+    c10::TypedOperatorHandle<Linear> linear = registered_op<Linear>("cuda_ops::linear_forward");
+    c10::TypedOperatorHandle<Product> backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
+    c10::TypedOperatorHandle<Product> backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+    c10::TypedOperatorHandle<Tensor(const Tensor &)> backward_bias =
+        registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+    c10::TypedOperatorHandle<Losses> losses = registered_op<Losses>("cuda_ops::cross_entropy_forward");
+    c10::TypedOperatorHandle<LossBackward> loss_backward =
+        registered_op<LossBackward>("cuda_ops::cross_entropy_backward");
+    c10::TypedOperatorHandle<LossTangent> loss_tangent = registered_op<LossTangent>("cuda_ops::cross_entropy_tangent");
 
-// Where something requires grad, forward computes the gradients along with the loss, since the logits are at hand, and
-// backward only multiplies them by grad_output and by what a mean divides by. Without a reduction they wait for
-// grad_output, one number a row, and backward computes the logits again.
-struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
-    static Tensor forward(AutogradContext *context, const Tensor &input, const Tensor &weight,
-                          const std::optional<Tensor> &bias, const Tensor &target, int64_t reduction,
-                          int64_t ignore_index, double label_smoothing, const std::array<bool, 3> &wanted)
+    static const LinearCrossEntropyParts &get()
     {
-        static const auto op =
-            registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
-        const at::AutoDispatchBelowADInplaceOrView below;
-        auto [loss, total_weight, grad_input, grad_weight, grad_bias] =
-            op.call(input, weight, target, bias, std::nullopt, reduction, ignore_index, label_smoothing, wanted[0],
-                    wanted[1], wanted[2]);
-        context->save_for_backward(
-            {input, weight, bias.value_or(Tensor()), target, total_weight, grad_input, grad_weight, grad_bias});
-        context->saved_data["parameters"] = std::make_tuple(reduction, ignore_index, label_smoothing);
-        return loss;
+        static const LinearCrossEntropyParts parts;
+        return parts;
     }
-
-    static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
-    {
-        static const auto again =
-            registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
-        static const auto scale =
-            registered_op<decltype(linear_cross_entropy_scale)>("cuda_ops::linear_cross_entropy_scale");
-        static const auto composed =
-            registered_op<LinearCrossEntropyGradients>("cuda_ops::linear_cross_entropy_gradients");
-        const variable_list saved = context->get_saved_variables();
-        const Tensor &grad_output = grad_outputs[0], &input = saved[0], &weight = saved[1], &target = saved[3];
-        const std::optional<Tensor> bias = or_none(saved[2]);
-        const auto [reduction, ignore_index, label_smoothing] =
-            context->saved_data["parameters"].to<std::tuple<int64_t, int64_t, double>>();
-        const std::array<bool, 3> wanted = wanted_gradients<3>(context, saved);
-        if (at::GradMode::is_enabled())
-            return placed(composed.call(grad_output, input, weight, target, bias, reduction, ignore_index,
-                                        label_smoothing, wanted),
-                          wanted, ARGUMENTS);
-        const at::AutoDispatchBelowADInplaceOrView below;
-        if (reduction == CUDA_OPS_REDUCTION_NONE) {
-            const auto [loss, total_weight, grad_input, grad_weight, grad_bias] =
-                again.call(input, weight, target, bias, grad_output, reduction, ignore_index, label_smoothing,
-                           wanted[0], wanted[1], wanted[2]);
-            const at::ScalarType dtype = weight.scalar_type();
-            return placed({grad_input, grad_weight.to(dtype), grad_bias.to(dtype)}, wanted, ARGUMENTS);
-        }
-        const auto [grad_input, grad_weight, grad_bias] =
-            scale.call(grad_output, saved[4], saved[5], saved[6], saved[7], reduction);
-        return placed({grad_input, grad_weight, grad_bias}, wanted, ARGUMENTS);
-    }
-
-    static constexpr size_t ARGUMENTS = 8; // of forward
 };
 
-static Tensor linear_cross_entropy(const Tensor &given_input, const Tensor &weight, const Tensor &target,
+// [..., columns] as rows; a single row stays one.
+static Tensor rows_alone(const Tensor &tensor)
+{
+    return tensor.dim() > 2 ? tensor.flatten(0, -2) : tensor;
+}
+
+static std::vector<Tensor> linear_cross_entropy_composed(const Tensor &grad_output, const Tensor &input,
+                                                         const Tensor &weight, const Tensor &target,
+                                                         const std::optional<Tensor> &bias, int64_t reduction,
+                                                         int64_t ignore_index, double label_smoothing,
+                                                         std::array<bool, 3> wanted)
+{
+    const LinearCrossEntropyParts &ops = LinearCrossEntropyParts::get();
+    const Tensor x = rows_alone(input).to(weight.scalar_type());
+    const Tensor t = target.dim() > 1 ? target.flatten() : target;
+    const Tensor g = grad_output.dim() > 1 ? grad_output.flatten() : grad_output;
+    const Tensor logits = ops.linear.call(x, weight, bias);
+    const auto [loss, statistics, total_weight] =
+        ops.losses.call(logits, t, std::nullopt, reduction, ignore_index, label_smoothing);
+    const Tensor grad = ops.loss_backward.call(g, logits, t, std::nullopt, statistics, total_weight, reduction,
+                                               ignore_index, label_smoothing);
+    std::vector<Tensor> grads;
+    if (wanted[0])
+        grads.push_back(
+            ops.backward_input.call(grad, weight).reshape_symint(input.sym_sizes()).to(input.scalar_type()));
+    if (wanted[1])
+        grads.push_back(ops.backward_weight.call(grad, x));
+    if (wanted[2])
+        grads.push_back(ops.backward_bias.call(grad));
+    return grads;
+}
+
+// Those of input, weight and bias that are wanted: where the loss has a reduction, those that forward has computed with
+// it, times what they lack; else forward's again, which waits for grad_output, one number a row. Composed of linear and
+// cross_entropy where they are differentiated further.
+static std::vector<Tensor> linear_cross_entropy_gradients(const Tensor &grad_output, const Tensor &input,
+                                                          const Tensor &weight, const Tensor &target,
+                                                          const std::optional<Tensor> &bias, const Tensor &total_weight,
+                                                          const Tensor &grad_input, const Tensor &grad_weight,
+                                                          const Tensor &grad_bias, int64_t reduction,
+                                                          int64_t ignore_index, double label_smoothing,
+                                                          std::array<bool, 3> wanted)
+{
+    if (is_differentiated_further({grad_output, input, weight, bias.value_or(Tensor())}))
+        return linear_cross_entropy_composed(grad_output, input, weight, target, bias, reduction, ignore_index,
+                                             label_smoothing, wanted);
+    std::array<Tensor, 3> all;
+    if (reduction == CUDA_OPS_REDUCTION_NONE) {
+        static const auto again =
+            registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
+        const auto results = again.call(input, weight, target, bias, grad_output, reduction, ignore_index,
+                                        label_smoothing, wanted[0], wanted[1], wanted[2]);
+        const at::ScalarType dtype = weight.scalar_type();
+        all = {std::get<2>(results), std::get<3>(results).to(dtype), std::get<4>(results).to(dtype)};
+    } else {
+        static const auto scale =
+            registered_op<decltype(linear_cross_entropy_scale)>("cuda_ops::linear_cross_entropy_scale");
+        std::tie(all[0], all[1], all[2]) =
+            scale.call(grad_output, total_weight, grad_input, grad_weight, grad_bias, reduction);
+    }
+    std::vector<Tensor> grads;
+    for (size_t i = 0; i < all.size(); i++)
+        if (wanted[i])
+            grads.push_back(std::move(all[i]));
+    return grads;
+}
+
+// What the tangent of one of tangent_input, tangent_weight and tangent_bias gives to output.
+static Tensor linear_cross_entropy_tangent(const std::optional<Tensor> &tangent_input,
+                                           const std::optional<Tensor> &tangent_weight,
+                                           const std::optional<Tensor> &tangent_bias, const Tensor &input,
+                                           const Tensor &weight, const Tensor &target,
+                                           const std::optional<Tensor> &bias, const Tensor &total_weight,
+                                           int64_t reduction, int64_t ignore_index, double label_smoothing)
+{
+    const LinearCrossEntropyParts &ops = LinearCrossEntropyParts::get();
+    const at::ScalarType dtype = weight.scalar_type();
+    const Tensor x = rows_alone(input).to(dtype), logits = ops.linear.call(x, weight, bias);
+    const Tensor tangent = tangent_bias ? tangent_bias->expand_as(logits)
+                           : tangent_weight
+                               ? ops.linear.call(x, *tangent_weight, std::nullopt)
+                               : ops.linear.call(rows_alone(*tangent_input).to(dtype), weight, std::nullopt);
+    const Tensor t = target.dim() > 1 ? target.flatten() : target;
+    const Tensor loss = ops.loss_tangent.call(tangent, logits, t, std::nullopt, total_weight.to(dtype), reduction,
+                                              ignore_index, label_smoothing);
+    return reduction == CUDA_OPS_REDUCTION_NONE ? loss.reshape_symint(target.sym_sizes()) : loss;
+}
+
+// The op with the gradients that are wanted, which forward computes along with the loss, since the logits are at hand.
+static Tensor linear_cross_entropy(const Tensor &input, const Tensor &weight, const Tensor &target,
                                    const std::optional<Tensor> &bias, int64_t reduction, int64_t ignore_index,
                                    double label_smoothing)
 {
-    const Tensor input = autocast_input("linear_cross_entropy", given_input);
+    static const auto op =
+        registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
     const bool now = at::GradMode::is_enabled() && reduction != CUDA_OPS_REDUCTION_NONE;
-    const std::array<bool, 3> wanted{now && input.requires_grad(), now && weight.requires_grad(),
-                                     now && bias && bias->requires_grad()};
-    return LinearCrossEntropyFunction::apply(input, weight, bias, target, reduction, ignore_index, label_smoothing,
-                                             wanted);
+    return std::get<0>(op.call(input, weight, target, bias, std::nullopt, reduction, ignore_index, label_smoothing,
+                               now && input.requires_grad(), now && weight.requires_grad(),
+                               now && bias && bias->requires_grad()));
 }
 
 } // namespace cuda_ops
@@ -317,15 +380,34 @@ static Tensor linear_cross_entropy(const Tensor &given_input, const Tensor &weig
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, int reduction, "
-                "int ignore_index, float label_smoothing) -> Tensor",
+                "int ignore_index, float label_smoothing) -> (Tensor output)",
                 cuda_ops::linear_cross_entropy);
     library.def("linear_cross_entropy_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor target, "
-                "Tensor? bias, int reduction, int ignore_index, float label_smoothing, bool[3] wanted) -> Tensor[]");
+                "Tensor? bias, Tensor total_weight, Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
+                "int reduction, int ignore_index, float label_smoothing, bool[3] wanted) -> Tensor[]",
+                cuda_ops::linear_cross_entropy_gradients);
+    library.def("linear_cross_entropy_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
+                "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor total_weight, int reduction, "
+                "int ignore_index, float label_smoothing) -> Tensor",
+                cuda_ops::linear_cross_entropy_tangent);
     library.def("linear_cross_entropy_forward(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
                 "Tensor? row_scale, int reduction, int ignore_index, float label_smoothing, bool with_input, "
-                "bool with_weight, bool with_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+                "bool with_weight, bool with_bias) -> (Tensor output, Tensor total_weight, Tensor grad_input, "
+                "Tensor grad_weight, Tensor grad_bias)");
     library.def("linear_cross_entropy_scale(Tensor grad_output, Tensor total_weight, Tensor grad_input, "
                 "Tensor grad_weight, Tensor grad_bias, int reduction) -> (Tensor, Tensor, Tensor)");
     CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_forward", cuda_ops::linear_cross_entropy_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_cross_entropy_scale", cuda_ops::linear_cross_entropy_scale);
+    cuda_ops::refuse_nested_tensors(library, "linear_cross_entropy");
+    CUDA_OPS_AUTOCAST(library, "linear_cross_entropy", INPUT_ONLY);
+    CUDA_OPS_DERIVATIVES(
+        library, "linear_cross_entropy_forward",
+        {"input, weight, bias: linear_cross_entropy_gradients(grad_output, input, weight, target, bias, total_weight, "
+         "grad_input, grad_weight, grad_bias, reduction, ignore_index, label_smoothing, wanted)",
+         "output <- linear_cross_entropy_tangent(tangent_input, none, none, input, weight, target, bias, total_weight, "
+         "reduction, ignore_index, label_smoothing)",
+         "output <- linear_cross_entropy_tangent(none, tangent_weight, none, input, weight, target, bias, "
+         "total_weight, reduction, ignore_index, label_smoothing)",
+         "output <- linear_cross_entropy_tangent(none, none, tangent_bias, input, weight, target, bias, total_weight, "
+         "reduction, ignore_index, label_smoothing)"});
 }

@@ -3,14 +3,18 @@
 #include "cuda_ops/linear_gelu.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
+#include "autograd.h"
+#include "empty.h"
 #include "gemm.h"
 #include "linear.h"
 
@@ -47,7 +51,7 @@ static cuda_ops_status backward_cuda(const Tensor &grad_preactivation, const Ten
 {
     const int64_t rows = rows_of(z), columns = z.size(-1);
     const int64_t bytes = with_bias ? cuda_ops_linear_gelu_backward_workspace_cuda(rows, columns, dtype) : 0;
-    const Tensor workspace = at::empty({bytes}, z.options().dtype(at::kByte));
+    const Tensor workspace = empty({bytes}, z.options().dtype(at::kByte));
     return cuda_ops_linear_gelu_backward_cuda(grad_preactivation.data_ptr(), with_bias ? grad_bias.data_ptr() : nullptr,
                                               g.const_data_ptr(), z.const_data_ptr(), workspace.data_ptr(), rows,
                                               columns, gelu, dtype, current_stream("linear_gelu_backward"));
@@ -77,10 +81,10 @@ static std::tuple<Tensor, Tensor> linear_gelu_forward(const Tensor &input, const
     const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
     const int64_t rows = rows_of(x), in_features = weight.size(1), out_features = weight.size(0);
-    std::vector<int64_t> sizes = x.sizes().vec();
+    at::DimVector sizes(x.sizes());
     sizes.back() = out_features;
-    Tensor output = at::empty(sizes, x.options());
-    Tensor preactivation = with_preactivation ? at::empty(sizes, x.options()) : at::empty({0}, x.options());
+    Tensor output = empty(sizes, x.options());
+    Tensor preactivation = with_preactivation ? empty(sizes, x.options()) : empty({0}, x.options());
     if (output.numel() == 0)
         return {output, preactivation};
     if (x.is_cuda())
@@ -108,8 +112,8 @@ static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output
     const c10::OptionalDeviceGuard guard(at::device_of(preactivation));
     const Tensor g = grad_output.contiguous(), z = preactivation.contiguous();
     const int64_t rows = rows_of(z), out_features = z.size(-1);
-    Tensor grad_preactivation = at::empty(z.sizes(), z.options());
-    Tensor grad_bias = at::empty({with_bias ? out_features : 0}, z.options());
+    Tensor grad_preactivation = empty(z.sizes(), z.options());
+    Tensor grad_bias = empty({with_bias ? out_features : 0}, z.options());
     if (z.is_cuda()) {
         CUDA_OPS_LAUNCH(op, backward_cuda(grad_preactivation, grad_bias, g, z, with_bias, gelu, dtype));
         return {grad_preactivation, grad_bias};
@@ -128,14 +132,85 @@ static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output
     return {grad_preactivation, grad_bias};
 }
 
+// The op with the preactivation where a derivative is wanted, which asks for it.
+static Tensor linear_gelu(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                          std::string_view approximate)
+{
+    static const auto op = registered_op<decltype(linear_gelu_forward)>("cuda_ops::linear_gelu_forward");
+    bool with_preactivation = false;
+    for (const Tensor &tensor : {input, weight, bias.value_or(Tensor())})
+        with_preactivation |= tensor.defined() &&
+                              ((tensor.requires_grad() && at::GradMode::is_enabled()) || tensor._fw_grad(0).defined());
+    return std::get<0>(op.call(input, weight, bias, approximate, with_preactivation));
+}
+
+// Those of input, weight and bias that are wanted, of ops that are differentiable. grad_preactivation comes in a double
+// backward alone: forward returns the preactivation so that what backward saves of it is part of the graph.
+static std::vector<Tensor> linear_gelu_gradients(const std::optional<Tensor> &grad_output,
+                                                 const std::optional<Tensor> &grad_preactivation,
+                                                 const std::optional<Tensor> &input,
+                                                 const std::optional<Tensor> &weight, const Tensor &preactivation,
+                                                 std::string_view approximate, std::array<bool, 3> wanted)
+{
+    static const auto gelu = registered_op<decltype(linear_gelu_backward)>("cuda_ops::linear_gelu_backward");
+    using Product = Tensor(const Tensor &, const Tensor &);
+    static const auto backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
+    static const auto backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+    static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+    // The sum for the bias comes with the pass over the gradient, but where that is not all of it.
+    const bool with_bias = wanted[2] && !grad_preactivation;
+    Tensor grad, grad_bias;
+    if (grad_output)
+        std::tie(grad, grad_bias) = gelu.call(*grad_output, preactivation, approximate, with_bias);
+    if (grad_preactivation)
+        grad = grad.defined() ? grad + *grad_preactivation : *grad_preactivation;
+    std::vector<Tensor> grads;
+    if (wanted[0])
+        grads.push_back(backward_input.call(grad, *weight));
+    if (wanted[1])
+        grads.push_back(backward_weight.call(grad, *input));
+    if (wanted[2])
+        grads.push_back(with_bias ? grad_bias : backward_bias.call(grad));
+    return grads;
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("linear_gelu_forward(Tensor input, Tensor weight, Tensor? bias, str approximate, "
-                "bool with_preactivation) -> (Tensor, Tensor)");
+                "bool with_preactivation) -> (Tensor output, Tensor preactivation)");
     library.def("linear_gelu_backward(Tensor grad_output, Tensor preactivation, str approximate, bool with_bias) "
-                "-> (Tensor, Tensor)");
+                "-> (Tensor grad_preactivation, Tensor grad_bias)");
+    library.def("linear_gelu(Tensor input, Tensor weight, Tensor? bias, str approximate) -> (Tensor output)",
+                cuda_ops::linear_gelu);
+    library.def("linear_gelu_gradients(Tensor? grad_output, Tensor? grad_preactivation, Tensor? input, "
+                "Tensor? weight, Tensor preactivation, str approximate, bool[3] wanted) -> Tensor[]",
+                cuda_ops::linear_gelu_gradients);
+    // Of PyTorch's own and other differentiable ops, by cuda_ops/ops/linear_gelu.py.
+    library.def("linear_gelu_tangents(Tensor? input, Tensor? weight, Tensor? bias, Tensor preactivation, "
+                "str approximate) -> (Tensor output, Tensor preactivation)");
+    library.def("linear_gelu_backward_gradients(Tensor? grad_grad_preactivation, Tensor? grad_grad_bias, "
+                "Tensor grad_output, Tensor preactivation, str approximate, bool[2] wanted) -> Tensor[]");
+    library.def("linear_gelu_backward_preactivation(Tensor tangent, Tensor grad_output, Tensor preactivation, "
+                "str approximate, bool with_bias) -> (Tensor grad_preactivation, Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_forward", cuda_ops::linear_gelu_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_backward", cuda_ops::linear_gelu_backward);
+    cuda_ops::refuse_nested_tensors(library, "linear_gelu");
+    CUDA_OPS_AUTOCAST(library, "linear_gelu", LOWER_PRECISION);
+    CUDA_OPS_DERIVATIVES(
+        library, "linear_gelu_forward",
+        {"input, weight, bias: linear_gelu_gradients(grad_output, grad_preactivation, input if weight, "
+         "weight if input, preactivation, approximate, wanted)",
+         "output, preactivation <- linear_gelu_tangents(tangent_input, weight, none, preactivation, approximate)",
+         "output, preactivation <- linear_gelu_tangents(input, tangent_weight, none, preactivation, approximate)",
+         "output, preactivation <- linear_gelu_tangents(none, none, tangent_bias, preactivation, approximate)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "linear_gelu_backward",
+        {"grad_output, preactivation: linear_gelu_backward_gradients(grad_grad_preactivation, grad_grad_bias, "
+         "grad_output, preactivation, approximate, wanted)",
+         "grad_preactivation, grad_bias <- linear_gelu_backward(tangent_grad_output, preactivation, approximate, "
+         "with_bias)",
+         "grad_preactivation, grad_bias <- linear_gelu_backward_preactivation(tangent_preactivation, grad_output, "
+         "preactivation, approximate, with_bias)"});
 }

@@ -5,11 +5,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "autograd_function.h"
+#include "autograd.h"
 #include "empty.h"
 #include "linear.h"
 #include "parameters.h"
@@ -58,7 +59,7 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous(), w = weight.contiguous(), b = bias ? bias->contiguous() : Tensor();
     const void *const bias_data = bias ? b.const_data_ptr() : nullptr;
-    std::vector<int64_t> sizes = x.sizes().vec();
+    at::DimVector sizes(x.sizes());
     sizes.back() = size.out_features;
     Tensor output = empty(sizes, x.options());
     if (output.numel() == 0)
@@ -161,55 +162,70 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     return {grad_input, grad_weight, grad_bias};
 }
 
-// For create_graph; cuda_ops/ops/linear_relu.py implements it.
-using LinearReluGradients = variable_list(const Tensor &grad_output, const Tensor &output, const Tensor &input,
-                                          const Tensor &weight, std::array<bool, 3> wanted);
-
-// Saves its output for the mask, and weight also for its shape and dtype.
-struct LinearReLUFunction : torch::autograd::Function<LinearReLUFunction> {
-    static Tensor forward(AutogradContext *context, const Tensor &input, const Tensor &weight,
-                          const std::optional<Tensor> &bias)
-    {
-        static const auto op = registered_op<decltype(linear_relu_forward)>("cuda_ops::linear_relu_forward");
-        const at::AutoDispatchBelowADInplaceOrView below;
-        Tensor output = op.call(input, weight, bias);
-        context->save_for_backward({input, weight, output});
-        context->saved_data["bias"] = bias.has_value();
-        return output;
-    }
-
-    static variable_list backward(AutogradContext *context, const variable_list &grad_outputs)
-    {
-        static const auto op = registered_op<decltype(linear_relu_backward)>("cuda_ops::linear_relu_backward");
-        static const auto composed = registered_op<LinearReluGradients>("cuda_ops::linear_relu_gradients");
-        const variable_list saved = context->get_saved_variables();
-        const Tensor &input = saved[0], &weight = saved[1], &output = saved[2];
-        const bool with_bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
-        const std::array<bool, 3> wanted{context->needs_input_grad(0), context->needs_input_grad(1), with_bias};
-        if (at::GradMode::is_enabled())
-            return placed(composed.call(grad_outputs[0], output, input, weight, wanted), wanted, 3);
-        const at::AutoDispatchBelowADInplaceOrView below;
-        const auto [grad_input, grad_weight, grad_bias] =
-            op.call(grad_outputs[0], output, input, weight, wanted[0], wanted[1], wanted[2]);
-        return placed({grad_input, grad_weight, grad_bias}, wanted, 3);
-    }
-};
-
-static Tensor linear_relu(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias)
+// Those of input, weight and bias that are wanted. The fused op computes them where nothing asks for the next
+// derivative; else they are composed of linear's and relu's ops, which are differentiable.
+static std::vector<Tensor> linear_relu_gradients(const Tensor &grad_output, const Tensor &output, const Tensor &input,
+                                                 const Tensor &weight, std::array<bool, 3> wanted)
 {
-    return LinearReLUFunction::apply(autocast_input("linear_relu", input), weight, bias);
+    using Product = Tensor(const Tensor &, const Tensor &);
+    std::vector<Tensor> grads;
+    if (!is_differentiated_further({grad_output, output, input, weight})) {
+        static const auto fused = registered_op<decltype(linear_relu_backward)>("cuda_ops::linear_relu_backward");
+        auto [grad_input, grad_weight, grad_bias] =
+            fused.call(grad_output, output, input, weight, wanted[0], wanted[1], wanted[2]);
+        if (wanted[0])
+            grads.push_back(std::move(grad_input));
+        if (wanted[1])
+            grads.push_back(std::move(grad_weight));
+        if (wanted[2])
+            grads.push_back(std::move(grad_bias));
+        return grads;
+    }
+    static const auto relu_backward = registered_op<Product>("cuda_ops::relu_backward");
+    static const auto backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
+    static const auto backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
+    static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+    const Tensor masked = relu_backward.call(grad_output, output);
+    if (wanted[0])
+        grads.push_back(backward_input.call(masked, weight.to(input.scalar_type())));
+    if (wanted[1])
+        grads.push_back(backward_weight.call(masked, input).to(weight.scalar_type()));
+    if (wanted[2])
+        grads.push_back(backward_bias.call(masked).to(weight.scalar_type()));
+    return grads;
+}
+
+// What a tangent of one argument gives to output; the other arguments are what it multiplies.
+static Tensor linear_relu_tangent(const std::optional<Tensor> &input, const std::optional<Tensor> &weight,
+                                  const std::optional<Tensor> &bias, const Tensor &output)
+{
+    static const auto relu_backward = registered_op<Tensor(const Tensor &, const Tensor &)>("cuda_ops::relu_backward");
+    static const auto linear = registered_op<Tensor(const Tensor &, const Tensor &, const std::optional<Tensor> &)>(
+        "cuda_ops::linear_forward");
+    const at::ScalarType dtype = output.scalar_type();
+    return relu_backward.call(
+        bias ? bias->to(dtype).expand_as(output) : linear.call(*input, weight->to(dtype), std::nullopt), output);
 }
 
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("linear_relu(Tensor input, Tensor weight, Tensor? bias) -> Tensor", cuda_ops::linear_relu);
     library.def("linear_relu_gradients(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool[3] wanted) "
-                "-> Tensor[]");
-    library.def("linear_relu_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+                "-> Tensor[]",
+                cuda_ops::linear_relu_gradients);
+    library.def("linear_relu_tangent(Tensor? input, Tensor? weight, Tensor? bias, Tensor output) -> Tensor",
+                cuda_ops::linear_relu_tangent);
+    library.def("linear_relu_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
     library.def("linear_relu_backward(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool with_input, "
-                "bool with_weight, bool with_bias) -> (Tensor, Tensor, Tensor)");
+                "bool with_weight, bool with_bias) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_relu_forward", cuda_ops::linear_relu_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_relu_backward", cuda_ops::linear_relu_backward);
+    CUDA_OPS_AUTOCAST(library, "linear_relu_forward", INPUT_ONLY);
+    // By the output, which says what of the preactivation is asked; of weight also for its shape and dtype.
+    CUDA_OPS_DERIVATIVES(library, "linear_relu_forward",
+                         {"input, weight, bias: linear_relu_gradients(grad_output, output, input, weight, wanted)",
+                          "output <- linear_relu_tangent(tangent_input, weight, none, output)",
+                          "output <- linear_relu_tangent(input, tangent_weight, none, output)",
+                          "output <- linear_relu_tangent(none, none, tangent_bias, output)"});
 }

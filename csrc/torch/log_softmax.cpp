@@ -1,9 +1,11 @@
 // log_softmax for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/log_softmax.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/TensorOperators.h>
 
+#include "autograd.h"
 #include "checks.h"
+#include "empty.h"
 
 namespace cuda_ops
 {
@@ -39,7 +41,7 @@ static Tensor log_softmax_forward(const Tensor &input, int64_t dim)
     const SoftmaxShape shape = softmax_shape(op, input, dim);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous();
-    Tensor output = at::empty_like(x, at::MemoryFormat::Contiguous);
+    Tensor output = empty(x.sizes(), x.options());
     if (x.numel() == 0)
         return output;
     if (x.is_cuda())
@@ -62,7 +64,7 @@ static Tensor log_softmax_backward(const Tensor &grad_output, const Tensor &outp
     const SoftmaxShape shape = softmax_shape(op, output, dim);
     const c10::OptionalDeviceGuard guard(at::device_of(output));
     const Tensor y = output.contiguous(), g = grad_output.contiguous();
-    Tensor grad_input = at::empty_like(y, at::MemoryFormat::Contiguous);
+    Tensor grad_input = empty(y.sizes(), y.options());
     if (y.numel() == 0)
         return grad_input;
     if (y.is_cuda())
@@ -77,12 +79,38 @@ static Tensor log_softmax_backward(const Tensor &grad_output, const Tensor &outp
     return grad_input;
 }
 
+// The derivative of output by input times `tangent`, and with that of grad_input by grad_output transposed, of
+// PyTorch's ops, which are differentiable further.
+static Tensor log_softmax_tangent(const Tensor &tangent, const Tensor &output, int64_t dim)
+{
+    return tangent - (tangent * output.exp()).sum(dim, /*keepdim=*/true);
+}
+
+// The derivative of grad_input by output times `tangent`: elementwise, so that it serves backward and forward.
+static Tensor log_softmax_backward_output(const Tensor &tangent, const Tensor &grad_output, const Tensor &output,
+                                          int64_t dim)
+{
+    return -(tangent * output.exp()) * grad_output.sum(dim, /*keepdim=*/true);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("log_softmax_forward(Tensor input, int dim) -> Tensor");
-    library.def("log_softmax_backward(Tensor grad_output, Tensor output, int dim) -> Tensor");
+    library.def("log_softmax_forward(Tensor input, int dim) -> (Tensor output)");
+    library.def("log_softmax_backward(Tensor grad_output, Tensor output, int dim) -> (Tensor grad_input)");
+    library.def("log_softmax_tangent(Tensor tangent, Tensor output, int dim) -> Tensor", cuda_ops::log_softmax_tangent);
+    library.def("log_softmax_backward_output(Tensor tangent, Tensor grad_output, Tensor output, int dim) -> Tensor",
+                cuda_ops::log_softmax_backward_output);
     CUDA_OPS_IMPLEMENT(library, "log_softmax_forward", cuda_ops::log_softmax_forward);
     CUDA_OPS_IMPLEMENT(library, "log_softmax_backward", cuda_ops::log_softmax_backward);
+    CUDA_OPS_AUTOCAST(library, "log_softmax_forward", FLOAT32);
+    CUDA_OPS_DERIVATIVES(library, "log_softmax_forward",
+                         {"input: log_softmax_backward(grad_output, output, dim)",
+                          "output <- log_softmax_tangent(tangent_input, output, dim)"});
+    CUDA_OPS_DERIVATIVES(library, "log_softmax_backward",
+                         {"grad_output: log_softmax_tangent(grad_grad_input, output, dim)",
+                          "output: log_softmax_backward_output(grad_grad_input, grad_output, output, dim)",
+                          "grad_input <- log_softmax_backward(tangent_grad_output, output, dim)",
+                          "grad_input <- log_softmax_backward_output(tangent_output, grad_output, output, dim)"});
 }

@@ -1,6 +1,8 @@
 // What the glue of the losses over classes shares: the checks of their arguments, and the error for a bad class index.
 #pragma once
 
+#include <ATen/core/DimVector.h>
+
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -14,7 +16,7 @@ namespace cuda_ops
 // Input seen as [outer, classes, inner] (csrc/include/cuda_ops/loss.h), and the shape of a loss without a reduction.
 struct LossShape {
     int64_t outer, classes, inner;
-    std::vector<int64_t> loss_sizes;
+    at::DimVector loss_sizes;
 
     int64_t columns() const
     {
@@ -44,6 +46,12 @@ at::ScalarType accumulate_dtype(const Tensor &input);
 // there is no reduction.
 Tensor empty_loss(const Tensor &input, const LossShape &shape, cuda_ops_reduction reduction);
 Tensor empty_total_weight(const Tensor &input, cuda_ops_reduction reduction);
+
+// Class indices as the kernels read them: contiguous, int64.
+inline Tensor as_indices(const Tensor &target)
+{
+    return target.scalar_type() == at::kLong ? target.contiguous() : target.to(at::kLong).contiguous();
+}
 
 // The results over no columns at all: a sum of 0, a mean of NaN.
 void fill_loss_of_nothing(Tensor &loss, Tensor &total_weight, cuda_ops_reduction reduction);

@@ -1,10 +1,14 @@
 // max_pool2d for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/max_pool2d.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/where.h>
 
 #include <tuple>
 
+#include "autograd.h"
+#include "empty.h"
 #include "pool2d.h"
 
 namespace cuda_ops
@@ -21,9 +25,10 @@ static std::tuple<Tensor, Tensor> max_pool2d_forward(const Tensor &input, at::In
                                              format == at::MemoryFormat::ChannelsLast);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous(format);
-    const std::vector<int64_t> sizes = pooled_sizes(input.sizes(), pool);
-    Tensor output = at::empty(sizes, x.options(), format);
-    Tensor indices = at::empty(sizes, x.options().dtype(at::kLong), format);
+    const at::DimVector sizes = pooled_sizes(input.sizes(), pool);
+    const at::TensorOptions options = x.options().memory_format(format);
+    Tensor output = empty(sizes, options);
+    Tensor indices = empty(sizes, options.dtype(at::kLong));
     if (output.numel() == 0)
         return {output, indices};
     if (x.is_cuda())
@@ -47,7 +52,7 @@ static Tensor max_pool2d_backward(const Tensor &grad_output, const Tensor &indic
                 c10::getDtypeNames(indices.scalar_type()).first);
     check_same_device(op, "grad_output", grad_output, "indices", indices);
     check_same_shape(op, "grad_output", grad_output, "indices", indices);
-    const std::vector<int64_t> sizes = unpooled_sizes(op, indices, "indices", input_size);
+    const at::DimVector sizes = unpooled_sizes(op, indices, "indices", input_size);
     // forward gave the indices the layout of its input, which is the one that the gradient should have.
     const at::MemoryFormat format = indices.suggest_memory_format();
     const cuda_ops_pool2d pool = make_pool2d(op, sizes, {kernel_size, stride, padding, dilation, ceil_mode},
@@ -55,7 +60,7 @@ static Tensor max_pool2d_backward(const Tensor &grad_output, const Tensor &indic
     check_pooled_shape(op, "indices", indices, pool);
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(format), places = indices.contiguous(format);
-    Tensor grad_input = at::empty(sizes, g.options(), format);
+    Tensor grad_input = empty(sizes, g.options().memory_format(format));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda())
@@ -70,14 +75,34 @@ static Tensor max_pool2d_backward(const Tensor &grad_output, const Tensor &indic
     return grad_input;
 }
 
+// The elements of `input` at the indices that forward gave, of the shape of these: forward again where the places of
+// the maxima are known. 0 for the index of a window without any position in the input, -1.
+static Tensor max_pool2d_gather(const Tensor &input, const Tensor &indices)
+{
+    const Tensor inside = indices.ge(0).logical_and(indices.lt(input.sym_size(-2) * input.sym_size(-1)));
+    const Tensor places = at::where(inside, indices, 0).flatten(-2);
+    const Tensor gathered = input.flatten(-2).gather(-1, places).view_symint(indices.sym_sizes());
+    return at::where(inside, gathered, 0);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("max_pool2d_forward(Tensor input, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, "
-                "bool ceil_mode) -> (Tensor, Tensor)");
+                "bool ceil_mode) -> (Tensor output, Tensor indices)");
     library.def("max_pool2d_backward(Tensor grad_output, Tensor indices, SymInt[2] input_size, int[2] kernel_size, "
-                "int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) -> Tensor");
+                "int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) -> (Tensor grad_input)");
+    library.def("max_pool2d_gather(Tensor input, Tensor indices) -> (Tensor output)", cuda_ops::max_pool2d_gather);
     CUDA_OPS_IMPLEMENT(library, "max_pool2d_forward", cuda_ops::max_pool2d_forward);
     CUDA_OPS_IMPLEMENT(library, "max_pool2d_backward", cuda_ops::max_pool2d_backward);
+    CUDA_OPS_DERIVATIVES(library, "max_pool2d_forward",
+                         {"input: max_pool2d_backward(grad_output, indices, input.plane, kernel_size, stride, padding, "
+                          "dilation, ceil_mode)",
+                          "output <- max_pool2d_gather(tangent_input, indices)"});
+    // grad_input has each element of grad_output at its index: linear, and transposed twice it is the way back.
+    CUDA_OPS_DERIVATIVES(library, "max_pool2d_backward",
+                         {"grad_output: max_pool2d_gather(grad_grad_input, indices)",
+                          "grad_input <- max_pool2d_backward(tangent_grad_output, indices, input_size, kernel_size, "
+                          "stride, padding, dilation, ceil_mode)"});
 }

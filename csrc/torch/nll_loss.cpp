@@ -1,9 +1,8 @@
 // nll_loss for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/nll_loss.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-
+#include "autograd.h"
+#include "empty.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -23,7 +22,7 @@ static std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor &input, const Te
     check_class_weight(op, weight, input, shape);
     const cuda_ops_reduction reduction = check_reduction(op, reduction_number);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Tensor x = input.contiguous(), t = target.to(at::kLong).contiguous();
+    const Tensor x = input.contiguous(), t = as_indices(target);
     const Tensor w = weight ? weight->contiguous() : Tensor();
     Tensor loss = empty_loss(x, shape, reduction), total_weight = empty_total_weight(x, reduction);
     if (shape.columns() == 0) {
@@ -65,9 +64,9 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
     check_grad_output(op, grad_output, input, shape, reduction);
     check_total_weight(op, total_weight, input, reduction);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Tensor g = grad_output.contiguous(), t = target.to(at::kLong).contiguous();
+    const Tensor g = grad_output.contiguous(), t = as_indices(target);
     const Tensor w = weight ? weight->contiguous() : Tensor();
-    Tensor grad_input = at::empty_like(input, at::MemoryFormat::Contiguous);
+    Tensor grad_input = empty(input.sizes(), input.options());
     if (grad_input.numel() == 0)
         return grad_input;
     const int64_t *indices = t.const_data_ptr<int64_t>();
@@ -92,9 +91,21 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("nll_loss_forward(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index) "
-                "-> (Tensor, Tensor)");
+                "-> (Tensor output, Tensor total_weight)");
     library.def("nll_loss_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
-                "Tensor total_weight, int reduction, int ignore_index) -> Tensor");
+                "Tensor total_weight, int reduction, int ignore_index) -> (Tensor grad_input)");
     CUDA_OPS_IMPLEMENT(library, "nll_loss_forward", cuda_ops::nll_loss_forward);
     CUDA_OPS_IMPLEMENT(library, "nll_loss_backward", cuda_ops::nll_loss_backward);
+    CUDA_OPS_AUTOCAST(library, "nll_loss_forward", FLOAT32);
+    // The loss is linear in its input, so that its gradient is linear in grad_output, does not depend on the input, and
+    // has the loss itself as its gradient.
+    CUDA_OPS_DERIVATIVES(library, "nll_loss_forward",
+                         {"input: nll_loss_backward(grad_output, input, target, weight, total_weight, reduction, "
+                          "ignore_index)",
+                          "output <- nll_loss_forward(tangent_input, target, weight, reduction, ignore_index)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "nll_loss_backward",
+        {"grad_output: nll_loss_forward(grad_grad_input, target, weight, reduction, ignore_index)",
+         "grad_input <- nll_loss_backward(tangent_grad_output, input, target, weight, total_weight, reduction, "
+         "ignore_index)"});
 }

@@ -1,9 +1,13 @@
 // polynomial for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/polynomial.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/TensorOperators.h>
 
+#include <vector>
+
+#include "autograd.h"
 #include "checks.h"
+#include "empty.h"
 
 namespace cuda_ops
 {
@@ -22,7 +26,7 @@ static Tensor polynomial_forward(const Tensor &input, at::ArrayRef<double> coeff
     const int64_t coefficient_count = check_coefficients("polynomial", coefficients);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
-    Tensor output = at::empty_like(x);
+    Tensor output = empty_like_dense(x);
     if (x.numel() == 0)
         return output;
     if (x.is_cuda())
@@ -46,7 +50,7 @@ static Tensor polynomial_backward(const Tensor &grad_output, const Tensor &input
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
     const Tensor g = dense_like(grad_output, x);
-    Tensor grad_input = at::empty_like(x);
+    Tensor grad_input = empty_like_dense(x);
     if (x.numel() == 0)
         return grad_input;
     if (x.is_cuda())
@@ -62,12 +66,37 @@ static Tensor polynomial_backward(const Tensor &grad_output, const Tensor &input
     return grad_input;
 }
 
+// The derivative of grad_input by input, times `tangent`: of grad_output * p'(input) the backward of p' again.
+// Elementwise, so that it serves backward and forward.
+static Tensor polynomial_backward_input(const Tensor &tangent, const Tensor &grad_output, const Tensor &input,
+                                        at::ArrayRef<double> coefficients)
+{
+    static const auto op = registered_op<decltype(polynomial_backward)>("cuda_ops::polynomial_backward");
+    std::vector<double> derivative; // the coefficients of p'; a constant keeps one coefficient, 0
+    for (size_t power = 1; power < coefficients.size(); power++)
+        derivative.push_back(static_cast<double>(power) * coefficients[power]);
+    if (derivative.empty())
+        derivative.push_back(0);
+    return op.call(tangent * grad_output, input, derivative);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("polynomial_forward(Tensor input, float[] coefficients) -> Tensor");
-    library.def("polynomial_backward(Tensor grad_output, Tensor input, float[] coefficients) -> Tensor");
+    library.def("polynomial_forward(Tensor input, float[] coefficients) -> (Tensor output)");
+    library.def("polynomial_backward(Tensor grad_output, Tensor input, float[] coefficients) -> (Tensor grad_input)");
+    library.def("polynomial_backward_input(Tensor tangent, Tensor grad_output, Tensor input, float[] coefficients) "
+                "-> Tensor",
+                cuda_ops::polynomial_backward_input);
     CUDA_OPS_IMPLEMENT(library, "polynomial_forward", cuda_ops::polynomial_forward);
     CUDA_OPS_IMPLEMENT(library, "polynomial_backward", cuda_ops::polynomial_backward);
+    CUDA_OPS_DERIVATIVES(library, "polynomial_forward",
+                         {"input: polynomial_backward(grad_output, input, coefficients)",
+                          "output <- polynomial_backward(tangent_input, input, coefficients)"});
+    CUDA_OPS_DERIVATIVES(library, "polynomial_backward",
+                         {"grad_output: polynomial_backward(grad_grad_input, input, coefficients)",
+                          "input: polynomial_backward_input(grad_grad_input, grad_output, input, coefficients)",
+                          "grad_input <- polynomial_backward(tangent_grad_output, input, coefficients)",
+                          "grad_input <- polynomial_backward_input(tangent_input, grad_output, input, coefficients)"});
 }

@@ -1,6 +1,8 @@
 // What the glue of max_pool2d and avg_pool2d shares: the checks of their arguments, and the geometry for the kernels.
 #pragma once
 
+#include <ATen/core/DimVector.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -62,22 +64,22 @@ inline cuda_ops_pool2d make_pool2d(const char *op, at::IntArrayRef sizes, const 
 }
 
 // Sizes like `sizes`, with another height and width.
-inline std::vector<int64_t> with_plane(at::IntArrayRef sizes, int64_t height, int64_t width)
+inline at::DimVector with_plane(at::IntArrayRef sizes, int64_t height, int64_t width)
 {
-    std::vector<int64_t> result = sizes.vec();
+    at::DimVector result(sizes);
     result[result.size() - 2] = height;
     result[result.size() - 1] = width;
     return result;
 }
 
-inline std::vector<int64_t> pooled_sizes(at::IntArrayRef sizes, const cuda_ops_pool2d &pool)
+inline at::DimVector pooled_sizes(at::IntArrayRef sizes, const cuda_ops_pool2d &pool)
 {
     return with_plane(sizes, pool.height.output, pool.width.output);
 }
 
 // Sizes of the input of which a tensor of these sizes is the pooled one, for backward; input_size is height, width.
-inline std::vector<int64_t> unpooled_sizes(const char *op, const Tensor &pooled, const char *argument,
-                                           at::IntArrayRef input_size)
+inline at::DimVector unpooled_sizes(const char *op, const Tensor &pooled, const char *argument,
+                                    at::IntArrayRef input_size)
 {
     check_dim(op, argument, pooled, 3, 4);
     TORCH_CHECK(input_size.size() == 2, op, ": expected input_size to be two ints, got ", input_size);

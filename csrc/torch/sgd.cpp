@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_function.h"
+#include "autograd.h"
+#include "checks.h"
 
 namespace cuda_ops
 {
@@ -142,19 +143,24 @@ static void sgd_(at::TensorList params, at::TensorList grads, at::TensorList mom
     }
 }
 
-// The step without momentum, by the gradients that the parameters hold, if they hold any: for the optimizer, whom it
-// spares the making of a Python object for each of them. The learning rate is device_lr for parameters on its device,
-// else its value, or lr without one. False, and nothing is done, where a gradient is not dense.
-static bool sgd_step_(at::TensorList params, const std::optional<Tensor> &device_lr, double lr, double weight_decay,
-                      bool maximize)
+// The step by the gradients that the parameters hold, if they hold any: for the optimizer, whom it spares the making of
+// a Python object for each of them. With momentum every parameter has its buffer, from the second step on. The learning
+// rate is device_lr for parameters on its device, else its value, or lr without one. False, and nothing is done, where
+// a gradient is not dense.
+static bool sgd_step_(at::TensorList params, at::TensorList momentum_buffers, const std::optional<Tensor> &device_lr,
+                      double lr, double momentum, double dampening, double weight_decay, bool nesterov, bool maximize)
 {
+    const bool with_buffers = !momentum_buffers.empty();
+    TORCH_CHECK(momentum_buffers.size() == (momentum != 0 ? params.size() : 0), "sgd: expected ",
+                momentum != 0 ? params.size() : 0, " momentum_buffers for ", params.size(), " params and momentum ",
+                momentum, ", got ", momentum_buffers.size());
     static const auto op = registered_op<decltype(sgd_)>("cuda_ops::sgd_");
     struct Alike { // of one device and dtype
-        std::vector<Tensor> params, grads;
+        std::vector<Tensor> params, grads, buffers;
     };
     std::vector<Alike> lists;
-    for (const Tensor &param : params) {
-        const Tensor &grad = param.grad();
+    for (size_t i = 0; i < params.size(); i++) {
+        const Tensor &param = params[i], &grad = param.grad();
         if (!grad.defined())
             continue;
         if (grad.layout() != at::kStrided)
@@ -166,15 +172,21 @@ static bool sgd_step_(at::TensorList params, const std::optional<Tensor> &device
             alike = lists.insert(alike, Alike{});
             alike->params.reserve(params.size());
             alike->grads.reserve(params.size());
+            alike->buffers.reserve(momentum_buffers.size());
         }
         alike->params.push_back(param);
         alike->grads.push_back(grad);
+        if (with_buffers)
+            alike->buffers.push_back(momentum_buffers[i]);
     }
     const at::AutoDispatchBelowADInplaceOrView below;
     for (const Alike &list : lists) {
         const bool readable = device_lr && device_lr->device() == list.params[0].device();
-        op.call(list.params, list.grads, {}, c10::List<bool>(), readable ? device_lr : std::nullopt,
-                device_lr && !readable ? device_lr->item<double>() : lr, 0.0, 0.0, weight_decay, false, maximize);
+        c10::List<bool> first;
+        first.resize(list.buffers.size(), false);
+        op.call(list.params, list.grads, list.buffers, first, readable ? device_lr : std::nullopt,
+                device_lr && !readable ? device_lr->item<double>() : lr, momentum, dampening, weight_decay, nesterov,
+                maximize);
     }
     return true;
 }
@@ -186,9 +198,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] momentum_buffers, bool[] first, "
                 "Tensor? device_lr, float lr, float momentum, float dampening, float weight_decay, bool nesterov, "
                 "bool maximize) -> ()");
-    library.def(
-        "sgd_step_(Tensor(a!)[] params, Tensor? device_lr, float lr, float weight_decay, bool maximize) -> bool",
-        cuda_ops::sgd_step_);
+    library.def("sgd_step_(Tensor(a!)[] params, Tensor(b!)[] momentum_buffers, Tensor? device_lr, float lr, "
+                "float momentum, float dampening, float weight_decay, bool nesterov, bool maximize) -> bool",
+                cuda_ops::sgd_step_);
     CUDA_OPS_IMPLEMENT(library, "sgd_", cuda_ops::sgd_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "sgd_");
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "sgd_step_");

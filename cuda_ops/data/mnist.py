@@ -73,7 +73,7 @@ def mnist(root=None, train: bool = True, limit: int | None = None) -> tuple[Tens
     Args:
         root: the folder that holds MNIST/raw/*.gz; default: `data` of the repository. The files are extracted beside
             the archives on first use (55 MB).
-        train: the 60,000 training pictures, else the 10,000 test pictures.
+        train: the 60,000 training images, else the 10,000 test images.
         limit: only the first `limit` of them; 0 or more.
 
     Returns:
@@ -120,10 +120,10 @@ class Batches:
         device: where the batches go.
         dtype: of the batches' images.
         keep_on_device: keep the whole set on the device and gather there; else gather in host memory and copy every
-            batch (through pinned memory on CUDA, 784 bytes a picture).
+            batch (through pinned memory on CUDA, 784 bytes an image).
 
     Raises:
-        ValueError: there is not one label for each picture.
+        ValueError: there is not one label for each image.
         TypeError: images are not uint8, which is what the normalisation is for, or `dtype` is not floating point.
 
     Example:

@@ -199,11 +199,11 @@ class _Device:
         self.shared, self.barrier = {}, 0
 
     def note(self, array: Array, index: int, direction: str, frame):
-        # Lanes execute one instruction together: the same place in the program, the same number of times round.
-        place = (frame.f_code, _instruction(frame.f_code, frame.f_lasti), direction)
-        count = self.counts.get((self.linear, place), 0)
-        self.counts[self.linear, place] = count + 1
-        key = (self.linear // WARP, place, count, array.serial)
+        # Lanes execute one instruction together: the same program position, the same iteration.
+        position = (frame.f_code, _instruction(frame.f_code, frame.f_lasti), direction)
+        count = self.counts.get((self.linear, position), 0)
+        self.counts[self.linear, position] = count + 1
+        key = (self.linear // WARP, position, count, array.serial)
         self.requests.setdefault(key, [array, direction, []])[2].append(index)
         self._note_race(array, index, direction, frame)
 
@@ -247,7 +247,7 @@ def _instruction_offsets(code) -> list[int]:
 
 def _instruction(code, offset: int) -> int:
     """The start of the instruction that `offset` lies in. From Python 3.11 on an instruction is followed by caches, and
-    once it has specialised itself, a frame that it has called from stands in those: other lanes, the same place."""
+    once it has specialised itself, a frame that it has called from stands in those: other lanes, the same position."""
     offsets = _instruction_offsets(code)
     return offsets[bisect.bisect_right(offsets, offset) - 1]
 
@@ -277,7 +277,7 @@ def steps(kernel: Callable, grid, block, *arguments, report: Report | None = Non
     Args:
         kernel: a function, or with barriers a generator, of a Thread and the arguments.
         grid, block: numbers of blocks, and of threads in a block: an int or up to three of them.
-        arguments: NumPy arrays become global memory (they are written in place); anything else is handed on.
+        arguments: NumPy arrays become global memory (they are written in place); anything else is passed on.
         report: is filled in.
 
     Yields:

@@ -10,7 +10,7 @@ from .. import functional, nn, optim
 
 @dataclass(frozen=True)
 class Backend:
-    """A name, and the namespaces that take the place of torch.nn, torch.nn.functional and torch.optim."""
+    """A name, and the namespaces that stand in for torch.nn, torch.nn.functional and torch.optim."""
 
     name: str
     nn: ModuleType

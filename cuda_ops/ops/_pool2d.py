@@ -6,9 +6,14 @@ from torch._prims_common import suggest_memory_format
 from .._arguments import expect, pair
 
 
+def is_none(stride) -> bool:
+    """Whether `stride` is not given: None, or an empty sequence."""
+    return stride is None or (type(stride) is not int and isinstance(stride, (tuple, list)) and len(stride) == 0)
+
+
 def pair_or_kernel(op: str, name: str, value, kernel_size: tuple[int, int]) -> tuple[int, int]:
     """As `pair`; None and an empty sequence mean kernel_size."""
-    if value is None or (isinstance(value, (tuple, list)) and len(value) == 0):
+    if is_none(value):
         return kernel_size
     return pair(op, name, value)
 

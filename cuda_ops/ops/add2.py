@@ -3,27 +3,26 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors
-from .._autograd_old import Function
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::add2_forward")
 def _(input, other):
+    if input.shape != other.shape:
+        try:
+            input, _ = torch.broadcast_tensors(input, other)
+        except RuntimeError:
+            raise RuntimeError(
+                "add2: expected other to have a shape that broadcasts with that of input, "
+                f"{list(input.shape)}, got {list(other.shape)}"
+            ) from None
     return torch.empty_like(input)
 
 
-class Add2Function(Function):
-    """The gradient of both addends is grad_output itself, so that backward needs no kernel, at any order."""
-
-    @staticmethod
-    def forward(ctx, input, other):
-        return ops.add2_forward(input, other)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return tuple(grad_output if needed else None for needed in ctx.needs_input_grad)
+add2_forward = operator("add2_forward")
+Add2Function = autograd_function("add2_forward", "Add2Function")
 
 
 def add2(input: Tensor, other: Tensor) -> Tensor:
@@ -48,8 +47,4 @@ def add2(input: Tensor, other: Tensor) -> Tensor:
         >>> cuda_ops.functional.add2(torch.tensor([1.0, -3.0]), torch.tensor([10.0, 20.0]))
         tensor([11., 17.])
     """
-    check_tensors("add2", input=input, other=other)
-    if input.shape != other.shape:
-        # The views that broadcasting makes are autograd's, and so is the sum over their repeated elements in backward.
-        input, other = torch.broadcast_tensors(input, other)
-    return Add2Function.apply(input, other)
+    return add2_forward(input, other)

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, flag, integer, pair
-from .._autograd_old import Function
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
-from ._pool2d import empty_pooled, pair_or_kernel
+from .._operators import operator
+from ._pool2d import empty_pooled, is_none
 
 NO_DILATION = (1, 1)
 
@@ -37,36 +36,8 @@ def _(
     )
 
 
-class AvgPool2dFunction(Function):
-    @staticmethod
-    def forward(ctx, input, *window):
-        output = ops.avg_pool2d_forward(input, *window)
-        # The output has one of the two formats exactly, and both only where no one can tell them apart.
-        channels_last = (
-            output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last) and not output.is_contiguous()
-        )
-        ctx.window = window
-        ctx.input = (input.shape[-2:], *window, channels_last)
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        grad_input = AvgPool2dBackwardFunction.apply(grad_output, ctx.window, *ctx.input)
-        return grad_input, *(None for _ in ctx.window)
-
-
-class AvgPool2dBackwardFunction(Function):
-    """grad_input is linear in grad_output, and transposed twice it is the pooling again."""
-
-    @staticmethod
-    def forward(ctx, grad_output, window, *rest):
-        ctx.window = window
-        ctx.rest = 1 + len(rest)
-        return ops.avg_pool2d_backward(grad_output, *rest)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        return AvgPool2dFunction.apply(grad_grad_input, *ctx.window), *(None for _ in range(ctx.rest))
+avg_pool2d_forward = operator("avg_pool2d_forward")
+AvgPool2dFunction = autograd_function("avg_pool2d_forward", "AvgPool2dFunction")
 
 
 def avg_pool2d(
@@ -112,17 +83,9 @@ def avg_pool2d(
         tensor([[[ 2.5000,  4.5000],
                  [10.5000, 12.5000]]])
     """
-    check_tensors("avg_pool2d", input=input)
-    kernel_size = pair("avg_pool2d", "kernel_size", kernel_size)
-    return AvgPool2dFunction.apply(
-        input,
-        kernel_size,
-        pair_or_kernel("avg_pool2d", "stride", stride, kernel_size),
-        pair("avg_pool2d", "padding", padding),
-        flag("avg_pool2d", "ceil_mode", ceil_mode),
-        flag("avg_pool2d", "count_include_pad", count_include_pad),
-        None if divisor_override is None else integer("avg_pool2d", "divisor_override", divisor_override),
-    )
+    if is_none(stride):
+        stride = kernel_size
+    return avg_pool2d_forward(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
 class AvgPool2d(torch.nn.AvgPool2d):

@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .._arguments import check_tensors, check_tensors_or_none, expect, flag, number
-from .._autograd_old import Function
+from .._arguments import expect, flag, number
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._library import library
+from .._modules import buffer, parameter
+from .._operators import operator
 
 
 def _empty_like(input):
@@ -23,9 +25,28 @@ def _check_channels(input, **tensors):
             expect(fits, "batch_norm", message, input.shape[1], list(tensor.shape))
 
 
+def _check_batch(input):
+    count = 1  # values of a channel
+    for size in (*input.shape[:1], *input.shape[2:]):
+        count *= size
+    if count == 1:
+        raise ValueError(
+            f"batch_norm: Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
+        )
+
+
 @register_fake("cuda_ops::batch_norm_forward_training")
 def _(input, weight, bias, eps):
     _check_channels(input, weight=weight, bias=bias)
+    _check_batch(input)
+    mean = input.new_empty(input.shape[1], dtype=torch.float64)
+    return _empty_like(input), mean, torch.empty_like(mean)
+
+
+@register_fake("cuda_ops::batch_norm_forward_tracking")
+def _(input, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps):
+    _check_channels(input, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    _check_batch(input)
     mean = input.new_empty(input.shape[1], dtype=torch.float64)
     return _empty_like(input), mean, torch.empty_like(mean)
 
@@ -37,146 +58,14 @@ def _(input, weight, bias, running_mean, running_var, eps):
 
 
 @register_fake("cuda_ops::batch_norm_backward")
-def _(
-    grad_output,
-    input,
-    weight,
-    mean,
-    variance,
-    training,
-    eps,
-    parameter_dtype,
-    needs_grad_input,
-    needs_grad_parameters,
-):
-    channels = input.shape[1] if needs_grad_parameters else 0
+def _(grad_output, input, weight, mean, variance, training, eps, bias_dtype, wanted):
+    channels = input.shape[1] if wanted[1] or wanted[2] else 0
+    dtype = weight.dtype if weight is not None else input.dtype if bias_dtype is None else bias_dtype
     return (
-        _empty_like(input) if needs_grad_input else input.new_empty(0),
-        input.new_empty(channels, dtype=parameter_dtype),
-        input.new_empty(channels, dtype=parameter_dtype),
+        _empty_like(input) if wanted[0] else input.new_empty(0),
+        input.new_empty(channels, dtype=dtype),
+        input.new_empty(channels, dtype=dtype),
     )
-
-
-@register_fake("cuda_ops::batch_norm_update")
-def _(running_mean, running_var, mean, variance, momentum, count):
-    return None
-
-
-def _leave_grads_none(ctx):
-    # mean and variance have no gradient, and zeros for them would be two launches. torch.compile does not know the
-    # call, and needs it not, since it drops what nobody uses.
-    if not torch.compiler.is_compiling():
-        ctx.set_materialize_grads(False)
-
-
-class BatchNormTrainingFunction(Function):
-    """(output, mean, variance). The two last, biased and in float64, are for backward and the running statistics; the
-    gradient of output takes into account that they depend on input."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias, eps):
-        output, mean, variance = ops.batch_norm_forward_training(input, weight, bias, eps)
-        ctx.save_for_backward(input, weight, mean, variance)
-        ctx.mark_non_differentiable(mean, variance)
-        _leave_grads_none(ctx)
-        ctx.eps = eps
-        ctx.parameter_dtype = _parameter_dtype(input, weight, bias)
-        return output, mean, variance
-
-    @staticmethod
-    def backward(ctx, grad_output, _mean, _variance):
-        input, weight, mean, variance = ctx.saved_tensors
-        grads = _backward(ctx, grad_output, input, weight, mean, variance, True)
-        return (*grads, None)
-
-
-class BatchNormInferenceFunction(Function):
-    @staticmethod
-    def forward(ctx, input, weight, bias, running_mean, running_var, eps):
-        ctx.save_for_backward(input, weight, running_mean, running_var)
-        ctx.eps = eps
-        ctx.parameter_dtype = _parameter_dtype(input, weight, bias)
-        return ops.batch_norm_forward_inference(input, weight, bias, running_mean, running_var, eps)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, weight, mean, variance = ctx.saved_tensors
-        grads = _backward(ctx, grad_output, input, weight, mean, variance, False)
-        return (*grads, None, None, None)
-
-
-def _parameter_dtype(input, weight, bias):
-    """The dtype of the gradients of weight and bias."""
-    parameter = weight if weight is not None else bias if bias is not None else input
-    return parameter.dtype
-
-
-def _backward(ctx, grad_output, input, weight, mean, variance, training):
-    if grad_output is None:
-        return None, None, None
-    needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    grad_input, grad_weight, grad_bias = BatchNormBackwardFunction.apply(
-        grad_output,
-        input,
-        weight,
-        mean,
-        variance,
-        training,
-        ctx.eps,
-        ctx.parameter_dtype,
-        needs_input,
-        needs_weight or needs_bias,
-    )
-    return (
-        grad_input if needs_input else None,
-        grad_weight if needs_weight else None,
-        grad_bias if needs_bias else None,
-    )
-
-
-class BatchNormBackwardFunction(Function):
-    """(grad_input, grad_weight, grad_bias), themselves differentiable. Their own backward is composed of PyTorch's
-    operations, which makes it differentiable in turn: it is rarely used, by gradient penalties and the like."""
-
-    @staticmethod
-    def forward(
-        ctx,
-        grad_output,
-        input,
-        weight,
-        mean,
-        variance,
-        training,
-        eps,
-        parameter_dtype,
-        needs_grad_input,
-        needs_grad_parameters,
-    ):
-        ctx.save_for_backward(grad_output, input, weight, mean, variance)
-        ctx.training, ctx.eps = training, eps
-        _leave_grads_none(ctx)
-        return ops.batch_norm_backward(
-            grad_output,
-            input,
-            weight,
-            mean,
-            variance,
-            training,
-            eps,
-            parameter_dtype,
-            needs_grad_input,
-            needs_grad_parameters,
-        )
-
-    @staticmethod
-    def backward(ctx, grad_grad_input, grad_grad_weight, grad_grad_bias):
-        grad_output, input, weight, mean, variance = ctx.saved_tensors
-        differentiate = _differentiate_training if ctx.training else _differentiate_inference
-        grads = differentiate(
-            grad_grad_input, grad_grad_weight, grad_grad_bias, grad_output, input, weight, mean, variance, ctx.eps
-        )
-        wanted = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad[:3], strict=True)]
-        return (*wanted, *[None] * 7)
 
 
 class _Channels:
@@ -203,11 +92,18 @@ class _Channels:
         return tensor.mean(self.dims, keepdim=True)
 
 
-def _differentiate_training(v, v_weight, v_bias, grad_output, input, weight, mean, variance, eps):
-    r"""Gradients of <v, grad_input> + <v_weight, grad_weight> + <v_bias, grad_bias>, where v are the incoming ones.
+@torch.library.impl(library, "batch_norm_backward_gradients", "CompositeImplicitAutograd")
+def _(v, v_weight, v_bias, grad_output, input, weight, mean, variance, training, eps, wanted):
+    """Those of the gradients of <v, grad_input> + <v_weight, grad_weight> + <v_bias, grad_bias> by grad_output, input
+    and weight that are wanted, where v are the incoming ones."""
+    differentiate = _differentiate_training if training else _differentiate_inference
+    grads = differentiate(v, v_weight, v_bias, grad_output, input, weight, mean, variance, eps)
+    return [grad for grad, want in zip(grads, wanted, strict=True) if want]
 
-    With :math:`\hat x` the normalised input, :math:`r` one over the deviation, :math:`\gamma` the weight, means over
-    the channel, and the projection :math:`P(z) = z - \bar z - \hat x \, \overline{z \hat x}`, which is symmetric:
+
+def _differentiate_training(v, v_weight, v_bias, grad_output, input, weight, mean, variance, eps):
+    r"""With :math:`\hat x` the normalised input, :math:`r` one over the deviation, :math:`\gamma` the weight, means
+    over the channel, and the projection :math:`P(z) = z - \bar z - \hat x \, \overline{z \hat x}`, which is symmetric:
     grad_input is :math:`\gamma r P(g)` and grad_weight is :math:`\sum g \hat x`. By
     :math:`\partial \langle u, \hat x \rangle / \partial x = r P(u)` and
     :math:`\partial r / \partial x = -r^2 \hat x / n` the rest follows. mean and variance are computed anew, so that
@@ -247,6 +143,50 @@ def _differentiate_inference(v, v_weight, v_bias, grad_output, input, weight, me
 
 def _as_parameter(value, weight):
     return None if weight is None else value.reshape(-1).to(weight.dtype)
+
+
+@torch.library.impl(library, "batch_norm_backward_tangents", "CompositeImplicitAutograd")
+def _(t_grad, t_input, t_weight, grad_output, input, weight, mean, variance, training, eps, bias_dtype, wanted):
+    r"""What grad_input, grad_weight and grad_bias change by where grad_output, input and weight change by t_...: by the
+    rules of _differentiate_training, of which :math:`\partial \hat x = r P(t)` and
+    :math:`\partial r = -r^2 \, \overline{\hat x t}` for a change t of input."""
+    c = _Channels(input)
+    x, g, t, t_g = c.whole(input), c.whole(grad_output), c.whole(t_input), c.whole(t_grad)
+    gamma, t_gamma = c.spread(weight, 1.0), c.spread(t_weight, 0.0)
+    if training:
+        centered = x - c.mean(x)
+        rstd = (c.mean(centered * centered) + eps).rsqrt()
+    else:
+        centered = x - c.spread(mean, None)
+        rstd = (c.spread(variance, None) + eps).rsqrt()
+    normalised = centered * rstd
+
+    def project(z):
+        return z - c.mean(z) - normalised * c.mean(z * normalised) if training else z
+
+    t_normalised = rstd * project(t)
+    t_grad_input = t_gamma * rstd * project(g) + gamma * rstd * project(t_g)
+    if training:
+        t_projected = -t_normalised * c.mean(g * normalised) - normalised * c.mean(g * t_normalised)
+        t_rstd = -rstd * rstd * c.mean(normalised * t)
+        t_grad_input = t_grad_input + gamma * (t_rstd * project(g) + rstd * t_projected)
+    t_grad_weight = c.sum(t_g * normalised + g * t_normalised)
+    parameter_dtype = weight.dtype if weight is not None else input.dtype if bias_dtype is None else bias_dtype
+    none = input.new_zeros(0)
+    with_parameters = wanted[1] or wanted[2]
+    return (
+        t_grad_input.to(input.dtype) if wanted[0] else none,
+        t_grad_weight.reshape(-1).to(parameter_dtype) if with_parameters else none.to(parameter_dtype),
+        c.sum(t_g).reshape(-1).to(parameter_dtype) if with_parameters else none.to(parameter_dtype),
+    )
+
+
+batch_norm_forward_training = operator("batch_norm_forward_training")
+batch_norm_forward_tracking = operator("batch_norm_forward_tracking")
+batch_norm_forward_inference = operator("batch_norm_forward_inference")
+batch_norm_backward = operator("batch_norm_backward")
+BatchNormTrainingFunction = autograd_function("batch_norm_forward_training", "BatchNormTrainingFunction")
+BatchNormInferenceFunction = autograd_function("batch_norm_forward_inference", "BatchNormInferenceFunction")
 
 
 def batch_norm(
@@ -297,54 +237,27 @@ def batch_norm(
         tensor([[-1.0000],
                 [ 1.0000]])
     """
-    check_tensors("batch_norm", input=input)
-    check_tensors_or_none("batch_norm", running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-    if not isinstance(momentum, (int, float, torch.SymFloat)):
-        raise TypeError(f"batch_norm: expected momentum to be a number, got {momentum!r}")
-    training = flag("batch_norm", "training", training)
-    if number("batch_norm", "eps", eps) <= 0.0:
+    return _batch_norm(input, running_mean, running_var, None, weight, bias, training, momentum, eps)
+
+
+def _batch_norm(input, running_mean, running_var, num_batches_tracked, weight, bias, training, momentum, eps):
+    """The functional, with the number of batches, which training counts."""
+    if (eps if type(eps) is float else number("batch_norm", "eps", eps)) <= 0.0:
         raise ValueError(f"batch_norm: expected eps to be positive, got {eps}")
-    for name, statistic in (("running_mean", running_mean), ("running_var", running_var)):
-        if statistic is None and not training:
+    if not flag("batch_norm", "training", training):
+        if running_mean is None or running_var is None:
+            name = "running_mean" if running_mean is None else "running_var"
             raise RuntimeError(f"batch_norm: {name} must be defined in evaluation mode")
-        if statistic is not None and statistic.requires_grad:
-            raise RuntimeError(f"batch_norm: not differentiable with respect to {name}, which requires grad")
-    if not training:
-        return BatchNormInferenceFunction.apply(input, weight, bias, running_mean, running_var, eps)
-    if (running_mean is None) != (running_var is None):
+        number("batch_norm", "momentum", momentum)
+        return batch_norm_forward_inference(input, weight, bias, running_mean, running_var, eps)
+    if running_mean is None and running_var is None:
+        number("batch_norm", "momentum", momentum)
+        return batch_norm_forward_training(input, weight, bias, eps)[0]
+    if running_mean is None or running_var is None:
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
-    count = 1  # values of a channel
-    for size in (*input.shape[:1], *input.shape[2:]):
-        count *= size
-    if input.dim() >= 2 and count == 1:
-        raise ValueError(
-            f"batch_norm: Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
-        )
-    if running_mean is not None:
-        _check_running("running_mean", running_mean, input)
-        _check_running("running_var", running_var, input)
-    output, mean, variance = BatchNormTrainingFunction.apply(input, weight, bias, eps)
-    if running_mean is not None:
-        # Outside of the Function, which so writes into none of its inputs.
-        ops.batch_norm_update(running_mean, running_var, mean, variance, momentum, count)
-    return output
-
-
-def _check_running(name, statistic, input):
-    """What the op of evaluation demands, so that a module which trains does evaluate."""
-    if input.dim() < 2:
-        return  # refused by the op
-    if statistic.dim() != 1 or statistic.shape[0] != input.shape[1]:
-        raise RuntimeError(
-            f"batch_norm: expected {name} to have one element for each channel of input, {input.shape[1]}, "
-            f"got shape {list(statistic.shape)}"
-        )
-    half = input.dtype in (torch.float16, torch.bfloat16)
-    if statistic.dtype != input.dtype and not (half and statistic.dtype == torch.float32):
-        raise RuntimeError(
-            f"batch_norm: expected {name} to have the dtype of input, {str(input.dtype)[6:]}, "
-            f"got {str(statistic.dtype)[6:]}"
-        )
+    return batch_norm_forward_tracking(
+        input, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps
+    )[0]
 
 
 class _Forward:
@@ -352,25 +265,22 @@ class _Forward:
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        tracks = self.training and self.track_running_stats
-        momentum = 0.0 if self.momentum is None else self.momentum
-        if tracks and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # the average over all batches so far
-                momentum = 1.0 / float(self.num_batches_tracked)
-        # Without running statistics those of the batch are used in evaluation as well.
-        training = self.training or (self.running_mean is None and self.running_var is None)
-        uses_running = tracks or not self.training
-        return batch_norm(
-            input,
-            self.running_mean if uses_running else None,
-            self.running_var if uses_running else None,
-            self.weight,
-            self.bias,
-            training,
-            momentum,
-            self.eps,
-        )
+        training, momentum = self.training, self.momentum
+        mean, variance = buffer(self, "running_mean"), buffer(self, "running_var")
+        batches = None
+        if training:
+            if self.track_running_stats:
+                batches = buffer(self, "num_batches_tracked")
+            else:
+                mean = variance = None
+        else:  # without running statistics those of the batch are used in evaluation as well
+            training = mean is None and variance is None
+        if momentum is None:  # the average over all batches so far
+            momentum = 0.0
+            if batches is not None:
+                momentum, batches = 1.0 / float(batches.add_(1)), None
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
+        return _batch_norm(input, mean, variance, batches, weight, bias, training, momentum, self.eps)
 
 
 class BatchNorm1d(_Forward, torch.nn.BatchNorm1d):

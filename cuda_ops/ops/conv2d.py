@@ -1,29 +1,13 @@
-"""conv2d: convolution in two dimensions, as in torch.nn.functional.conv2d.
-
-A convolution is linear in its input and in its weight, and so are its gradients in each of their arguments: forward,
-backward_input and backward_weight are three sums of products over the same triples (input, weight, output). The
-gradients of each of them are therefore the other two, and their autograd.Functions call each other.
-"""
-
-from typing import NamedTuple
+"""conv2d: convolution in two dimensions, as in torch.nn.functional.conv2d."""
 
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
-from .._autocast import autocast_to_lower
-from .._autograd_old import Function
+from .._arguments import check_tensors, expect, pair
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
-
-
-class Parameters(NamedTuple):
-    """The arguments that all of the ops take in the end."""
-
-    stride: tuple
-    padding: tuple  # top, bottom, left, right
-    dilation: tuple
-    groups: int
+from .._modules import parameter
+from .._operators import operator
 
 
 def is_channels_last(tensor):
@@ -95,94 +79,15 @@ def _(grad_output, input, weight_size, channels_last, stride, padding, dilation,
 
 
 @register_fake("cuda_ops::conv2d_backward_bias")
-def _(grad_output):
-    return grad_output.new_empty(grad_output.shape[1])
+def _(grad_output, size=None):
+    return grad_output.new_empty((grad_output.shape[1],) if size is None else size)
 
 
-class Conv2dFunction(Function):
-    """output = input * weight + bias"""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias, parameters):
-        ctx.save_for_backward(input, weight)
-        ctx.parameters = parameters
-        return ops.conv2d_forward(input, weight, bias, *parameters)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, weight = ctx.saved_tensors
-        grad_input = grad_weight = grad_bias = None
-        if ctx.needs_input_grad[0]:
-            grad_input = Conv2dInputFunction.apply(
-                grad_output, weight, input.shape, is_channels_last(input), ctx.parameters
-            )
-        if ctx.needs_input_grad[1]:
-            grad_weight = Conv2dWeightFunction.apply(
-                grad_output, input, weight.shape, is_channels_last(weight), ctx.parameters
-            )
-        if ctx.needs_input_grad[2]:
-            # Without input channels there are no output channels, but bias has its size all the same.
-            empty = input.shape[1] == 0
-            grad_bias = grad_output.new_zeros(weight.shape[0]) if empty else Conv2dBiasFunction.apply(grad_output)
-        return grad_input, grad_weight, grad_bias, None
-
-
-class Conv2dInputFunction(Function):
-    """grad_input of (grad_output, weight). The gradient for grad_output is the convolution of what comes in, in the
-    place of input, and that for weight is a weight gradient with it in that place."""
-
-    @staticmethod
-    def forward(ctx, grad_output, weight, input_size, channels_last, parameters):
-        ctx.save_for_backward(grad_output, weight)
-        ctx.parameters = parameters
-        return ops.conv2d_backward_input(grad_output, weight, input_size, channels_last, *parameters)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, weight = ctx.saved_tensors
-        grad_grad_output = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output = Conv2dFunction.apply(grad, weight, None, ctx.parameters)
-        if ctx.needs_input_grad[1]:
-            grad_weight = Conv2dWeightFunction.apply(
-                grad_output, grad, weight.shape, is_channels_last(weight), ctx.parameters
-            )
-        return grad_grad_output, grad_weight, None, None, None
-
-
-class Conv2dWeightFunction(Function):
-    """grad_weight of (grad_output, input). What comes in stands in the place of weight in both gradients."""
-
-    @staticmethod
-    def forward(ctx, grad_output, input, weight_size, channels_last, parameters):
-        ctx.save_for_backward(grad_output, input)
-        ctx.parameters = parameters
-        return ops.conv2d_backward_weight(grad_output, input, weight_size, channels_last, *parameters)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, input = ctx.saved_tensors
-        grad_grad_output = grad_input = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output = Conv2dFunction.apply(input, grad, None, ctx.parameters)
-        if ctx.needs_input_grad[1]:
-            grad_input = Conv2dInputFunction.apply(
-                grad_output, grad, input.shape, is_channels_last(input), ctx.parameters
-            )
-        return grad_grad_output, grad_input, None, None, None
-
-
-class Conv2dBiasFunction(Function):
-    """grad_bias: grad_output summed over all dimensions but that of the channels."""
-
-    @staticmethod
-    def forward(ctx, grad_output):
-        ctx.output_size = grad_output.shape
-        return ops.conv2d_backward_bias(grad_output)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.view(1, -1, 1, 1).expand(ctx.output_size)
+conv2d_forward = operator("conv2d_forward")
+conv2d_backward_input = operator("conv2d_backward_input")
+conv2d_backward_weight = operator("conv2d_backward_weight")
+conv2d_backward_bias = operator("conv2d_backward_bias")
+Conv2dFunction = autograd_function("conv2d_forward", "Conv2dFunction")
 
 
 def _four_paddings(padding, weight, stride, dilation, op="conv2d"):
@@ -254,16 +159,22 @@ def conv2d(
         >>> cuda_ops.functional.conv2d(image, torch.ones(1, 1, 2, 2), bias=torch.tensor([0.5]))
         tensor([[[[12.5000, 16.5000]]]])
     """
+    if type(padding) is not int:
+        padding = _padding_of(padding, input, weight, stride, dilation)
+    if isinstance(input, Tensor) and input.dim() == 3:
+        return conv2d_forward(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+    return conv2d_forward(input, weight, bias, stride, padding, dilation, groups)
+
+
+def _padding_of(padding, input, weight, stride, dilation):
+    """_four_paddings of arguments that are still to be checked."""
+    # The common case first, in a function that small calls do feel.
+    if type(padding) is tuple and len(padding) == 2 and type(padding[0]) is type(padding[1]) is int:
+        height, width = padding
+        return height, height, width, width
     check_tensors("conv2d", input=input, weight=weight)
-    check_tensors_or_none("conv2d", bias=bias)
-    input, weight, bias = autocast_to_lower("conv2d", input, weight, bias)
     stride, dilation = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
-    groups = integer("conv2d", "groups", groups)
-    padding = _four_paddings(padding, weight, stride, dilation)
-    parameters = Parameters(stride, padding, dilation, groups)
-    if input.dim() == 3:
-        return Conv2dFunction.apply(input.unsqueeze(0), weight, bias, parameters).squeeze(0)
-    return Conv2dFunction.apply(input, weight, bias, parameters)
+    return _four_paddings(padding, weight, stride, dilation)
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -271,8 +182,8 @@ class Conv2d(torch.nn.Conv2d):
     'replicate' and 'circular' pad by torch.nn.functional.pad first."""
 
     def forward(self, input: Tensor) -> Tensor:
-        padding = self.padding
+        weight, bias, padding = parameter(self, "weight"), parameter(self, "bias"), self.padding
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return conv2d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)

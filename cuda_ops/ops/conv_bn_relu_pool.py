@@ -1,9 +1,8 @@
 """conv_bn_relu_pool: convolution, batch normalisation, relu and max-pooling in one, as one block of a network is.
 
 Fused, the block writes only what comes out of it and what its gradient needs: nothing normalised and not pooled is
-ever stored. In training one op goes forward and one backward, by the autograd.Function in
-csrc/torch/conv_bn_relu_pool.cpp. Evaluation is an op of its own; where it is differentiated, and for gradients of
-gradients, the block is composed of the ops that it is made of.
+ever stored. In training one op goes forward and one backward. Evaluation is an op of its own; the gradients of it,
+gradients of gradients and tangents are composed of the ops that the block is made of.
 """
 
 from typing import NamedTuple
@@ -13,16 +12,29 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._arguments import check_tensors, check_tensors_or_none, expect, integer, pair
-from .._autocast import autocast_to_lower
-from .._fakes import register_fake, require_ops
+from .._arguments import check_tensors, expect, integer, number, pair
+from .._fakes import register_fake
 from .._library import library, ops
 from .._modules import buffer, parameter
+from .._operators import operator
 from ._pool2d import _pooled_size, pair_or_kernel
-from .batch_norm import batch_norm
-from .conv2d import _check_sizes, _four_paddings, conv2d, empty_image, is_channels_last
-from .max_pool2d import max_pool2d
-from .relu import relu
+from .batch_norm import (
+    batch_norm_backward,
+    batch_norm_forward_inference,
+    batch_norm_forward_training,
+)
+from .conv2d import (
+    _check_sizes,
+    _four_paddings,
+    conv2d_backward_bias,
+    conv2d_backward_input,
+    conv2d_backward_weight,
+    conv2d_forward,
+    empty_image,
+    is_channels_last,
+)
+from .max_pool2d import max_pool2d_backward, max_pool2d_forward
+from .relu import relu_backward, relu_forward
 
 OP = "conv_bn_relu_pool"
 
@@ -38,6 +50,14 @@ class Geometry(NamedTuple):
     pool_stride: tuple
     pool_padding: tuple
     channels_last: bool
+
+    @property
+    def convolution(self):
+        return self.stride, self.padding, self.dilation, self.groups
+
+    @property
+    def window(self):
+        return self.pool_kernel_size, self.pool_stride, self.pool_padding, (1, 1), False
 
     @classmethod
     def of(cls, g):
@@ -70,9 +90,6 @@ def _output_sizes(input, weight, geometry):
     for size in pooled:
         expect(size > 0, OP, "the convolution's output to have room for a window, got {}", conv)
     return (input.shape[0], weight.shape[0], *conv), (input.shape[0], weight.shape[0], *pooled)
-
-
-require_ops("conv_bn_relu_pool", "conv_bn_relu_pool_saved")
 
 
 @register_fake("cuda_ops::conv_bn_relu_pool_forward")
@@ -141,38 +158,91 @@ def _(
     )
 
 
-def _composed(input, weight, bias, bn_weight, bn_bias, statistics, eps, geometry):
-    """The block, of the ops that it fuses: `statistics` are (running mean, running variance), or None in training."""
-    geometry, dtype = Geometry.of(geometry), input.dtype
-    symmetric = geometry.padding[0] == geometry.padding[1] and geometry.padding[2] == geometry.padding[3]
-    padding = (geometry.padding[0], geometry.padding[2])
-    if not symmetric:
-        top, bottom, left, right = geometry.padding
-        input, padding = torch.nn.functional.pad(input, (left, right, top, bottom)), 0
-    output = conv2d(
-        input,
-        weight.to(dtype),
-        None if bias is None else bias.to(dtype),
-        geometry.stride,
-        padding,
-        geometry.dilation,
-        geometry.groups,
-    )
-    mean, variance = (None, None) if statistics is None else statistics
-    output = relu(batch_norm(output, mean, variance, bn_weight, bn_bias, statistics is None, 0.0, eps))
-    output = max_pool2d(output, geometry.pool_kernel_size, geometry.pool_stride, geometry.pool_padding)
-    memory_format = torch.channels_last if geometry.channels_last else torch.contiguous_format
-    return output.contiguous(memory_format=memory_format)
+class Composed(NamedTuple):
+    """The block by the ops that it fuses."""
+
+    weight: Tensor  # in the dtype of input
+    conv_output: Tensor
+    mean: Tensor  # that conv_output was normalised by
+    variance: Tensor
+    activation: Tensor  # of relu
+    output: Tensor
+    indices: Tensor  # of the maxima
+
+
+def _composed(input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry: Geometry):
+    """Without running statistics: as in training."""
+    weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+    conv_output = conv2d_forward(input, weight, bias, *geometry.convolution)
+    if running_mean is None:
+        normalised, mean, variance = batch_norm_forward_training(conv_output, bn_weight, bn_bias, eps)
+    else:
+        mean, variance = running_mean, running_var
+        normalised = batch_norm_forward_inference(conv_output, bn_weight, bn_bias, mean, variance, eps)
+    activation = relu_forward(normalised)
+    output, indices = max_pool2d_forward(activation, *geometry.window)
+    return Composed(weight, conv_output, mean, variance, activation, output, indices)
 
 
 @torch.library.impl(library, "conv_bn_relu_pool_gradients", "CompositeImplicitAutograd")
-def _(grad_output, input, weight, bias, bn_weight, bn_bias, eps, geometry, wanted):
-    """The gradients that are wanted as functions that can be differentiated further: those of the composed block,
-    computed anew."""
-    tensors = (input, weight, bias, bn_weight, bn_bias)
-    output = _composed(*tensors, None, eps, geometry)
-    inputs = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
-    return list(torch.autograd.grad(output, inputs, grad_output, create_graph=True))
+def _(grad_output, input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry, wanted):
+    """The gradients that are wanted, by ops that are differentiable further, of the block computed anew."""
+    geometry, training = Geometry.of(geometry), running_mean is None
+    block = _composed(input, weight, bias, bn_weight, bn_bias, running_mean, running_var, eps, geometry)
+    plane = block.activation.shape[-2:]
+    grad = relu_backward(max_pool2d_backward(grad_output, block.indices, plane, *geometry.window), block.activation)
+    grad_conv, grad_bn_weight, grad_bn_bias = batch_norm_backward(
+        grad,
+        block.conv_output,
+        bn_weight,
+        block.mean,
+        block.variance,
+        training,
+        eps,
+        None if bn_bias is None else bn_bias.dtype,
+        [any(wanted[:3]), *wanted[3:]],
+    )
+    of_input = input.shape, is_channels_last(input), *geometry.convolution
+    of_weight = weight.shape, is_channels_last(weight), *geometry.convolution
+    gradients = (
+        lambda: conv2d_backward_input(grad_conv, block.weight, *of_input),
+        lambda: conv2d_backward_weight(grad_conv, input, *of_weight).to(weight.dtype),
+        lambda: conv2d_backward_bias(grad_conv, bias.shape).to(bias.dtype),
+        lambda: grad_bn_weight,
+        lambda: grad_bn_bias,
+    )
+    return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
+
+
+@torch.library.impl(library, "conv_bn_relu_pool_tangent", "CompositeImplicitAutograd")
+def _(
+    t_input,
+    t_weight,
+    t_bias,
+    t_bn_weight,
+    t_bn_bias,
+    input,
+    weight,
+    bias,
+    bn_weight,
+    bn_bias,
+    running_mean,
+    running_var,
+    eps,
+    geometry,
+):
+    """The tangent of the composed block's output."""
+    tangents = (t_input, t_weight, t_bias, t_bn_weight, t_bn_bias)
+    duals = [
+        tensor if tangent is None else torch._make_dual(tensor, tangent, level=0)
+        for tensor, tangent in zip((input, weight, bias, bn_weight, bn_bias), tangents, strict=True)
+    ]
+    block = _composed(*duals, running_mean, running_var, eps, Geometry.of(geometry))
+    return torch._unpack_dual(block.output, level=0)[1]
+
+
+conv_bn_relu_pool_forward = operator("conv_bn_relu_pool_forward")
+conv_bn_relu_pool_inference = operator("conv_bn_relu_pool_inference")
 
 
 def conv_bn_relu_pool(
@@ -244,10 +314,8 @@ def conv_bn_relu_pool(
         >>> cuda_ops.functional.conv_bn_relu_pool(image, torch.ones(1, 1, 1, 1), None, None, None)
         tensor([[[[1.6036]]]])
     """
-    check_tensors(OP, input=input, weight=weight)
-    check_tensors_or_none(
-        OP, bias=bias, running_mean=running_mean, running_var=running_var, bn_weight=bn_weight, bn_bias=bn_bias
-    )
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
+        check_tensors(OP, input=input, weight=weight)
     geometry = _geometry(
         weight, stride, padding, dilation, groups, pool_kernel_size, pool_stride, pool_padding, channels_last, input
     )
@@ -308,24 +376,18 @@ def _geometry_of(weight, stride, padding, dilation, groups, pool_kernel_size, po
 def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, training, momentum, eps, geometry):
     """The functional, after its arguments' types were checked; `running` are the running mean and variance and the
     number of batches, which training updates."""
-    if type(momentum) is not float and not isinstance(momentum, (int, torch.SymFloat)):
-        raise TypeError(f"{OP}: expected momentum to be a number, got {momentum!r}")
-    if type(eps) is not float and not isinstance(eps, (int, torch.SymFloat)):
-        raise TypeError(f"{OP}: expected eps to be a number, got {eps!r}")
-    if eps <= 0.0:
+    if (eps if type(eps) is float else number(OP, "eps", eps)) <= 0.0:
         raise ValueError(f"{OP}: expected eps to be positive, got {eps}")
+    mean, variance, batches = running
     if training:
-        return ops.conv_bn_relu_pool(input, weight, bias, bn_weight, bn_bias, *running, momentum, eps, geometry)
-    (input,) = autocast_to_lower(OP, input)
-    for name, statistic in zip(("running_mean", "running_var"), running, strict=False):
-        if statistic is None:
-            raise RuntimeError(f"{OP}: {name} must be defined in evaluation mode")
-        if statistic.requires_grad:
-            raise RuntimeError(f"{OP}: not differentiable with respect to {name}, which requires grad")
-    parameters = (weight, bias, bn_weight, bn_bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, *parameters)):
-        return _composed(input, *parameters, running[:2], eps, geometry)
-    return ops.conv_bn_relu_pool_inference(input, *parameters, *running[:2], eps, geometry)
+        return conv_bn_relu_pool_forward(
+            input, weight, bias, bn_weight, bn_bias, mean, variance, batches, momentum, eps, geometry
+        )[0]
+    number(OP, "momentum", momentum)
+    if mean is None or variance is None:
+        name = "running_mean" if mean is None else "running_var"
+        raise RuntimeError(f"{OP}: {name} must be defined in evaluation mode")
+    return conv_bn_relu_pool_inference(input, weight, bias, bn_weight, bn_bias, mean, variance, eps, geometry)
 
 
 class ConvBNReLUMaxPool2d(torch.nn.Module):

@@ -9,11 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, integer
-from .._autocast import autocast_to_float32
-from .._autograd_old import Function
+from .._arguments import check_tensors, check_tensors_or_none
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._library import library
 from .._loss import (
     accumulate_dtype,
     check_target_shape,
@@ -22,7 +21,9 @@ from .._loss import (
     reduction_number,
     refuse_weight_gradient,
 )
-from .log_softmax import LogSoftmaxFunction
+from .._modules import buffer
+from .._operators import operator
+from .log_softmax import log_softmax_forward
 
 
 @register_fake("cuda_ops::cross_entropy_forward")
@@ -39,92 +40,147 @@ def _(grad_output, input, target, weight, statistics, total_weight, reduction, i
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-class CrossEntropyFunction(Function):
-    """Returns the loss, and for backward alone the statistics of each sample and total_weight, what a mean is divided
-    by. The gradients for class probabilities and for their weights, which few ask for, are composed of differentiable
-    ops."""
-
-    @staticmethod
-    def forward(ctx, input, target, weight, reduction, ignore_index, label_smoothing):
-        parameters = (reduction, ignore_index, label_smoothing)
-        loss, statistics, total_weight = ops.cross_entropy_forward(input, target, weight, *parameters)
-        ctx.save_for_backward(input, target, weight, statistics, total_weight)
-        ctx.mark_non_differentiable(statistics, total_weight)
-        ctx.set_materialize_grads(False)
-        ctx.parameters = parameters
-        return loss, statistics, total_weight
-
-    @staticmethod
-    def backward(ctx, grad_output, *_):
-        input, target, weight, statistics, total_weight = ctx.saved_tensors
-        reduction, _, label_smoothing = ctx.parameters
-        grad_input = grad_target = grad_weight = None
-        if grad_output is None:
-            return None, None, None, None, None, None
-        if ctx.needs_input_grad[0]:
-            grad_input = CrossEntropyBackwardFunction.apply(
-                grad_output, input, target, weight, statistics, total_weight, *ctx.parameters
-            )
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            scale = column_scale(grad_output, input, total_weight, reduction)
-            grad_share = -LogSoftmaxFunction.apply(input, class_dim(input)) * scale
-        if ctx.needs_input_grad[1]:
-            weighted = grad_share if weight is None else grad_share * along_classes(weight, input)
-            grad_target = weighted * (1 - label_smoothing)
-        if ctx.needs_input_grad[2]:
-            shares = smoothed(target, label_smoothing, input.shape[class_dim(input)])
-            grad_weight = sum_over_columns(grad_share * shares)
-        return grad_input, grad_target, grad_weight, None, None, None
+cross_entropy_forward = operator("cross_entropy_forward")
+cross_entropy_backward = operator("cross_entropy_backward")
+CrossEntropyFunction = autograd_function("cross_entropy_forward", "CrossEntropyFunction")
 
 
-class CrossEntropyBackwardFunction(Function):
-    """grad_input = scale * (sum(q) * softmax - q). Its own gradients, which are needed for second derivatives alone,
-    are composed of differentiable ops; statistics and total_weight count as what they are, functions of the others."""
+# What backward has beside the gradient for input, and what is differentiated further or forward, is composed of
+# differentiable ops.
 
-    @staticmethod
-    def forward(
-        ctx, grad_output, input, target, weight, statistics, total_weight, reduction, ignore_index, label_smoothing
-    ):
-        ctx.save_for_backward(grad_output, input, target, weight, total_weight)
-        ctx.parameters = (reduction, ignore_index, label_smoothing)
-        return ops.cross_entropy_backward(grad_output, input, target, weight, statistics, total_weight, *ctx.parameters)
 
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        grad_output, input, target, weight, total_weight = ctx.saved_tensors
-        reduction, ignore_index, label_smoothing = ctx.parameters
-        dim, dtype, classes = class_dim(input), accumulate_dtype(input), input.shape[class_dim(input)]
-        x, v = input.to(dtype), grad_grad_input.to(dtype)
-        scale = column_scale(grad_output.to(dtype), input, total_weight, reduction)
-        if target.is_floating_point():
-            shares = smoothed(target.to(dtype), label_smoothing, classes)
-        else:
-            one_hot, counts = one_hot_target(target, x, ignore_index)
-            shares = smoothed(one_hot, label_smoothing, classes) * counts
-            scale = torch.where(counts, scale, 0)
-        w = None if weight is None else along_classes(weight.to(dtype), input)
-        q = shares if w is None else shares * w
-        softmax = LogSoftmaxFunction.apply(x, dim).exp()
-        expected = (v * softmax).sum(dim, keepdim=True)
-        total = q.sum(dim, keepdim=True)
+@torch.library.impl(library, "cross_entropy_tangent", "CompositeImplicitAutograd")
+def cross_entropy_tangent(tangent, input, target, weight, total_weight, reduction, ignore_index, label_smoothing):
+    """What `tangent`, input's, gives to the loss: the sum of its products with the gradient."""
+    dim, dtype = class_dim(input), accumulate_dtype(input)
+    v = tangent.to(dtype)
+    q, counts = weighted_shares(input, target, weight, ignore_index, label_smoothing)[:2]
+    softmax = log_softmax_forward(input.to(dtype), dim).exp()
+    per_column = (v * (q.sum(dim, keepdim=True) * softmax - q)).sum(dim, keepdim=True)
+    if counts is not None:
+        per_column = torch.where(counts, per_column, 0)
+    loss = per_column.squeeze(dim) if reduction == 0 else per_column.sum()
+    # As in PyTorch, a mean over nothing is NaN of what the samples give, but constant where there are no probabilities.
+    if reduction == 1 and (counts is not None or input.numel() > 0):
+        loss = loss / total_weight
+    if label_smoothing > 0 and counts is not None and input.shape[dim] == 0:
+        loss = loss * math.nan  # as is what is smoothed over no classes
+    return loss.to(input.dtype)
 
-        grads = [None] * 9
-        if ctx.needs_input_grad[0]:
-            per_column = (v * (total * softmax - q)).sum(dim, keepdim=True)
-            if reduction == 1:
-                per_column = per_column / total_weight
-            if not target.is_floating_point():
-                per_column = torch.where(counts, per_column, 0)
-            per_column = per_column.squeeze(dim)
-            grads[0] = (per_column if reduction == 0 else per_column.sum()).to(input.dtype)
-        if ctx.needs_input_grad[1]:
-            grads[1] = (scale * total * softmax * (v - expected)).to(input.dtype)
-        grad_q = scale * (expected - v)
-        if ctx.needs_input_grad[2]:
-            grads[2] = ((grad_q if w is None else grad_q * w) * (1 - label_smoothing)).to(target.dtype)
-        if ctx.needs_input_grad[3]:
-            grads[3] = sum_over_columns(grad_q * shares).to(weight.dtype)
-        return tuple(grads)
+
+@torch.library.impl(library, "cross_entropy_share_gradients", "CompositeImplicitAutograd")
+def _(grad_output, input, target, weight, total_weight, reduction, label_smoothing, wanted):
+    """For class probabilities and for their weights, those that are wanted."""
+    scale = column_scale(grad_output, input, total_weight, reduction)
+    grad_share = -log_softmax_forward(input, class_dim(input)) * scale
+    grads = []
+    if wanted[0]:
+        weighted = grad_share if weight is None else grad_share * along_classes(weight, input)
+        grads.append(weighted * (1 - label_smoothing))
+    if wanted[1]:
+        shares = smoothed(target, label_smoothing, input.shape[class_dim(input)])
+        grads.append(sum_over_columns(grad_share * shares))
+    return grads
+
+
+def share_tangent(tangent_target, tangent_weight, input, target, weight, label_smoothing):
+    """What the tangent of class probabilities or of their weights gives to q: the loss is linear in it."""
+    if tangent_target is None:
+        return smoothed(target, label_smoothing, input.shape[class_dim(input)]) * along_classes(tangent_weight, input)
+    tangent = tangent_target * (1 - label_smoothing)
+    return tangent if weight is None else tangent * along_classes(weight, input)
+
+
+@torch.library.impl(library, "cross_entropy_share_tangent", "CompositeImplicitAutograd")
+def _(tangent_target, tangent_weight, input, target, weight, reduction, label_smoothing):
+    q = share_tangent(tangent_target, tangent_weight, input, target, weight, label_smoothing)
+    return cross_entropy_forward(input, q, None, reduction, -1, 0.0)[0]
+
+
+@torch.library.impl(library, "cross_entropy_backward_share", "CompositeImplicitAutograd")
+def _(
+    tangent_target,
+    tangent_weight,
+    grad_output,
+    input,
+    target,
+    weight,
+    total_weight,
+    reduction,
+    label_smoothing,
+):
+    q = share_tangent(tangent_target, tangent_weight, input, target, weight, label_smoothing)
+    _, statistics, _ = cross_entropy_forward(input, q, None, reduction, -1, 0.0)
+    return cross_entropy_backward(grad_output, input, q, None, statistics, total_weight, reduction, -1, 0.0)
+
+
+@torch.library.impl(library, "cross_entropy_backward_input", "CompositeImplicitAutograd")
+def cross_entropy_backward_input(
+    tangent, grad_output, input, target, weight, total_weight, reduction, ignore_index, label_smoothing
+):
+    """The derivative of grad_input by input times `tangent`: symmetric, so that it serves backward and forward."""
+    dim, dtype = class_dim(input), accumulate_dtype(input)
+    v = tangent.to(dtype)
+    q, counts, _ = weighted_shares(input, target, weight, ignore_index, label_smoothing)
+    scale = counted_scale(grad_output, input, total_weight, reduction, counts)
+    softmax = log_softmax_forward(input.to(dtype), dim).exp()
+    expected = (v * softmax).sum(dim, keepdim=True)
+    return (scale * q.sum(dim, keepdim=True) * softmax * (v - expected)).to(input.dtype)
+
+
+@torch.library.impl(library, "cross_entropy_backward_gradients", "CompositeImplicitAutograd")
+def _(
+    grad_grad_input,
+    grad_output,
+    input,
+    target,
+    weight,
+    total_weight,
+    reduction,
+    ignore_index,
+    label_smoothing,
+    wanted,
+):
+    """Those of grad_output, input, target and weight that are wanted, of grad_input = scale * (sum(q) * softmax - q).
+    statistics and total_weight count as what they are, functions of the others."""
+    parameters = (total_weight, reduction, ignore_index, label_smoothing)
+    grads = []
+    if wanted[0]:
+        grads.append(cross_entropy_tangent(grad_grad_input, input, target, weight, *parameters))
+    if wanted[1]:
+        grads.append(cross_entropy_backward_input(grad_grad_input, grad_output, input, target, weight, *parameters))
+    if not (wanted[2] or wanted[3]):
+        return grads
+    dim, dtype = class_dim(input), accumulate_dtype(input)
+    v = grad_grad_input.to(dtype)
+    _, counts, shares = weighted_shares(input, target, weight, ignore_index, label_smoothing)
+    scale = counted_scale(grad_output, input, total_weight, reduction, counts)
+    softmax = log_softmax_forward(input.to(dtype), dim).exp()
+    grad_q = scale * ((v * softmax).sum(dim, keepdim=True) - v)
+    if wanted[2]:
+        weighted = grad_q if weight is None else grad_q * along_classes(weight.to(dtype), input)
+        grads.append((weighted * (1 - label_smoothing)).to(target.dtype))
+    if wanted[3]:
+        grads.append(sum_over_columns(grad_q * shares).to(weight.dtype))
+    return grads
+
+
+def weighted_shares(input, target, weight, ignore_index, label_smoothing):
+    """q, where samples count (None with class probabilities), and q before the weights, in the dtype of sums."""
+    dtype, classes = accumulate_dtype(input), input.shape[class_dim(input)]
+    counts = None
+    if target.is_floating_point():
+        shares = smoothed(target.to(dtype), label_smoothing, classes)
+    else:
+        one_hot, counts = one_hot_target(target, input.to(dtype), ignore_index)
+        shares = smoothed(one_hot, label_smoothing, classes) * counts
+    q = shares if weight is None else shares * along_classes(weight.to(dtype), input)
+    return q, counts, shares
+
+
+def counted_scale(grad_output, input, total_weight, reduction, counts):
+    scale = column_scale(grad_output.to(accumulate_dtype(input)), input, total_weight, reduction)
+    return scale if counts is None else torch.where(counts, scale, 0)
 
 
 def class_dim(input):
@@ -142,6 +198,8 @@ def sum_over_columns(values):
 
 
 def smoothed(shares, label_smoothing, classes):
+    if classes == 0:
+        return shares
     return shares * (1 - label_smoothing) + label_smoothing / classes if label_smoothing > 0 else shares
 
 
@@ -151,6 +209,8 @@ def one_hot_target(target, input, ignore_index):
     target = target.reshape(columns_shape(input)).to(torch.int64).unsqueeze(dim)
     counts = (target != ignore_index) & (target >= 0) & (target < input.shape[dim])
     one_hot = torch.zeros_like(input, memory_format=torch.contiguous_format)
+    if input.shape[dim] == 0:  # and no index would be one of a class
+        return one_hot, counts
     return one_hot.scatter(dim, torch.where(counts, target, 0), counts.to(input.dtype)), counts
 
 
@@ -158,7 +218,9 @@ def column_scale(grad_output, input, total_weight, reduction):
     """What the gradient of each sample's loss is multiplied by, so that it multiplies something like `input`."""
     if reduction == 0:
         return grad_output.unsqueeze(class_dim(input))
-    return grad_output / total_weight.to(grad_output.dtype) if reduction == 1 else grad_output
+    if reduction == 1 and input.numel() > 0:  # what is multiplied has elements
+        return grad_output / total_weight.to(grad_output.dtype)
+    return grad_output
 
 
 def cross_entropy(
@@ -212,21 +274,26 @@ def cross_entropy(
         >>> cuda_ops.functional.cross_entropy(torch.zeros(2, 4), torch.tensor([3, 0]))
         tensor(1.3863)
     """
-    check_tensors("cross_entropy", input=input, target=target)
-    check_tensors_or_none("cross_entropy", weight=weight)
-    ignore_index = integer("cross_entropy", "ignore_index", ignore_index)
     reduction = reduction_number("cross_entropy", size_average, reduce, reduction)
-    input, target, weight = autocast_to_float32(input, target, weight)
-    if not target.is_floating_point():
+    if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
+        check_tensors("cross_entropy", input=input, target=target)
+    if weight is not None:
+        check_tensors_or_none("cross_entropy", weight=weight)
+    if target.is_floating_point():
+        input, target, weight = promoted(input, target, weight)
+    elif weight is not None:
         refuse_weight_gradient("cross_entropy", weight)
-    elif input.is_floating_point():  # else the op refuses it
-        tensors = (input, target) if weight is None else (input, target, weight)
-        dtype = tensors[0].dtype
-        for tensor in tensors[1:]:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-        input, target = input.to(dtype), target.to(dtype)
-        weight = None if weight is None else weight.to(dtype)
-    return CrossEntropyFunction.apply(input, target, weight, reduction, ignore_index, label_smoothing)[0]
+    return cross_entropy_forward(input, target, weight, reduction, ignore_index, label_smoothing)[0]
+
+
+def promoted(input, target, weight):
+    """In one dtype, as PyTorch's ops in the place of this one would have them."""
+    dtype = input.dtype
+    if (target.dtype == dtype and (weight is None or weight.dtype == dtype)) or not dtype.is_floating_point:
+        return input, target, weight  # which the op refuses in the last case
+    for tensor in (target, weight):
+        dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
+    return input.to(dtype), target.to(dtype), None if weight is None else weight.to(dtype)
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -236,7 +303,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         return cross_entropy(
             input,
             target,
-            weight=self.weight,
+            weight=buffer(self, "weight"),
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,

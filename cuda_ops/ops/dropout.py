@@ -2,11 +2,12 @@
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .._arguments import check_tensors, flag, number
-from .._autograd_old import Function
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::dropout_forward")
@@ -19,41 +20,8 @@ def _(grad_output, state, p, stride):
     return torch.empty_strided(grad_output.shape, stride, dtype=grad_output.dtype, device=grad_output.device)
 
 
-class DropoutFunction(Function):
-    @staticmethod
-    def forward(ctx, input, p):
-        # In a compiled graph each call needs an argument of its own, so that no two are merged. An uninitialised tensor
-        # is one: no two of them are taken for the same.
-        call = torch.empty(0, device=input.device) if torch.compiler.is_compiling() else None
-        output, state = ops.dropout_forward(input, p, call)
-        ctx.mark_non_differentiable(state)
-        ctx.set_materialize_grads(False)  # no zeros for the gradient that state does not have
-        ctx.save_for_backward(state)
-        ctx.p = p
-        ctx.stride = output.stride()
-        return output, state
-
-    @staticmethod
-    def backward(ctx, grad_output, _):
-        (state,) = ctx.saved_tensors
-        if grad_output is None:
-            return None, None
-        return DropoutBackwardFunction.apply(grad_output, state, ctx.p, ctx.stride), None
-
-
-class DropoutBackwardFunction(Function):
-    """grad_output times forward's mask: linear, and its own gradient is the same product."""
-
-    @staticmethod
-    def forward(ctx, grad_output, state, p, stride):
-        ctx.save_for_backward(state)
-        ctx.p, ctx.stride = p, stride
-        return ops.dropout_backward(grad_output, state, p, stride)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        (state,) = ctx.saved_tensors
-        return DropoutBackwardFunction.apply(grad_grad_input, state, ctx.p, ctx.stride), None, None, None
+dropout_forward = operator("dropout_forward")
+DropoutFunction = autograd_function("dropout_forward", "DropoutFunction")
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -86,12 +54,15 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         >>> cuda_ops.functional.dropout(torch.ones(3), p=0.5, training=False)
         tensor([1., 1., 1.])
     """
-    check_tensors("dropout", input=input)
-    if not 0.0 <= number("dropout", "p", p) <= 1.0:
+    if not 0.0 <= (p if type(p) is float else number("dropout", "p", p)) <= 1.0:
         raise ValueError(f"dropout: expected p to be between 0 and 1, got {p}")
     if not flag("dropout", "training", training) or p == 0.0:
+        check_tensors("dropout", input=input)
         return input
-    output, _ = DropoutFunction.apply(input, p)
+    # In a compiled graph each call needs an argument of its own, so that no two are merged. An uninitialised tensor
+    # is one: no two of them are taken for the same.
+    call = torch.empty(0, device=input.device) if is_compiling() else None
+    output, _ = dropout_forward(input, p, call)
     # copy_ is what tells autograd that input has changed.
     return input.copy_(output) if inplace else output
 

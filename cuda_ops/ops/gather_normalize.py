@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect
+from .._arguments import check_dtype, expect
+from .._arguments import number as one_number
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::gather_normalize_forward")
@@ -28,12 +29,12 @@ def number(name, value):
         raise NotImplementedError(
             f"gather_normalize: expected {name} to be one number, got {type(value).__name__} of {len(value)}"
         )
-    try:
-        if isinstance(value, str):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"gather_normalize: expected {name} to be a number, got {value!r}") from None
+    if isinstance(value, Tensor) and not value.requires_grad:
+        value = value.item()
+    return one_number("gather_normalize", name, value)
+
+
+gather_normalize_forward = operator("gather_normalize_forward")
 
 
 def gather_normalize(
@@ -77,15 +78,11 @@ def gather_normalize(
         tensor([[4., 5.],
                 [0., 1.]])
     """
-    if not (
-        isinstance(images, Tensor) and isinstance(indices, Tensor) and (labels is None or isinstance(labels, Tensor))
-    ):
-        check_tensors("gather_normalize", images=images, indices=indices)
-        check_tensors_or_none("gather_normalize", labels=labels)
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"gather_normalize: expected dtype to be a torch.dtype, got {dtype!r}")
-    output, output_labels = ops.gather_normalize_forward(
+    if dtype is None:
+        dtype = torch.get_default_dtype()
+    else:
+        check_dtype("gather_normalize", dtype)
+    output, output_labels = gather_normalize_forward(
         images, indices, number("mean", mean), number("std", std), labels, dtype
     )
     return output if labels is None else (output, output_labels)

@@ -1,22 +1,18 @@
 """linear_cross_entropy: the last layer of a classifier and its loss, without storing the logits.
 
 Where gradients are wanted, forward computes them along with the loss, since the logits are at hand; backward only
-multiplies them by grad_output and by what a mean divides by: by the autograd.Function in
-csrc/torch/linear_cross_entropy.cpp. Here is what that does where gradients are differentiated further.
+multiplies them by grad_output and by what a mean divides by.
 """
 
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect, integer
-from .._fakes import register_fake, require_ops
-from .._library import library, ops
+from .._arguments import expect
+from .._autograd import autograd_function
+from .._fakes import register_fake
 from .._loss import accumulate_dtype, reduction_number
 from .._modules import parameter
-from .cross_entropy import CrossEntropyFunction
-from .linear import linear_forward
-
-require_ops("linear_cross_entropy")
+from .._operators import operator
 
 
 @register_fake("cuda_ops::linear_cross_entropy_forward")
@@ -70,16 +66,8 @@ def _(grad_output, total_weight, grad_input, grad_weight, grad_bias, reduction):
     )
 
 
-@torch.library.impl(library, "linear_cross_entropy_gradients", "CompositeImplicitAutograd")
-def _(grad_output, input, weight, target, bias, reduction, ignore_index, label_smoothing, wanted):
-    """Those of input, weight and bias that are wanted, composed of linear and cross_entropy, which are differentiable
-    any number of times."""
-    logits = linear_forward(input.to(weight.dtype), weight, bias)
-    if input.dim() > 1:
-        logits, target = logits.flatten(0, -2), target.flatten()
-    loss = CrossEntropyFunction.apply(logits, target, None, reduction, ignore_index, label_smoothing)[0]
-    inputs = [t for t, want in zip((input, weight, bias), wanted, strict=True) if want]
-    return list(torch.autograd.grad(loss, inputs, grad_output.reshape(loss.shape), create_graph=True))
+with_wanted_gradients = operator("linear_cross_entropy")
+LinearCrossEntropyFunction = autograd_function("linear_cross_entropy_forward", "LinearCrossEntropyFunction")
 
 
 def linear_cross_entropy(
@@ -123,17 +111,8 @@ def linear_cross_entropy(
         >>> cuda_ops.functional.linear_cross_entropy(torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([3, 0]))
         tensor(1.3863)
     """
-    if not (
-        isinstance(input, Tensor)
-        and isinstance(weight, Tensor)
-        and isinstance(target, Tensor)
-        and (bias is None or isinstance(bias, Tensor))
-    ):
-        check_tensors("linear_cross_entropy", input=input, weight=weight, target=target)
-        check_tensors_or_none("linear_cross_entropy", bias=bias)
-    ignore_index = integer("linear_cross_entropy", "ignore_index", ignore_index)
     reduction = reduction_number("linear_cross_entropy", None, None, reduction)
-    return ops.linear_cross_entropy(input, weight, target, bias, reduction, ignore_index, label_smoothing)
+    return with_wanted_gradients(input, weight, target, bias, reduction, ignore_index, label_smoothing)
 
 
 class LinearCrossEntropyLoss(torch.nn.Linear):

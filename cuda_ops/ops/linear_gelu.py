@@ -6,12 +6,13 @@ import math
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect
-from .._autocast import autocast_to_lower
-from .._autograd_old import Function
+from .._arguments import expect
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
-from .linear import linear_backward_bias, linear_backward_input, linear_backward_weight
+from .._library import library
+from .._modules import parameter
+from .._operators import operator
+from .linear import linear_forward
 
 
 @register_fake("cuda_ops::linear_gelu_forward")
@@ -37,68 +38,43 @@ def _(grad_output, preactivation, approximate, with_bias):
     return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,))
 
 
-class LinearGELUFunction(Function):
-    """(output, preactivation). The second is an output so that what backward saves of it is part of the graph, and can
-    be differentiated again; nobody else uses it, and its gradient is None but in a double backward."""
-
-    @staticmethod
-    def forward(ctx, input, weight, bias, approximate):
-        output, preactivation = ops.linear_gelu_forward(input, weight, bias, approximate, any(ctx.needs_input_grad))
-        ctx.save_for_backward(
-            input if ctx.needs_input_grad[1] else None,
-            weight if ctx.needs_input_grad[0] else None,
-            preactivation,
-        )
-        ctx.approximate = approximate
-        ctx.set_materialize_grads(False)
-        return output, preactivation
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_preactivation):
-        input, weight, preactivation = ctx.saved_tensors
-        grad_input = grad_weight = grad_bias = None
-        if grad_output is not None:
-            # The sum for grad_bias comes with the pass over the gradient, but where that is not all of it.
-            with_bias = ctx.needs_input_grad[2] and grad_preactivation is None
-            through, grad_bias = GELUBackwardFunction.apply(grad_output, preactivation, ctx.approximate, with_bias)
-            grad_bias = grad_bias if with_bias else None
-            grad_preactivation = through if grad_preactivation is None else through + grad_preactivation
-        if grad_preactivation is None:
-            return None, None, None, None
-        if ctx.needs_input_grad[0]:
-            grad_input = linear_backward_input(grad_preactivation, weight)
-        if ctx.needs_input_grad[1]:
-            grad_weight = linear_backward_weight(grad_preactivation, input)
-        if ctx.needs_input_grad[2] and grad_bias is None:
-            grad_bias = linear_backward_bias(grad_preactivation)
-        return grad_input, grad_weight, grad_bias, None
+with_preactivation_if_wanted = operator("linear_gelu")
+linear_gelu_backward = operator("linear_gelu_backward")
+LinearGELUFunction = autograd_function("linear_gelu_forward", "LinearGELUFunction")
 
 
-class GELUBackwardFunction(Function):
-    """grad_output * gelu'(preactivation), and that summed over the rows: itself differentiable, linear in grad_output;
-    the gradient of preactivation is composed of PyTorch's ops, which are differentiable further."""
+# What is differentiated further or forward is composed of differentiable ops.
 
-    @staticmethod
-    def forward(ctx, grad_output, preactivation, approximate, with_bias):
-        ctx.save_for_backward(grad_output, preactivation)
-        ctx.approximate = approximate
-        ctx.set_materialize_grads(False)
-        return ops.linear_gelu_backward(grad_output, preactivation, approximate, with_bias)
 
-    @staticmethod
-    def backward(ctx, grad_grad_preactivation, grad_grad_bias):
-        grad_output, preactivation = ctx.saved_tensors
-        total = grad_grad_preactivation
-        if grad_grad_bias is not None and grad_grad_bias.numel():
-            total = grad_grad_bias.expand_as(preactivation) if total is None else total + grad_grad_bias
-        if total is None:
-            return None, None, None, None
-        grad_grad_output = grad_preactivation = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output, _ = GELUBackwardFunction.apply(total, preactivation, ctx.approximate, False)
-        if ctx.needs_input_grad[1]:
-            grad_preactivation = total * grad_output * second_derivative(preactivation, ctx.approximate)
-        return grad_grad_output, grad_preactivation, None, None
+@torch.library.impl(library, "linear_gelu_tangents", "CompositeImplicitAutograd")
+def _(input, weight, bias, preactivation, approximate):
+    """What the tangent of one argument, in its place, gives to output and preactivation."""
+    tangent = linear_forward(input, weight, None) if bias is None else bias.expand_as(preactivation)
+    return linear_gelu_backward(tangent, preactivation, approximate, False)[0], tangent
+
+
+@torch.library.impl(library, "linear_gelu_backward_gradients", "CompositeImplicitAutograd")
+def _(grad_grad_preactivation, grad_grad_bias, grad_output, preactivation, approximate, wanted):
+    """Those of grad_output and preactivation that are wanted, of grad_output * gelu'(preactivation) and the sum of that
+    over the rows."""
+    total = grad_grad_preactivation
+    if grad_grad_bias is not None and grad_grad_bias.numel():
+        total = grad_grad_bias.expand_as(preactivation) if total is None else total + grad_grad_bias
+    if total is None:
+        total = torch.zeros_like(preactivation)
+    grads = []
+    if wanted[0]:
+        grads.append(linear_gelu_backward(total, preactivation, approximate, False)[0])
+    if wanted[1]:
+        grads.append(total * grad_output * second_derivative(preactivation, approximate))
+    return grads
+
+
+@torch.library.impl(library, "linear_gelu_backward_preactivation", "CompositeImplicitAutograd")
+def _(tangent, grad_output, preactivation, approximate, with_bias):
+    """What a tangent of preactivation gives to both gradients."""
+    tangent = tangent * grad_output * second_derivative(preactivation, approximate)
+    return tangent, tangent.sum_to_size(tangent.shape[-1]) if with_bias else tangent.new_empty((0,))
 
 
 def second_derivative(x, approximate):
@@ -143,10 +119,7 @@ def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, appro
         >>> cuda_ops.functional.linear_gelu(input, weight, torch.tensor([0.5, 1.0]))
         tensor([[11.5000, -0.1587]])
     """
-    check_tensors("linear_gelu", input=input, weight=weight)
-    check_tensors_or_none("linear_gelu", bias=bias)
-    input, weight, bias = autocast_to_lower("linear_gelu", input, weight, bias)
-    return LinearGELUFunction.apply(input, weight, bias, approximate)[0]
+    return with_preactivation_if_wanted(input, weight, bias, approximate)
 
 
 class LinearGELU(torch.nn.Linear):
@@ -162,7 +135,7 @@ class LinearGELU(torch.nn.Linear):
         self.approximate = approximate
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear_gelu(input, self.weight, self.bias, self.approximate)
+        return linear_gelu(input, parameter(self, "weight"), parameter(self, "bias"), self.approximate)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, approximate={self.approximate!r}"

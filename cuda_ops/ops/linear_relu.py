@@ -1,19 +1,13 @@
-"""linear_relu: relu(input @ weight.T + bias), over any leading shape, in one kernel.
-
-Its autograd.Function is in csrc/torch/linear_relu.cpp; here is what that does where gradients are differentiated.
-"""
+"""linear_relu: relu(input @ weight.T + bias), over any leading shape, in one kernel."""
 
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, expect
-from .._fakes import register_fake, require_ops
-from .._library import library, ops
+from .._arguments import expect
+from .._autograd import autograd_function
+from .._fakes import register_fake
 from .._modules import parameter
-from .linear import linear_backward_bias, linear_backward_input, linear_backward_weight
-from .relu import relu_backward
-
-require_ops("linear_relu")
+from .._operators import operator
 
 
 @register_fake("cuda_ops::linear_relu_forward")
@@ -41,16 +35,8 @@ def _(grad_output, output, input, weight, with_input, with_weight, with_bias):
     )
 
 
-@torch.library.impl(library, "linear_relu_gradients", "CompositeImplicitAutograd")
-def _(grad_output, output, input, weight, wanted):
-    """Those of the arguments that are wanted, composed of linear's and relu's Functions, which are differentiable."""
-    masked = relu_backward(grad_output, output)
-    gradients = (
-        lambda: linear_backward_input(masked, weight.to(input.dtype)),
-        lambda: linear_backward_weight(masked, input).to(weight.dtype),
-        lambda: linear_backward_bias(masked).to(weight.dtype),
-    )
-    return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
+linear_relu_forward = operator("linear_relu_forward")
+LinearReLUFunction = autograd_function("linear_relu_forward", "LinearReLUFunction")
 
 
 def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -81,10 +67,7 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         >>> cuda_ops.functional.linear_relu(input, weight, torch.tensor([0.5, 0.0]))
         tensor([[11.5000,  0.0000]])
     """
-    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
-        check_tensors("linear_relu", input=input, weight=weight)
-        check_tensors_or_none("linear_relu", bias=bias)
-    return ops.linear_relu(input, weight, bias)
+    return linear_relu_forward(input, weight, bias)
 
 
 class LinearReLU(torch.nn.Linear):

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import _get_softmax_dim
 
-from .._arguments import check_tensors, expect, integer
-from .._autocast import autocast_to_float32
-from .._autograd_old import Function
+from .._arguments import check_dtype, check_tensors, expect
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::log_softmax_forward")
@@ -25,40 +24,8 @@ def _(grad_output, output, dim):
     return torch.empty_like(output, memory_format=torch.contiguous_format)
 
 
-class LogSoftmaxFunction(Function):
-    @staticmethod
-    def forward(ctx, input, dim):
-        output = ops.log_softmax_forward(input, dim)
-        ctx.save_for_backward(output)
-        ctx.dim = dim
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (output,) = ctx.saved_tensors
-        return LogSoftmaxBackwardFunction.apply(grad_output, output, ctx.dim), None
-
-
-class LogSoftmaxBackwardFunction(Function):
-    """grad_input = grad_output - exp(output) * sum(grad_output). Its own gradients, which are needed for second
-    derivatives alone, are composed of PyTorch's differentiable ops."""
-
-    @staticmethod
-    def forward(ctx, grad_output, output, dim):
-        ctx.save_for_backward(grad_output, output)
-        ctx.dim = dim
-        return ops.log_softmax_backward(grad_output, output, dim)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        grad_output, output = ctx.saved_tensors
-        weighted = grad_grad_input * output.exp()
-        grad_grad_output = grad_of_output = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output = grad_grad_input - weighted.sum(ctx.dim, keepdim=True)
-        if ctx.needs_input_grad[1]:
-            grad_of_output = -weighted * grad_output.sum(ctx.dim, keepdim=True)
-        return grad_grad_output, grad_of_output, None
+log_softmax_forward = operator("log_softmax_forward")
+LogSoftmaxFunction = autograd_function("log_softmax_forward", "LogSoftmaxFunction")
 
 
 def log_softmax(
@@ -77,7 +44,7 @@ def log_softmax(
         A contiguous tensor with the shape of `input`; where a NaN or +inf is along `dim`, or -inf alone, all NaN.
 
     Raises:
-        TypeError: `input` is no tensor, or `dim` no int.
+        TypeError: `input` is no tensor, or `dim` no int, or `dtype` no dtype.
         RuntimeError: `input` is not floating point.
         IndexError: `input` has no dimension `dim`.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
@@ -89,14 +56,24 @@ def log_softmax(
         >>> cuda_ops.functional.log_softmax(torch.tensor([0.0, 0.0]), dim=0)
         tensor([-0.6931, -0.6931])
     """
-    check_tensors("log_softmax", input=input)
     if dim is None:
+        check_tensors("log_softmax", input=input)
         dim = _get_softmax_dim("log_softmax", input.dim(), _stacklevel)
     if dtype is not None:
-        input = input.to(dtype)
-    else:
-        (input,) = autocast_to_float32(input)
-    return LogSoftmaxFunction.apply(input, integer("log_softmax", "dim", dim))
+        return log_softmax_in(dtype, input, dim)
+    return log_softmax_forward(input, dim)
+
+
+def log_softmax_in(dtype, input, dim):
+    """In that dtype, under autocast too."""
+    check_tensors("log_softmax", input=input)
+    check_dtype("log_softmax", dtype)
+    device_type = input.device.type
+    input = input.to(dtype)
+    if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
+        with torch.autocast(device_type, enabled=False):
+            return log_softmax_forward(input, dim)
+    return log_softmax_forward(input, dim)
 
 
 class LogSoftmax(torch.nn.LogSoftmax):

@@ -1,15 +1,11 @@
 """matmul: the product of two tensors, with torch.matmul's shapes."""
 
-import math
-
-import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, expect
-from .._autocast import autocast_to_lower
-from .._autograd_old import Function
+from .._arguments import expect
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::matmul_forward")
@@ -23,27 +19,8 @@ def _(input, other):
     return input.new_empty((*input.shape[:-1], other.shape[-1]))
 
 
-class MatmulFunction(Function):
-    """Two matrices, or a batch of pairs. The gradients are products again, so that it differentiates any number of
-    times; transposed views are taken as they are stored."""
-
-    @staticmethod
-    def forward(ctx, input, other):
-        ctx.save_for_backward(
-            input if ctx.needs_input_grad[1] else None,
-            other if ctx.needs_input_grad[0] else None,
-        )
-        return ops.matmul_forward(input, other)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        input, other = ctx.saved_tensors
-        grad_input = grad_other = None
-        if ctx.needs_input_grad[0]:
-            grad_input = MatmulFunction.apply(grad_output, other.transpose(-2, -1))
-        if ctx.needs_input_grad[1]:
-            grad_other = MatmulFunction.apply(input.transpose(-2, -1), grad_output)
-        return grad_input, grad_other
+matmul_of_any = operator("matmul")
+MatmulFunction = autograd_function("matmul_forward", "MatmulFunction")
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
@@ -77,44 +54,4 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         >>> cuda_ops.functional.matmul(a, b)
         tensor([11.,  4.])
     """
-    check_tensors("matmul", input=input, other=other)
-    input, other = autocast_to_lower("matmul", input, other)
-    if input.dim() == 2 and other.dim() == 2:
-        return MatmulFunction.apply(input, other)
     return matmul_of_any(input, other)
-
-
-def matmul_of_any(input, other):
-    for name, tensor in (("input", input), ("other", other)):
-        if tensor.dim() == 0:
-            raise RuntimeError(f"matmul: expected {name} to have at least 1 dimension, got a scalar")
-    if input.shape[-1] != other.shape[max(other.dim() - 2, 0)]:
-        raise RuntimeError(
-            f"matmul: expected other to have as many rows as input has columns, {input.shape[-1]}, got input of shape "
-            f"{list(input.shape)} and other of shape {list(other.shape)}"
-        )
-    a = input.unsqueeze(0) if input.dim() == 1 else input
-    b = other.unsqueeze(1) if other.dim() == 1 else other
-    rows, columns = a.shape[-2], b.shape[-1]
-    if b.dim() == 2:  # all rows of all matrices of a are those of one
-        batch = a.shape[:-2]
-        product = MatmulFunction.apply(a.reshape(math.prod(a.shape[:-1]), a.shape[-1]), b)
-    else:
-        batch = broadcast_batch(input, other, a.shape[:-2], b.shape[:-2])
-        # A matrix that all products share is not copied: its stride is 0.
-        a, b = (t.expand(*batch, *t.shape[-2:]).reshape(math.prod(batch), *t.shape[-2:]) for t in (a, b))
-        product = MatmulFunction.apply(a, b)
-    shape = [*batch]
-    shape += [rows] if input.dim() > 1 else []
-    shape += [columns] if other.dim() > 1 else []
-    return product.reshape(shape)
-
-
-def broadcast_batch(input, other, left, right):
-    try:
-        return torch.broadcast_shapes(left, right)
-    except RuntimeError:
-        raise RuntimeError(
-            "matmul: expected the dimensions before the last two to broadcast, got input of shape "
-            f"{list(input.shape)} and other of shape {list(other.shape)}"
-        ) from None

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .._arguments import check_tensors, flag, pair
-from .._autograd_old import Function
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
-from ._pool2d import empty_pooled, pair_or_kernel
+from .._operators import operator
+from ._pool2d import empty_pooled, is_none
 
 
 @register_fake("cuda_ops::max_pool2d_forward")
@@ -28,44 +27,8 @@ def _(grad_output, indices, input_size, kernel_size, stride, padding, dilation, 
     )
 
 
-class MaxPool2dFunction(Function):
-    @staticmethod
-    def forward(ctx, input, *window):
-        output, indices = ops.max_pool2d_forward(input, *window)
-        ctx.mark_non_differentiable(indices)
-        ctx.set_materialize_grads(False)  # no zeros for the gradient that indices does not have
-        ctx.save_for_backward(indices)
-        ctx.input_size = input.shape[-2:]
-        ctx.window = window
-        return output, indices
-
-    @staticmethod
-    def backward(ctx, grad_output, _):
-        (indices,) = ctx.saved_tensors
-        grad_input = None
-        if grad_output is not None:
-            grad_input = MaxPool2dBackwardFunction.apply(grad_output, indices, ctx.input_size, *ctx.window)
-        return grad_input, *(None for _ in ctx.window)
-
-
-class MaxPool2dBackwardFunction(Function):
-    """grad_input: each element of grad_output at its index. Linear, and its own gradient is the way back: the element
-    at each index."""
-
-    @staticmethod
-    def forward(ctx, grad_output, indices, input_size, *window):
-        ctx.save_for_backward(indices)
-        ctx.rest = 2 + len(window)
-        return ops.max_pool2d_backward(grad_output, indices, input_size, *window)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        (indices,) = ctx.saved_tensors
-        # The index of a window without any position in the input is -1.
-        inside = (indices >= 0) & (indices < grad_grad_input.shape[-2] * grad_grad_input.shape[-1])
-        places = torch.where(inside, indices, 0).flatten(-2)
-        picked = grad_grad_input.flatten(-2).gather(-1, places).view(indices.shape)
-        return torch.where(inside, picked, 0), *(None for _ in range(ctx.rest))
+max_pool2d_forward, max_pool2d_backward = operator("max_pool2d_forward"), operator("max_pool2d_backward")
+MaxPool2dFunction = autograd_function("max_pool2d_forward", "MaxPool2dFunction")
 
 
 def max_pool2d(
@@ -115,16 +78,9 @@ def max_pool2d(
         tensor([[[ 5.,  7.],
                  [13., 15.]]])
     """
-    check_tensors("max_pool2d", input=input)
-    kernel_size = pair("max_pool2d", "kernel_size", kernel_size)
-    output, indices = MaxPool2dFunction.apply(
-        input,
-        kernel_size,
-        pair_or_kernel("max_pool2d", "stride", stride, kernel_size),
-        pair("max_pool2d", "padding", padding),
-        pair("max_pool2d", "dilation", dilation),
-        flag("max_pool2d", "ceil_mode", ceil_mode),
-    )
+    if is_none(stride):
+        stride = kernel_size
+    output, indices = max_pool2d_forward(input, kernel_size, stride, padding, dilation, ceil_mode)
     return (output, indices) if return_indices else output
 
 
@@ -133,11 +89,5 @@ class MaxPool2d(torch.nn.MaxPool2d):
 
     def forward(self, input):
         return max_pool2d(
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            ceil_mode=self.ceil_mode,
-            return_indices=self.return_indices,
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
         )

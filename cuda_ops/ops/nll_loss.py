@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors, check_tensors_or_none, integer
-from .._autocast import autocast_to_float32
-from .._autograd_old import Function
+from .._arguments import check_tensors_or_none
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
 from .._loss import check_target_shape, empty_loss, reduction_number, refuse_weight_gradient
+from .._modules import buffer
+from .._operators import operator
 
 
 @register_fake("cuda_ops::nll_loss_forward")
@@ -22,42 +22,8 @@ def _(grad_output, input, target, weight, total_weight, reduction, ignore_index)
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-class NllLossFunction(Function):
-    """Returns the loss and total_weight, what a mean is divided by; the latter for backward alone."""
-
-    @staticmethod
-    def forward(ctx, input, target, weight, reduction, ignore_index):
-        loss, total_weight = ops.nll_loss_forward(input, target, weight, reduction, ignore_index)
-        ctx.save_for_backward(input, target, weight, total_weight)
-        ctx.mark_non_differentiable(total_weight)
-        ctx.set_materialize_grads(False)
-        ctx.parameters = (reduction, ignore_index)
-        return loss, total_weight
-
-    @staticmethod
-    def backward(ctx, grad_output, _):
-        grad_input = None
-        if grad_output is not None and ctx.needs_input_grad[0]:
-            grad_input = NllLossBackwardFunction.apply(grad_output, *ctx.saved_tensors, *ctx.parameters)
-        return grad_input, None, None, None, None
-
-
-class NllLossBackwardFunction(Function):
-    """The loss is linear in its input, so that its gradient is linear in grad_output, does not depend on the input, and
-    has the loss itself as its gradient."""
-
-    @staticmethod
-    def forward(ctx, grad_output, input, target, weight, total_weight, reduction, ignore_index):
-        ctx.save_for_backward(target, weight)
-        ctx.parameters = (reduction, ignore_index)
-        return ops.nll_loss_backward(grad_output, input, target, weight, total_weight, reduction, ignore_index)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        grad_grad_output = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output, _ = NllLossFunction.apply(grad_grad_input, *ctx.saved_tensors, *ctx.parameters)
-        return grad_grad_output, None, None, None, None, None, None
+nll_loss_forward = operator("nll_loss_forward")
+NllLossFunction = autograd_function("nll_loss_forward", "NllLossFunction")
 
 
 def nll_loss(
@@ -103,18 +69,16 @@ def nll_loss(
         >>> cuda_ops.functional.nll_loss(torch.tensor([[-0.5, -2.0]]), torch.tensor([1]))
         tensor(2.)
     """
-    check_tensors("nll_loss", input=input, target=target)
-    check_tensors_or_none("nll_loss", weight=weight)
-    ignore_index = integer("nll_loss", "ignore_index", ignore_index)
     reduction = reduction_number("nll_loss", size_average, reduce, reduction)
-    refuse_weight_gradient("nll_loss", weight)
-    input, weight = autocast_to_float32(input, weight)
-    loss, _ = NllLossFunction.apply(input, target, weight, reduction, ignore_index)
-    return loss
+    if weight is not None:
+        check_tensors_or_none("nll_loss", weight=weight)
+        refuse_weight_gradient("nll_loss", weight)
+    return nll_loss_forward(input, target, weight, reduction, ignore_index)[0]
 
 
 class NLLLoss(torch.nn.NLLLoss):
     """torch.nn.NLLLoss on cuda_ops.functional.nll_loss."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return nll_loss(input, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
+        weight = buffer(self, "weight")
+        return nll_loss(input, target, weight=weight, ignore_index=self.ignore_index, reduction=self.reduction)

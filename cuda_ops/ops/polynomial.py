@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._arguments import check_tensors
-from .._autograd_old import Function
+from .._arguments import numbers
+from .._autograd import autograd_function
 from .._fakes import register_fake
-from .._library import ops
+from .._operators import operator
 
 
 @register_fake("cuda_ops::polynomial_forward")
@@ -21,44 +21,8 @@ def _(grad_output, input, coefficients):
     return torch.empty_like(input)
 
 
-def derivative(coefficients):
-    """The coefficients of p' from those of p; a constant keeps one coefficient, 0."""
-    return [power * coefficient for power, coefficient in enumerate(coefficients)][1:] or [0.0]
-
-
-class PolynomialFunction(Function):
-    @staticmethod
-    def forward(ctx, input, coefficients):
-        ctx.save_for_backward(input)
-        ctx.coefficients = coefficients
-        return ops.polynomial_forward(input, coefficients)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (input,) = ctx.saved_tensors
-        return PolynomialBackwardFunction.apply(grad_output, input, ctx.coefficients), None
-
-
-class PolynomialBackwardFunction(Function):
-    """grad_input = grad_output * p'(input), itself differentiable: linear in grad_output, and in input once more the
-    backward of a polynomial, p'."""
-
-    @staticmethod
-    def forward(ctx, grad_output, input, coefficients):
-        ctx.save_for_backward(grad_output, input)
-        ctx.coefficients = coefficients
-        return ops.polynomial_backward(grad_output, input, coefficients)
-
-    @staticmethod
-    def backward(ctx, grad_grad_input):
-        grad_output, input = ctx.saved_tensors
-        grad_grad_output = grad_input = None
-        if ctx.needs_input_grad[0]:
-            grad_grad_output = PolynomialBackwardFunction.apply(grad_grad_input, input, ctx.coefficients)
-        if ctx.needs_input_grad[1]:
-            product = grad_grad_input * grad_output
-            grad_input = PolynomialBackwardFunction.apply(product, input, derivative(ctx.coefficients))
-        return grad_grad_output, grad_input, None
+polynomial_forward = operator("polynomial_forward")
+PolynomialFunction = autograd_function("polynomial_forward", "PolynomialFunction")
 
 
 def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -> Tensor:
@@ -75,7 +39,7 @@ def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -
         A tensor like `input`, with its strides where they are dense.
 
     Raises:
-        TypeError: `input` is no tensor.
+        TypeError: `input` is no tensor, or `coefficients` no numbers.
         RuntimeError: `input` is not floating point; there are no coefficients, or more than 64.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU; `coefficients` is, or contains, a tensor.
 
@@ -85,10 +49,6 @@ def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -
         >>> cuda_ops.functional.polynomial(torch.tensor([1.0, -3.0]))
         tensor([3., 7.])
     """
-    check_tensors("polynomial", input=input)
-    if isinstance(coefficients, Tensor) or any(isinstance(c, Tensor) for c in coefficients):
-        raise NotImplementedError(
-            "polynomial: expected coefficients to be numbers, got a tensor (they are constants, without a gradient; "
-            "`coefficients.tolist()` makes numbers of them)"
-        )
-    return PolynomialFunction.apply(input, [float(c) for c in coefficients])
+    if type(coefficients) is not tuple:  # else the op looks at its elements
+        coefficients = numbers("polynomial", "coefficients", coefficients)
+    return polynomial_forward(input, coefficients)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from .._arguments import flag, number
 from .._fakes import register_fake, require_ops
 from .._library import ops
 
@@ -76,6 +77,16 @@ class SGD(torch.optim.SGD):
         differentiable: bool = False,
         fused: bool | None = None,
     ):
+        check_options(
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                "maximize": maximize,
+            }
+        )
         super().__init__(
             params,
             lr,
@@ -93,7 +104,9 @@ class SGD(torch.optim.SGD):
 
     def add_param_group(self, param_group):
         """Adds a parameter group with options of its own. See :meth:`torch.optim.Optimizer.add_param_group`."""
-        refuse_differentiable({**self.defaults, **param_group})
+        if isinstance(param_group, dict):  # else PyTorch says so
+            check_options(param_group)
+            refuse_differentiable({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def __setstate__(self, state):
@@ -150,18 +163,34 @@ class SGD(torch.optim.SGD):
                 p.grad = None
 
     def _step_at_once(self, group) -> bool:
-        """The step of a group without momentum by an op that looks for the gradients itself, since to Python each would
-        be an object to make; or False where it is not for that op."""
+        """The step of a group by an op that looks for the gradients itself, since to Python each would be an object to
+        make; or False where it is not for that op: with momentum not until every parameter has its buffer."""
         params = group["params"]
-        if group["momentum"] != 0 or is_compiling() or not PLAIN.issuperset(map(type, params)):
+        if is_compiling() or not PLAIN.issuperset(map(type, params)):
             return False
+        momentum, buffers = option(group, "momentum"), []
+        if momentum != 0:
+            state = self.state.get
+            buffers = [state(p, NO_STATE).get("momentum_buffer") for p in params]
+            if not PLAIN.issuperset(map(type, buffers)):
+                return False
         lr = group["lr"]
-        lr, device_lr = number_or_tensor(lr, lr.device) if isinstance(lr, Tensor) else (float(lr), None)
-        return ops.sgd_step_(params, device_lr, lr, float(group["weight_decay"]), group["maximize"])
+        lr, device_lr = number_or_tensor(lr, lr.device) if isinstance(lr, Tensor) else (option(group, "lr"), None)
+        return ops.sgd_step_(
+            params,
+            buffers,
+            device_lr,
+            lr,
+            momentum,
+            option(group, "dampening"),
+            option(group, "weight_decay"),
+            flag("SGD", "nesterov", group["nesterov"]),
+            flag("SGD", "maximize", group["maximize"]),
+        )
 
     def _step_alike(self, group, params, grads):
         """The step of parameters of one group that share device and dtype."""
-        momentum = float(group["momentum"])
+        momentum = option(group, "momentum")
         buffers = [self.state.get(p, {}).get("momentum_buffer") for p in params] if momentum != 0 else []
         first = [buffer is None for buffer in buffers]
         buffers = [torch.empty_like(p) if b is None else b for p, b in zip(params, buffers, strict=False)]
@@ -174,15 +203,32 @@ class SGD(torch.optim.SGD):
             device_lr,
             lr,
             momentum,
-            float(group["dampening"]),
-            float(group["weight_decay"]),
-            group["nesterov"],
-            group["maximize"],
+            option(group, "dampening"),
+            option(group, "weight_decay"),
+            flag("SGD", "nesterov", group["nesterov"]),
+            flag("SGD", "maximize", group["maximize"]),
         )
         # Not before the step, so that a step that is refused leaves no buffer without a value.
         for p, buffer, is_first in zip(params, buffers, first, strict=False):
             if is_first:
                 self.state[p]["momentum_buffer"] = buffer
+
+
+def option(group, name) -> float:
+    """A number among the options of a parameter group."""
+    return number("SGD", name, group[name])
+
+
+def check_options(group):
+    """Types, of those options that are there: a text would be taken for a number, or for True."""
+    for name in ("momentum", "dampening", "weight_decay"):
+        if name in group:
+            option(group, name)
+    if not isinstance(group.get("lr", 0.0), Tensor):
+        number("SGD", "lr", group.get("lr", 0.0))
+    for name in ("nesterov", "maximize"):
+        if name in group:
+            flag("SGD", name, group[name])
 
 
 def refuse_differentiable(group):
@@ -213,6 +259,7 @@ def by_device_and_dtype(params):
 
 
 PLAIN = {Tensor, torch.nn.Parameter}
+NO_STATE = {}
 
 
 def local(tensors, params):

@@ -1,10 +1,10 @@
-"""Training: the step with its phases timed, as one CUDA graph, or as one kernel; the side-by-side run of several
-backends, and its report."""
+"""Training of any model: the step with its phases timed, or as one CUDA graph; the side-by-side run of several backends
+and the judge of their parity. `training.mnist` is what the MNIST job adds: its report, and its step as one kernel."""
 
-from .compare import Run, prepare, train
+from .compare import Run, RunSettings, prepare, train
 from .graph import GraphedStep
 from .loop import Evaluation, Trainer, evaluate, learning_rate
-from .mnist_step import MnistStep
+from .mnist.step import MnistStep
 from .parity import Parity, judge
 from .timing import PhaseTimer
 
@@ -15,6 +15,7 @@ __all__ = [
     "Parity",
     "PhaseTimer",
     "Run",
+    "RunSettings",
     "Trainer",
     "evaluate",
     "judge",

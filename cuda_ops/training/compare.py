@@ -1,4 +1,4 @@
-"""Trains several backends side by side: same initial weights, same batches in the same order, in turns."""
+"""Trains a model of several backends side by side: same initial weights, same batches in the same order, in turns."""
 
 import copy
 import time
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .._grad_mode import without_grad
 from ..data import Batches
 from ..models import MnistCNN, get_backend
 from .distributed import World
 from .graph import GraphedStep
 from .loop import Evaluation, Trainer, autocast, evaluate, learning_rate
 from .parity import EARLY_STEPS, Snapshot, early_losses_agree
-from .settings import Settings
 from .timing import MemoryMeter
 
 # Steps that one backend takes before the next one takes the same: long enough that a GPU is not left waiting at every
@@ -26,6 +26,32 @@ WARMUP = 10
 GRAPH_BLOCK, GRAPH_BLOCKS = 32, 15
 # The train loss of the table is the mean over this many steps, the last ones.
 LAST_STEPS = 50
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run needs to know; a command's own settings derive from it."""
+
+    backends: tuple[str, ...]
+    device: torch.device
+    dtype: torch.dtype
+    epochs: int
+    batch_size: int
+    lr: float
+    seed: int
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """fp16 and bf16 are reached by autocast."""
+        return self.dtype if self.dtype in HALVES else None
+
+    @property
+    def tensor_dtype(self) -> torch.dtype:
+        """Of parameters and inputs: under autocast float32."""
+        return torch.float32 if self.autocast else self.dtype
 
 
 @dataclass
@@ -42,7 +68,7 @@ class BackendRun:
     first_step: Snapshot | None = None
     evaluation: Evaluation | None = None
     logits: Tensor | None = None
-    """Of some test pictures, in evaluation mode, from the last weights of the reference backend."""
+    """Of some test images, in evaluation mode, from the last weights of the reference backend."""
 
     @property
     def train_loss(self) -> float | None:
@@ -52,13 +78,14 @@ class BackendRun:
 
 @dataclass
 class Run:
-    """All that a report tells."""
+    """The state of a run, from which its report is made."""
 
-    settings: Settings
+    settings: RunSettings
     world: World
     steps_planned: int
     backends: dict[str, BackendRun]
     initial_state: dict[str, Tensor]
+    make_model: Callable[[str], torch.nn.Module]
     zero_gradients: tuple[str, ...] = ()
     """Parameters whose gradient is zero but for rounding."""
     exact_gradients: dict[str, Tensor] | None = None
@@ -79,27 +106,39 @@ class Run:
         return min(WARMUP, self.steps_done // 2)
 
 
-def prepare(settings: Settings, world: World, batches: Batches) -> Run:
-    """Makes the models of all backends, with the same weights, and their trainers."""
+def prepare(
+    settings: RunSettings,
+    world: World,
+    batches: Batches,
+    make_model: Callable[[str], torch.nn.Module] = MnistCNN,
+) -> Run:
+    """Makes the models of all backends, with the same weights, and their trainers.
+
+    Args:
+        settings: of the run.
+        world: its processes.
+        batches: the training set.
+        make_model: makes the model of a backend, given the backend's name. Called with inputs and labels the model
+            returns its loss, called with inputs alone one logit a class; a state_dict of one fits all. Its attribute
+            `zero_gradients`, if it has one, names the parameters whose gradient is zero but for rounding.
+    """
     torch.manual_seed(settings.seed)
-    initial_state = MnistCNN("native").to(settings.tensor_dtype).state_dict()
+    reference = make_model("native")
+    initial_state = reference.to(settings.tensor_dtype).state_dict()
     backends = {}
     for name in settings.backends:
         memory = MemoryMeter(settings.device)
         before = _allocated(settings.device)
-        model = MnistCNN(name).to(settings.device, settings.tensor_dtype)
+        model = make_model(name).to(settings.device, settings.tensor_dtype)
         model.load_state_dict(initial_state, strict=True)
         trainer = Trainer(
-            world.wrap(model, settings.device),
-            batches,
-            get_backend(name),
-            settings.lr,
-            settings.dtype if settings.autocast else None,
+            world.wrap(model, settings.device), batches, get_backend(name), settings.lr, settings.autocast
         )
         memory.resident = _allocated(settings.device) - before
         backends[name] = BackendRun(name, model, trainer, memory)
     steps = settings.epochs * (len(batches) // settings.batch_size)
-    return Run(settings, world, steps, backends, initial_state, MnistCNN.zero_gradients)
+    zero_gradients = tuple(getattr(reference, "zero_gradients", ()))
+    return Run(settings, world, steps, backends, initial_state, make_model, zero_gradients)
 
 
 def _allocated(device: torch.device) -> int:
@@ -107,7 +146,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def batch_order(count: int, batch_size: int, epochs: int, seed: int):
-    """The indices of every batch of a run, each epoch shuffled anew; pictures that fill no whole batch sit out."""
+    """The indices of every batch of a run, each epoch shuffled anew; a last incomplete batch is dropped."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         yield from torch.randperm(count, generator=generator)[: count // batch_size * batch_size].split(batch_size)
@@ -119,7 +158,7 @@ def exact_start(run: Run, batches: Batches, order: list[Tensor]):
     settings = run.settings
     keep_on_device = batches.home == batches.device
     double = Batches(batches.images, batches.labels, batches.device, torch.float64, keep_on_device)
-    model = MnistCNN("native")
+    model = run.make_model("native")
     model.load_state_dict(run.initial_state)
     model.to(settings.device, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -127,7 +166,7 @@ def exact_start(run: Run, batches: Batches, order: list[Tensor]):
     try:
         for step, indices in enumerate(order):
             images, labels = double(indices)
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss = model(images, labels)
             loss.backward()
             for parameter in model.parameters():
                 parameter.grad = run.world.mean(parameter.grad)
@@ -217,13 +256,12 @@ def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
     indices = torch.randint(len(batches), (GRAPH_BLOCK, settings.batch_size), device=settings.device)
     steps = {}
     for name in run.backends:
-        model = MnistCNN(name).to(settings.device, settings.tensor_dtype)
+        model = run.make_model(name).to(settings.device, settings.tensor_dtype)
         model.load_state_dict(run.initial_state, strict=True)
         options = {"fused": True} if name == "native" else {}
         optimizer = get_backend(name).optim.SGD(model.parameters(), lr=1e-3, **options)
         source = batches.gather if get_backend(name).needs_extension else batches
-        autocast = settings.dtype if settings.autocast else None
-        steps[name] = GraphedStep(model, model.loss, optimizer, source=source, autocast=autocast)
+        steps[name] = GraphedStep(model, model, optimizer, source=source, autocast=settings.autocast)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for block in range(GRAPH_BLOCKS + 1):
         for name, step in steps.items():
@@ -236,13 +274,13 @@ def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
 
 
 def test(run: Run, batches: Batches):
-    """Evaluates every backend on the test set, and the reference's weights in every backend on some of its pictures.
+    """Evaluates every backend on the test set, and the reference's weights in every backend on some of its images.
 
     Args:
         run: after `train`.
         batches: the test set.
     """
-    precision = run.settings.dtype if run.settings.autocast else None
+    precision = run.settings.autocast
     reference = run.backends.get("native")
     some = Batches(batches.images[:500], batches.labels[:500], batches.device, batches.dtype, keep_on_device=True)
     for backend in run.backends.values():
@@ -253,7 +291,7 @@ def test(run: Run, batches: Batches):
             backend.logits = _logits(model, some, precision)
 
 
-@torch.no_grad()
+@without_grad
 def _logits(model: torch.nn.Module, batches: Batches, precision: torch.dtype | None) -> Tensor:
     model.eval()
     images, _ = batches(batches.place(torch.arange(len(batches))))

@@ -1,4 +1,4 @@
-"""The processes that torchrun starts: who this one is, and how it meets the others."""
+"""The processes that torchrun starts: which of them this one is, and what they exchange."""
 
 import os
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class World:
         return self.rank == 0
 
     def join(self, device: torch.device):
-        """Meets the other processes: over NCCL on GPUs, over gloo on CPUs."""
+        """Joins the process group: over NCCL on GPUs, over gloo on CPUs."""
         if self.size > 1:
             if device.type == "cuda":
                 dist.init_process_group("nccl", device_id=device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._arguments import integer
 
 TORCH = Path(torch.__file__).parent
+_set_multithreading_enabled = torch._C._set_multithreading_enabled
 
 
 @dataclass
@@ -52,7 +53,7 @@ class GraphedStep:
     change between calls. For every new one (and after a change of `model.train()` or `.eval()`, of `requires_grad`, of
     the optimizer's options other than the learning rate, or of the tensors that hold the parameters) the first call
     takes its step without a graph, on a side stream, where libraries choose algorithms and allocate what they need
-    once; the second is captured. No step is taken in vain, so that nothing has to be restored: from the first call on,
+    once; the second is captured. Every step counts, so that nothing has to be restored: from the first call on,
     parameters, running statistics and the optimizer's state are what as many plain steps make of them.
 
     Backward runs in the calling thread, with or without a graph: to wake PyTorch's thread of the device takes longer
@@ -206,8 +207,12 @@ class GraphedStep:
             self._ones[kind] = torch.ones_like(loss, requires_grad=False)
         # In this thread: waking PyTorch's thread of the device, and being woken by it, takes longer than a small
         # model's backward pass.
-        with torch.autograd.set_multithreading_enabled(False):
+        before = torch._C._is_multithreading_enabled()
+        try:  # and not `with`, which an interrupt can leave as it is (see _grad_mode.py)
+            _set_multithreading_enabled(False)
             loss.backward(self._ones[kind])
+        finally:
+            _set_multithreading_enabled(before)
         self.optimizer.step()
         # None, not zero: backward then writes the next gradients instead of adding them to zeros.
         self.optimizer.zero_grad(set_to_none=True)
@@ -286,10 +291,10 @@ class GraphedStep:
         if "captur" not in str(cause):
             return RuntimeError(f"GraphedStep: the step failed while it was captured: {text}")
         frames = [f for f in traceback.extract_tb(cause.__traceback__) if not Path(f.filename).is_relative_to(TORCH)]
-        place = f"{frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else "backward"
+        where = f"{frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else "backward"
         return RuntimeError(
             f"GraphedStep: the step does what a CUDA graph cannot hold, most likely it waits for the device (.item(), "
-            f".cpu(), a branch on a tensor's value), in {place}: {text}. Take that out of the step, or graph=False"
+            f".cpu(), a branch on a tensor's value), in {where}: {text}. Take that out of the step, or graph=False"
         )
 
     # What a graph depends on, beside the values in its buffers.
@@ -349,7 +354,7 @@ class GraphedStep:
         self._options = [name for name in self._options if all(name in group for group in groups)]
 
     def _update_lr(self, lr):
-        """Takes over what a user or load_state_dict has put in the place of our tensors, then `lr`."""
+        """Takes over rates that a user or load_state_dict has put into the groups instead of our tensors, then `lr`."""
         for group, mine in zip(self.optimizer.param_groups, self._lrs, strict=True):
             if group["lr"] is not mine:
                 mine.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else mine.fill_(group["lr"])

@@ -1,4 +1,4 @@
-"""Training one backend's model: the step, the learning rate, the evaluation."""
+"""Training one model: the step with its phases timed, the learning rate, the evaluation."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._grad_mode import without_grad
 from ..data import Batches
 from ..models import Backend, get_backend
 from .timing import PhaseTimer
 
-# Part of the run in which the learning rate rises. With less the first steps overshoot: the loss climbs before it
-# falls, and two runs that differ by rounding part there.
+# Fraction of the run in which the learning rate rises. With less the first steps overshoot: the loss climbs before it
+# falls, and two runs that differ by rounding diverge there.
 WARMUP_SHARE = 0.3
 # float16 gradients are held above its smallest numbers by a constant factor; the optimizer sees them without it.
 FLOAT16_LOSS_SCALE = 1024.0
@@ -34,10 +35,10 @@ class Trainer:
     """One backend's model, loss, optimizer and clock.
 
     Args:
-        model: called with images and labels it returns the loss, as MnistCNN does; maybe wrapped in
+        model: called with inputs and labels it returns the loss, as MnistCNN does; may be wrapped in
             DistributedDataParallel.
-        batches: where the data comes from.
-        backend: whose optimizer, and whose gather of a batch, are taken, by name ("custom", "native") or itself.
+        batches: the training set.
+        backend: whose optimizer and batch gather to use: a Backend or its name ("custom", "native").
         lr: learning rate of plain SGD; `step` may be given another.
         autocast: torch.bfloat16 or torch.float16 for mixed precision on CUDA, else None.
 
@@ -73,7 +74,7 @@ class Trainer:
         """One step of training.
 
         Args:
-            indices: of the pictures in the batch.
+            indices: of the samples in the batch.
             lr: learning rate of this step, if not the optimizer's own.
             on_gradients: called when the gradients are there, before the update.
 
@@ -109,29 +110,31 @@ def autocast(device: torch.device, dtype: torch.dtype | None):
 
 @dataclass
 class Evaluation:
-    """What a model makes of a test set."""
+    """A model's predictions for a test set."""
 
     predictions: Tensor
     """int64, on the CPU."""
     labels: Tensor
+    classes: int = 10
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers, 0 to 1."""
+        """Fraction of correct predictions, 0 to 1."""
         return (self.predictions == self.labels).double().mean().item()
 
     @property
     def confusion(self) -> Tensor:
-        """(10, 10): how often the digit of the row was taken for the one of the column."""
-        return torch.bincount(self.labels * 10 + self.predictions, minlength=100).view(10, 10)
+        """[classes, classes]: how often the class of the row was taken for that of the column."""
+        shape = (self.classes, self.classes)
+        return torch.bincount(self.labels * self.classes + self.predictions, minlength=self.classes**2).view(shape)
 
     @property
     def misread(self) -> Tensor:
-        """Indices of the pictures that were misread."""
+        """Indices of the misclassified samples."""
         return (self.predictions != self.labels).nonzero().flatten()
 
 
-@torch.no_grad()
+@without_grad
 def evaluate(
     model: torch.nn.Module,
     batches: Batches,
@@ -143,11 +146,11 @@ def evaluate(
     Args:
         model: gives one logit a class.
         batches: the test set.
-        batch_size: pictures at a time.
+        batch_size: samples at a time.
         autocast_dtype: for mixed precision, as in training.
 
     Returns:
-        Its answers beside the right ones.
+        Its predictions and the labels.
 
     Example:
         >>> images, labels = cuda_ops.data.mnist(train=False)
@@ -156,12 +159,14 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    predictions = []
+    predictions, classes = [], 0
     try:
         for indices in torch.arange(len(batches)).split(batch_size):
             images, _ = batches(batches.place(indices))
             with autocast(batches.device, autocast_dtype):
-                predictions.append(model(images).argmax(1))
+                logits = model(images)
+            classes = logits.shape[1]
+            predictions.append(logits.argmax(1))
     finally:
         model.train(was_training)
-    return Evaluation(torch.cat(predictions).cpu(), batches.labels.cpu())
+    return Evaluation(torch.cat(predictions).cpu(), batches.labels.cpu(), classes)

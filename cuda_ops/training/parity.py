@@ -1,26 +1,26 @@
-"""Whether a backend computes what PyTorch computes, but for rounding.
+"""Whether a backend computes what PyTorch computes, up to rounding.
 
 Compared are the gradients of the first step, tensor by tensor, what that step made of weights and running statistics,
-the loss curves, and the logits in evaluation mode. How far rounding alone may take them apart:
+the loss curves, and the logits in evaluation mode. What rounding alone may do to them:
 
-Gradients. A rounding error is 1e-7 in float32, but where a ReLU or a max-pool is all but undecided, it decides, and one
-picture's gradient goes another way. One such decision in a batch of B moves a gradient of this network by up to about
-0.02 / sqrt(B) of its norm (seen between PyTorch's own memory formats: 2e-3 at B = 128); half as much again is allowed,
-and never more than 5e-3. Beyond that there are gradients that are ill-conditioned: that of the weight before a batch
-norm is a small difference of large sums, and PyTorch's own float32 is 1e-3 away from float64 at B = 512. So the first
-step is also done by native layers in float64, and a backend that is far from native passes if it is as close to float64
-as native is, within a factor of two. A gradient that is one percent wrong passes neither.
+Gradients. A rounding error is 1e-7 in float32, but where the inputs of a ReLU or a max-pool nearly tie, it decides, and
+one image's gradient takes another path. One such decision in a batch of B moves a gradient of this network by up to
+about 0.02 / sqrt(B) of its norm (seen between PyTorch's own memory formats: 2e-3 at B = 128); half as much again is
+allowed, and never more than 5e-3. Beyond that there are gradients that are ill-conditioned: that of the weight before a
+batch norm is a small difference of large sums, and PyTorch's own float32 is 1e-3 away from float64 at B = 512. So the
+first step is also done by native layers in float64, and a backend that is far from native passes if it is as close to
+float64 as native is, within a factor of two. A gradient that is one percent wrong passes neither.
 
 A gradient that is zero but for rounding (the model names them) has no relative distance of its own: it is set against
 the norm of all gradients together.
 
-Loss curves part exponentially, as every step amplifies the differences of the one before. So the first steps are
-judged strictly, and of the rest only where it leads: a learning rate at the edge makes the loss leap at some step, in
-one run a few steps before the other, and both come back; their means over the last quarter were then 6 % apart. What
-goes wrong late would also show in the logits, which are compared at the last weights.
+Loss curves diverge exponentially, as every step amplifies the differences of the one before. So the first steps are
+judged strictly, and the rest by its end alone: a learning rate at the edge of stability makes the loss jump at some
+step, in one run a few steps before the other, and both recover; their means over the last quarter were then 6 % apart.
+A late error would also show in the logits, which are compared at the last weights.
 
-Where the early losses are beyond their limit (in the halves native's own are several percent from those of float64), a
-backend passes if it is as close to float64 as native is, within a factor of two, there too.
+Where the early losses are beyond their limit (in fp16 and bf16 native's own are several percent from those of float64),
+a backend passes if it is as close to float64 as native is, within a factor of two, there too.
 """
 
 import math
@@ -31,7 +31,7 @@ from torch import Tensor
 
 EARLY_STEPS = 3
 LAST_SHARE = 0.25
-# Near zero a loss is a few hard pictures, and a ratio of two such says little.
+# A loss near zero comes from a few hard images, and a ratio of two such losses says little.
 SMALL_LOSS = 0.1
 
 

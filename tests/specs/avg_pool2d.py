@@ -1,5 +1,5 @@
 import torch
-from opspec import Bad, OpSpec, Sample
+from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
 

@@ -1,7 +1,7 @@
 import functools
 
 import torch
-from opspec import Bad, OpSpec, Sample
+from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
 
@@ -40,12 +40,12 @@ SHAPES = [
     (6, 1),  # one channel
     (7, 33, 3),  # planes shorter than a warp
     (3, 2, 31),
-    (4, 5, 8, 8),  # planes of whole 16-byte pieces
-    (3, 2, 5, 7),  # and not: a piece spans two channels
+    (4, 5, 8, 8),  # planes of whole 16-byte vectors
+    (3, 2, 5, 7),  # and not: a vector spans two channels
     (2, 3, 33, 65),  # planes longer than a segment of 2048
     (40, 3, 29, 31),  # several splits of planes, on CUDA kept whole by a block
-    (9, 5, 6, 6),  # planes of whole 8-byte pieces in halves
-    (1, 2, 3, 3),  # one picture
+    (9, 5, 6, 6),  # planes of whole 8-byte vectors in fp16 and bf16
+    (1, 2, 3, 3),  # one image
     (2, 3, 2, 3, 4),
 ]
 
@@ -68,8 +68,8 @@ def samples(make):
 def small_samples(make):
     yield Sample(arguments(make, 5, 2), {"training": True}, name="training")
     yield Sample(arguments(make, 5, 2), {"training": False}, name="inference")
-    yield Sample(arguments(make, 2, 2, 2, 2), {"training": True, "eps": 0.5}, name="pictures, training")
-    yield Sample(arguments(make, 2, 2, 2, 2), {"training": False}, name="pictures, inference")
+    yield Sample(arguments(make, 2, 2, 2, 2), {"training": True, "eps": 0.5}, name="images, training")
+    yield Sample(arguments(make, 2, 2, 2, 2), {"training": False}, name="images, inference")
     plain = arguments(make, 3, 2, 2, statistics=False, weight=False, bias=False)
     yield Sample(plain, {"training": True}, name="nothing but input")
     yield Sample(arguments(make, 3, 2, 2, weight=False), {"training": False}, name="bias alone")
@@ -88,17 +88,21 @@ def op_samples(make):
         input, mean, var, weight, bias = arguments(make, 2, 3, 4, 5)
         input = input.contiguous(memory_format=memory_format)
         yield ops.batch_norm_forward_training, (input, weight, bias, 1e-5)
+        batches = torch.zeros((), dtype=torch.int64, device=input.device)
+        for count in (batches, None):
+            statistics = mean.clone(), var.clone(), count
+            yield ops.batch_norm_forward_tracking, (input, weight, bias, *statistics, 0.1, 1e-5)
         yield ops.batch_norm_forward_inference, (input, weight, bias, mean, var, 1e-5)
         grad_output = make(2, 3, 4, 5)
         batch = [statistic.double() for statistic in (mean, var)]
         dtype = input.dtype
-        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, dtype, True, True)
-        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, dtype, False, True)
-        yield ops.batch_norm_backward, (grad_output, input, weight, mean, var, False, 1e-5, dtype, True, False)
+        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, dtype, [True, True, True])
+        yield ops.batch_norm_backward, (grad_output, input, weight, *batch, True, 1e-5, None, [False, True, False])
+        yield ops.batch_norm_backward, (grad_output, input, weight, mean, var, False, 1e-5, dtype, [True, False, False])
     yield ops.batch_norm_forward_training, (make(6, 3).t(), None, None, 1e-5)
     yield ops.batch_norm_forward_training, (make(2, 5, 3).transpose(1, 2), None, None, 1e-5)
-    yield ops.batch_norm_update, (make(3), make(3), make(3).double(), make(3).double(), 0.1, 7)
-    yield ops.batch_norm_update, (make(6)[::2], make(3), make(3).double(), make(3).double(), 0.1, 7)
+    for mean in (make(3), make(6)[::2]):
+        yield ops.batch_norm_forward_tracking, (make(2, 3, 5), None, None, mean, make(3), None, 0.1, 1e-5)
 
 
 def call(device, shape=(4, 3, 2), **replaced):
@@ -239,8 +243,7 @@ SPEC = OpSpec(
                 False,
                 1e-5,
                 torch.float32,
-                True,
-                True,
+                [True, True, True],
             ),
             RuntimeError,
             r"batch_norm_backward: expected grad_output to have the shape of input, \[5, 3\], got \[4, 3\]",
@@ -256,8 +259,7 @@ SPEC = OpSpec(
                 True,
                 1e-5,
                 torch.float32,
-                True,
-                True,
+                [True, True, True],
             ),
             RuntimeError,
             "batch_norm_backward: expected mean and variance to be those that forward returned",

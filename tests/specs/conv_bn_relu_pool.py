@@ -1,7 +1,7 @@
 import functools
 
 import torch
-from opspec import Bad, OpSpec, Sample
+from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
 
@@ -48,7 +48,7 @@ def reference(
 
 def whole(make, *shape, largest=2, requires_grad=None):
     """Whole numbers up to `largest`. What is convolved of them is exact in every dtype, so that the maximum of a window
-    is taken from the same place whatever the rounding, and ties are ties for the reference too."""
+    is taken from the same position whatever the rounding, and ties are ties for the reference too."""
     values = make(*shape, low=-largest - 0.5, high=largest + 0.5, requires_grad=False).round()
     return values.requires_grad_(make.requires_grad if requires_grad is None else requires_grad)
 
@@ -123,9 +123,9 @@ def samples(make):
     yield block(make, (2, 2, 7, 6), (3, 2, 2, 2), statistics=False)
     for momentum in (0.0, 1.0, 0.375):
         yield block(make, (2, 2, 7, 6), (3, 2, 2, 2), momentum=momentum)
-    # One channel with more pictures than a block of the GPU takes at once; the largest window; one window in all.
+    # One channel with more images than a block of the GPU takes at once; the largest window; one window in all.
     yield block(make, (70, 1, 6, 6), (4, 1, 3, 3), padding=1)
-    # A kernel of 2x2: the gradient of one of 1x1 has no part along the weight, and with a single window a picture
+    # A kernel of 2x2: the gradient of one of 1x1 has no part along the weight, and with a single window an image
     # little beside it: rounding the convolution's gradient to a half, as PyTorch does, is 0.8 % of what is left.
     yield block(make, (2, 2, 19, 17), (3, 2, 2, 2), pool_kernel_size=(17, 15))
     yield block(make, (1, 1, 3, 3), (2, 1, 2, 2))
@@ -149,7 +149,7 @@ def kernel_samples(make):
     for last in (False, True):
         yield block(make, (3, 1, 9, 13), (33, 1, 3, 3), padding=1, channels_last=last)  # one channel
         yield block(make, (3, 1, 9, 13), (33, 1, 3, 3), padding=1, channels_last=last, images=False)
-        # Tensor cores for the halves; tiles for float32, then tiles with neighbours, of which one is a row high.
+        # Tensor cores for fp16 and bf16; tiles for float32, then tiles with neighbours, of which one is a row high.
         yield block(make, (2, 32, 14, 14), (64, 32, 3, 3), padding=1, channels_last=last)
         yield block(make, (1, 16, 15, 18), (72, 16, 3, 3), padding=1, channels_last=last)
         yield block(make, (2, 3, 8, 9), (5, 3, 3, 3), channels_last=last, pool_kernel_size=3, pool_stride=1)

@@ -1,5 +1,5 @@
 import torch
-from opspec import Bad, OpSpec, Sample
+from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
 
@@ -25,7 +25,7 @@ def samples(make):
         yield Sample(
             (make(2, 5, 3, 4), make.integers(2, 3, 4, high=5)),
             {**kwargs, "weight": weights(make, 5), "ignore_index": 1, "label_smoothing": 0.1},
-            f"pictures, weight, ignore_index, smoothing, {reduction}",
+            f"images, weight, ignore_index, smoothing, {reduction}",
         )
         yield Sample(
             (make(6, 33), make.integers(6, high=33)), {**kwargs, "label_smoothing": 0.3}, f"smoothing, {reduction}"
@@ -34,7 +34,7 @@ def samples(make):
         yield Sample(
             (make(2, 5, 3, 4), probabilities(make, 2, 5, 3, 4)),
             {**kwargs, "weight": weights(make, 5, make.requires_grad), "label_smoothing": 0.2},
-            f"probabilities of pictures, weight, smoothing, {reduction}",
+            f"probabilities of images, weight, smoothing, {reduction}",
         )
         yield Sample((make(9), make.integers(high=9)), kwargs, f"one sample without a batch, {reduction}")
     # Rows around the sizes where another kernel takes over; long ones, also as columns.

@@ -1,6 +1,6 @@
 import torch
-from linear_cases import bad_parameters, empty_samples
-from opspec import OpSpec, Sample, bad
+from support.linear_cases import bad_parameters, empty_samples
+from support.opspec import OpSpec, Sample, bad
 
 import cuda_ops
 

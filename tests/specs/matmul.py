@@ -1,5 +1,5 @@
 import torch
-from opspec import OpSpec, Sample, bad
+from support.opspec import OpSpec, Sample, bad
 
 import cuda_ops
 

@@ -1,5 +1,5 @@
 import torch
-from opspec import Bad, OpSpec, Sample
+from support.opspec import Bad, OpSpec, Sample
 
 import cuda_ops
 
@@ -13,7 +13,7 @@ def samples(make):
         kwargs = {"reduction": reduction}
         yield Sample((make(7, 10), make.integers(7, high=10)), kwargs, f"rows, {reduction}")
         yield Sample((make(5, 3, 65), make.integers(5, 65, high=3)), kwargs, f"columns, {reduction}")
-        yield Sample((make(2, 33, 3, 4), make.integers(2, 3, 4, high=33)), kwargs, f"pictures, {reduction}")
+        yield Sample((make(2, 33, 3, 4), make.integers(2, 3, 4, high=33)), kwargs, f"images, {reduction}")
         yield Sample(
             (make(7, 10), make.integers(7, high=10)),
             {**kwargs, "weight": weights(make, 10), "ignore_index": 3},

@@ -92,7 +92,7 @@ static char *grow(cpu *self, char **buffer, int64_t *size, int64_t bytes)
 {
     if (bytes > *size) {
         self->public.allocated_bytes += bytes - *size;
-        free(*buffer);
+        mnist_free(*buffer);
         *buffer = mnist_allocate(bytes, 1);
         *size = bytes;
     }
@@ -118,10 +118,10 @@ static void cpu_close(mnist_device *device)
 {
     cpu *self = (cpu *)device;
     for (int i = 0; i < self->allocation_count; i++)
-        free(self->allocations[i]);
-    free(self->prepared);
-    free(self->workspace);
-    free(self);
+        mnist_free(self->allocations[i]);
+    mnist_free(self->prepared);
+    mnist_free(self->workspace);
+    mnist_free(self);
 }
 
 static cuda_ops_status load_range(const cpu *self, float *images, int64_t *labels, const mnist_set *set,

@@ -116,7 +116,7 @@ static void cuda_close(mnist_device *device)
     for (int i = 0; i < MNIST_MOST_MARKS; i++)
         cudaEventDestroy(self->marks[i]);
     cudaStreamDestroy(self->stream);
-    free(self);
+    mnist_free(self);
 }
 
 static void make_room(cuda *self, int64_t count)

@@ -1,11 +1,14 @@
 #include "mnist/files.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #ifdef MNIST_WITH_ZLIB
 #include <zlib.h>
@@ -34,6 +37,51 @@ const mnist_tensor mnist_tensors[MNIST_TENSORS] = {
 enum { MOST_PICTURES = 1 << 20 };
 static const uint64_t MOST_INDICES = (uint64_t)1 << 36;
 
+/* In front of each piece of memory that mnist_allocate has given out; the piece keeps the alignment. */
+typedef struct block {
+    struct block *previous, *next;
+} block;
+enum { ALIGNMENT = 64 };
+_Static_assert(sizeof(block) <= ALIGNMENT, "a block's links fit in front of it");
+static block *newest;
+
+void *mnist_allocate(int64_t count, int64_t element_bytes)
+{
+    block *b = NULL;
+    if (count <= INT64_MAX / 2 / element_bytes) {
+        const size_t bytes = (size_t)(count * element_bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
+        b = aligned_alloc(ALIGNMENT, bytes);
+        if (b)
+            memset(b, 0, bytes);
+    }
+    if (!b)
+        mnist_fail("too little memory for %lld elements of %lld bytes", (long long)count, (long long)element_bytes);
+    b->next = newest;
+    if (newest)
+        newest->previous = b;
+    newest = b;
+    return (char *)b + ALIGNMENT;
+}
+
+void mnist_free(void *memory)
+{
+    if (!memory)
+        return;
+    block *b = (block *)((char *)memory - ALIGNMENT);
+    if (b->next)
+        b->next->previous = b->previous;
+    if (b->previous)
+        b->previous->next = b->next;
+    else
+        newest = b->next;
+    free(b);
+}
+
+int mnist_all_is_freed(void)
+{
+    return newest == NULL;
+}
+
 void mnist_fail(const char *format, ...)
 {
     va_list arguments;
@@ -42,22 +90,9 @@ void mnist_fail(const char *format, ...)
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
+    while (newest)
+        mnist_free((char *)newest + ALIGNMENT);
     exit(2);
-}
-
-void *mnist_allocate(int64_t count, int64_t element_bytes)
-{
-    const int64_t alignment = 64;
-    void *memory = NULL;
-    if (count <= INT64_MAX / 2 / element_bytes) {
-        const int64_t bytes = (count * element_bytes + alignment) / alignment * alignment;
-        memory = aligned_alloc((size_t)alignment, (size_t)bytes);
-        if (memory)
-            memset(memory, 0, (size_t)bytes);
-    }
-    if (!memory)
-        mnist_fail("too little memory for %lld elements of %lld bytes", (long long)count, (long long)element_bytes);
-    return memory;
 }
 
 /* A file that is read from its beginning to its end, compressed or not. */
@@ -76,27 +111,46 @@ static void set_path(reader *r, const char *directory, const char *name, const c
         mnist_fail("--data-dir: the name of the folder is too long");
 }
 
+/* A descriptor, or -1 and errno. Without O_NONBLOCK, to open a named pipe that nobody writes to takes for ever. */
+static int open_file(const char *path)
+{
+    const int file = open(path, O_RDONLY | O_NONBLOCK);
+    struct stat what;
+    if (file >= 0 && (fstat(file, &what) != 0 || !S_ISREG(what.st_mode)))
+        mnist_fail("file %s is a folder, a pipe or a device, not a regular file", path);
+    return file;
+}
+
+static void open_plain(reader *r, int file)
+{
+    r->plain = fdopen(file, "rb");
+    if (!r->plain)
+        mnist_fail("file %s cannot be read (%s)", r->path, strerror(errno));
+}
+
 static void open_data(reader *r, const char *directory, const char *name)
 {
     memset(r, 0, sizeof *r);
     set_path(r, directory, name, "");
-    r->plain = fopen(r->path, "rb");
-    if (r->plain)
+    const int plain = open_file(r->path);
+    if (plain >= 0) {
+        open_plain(r, plain);
         return;
+    }
     const int plain_error = errno;
     if (plain_error != ENOENT && plain_error != ENOTDIR)
         mnist_fail("data file %s cannot be read (%s)", r->path, strerror(plain_error));
     set_path(r, directory, name, ".gz");
+    const int compressed = open_file(r->path);
 #ifdef MNIST_WITH_ZLIB
-    r->compressed = gzopen(r->path, "rb");
+    r->compressed = compressed >= 0 ? gzdopen(compressed, "rb") : NULL;
     if (r->compressed)
         return;
     mnist_fail("data file %s cannot be read (%s): give the folder above MNIST/ as --data-dir", r->path,
                strerror(errno));
 #else
-    FILE *there = fopen(r->path, "rb");
-    if (there) {
-        fclose(there);
+    if (compressed >= 0) {
+        close(compressed);
         mnist_fail("data file %s is compressed, and this program was built without zlib: run `gunzip -k` on it, or "
                    "install zlib's headers (Debian, Ubuntu: apt install zlib1g-dev) and build again",
                    r->path);
@@ -116,11 +170,11 @@ static void close_reader(reader *r)
 }
 
 #ifdef MNIST_WITH_ZLIB
-/* zlib's messages begin with the path and a colon. */
-static const char *without_path(const char *message, const char *path)
+/* zlib's messages begin with the name that it was given, which for a descriptor is "<fd:3>", and a colon. */
+static const char *without_name(const char *message)
 {
-    const size_t length = strlen(path);
-    return strncmp(message, path, length) == 0 && strlen(message) > length + 2 ? message + length + 2 : message;
+    const char *end = strstr(message, ">: ");
+    return end ? end + 3 : message;
 }
 #endif
 
@@ -136,7 +190,7 @@ static int64_t read_some(reader *r, void *target, int64_t bytes)
         const char *message = gzerror(r->compressed, &error);
         if (got < 0 || (error != Z_OK && error != Z_STREAM_END))
             mnist_fail("data file %s is damaged or truncated (%s)", r->path,
-                       error == Z_ERRNO ? strerror(errno) : without_path(message, r->path));
+                       error == Z_ERRNO ? strerror(errno) : without_name(message));
         if (gzdirect(r->compressed))
             mnist_fail("data file %s is not compressed by gzip, as its name says", r->path);
         if (got == 0)
@@ -184,7 +238,7 @@ static uint64_t little_endian_64(const uint8_t *bytes)
 
 /* An IDX file of bytes: 0, 0, the element type 8, the number of dimensions, each dimension in four bytes, the data. */
 static uint8_t *read_idx(const char *directory, const char *name, int dimensions, const uint32_t *expected,
-                         int64_t limit, int64_t *count)
+                         int64_t *count)
 {
     reader r;
     open_data(&r, directory, name);
@@ -205,12 +259,11 @@ static uint8_t *read_idx(const char *directory, const char *name, int dimensions
     const int64_t all = big_endian(header + 4);
     if (all < 1 || all > MOST_PICTURES)
         mnist_fail("file %s: expected 1 to %d pictures, got %lld", r.path, MOST_PICTURES, (long long)all);
-    /* All of it, so that the whole file is checked; what is beyond the limit is left unused. */
     uint8_t *data = mnist_allocate(all, element_bytes);
     read_exactly(&r, data, all * element_bytes, "the data");
     expect_end(&r);
     close_reader(&r);
-    *count = limit && limit < all ? limit : all;
+    *count = all;
     return data;
 }
 
@@ -222,8 +275,8 @@ mnist_set mnist_read_set(const char *directory, const char *prefix, int64_t limi
     snprintf(labels, sizeof labels, "%s-labels-idx1-ubyte", prefix);
     mnist_set set;
     int64_t label_count;
-    set.images = read_idx(directory, images, 3, shape, limit, &set.count);
-    set.labels = read_idx(directory, labels, 1, shape, limit, &label_count);
+    set.images = read_idx(directory, images, 3, shape, &set.count);
+    set.labels = read_idx(directory, labels, 1, shape, &label_count);
     if (set.count != label_count)
         mnist_fail("in %s/MNIST/raw, %s holds %lld pictures and %s %lld labels", directory, images,
                    (long long)set.count, labels, (long long)label_count);
@@ -231,6 +284,8 @@ mnist_set mnist_read_set(const char *directory, const char *prefix, int64_t limi
         if (set.labels[i] >= MNIST_CLASSES)
             mnist_fail("in %s/MNIST/raw/%s, label %lld is %d: expected a digit", directory, labels, (long long)i,
                        set.labels[i]);
+    if (limit && limit < set.count)
+        set.count = limit;
     return set;
 }
 
@@ -278,13 +333,15 @@ static void read_order(reader *r, mnist_start *start)
             uint8_t bytes[4];
             memcpy(bytes, &order[i], 4);
             order[i] = little_endian(bytes);
-            if (order[i] >= start->pictures || seen[order[i]])
+            if (order[i] >= start->pictures || seen[order[i]]) {
+                free(seen); /* the leak sanitizer looks at exit too */
                 mnist_fail("file %s: in epoch %lld, index %u of a picture is %s", r->path, (long long)epoch, order[i],
                            order[i] >= start->pictures ? "beyond the training set" : "there twice");
+            }
             seen[order[i]] = 1;
         }
     }
-    free(seen);
+    mnist_free(seen);
 }
 
 static mnist_start allocate_start(int64_t pictures, int64_t batch_size, int64_t epochs)
@@ -303,9 +360,10 @@ mnist_start mnist_read_start(const char *path)
     if (strlen(path) >= sizeof r.path)
         mnist_fail("--weights: the name of the file is too long");
     memcpy(r.path, path, strlen(path));
-    r.plain = fopen(path, "rb");
-    if (!r.plain)
+    const int file = open_file(path);
+    if (file < 0)
         mnist_fail("--weights %s cannot be read (%s)", path, strerror(errno));
+    open_plain(&r, file);
     uint8_t header[40];
     read_exactly(&r, header, sizeof header, "the header");
     if (memcmp(header, "CUOPSTRT", 8) != 0)
@@ -377,19 +435,19 @@ mnist_start mnist_make_start(int64_t pictures, int64_t batch_size, int64_t epoch
         }
         memcpy(start.order + epoch * used, shuffled, (size_t)used * sizeof(uint32_t));
     }
-    free(shuffled);
+    mnist_free(shuffled);
     return start;
 }
 
 void mnist_free_set(mnist_set *set)
 {
-    free(set->images);
-    free(set->labels);
+    mnist_free(set->images);
+    mnist_free(set->labels);
 }
 
 void mnist_free_start(mnist_start *start)
 {
     for (int i = 0; i < MNIST_TENSORS; i++)
-        free(start->tensors[i]);
-    free(start->order);
+        mnist_free(start->tensors[i]);
+    mnist_free(start->order);
 }

@@ -5,7 +5,9 @@
  * exit status: 0 all is well; 1 training diverged, or a kernel failed; 2 the command cannot be done as asked, and one
  * line on stderr says why.
  */
+#include <assert.h>
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 #include <sys/stat.h>
 
 #include "mnist/network.h"
+#include "output.h"
 
 enum { PHASES = 5, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, TEST_BATCH = 500 };
 _Static_assert(BLOCK *MARKS <= MNIST_MOST_MARKS, "a block's marks fit the device's list");
@@ -88,8 +91,9 @@ static options parse(int count, char **arguments)
         case 2: {
             char *end;
             o.lr = strtod(value, &end);
-            if (end == value || *end || !(o.lr > 0) || !isfinite(o.lr))
-                mnist_fail("%s %s: expected a number above 0", name, value);
+            if (end == value || *end || !(o.lr > 0) || o.lr > FLT_MAX)
+                mnist_fail("%s %s: expected a number above 0, and at most %g, the largest of float32", name, value,
+                           FLT_MAX);
             break;
         }
         case 3:
@@ -235,7 +239,7 @@ static summary summarize(const result *r, int phase)
     s.p10 = quantile(times, count, 0.1);
     s.median = quantile(times, count, 0.5);
     s.p90 = quantile(times, count, 0.9);
-    free(times);
+    mnist_free(times);
     return s;
 }
 
@@ -262,32 +266,34 @@ static void write_number(FILE *file, double value)
         fputs("null", file); /* JSON has no other word for it */
 }
 
-/* report.json in `folder`, which is made if it is not there, opened for `mode`. */
-static FILE *open_report(const char *folder, const char *mode, char *path, size_t size)
+static const char *report_path(const char *folder, char *path, size_t size)
 {
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        mnist_fail("--out %s cannot be made (%s)", folder, strerror(errno));
     if (snprintf(path, size, "%s/report.json", folder) >= (int)size)
         mnist_fail("--out: the name of the folder is too long");
-    FILE *file = fopen(path, mode);
-    if (!file)
-        mnist_fail("%s cannot be written (%s)", path, strerror(errno));
-    return file;
+    return path;
 }
 
-/* Tried before the training, which nobody wants to do twice. What an earlier run has left stays as it is. */
+/* Makes the folder, and tries the file before the training, which nobody wants to do twice. What an earlier run has
+ * left stays as it is. */
 static void check_report(const char *folder)
 {
     char path[4096];
-    fclose(open_report(folder, "a", path, sizeof path));
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        mnist_fail("--out %s cannot be made (%s)", folder, strerror(errno));
+    const char *problem = output_check(report_path(folder, path, sizeof path));
+    if (problem)
+        mnist_fail("%s cannot be written (%s)", path, problem);
 }
 
 /* The figures by the names of the report.json that Python writes. */
 static void write_report(const char *folder, const result *r, const mnist_device *device, const mnist_start *start,
                          const options *o)
 {
-    char path[4096];
-    FILE *file = open_report(folder, "w", path, sizeof path);
+    char path[4096], *content = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&content, &bytes);
+    if (!file)
+        mnist_fail("too little memory for a report");
     fprintf(file, "{\n \"device\": {\"type\": \"%s\", \"name\": \"%s\"},\n", o->device, device->name);
     fprintf(file, " \"settings\": {\"epochs\": %lld, \"batch_size\": %lld, \"lr\": %.17g, \"dtype\": \"float32\"},\n",
             (long long)start->epochs, (long long)start->batch_size, o->lr);
@@ -308,8 +314,13 @@ static void write_report(const char *folder, const result *r, const mnist_device
         write_number(file, r->losses[step]);
     }
     fprintf(file, "]\n }}\n}\n");
-    if (ferror(file) | fclose(file))
-        mnist_fail("%s cannot be written (%s)", path, strerror(errno));
+    const int incomplete = ferror(file);
+    if (fclose(file) != 0 || incomplete)
+        mnist_fail("too little memory for a report");
+    const char *problem = output_write(report_path(folder, path, sizeof path), content, bytes);
+    free(content);
+    if (problem)
+        mnist_fail("%s cannot be written (%s)", path, problem);
     printf("Report: %s\n", path);
 }
 
@@ -336,12 +347,13 @@ int main(int count, char **arguments)
         write_report(o.out, &r, device, &start, &o);
     if (r.diverged)
         printf("FAILED: training diverged: the loss is no longer a finite number; take a smaller --lr\n");
-    free(r.milliseconds);
-    free(r.losses);
-    free(network);
+    mnist_free(r.milliseconds);
+    mnist_free(r.losses);
+    mnist_free(network);
     device->close(device);
     mnist_free_start(&start);
     mnist_free_set(&train_set);
     mnist_free_set(&test_set);
+    assert(mnist_all_is_freed());
     return r.diverged;
 }

@@ -286,7 +286,7 @@ int64_t mnist_count_right(mnist_network *n, const mnist_set *set, int64_t batch_
             right += best == set->labels[first + i];
         }
     }
-    free(indices);
-    free(host);
+    mnist_free(indices);
+    mnist_free(host);
     return right;
 }

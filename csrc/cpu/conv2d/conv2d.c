@@ -34,10 +34,10 @@
 #endif
 
 enum {
-    BLOCK_BYTES = 1 << 18, /* what a block of rows stages: part of a second-level cache, since weights want room too */
-    FEWEST_UNITS = 16,     /* blocks of rows that a small batch is cut into, so that there is work for some threads */
-    MOST_PARTS = 16,       /* of backward_weight: threads that can help, and times the sums are stored */
-    PARTS_BYTES = 64 << 20
+    BLOCK_BYTES = 1 << 18, /* of a staged block of rows: less than a second-level cache, which holds weights too */
+    FEWEST_UNITS = 16,     /* blocks of rows that a small batch is split into, so that several threads have work */
+    MOST_SPLITS = 16,      /* of backward_weight: threads that work at once, and copies of the sums */
+    SPLITS_BYTES = 64 << 20
 };
 static const int64_t SIZE_LIMIT = (int64_t)1 << 30;
 
@@ -84,12 +84,12 @@ static cuda_ops_status check_sizes(const cuda_ops_conv2d_sizes *sizes, cuda_ops_
     return cuda_ops_conv2d_check_sizes(sizes);
 }
 
-/* The least distance from a row of target to the row of source that a tap takes, and how far taps lie apart. */
+/* The least distance from a row of target to the row of source that a tap reads, and the distance between taps. */
 static void tap_extent(const struct product *p, int64_t *first_y, int64_t *extent_y, int64_t *first_x,
                        int64_t *extent_x)
 {
     int64_t low = 4 * SIZE_LIMIT, high = -low, distance;
-    for (int64_t y = 0; y < p->residues_y; y++)
+    for (int64_t y = 0; y < p->phases_y; y++)
         for (int64_t r = 0; r < p->kernel_height; r++)
             if (tap_row(p, y, r, &distance)) {
                 low = min_i64(low, distance);
@@ -99,7 +99,7 @@ static void tap_extent(const struct product *p, int64_t *first_y, int64_t *exten
     *first_y = low <= high ? low : 0;
     *extent_y = max_i64(1, high - low + 1);
     low = 4 * SIZE_LIMIT, high = -low;
-    for (int64_t x = 0; x < p->residues_x; x++)
+    for (int64_t x = 0; x < p->phases_x; x++)
         for (int64_t s = 0; s < p->kernel_width; s++)
             if (tap_column(p, x, s, &distance)) {
                 low = min_i64(low, distance);
@@ -133,8 +133,8 @@ static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv
         .target = backward ? input : output,
         .target_step_y = backward ? s->stride_height : 1,
         .target_step_x = backward ? s->stride_width : 1,
-        .residues_y = backward ? min_i64(s->stride_height, s->in_height) : 1,
-        .residues_x = backward ? min_i64(s->stride_width, s->in_width) : 1,
+        .phases_y = backward ? min_i64(s->stride_height, s->in_height) : 1,
+        .phases_x = backward ? min_i64(s->stride_width, s->in_width) : 1,
         .kernel_height = s->kernel_height,
         .kernel_width = s->kernel_width,
         .weight = {.group = out_channels * weight.image,
@@ -170,12 +170,12 @@ static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv
     return p;
 }
 
-/* offsets[k] of every tap, in the order of the packed weights: by residue, kernel row, kernel column, channel. */
+/* offsets[k] of every tap, in the order of the packed weights: by phase, kernel row, kernel column, channel. */
 static void fill_offsets(const struct product *p, int64_t *offsets)
 {
     const int64_t planes = p->remainders_y * p->remainders_x;
-    for (int64_t y = 0; y < p->residues_y; y++)
-        for (int64_t x = 0; x < p->residues_x; x++)
+    for (int64_t y = 0; y < p->phases_y; y++)
+        for (int64_t x = 0; x < p->phases_x; x++)
             for (int64_t r = 0, dy, dx; r < p->kernel_height; r++) {
                 if (!tap_row(p, y, r, &dy))
                     continue;
@@ -191,17 +191,17 @@ static void fill_offsets(const struct product *p, int64_t *offsets)
             }
 }
 
-/* Sums that one part of backward_weight keeps, in elements. */
+/* Elements of one split's sums in backward_weight. */
 static int64_t partial_size(const struct product *p, cuda_ops_dtype dtype)
 {
     const int64_t lanes = vector_bytes() / (int64_t)size_of(dtype);
     return round_up_i64(p->groups * p->depth * round_up_i64(p->target_channels, lanes), MAX_LANES);
 }
 
-static int64_t part_count(const struct product *p, cuda_ops_dtype dtype)
+static int64_t split_count(const struct product *p, cuda_ops_dtype dtype)
 {
     const int64_t bytes = max_i64(1, partial_size(p, dtype) * (int64_t)size_of(dtype));
-    return max_i64(1, min_i64(min_i64(p->images * p->blocks, MOST_PARTS), max_i64(4, PARTS_BYTES / bytes)));
+    return max_i64(1, min_i64(min_i64(p->images * p->blocks, MOST_SPLITS), max_i64(4, SPLITS_BYTES / bytes)));
 }
 
 cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
@@ -213,11 +213,11 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
     const struct product p = make_product(sizes, pass, dtype);
     const size_t element = size_of(dtype);
     if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
-        const int64_t parts = part_count(&p, dtype);
+        const int64_t splits = split_count(&p, dtype);
         plan->prepare_count = 0;
-        plan->count = parts;
+        plan->count = splits;
         plan->reduce_count = sizes->out_channels;
-        plan->prepared_bytes = (size_t)(parts * partial_size(&p, dtype)) * element;
+        plan->prepared_bytes = (size_t)(splits * partial_size(&p, dtype)) * element;
         plan->workspace_bytes =
             offsets_bytes(&p) + (size_t)(staged_size(&p) + p.block_rows * p.target_width * 2 * MAX_LANES) * element;
     } else {
@@ -305,10 +305,10 @@ cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *prepared, const void *
     fill_offsets(&p, workspace);
     void *const rest = (char *)workspace + offsets_bytes(&p);
     if (dtype == CUDA_OPS_FLOAT32)
-        run_weight_f32(&p, prepared, partial_size(&p, dtype), part_count(&p, dtype), workspace, grad_output, input,
+        run_weight_f32(&p, prepared, partial_size(&p, dtype), split_count(&p, dtype), workspace, grad_output, input,
                        begin, end, rest);
     else
-        run_weight_f64(&p, prepared, partial_size(&p, dtype), part_count(&p, dtype), workspace, grad_output, input,
+        run_weight_f64(&p, prepared, partial_size(&p, dtype), split_count(&p, dtype), workspace, grad_output, input,
                        begin, end, rest);
     return CUDA_OPS_SUCCESS;
 }
@@ -346,7 +346,7 @@ cuda_ops_status cuda_ops_conv2d_backward_bias_cpu(void *grad_bias, const void *g
 
 #else
 
-/* Target channels [begin, end) of all groups: each goes to its row of its tile, for all residues. */
+/* Target channels [begin, end) of all groups: each goes to its row of its tile, for all phases. */
 static void FN(pack_weight)(const struct product *p, REAL *packed, const REAL *weight, int64_t begin, int64_t end)
 {
     for (int64_t channel = begin; channel < end; channel++) {
@@ -359,9 +359,9 @@ static void FN(pack_weight)(const struct product *p, REAL *packed, const REAL *w
         }
         const REAL *const from = weight + group * p->weight.group + m * p->weight.target_channel;
         int64_t first_tap = 0;
-        for (int64_t y = 0; y < p->residues_y; y++)
-            for (int64_t x = 0; x < p->residues_x; x++) {
-                const int64_t depth = residue_depth(p, y, x);
+        for (int64_t y = 0; y < p->phases_y; y++)
+            for (int64_t x = 0; x < p->phases_x; x++) {
+                const int64_t depth = phase_depth(p, y, x);
                 REAL *to =
                     packed + p->target_channels * (p->groups * first_tap + group * depth) + tile * depth + m - tile;
                 for (int64_t r = 0, dy, dx; r < p->kernel_height; r++) {
@@ -396,31 +396,31 @@ static void FN(run)(const struct product *p, REAL *target, const REAL *source, c
     }
 }
 
-static void FN(run_weight)(const struct product *p, REAL *partial, int64_t size, int64_t parts, const int64_t *offsets,
+static void FN(run_weight)(const struct product *p, REAL *partial, int64_t size, int64_t splits, const int64_t *offsets,
                            const REAL *grad_output, const REAL *input, int64_t begin, int64_t end, REAL *workspace)
 {
     switch (vector_bytes()) {
 #if CUDA_OPS_WITH_TARGETS
     case 64:
-        FN_FOR(avx512, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
+        FN_FOR(avx512, run_weight)(p, partial, size, splits, offsets, grad_output, input, begin, end, workspace);
         break;
     case 32:
-        FN_FOR(avx2, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
+        FN_FOR(avx2, run_weight)(p, partial, size, splits, offsets, grad_output, input, begin, end, workspace);
         break;
 #endif
     default:
-        FN_FOR(any, run_weight)(p, partial, size, parts, offsets, grad_output, input, begin, end, workspace);
+        FN_FOR(any, run_weight)(p, partial, size, splits, offsets, grad_output, input, begin, end, workspace);
     }
 }
 
-/* Output channels [begin, end): the parts' sums in the order of the parts. */
+/* Output channels [begin, end): adds the splits' sums in order. */
 static void FN(reduce_weight)(const struct product *p, REAL *grad_weight, const REAL *partial, int64_t begin,
                               int64_t end)
 {
     const cuda_ops_dtype dtype = sizeof(REAL) == sizeof(double) ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32;
     const int64_t lanes = vector_bytes() / (int64_t)sizeof(REAL),
                   block = (lanes == 64 / (int64_t)sizeof(REAL) ? 2 : 1) * lanes;
-    const int64_t size = partial_size(p, dtype), parts = part_count(p, dtype);
+    const int64_t size = partial_size(p, dtype), splits = split_count(p, dtype);
     for (int64_t channel = begin; channel < end; channel++) {
         const int64_t group = channel / p->target_channels, m = channel % p->target_channels;
         const int64_t first = m / block * block;
@@ -431,8 +431,8 @@ static void FN(reduce_weight)(const struct product *p, REAL *grad_weight, const 
             for (int64_t s = 0; s < p->kernel_width; s++)
                 for (int64_t c = 0; c < p->source_channels; c++, from += width) {
                     REAL sum = 0;
-                    for (int64_t part = 0; part < parts; part++)
-                        sum += from[part * size];
+                    for (int64_t split = 0; split < splits; split++)
+                        sum += from[split * size];
                     to[c * p->weight.source_channel + r * p->weight.row + s * p->weight.column] = sum;
                 }
     }
@@ -440,7 +440,7 @@ static void FN(reduce_weight)(const struct product *p, REAL *grad_weight, const 
 
 enum { FN(SUM_LANES) = 32, FN(SUM_RUN) = 4096 };
 
-/* The sum of `count` elements that lie side by side, in lanes, so that it is fast and rounds little. */
+/* The sum of `count` contiguous elements, in lanes, so that it is fast and rounds little. */
 CUDA_OPS_SIMD static REAL FN(sum_run)(const REAL *values, int64_t count)
 {
     REAL lanes[FN(SUM_LANES)] = {0};

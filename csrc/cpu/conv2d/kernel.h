@@ -1,5 +1,5 @@
 /* The convolution for one instruction set and element type (see conv2d.c, which includes it, and conv2d/plan.h).
- * VECTORS of VECTOR_BYTES side by side make the width of a register tile. */
+ * A register tile is VECTORS of VECTOR_BYTES wide. */
 
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
 
@@ -7,7 +7,7 @@ typedef REAL FN(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof
 typedef INDEX FN(index) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL FN(half_vector) __attribute__((vector_size(VECTOR_BYTES / 2), aligned(sizeof(REAL)), may_alias));
 
-/* A row of a picture is a few vectors long, too short for a call of memcpy: whole vectors, the last of which overlaps
+/* A row of an image is a few vectors long, too short for a call of memcpy: whole vectors, the last of which overlaps
  * the one before. */
 CUDA_OPS_INLINE void FN(copy_run)(REAL *restrict to, const REAL *restrict from, int64_t count)
 {
@@ -45,7 +45,7 @@ static void FN(stage_row)(REAL *restrict to, int64_t count, const REAL *restrict
     FN(zero_run)(to + end, count - end);
 }
 
-/* The planes that target rows u0 and following (of each residue) need; `source` is the group's first channel. */
+/* The planes that target rows u0 and following (of each phase) read; `source` is the group's first channel. */
 static void FN(stage)(REAL *restrict staged, const REAL *restrict source, const struct product *p, int64_t u0)
 {
     const int64_t rows = p->plane / p->pitch, planes = p->remainders_y * p->remainders_x;
@@ -150,13 +150,13 @@ static void FN(run)(const struct product *p, REAL *target, const REAL *source, c
         for (int64_t group = 0; group < p->groups; group++) {
             FN(stage)(staged, source + image * p->source.image + group * p->source_channels * p->source.channel, p, u0);
             int64_t first_tap = 0;
-            for (int64_t y = 0; y < p->residues_y; y++)
-                for (int64_t x = 0; x < p->residues_x; x++) {
-                    const int64_t depth = residue_depth(p, y, x);
+            for (int64_t y = 0; y < p->phases_y; y++)
+                for (int64_t x = 0; x < p->phases_x; x++) {
+                    const int64_t depth = phase_depth(p, y, x);
                     const int64_t height = ceil_div_i64(p->target_height - y, p->target_step_y);
                     const int64_t u_count = min_i64(p->block_rows, height - u0);
                     const int64_t v_count = ceil_div_i64(p->target_width - x, p->target_step_x);
-                    /* The weights of the residues before, of all groups, then those of the groups before. */
+                    /* The weights of the previous phases, of all groups, then those of the previous groups. */
                     const REAL *const packed = weight + p->target_channels * (p->groups * first_tap + group * depth);
                     if (u_count > 0 && v_count > 0)
                         for (int64_t m = 0; m < p->target_channels;) {
@@ -286,7 +286,7 @@ static int64_t FN(transpose_blocks)(REAL *restrict to, int64_t width, const REAL
 }
 #endif
 
-/* to[i * width + l] = from[channel l][pixel i], zero for lanes <= l < width. The pixels of a block of rows lie at one
+/* to[i * width + l] = from[channel l][pixel i], zero for lanes <= l < width. The pixels of a block of rows are at one
  * distance from each other in either layout. */
 static void FN(transpose_grad)(REAL *restrict to, int64_t width, const REAL *restrict from, int64_t lanes,
                                int64_t channel, int64_t pixel, int64_t count)
@@ -302,18 +302,18 @@ static void FN(transpose_grad)(REAL *restrict to, int64_t width, const REAL *res
     }
 }
 
-/* Parts [begin, end) of `parts` of backward_weight: a part takes its share of images x blocks of rows, in order, and
+/* Splits [begin, end) of `splits` of backward_weight: a split takes its share of images x blocks of rows, in order, and
  * leaves sums[group][block of output channels][tap][output channel]. */
-static void FN(run_weight)(const struct product *p, REAL *partial, int64_t partial_size, int64_t parts,
+static void FN(run_weight)(const struct product *p, REAL *partial, int64_t partial_size, int64_t splits,
                            const int64_t *offsets, const REAL *grad_output, const REAL *input, int64_t begin,
                            int64_t end, REAL *workspace)
 {
     REAL *const staged = workspace, *const grad = workspace + staged_size(p);
     const int64_t units = p->images * p->blocks, depth = p->depth;
-    for (int64_t part = begin; part < end; part++) {
-        REAL *const sums = partial + part * partial_size;
+    for (int64_t split = begin; split < end; split++) {
+        REAL *const sums = partial + split * partial_size;
         FN(zero_run)(sums, partial_size);
-        for (int64_t unit = part * units / parts; unit < (part + 1) * units / parts; unit++) {
+        for (int64_t unit = split * units / splits; unit < (split + 1) * units / splits; unit++) {
             const int64_t image = unit / p->blocks, u0 = unit % p->blocks * p->block_rows;
             const int64_t u_count = min_i64(p->block_rows, p->target_height - u0), v_count = p->target_width;
             REAL *to = sums;

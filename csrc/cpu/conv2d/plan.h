@@ -6,12 +6,13 @@
  *   target[m][u][v] = sum over taps (c, r, s) of weight[m][c][r][s] * source[c][u * step + dy(r)][v * step + dx(s)]
  *
  * Forward has step = stride and dy(r) = r * dilation - padding. In backward_input the rows of target that have the same
- * remainder modulo the stride meet the same taps, so that each such residue is a product of its own, with step = 1.
+ * remainder modulo the stride meet the same taps, so that each such stride phase is a product of its own, with
+ * step = 1.
  *
  * The source is staged: a block of its rows is copied, with the zeros around it, into planes in which a tap is one
  * offset, the same for all u and v, so that neighbouring elements of a target row come from neighbouring addresses and
- * the innermost loop has no bounds to check. For step > 1 the rows and columns are dealt out to step * step planes by
- * their remainders.
+ * the innermost loop has no bounds to check. For step > 1 rows and columns are distributed over step * step
+ * planes by their remainders.
  */
 #ifndef CUDA_OPS_CPU_CONV2D_PLAN_H
 #define CUDA_OPS_CPU_CONV2D_PLAN_H
@@ -40,19 +41,19 @@ struct product {
 
     int64_t target_channels, target_height, target_width; /* channels of one group */
     struct image_layout target;
-    int64_t target_step_y, target_step_x; /* rows and columns of target fall into residues modulo these */
-    int64_t residues_y, residues_x;       /* residues that have any row or column */
+    int64_t target_step_y, target_step_x; /* rows and columns of target have stride phases modulo these */
+    int64_t phases_y, phases_x;           /* phases with any row or column */
 
-    /* A staged plane has `pitch` columns and rows for `block_rows` rows of each residue of target. */
+    /* A staged plane has `pitch` columns and rows for `block_rows` rows of each phase of target. */
     int64_t block_rows, blocks, pitch, plane;
 
     int64_t kernel_height, kernel_width;
     struct {
         int64_t group, target_channel, source_channel, row, column;
     } weight;
-    int64_t depth; /* source_channels * kernel_height * kernel_width: at least the taps of all residues together */
+    int64_t depth; /* source_channels * kernel_height * kernel_width: at least the taps of all phases together */
 
-    /* dy(r) = (tap_y + residue + r * tap_step_y) / target_step_y where that divides, and r takes no part where not. */
+    /* dy(r) = (tap_y + phase + r * tap_step_y) / target_step_y where that divides, and r is left out where not. */
     int64_t tap_y, tap_x, tap_step_y, tap_step_x;
 };
 
@@ -66,7 +67,7 @@ static inline int64_t round_up_i64(int64_t value, int64_t multiple)
     return ceil_div_i64(value, multiple) * multiple;
 }
 
-/* Whether row r of the kernel reaches residue y of target, and from how far. */
+/* Whether row r of the kernel reaches phase y of target, and from how far. */
 static inline bool tap_row(const struct product *p, int64_t y, int64_t r, int64_t *dy)
 {
     const int64_t distance = p->tap_y + y + r * p->tap_step_y;
@@ -81,8 +82,8 @@ static inline bool tap_column(const struct product *p, int64_t x, int64_t s, int
     return *dx * p->target_step_x == distance;
 }
 
-/* Taps of residue (y, x). */
-static inline int64_t residue_depth(const struct product *p, int64_t y, int64_t x)
+/* Taps of phase (y, x). */
+static inline int64_t phase_depth(const struct product *p, int64_t y, int64_t x)
 {
     int64_t rows = 0, columns = 0, distance;
     for (int64_t r = 0; r < p->kernel_height; r++)
@@ -104,7 +105,7 @@ static inline int weight_tile_rows(int64_t remaining)
     return remaining % 9 == 0 ? 9 : tile_rows(remaining);
 }
 
-/* Offsets of the parts of the buffers, in elements of the product's type, but for the first, in int64_t. */
+/* Sizes of the buffers' sections: of the first in bytes (it holds int64_t), of the others in elements. */
 static inline size_t offsets_bytes(const struct product *p)
 {
     return (size_t)round_up_i64(p->depth * (int64_t)sizeof(int64_t), 64);

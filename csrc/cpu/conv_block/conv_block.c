@@ -1,7 +1,7 @@
-/* conv_block on the CPU. conv_block/kernel.h holds the work on pictures; this file compiles it once per instruction
+/* conv_block on the CPU. conv_block/kernel.h holds the work on images; this file compiles it once per instruction
  * set, picks the widest that the processor has, and does in double what is done once a channel.
  *
- * Bound by the multiply-adds of the matrix products: at 14 x 14, 32 -> 64 channels they are 4.8 million a picture in
+ * Bound by the multiply-adds of the matrix products: at 14 x 14, 32 -> 64 channels they are 4.8 million an image in
  * the forward and backward passes together, where the sums as they are written would be 10.8 million. */
 #include "cuda_ops/conv_block.h"
 
@@ -46,8 +46,8 @@ static inline int64_t first_of_chunk(const struct block *b, int64_t chunk)
     return b->batch * chunk / b->chunks;
 }
 
-/* target (columns x rows) = source (rows x columns), turned over its diagonal, in blocks that stay in the cache. */
-static void turn_any(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)
+/* target (columns x rows) = source (rows x columns) transposed, in blocks that stay in the cache. */
+static void transpose_any(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)
 {
     enum { BLOCK = 16 };
     for (int64_t i0 = 0; i0 < rows; i0 += BLOCK)
@@ -73,11 +73,11 @@ typedef int32_t flags_any __attribute__((vector_size(16)));
 #include "common/transpose.h"
 
 /* By 4 rows x a vector; the last rows and columns together with some before them, once more. Not for less. */
-#define DEFINE_TURN(isa, length)                                                                                       \
-    static void turn_##isa(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)        \
+#define DEFINE_TRANSPOSE(isa, length)                                                                                  \
+    static void transpose_##isa(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)   \
     {                                                                                                                  \
         if (rows < 4 || columns < (length)) {                                                                          \
-            turn_any(target, source, rows, columns);                                                                   \
+            transpose_any(target, source, rows, columns);                                                              \
             return;                                                                                                    \
         }                                                                                                              \
         for (int64_t i0 = 0; i0 < rows; i0 += 4)                                                                       \
@@ -98,7 +98,7 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
     _mm_storel_epi64((__m128i *)(void *)to,
                      _mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
-DEFINE_TURN(avx2, 8)
+DEFINE_TRANSPOSE(avx2, 8)
 #define VECTOR_BYTES 32
 #define TILE_ROWS 6 /* 16 registers: 12 sums, 2 of b, 1 of a */
 #define TARGET(name) name##_avx2
@@ -113,7 +113,7 @@ typedef int32_t flags_avx2 __attribute__((vector_size(32)));
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma")
-DEFINE_TURN(avx512, 16)
+DEFINE_TRANSPOSE(avx512, 16)
 #define VECTOR_BYTES 64
 #define TILE_ROWS 12 /* 32 registers: 24 sums, 2 of b */
 #define TARGET(name) name##_avx512
@@ -170,13 +170,13 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Cuts `memory` into the workspace's parts; returns its size, for which memory may be NULL. */
-static size_t cut_workspace(struct workspace *w, char *memory, const struct block *b)
+/* Divides `memory` into the workspace's buffers; returns its size, for which memory may be NULL. */
+static size_t lay_out_workspace(struct workspace *w, char *memory, const struct block *b)
 {
     const int64_t C = b->in_channels, K = b->out_channels, T = b->windows;
     const int64_t framed = (b->height + 2) * (b->width + 2);
     const bool one = C == 1;
-    float **const parts[] = {&w->staged_input, &w->staged_grad, &w->v, &w->m, &w->u, &w->pooled, &w->channel};
+    float **const buffers[] = {&w->staged_input, &w->staged_grad, &w->v, &w->m, &w->u, &w->pooled, &w->channel};
     const int64_t counts[] = {framed * C,
                               framed * K,
                               one ? 0 : 16 * T * max_i64(C, K),
@@ -186,7 +186,7 @@ static size_t cut_workspace(struct workspace *w, char *memory, const struct bloc
                               10 * K};
     size_t offset = 0;
     for (int i = 0; i < 7; i++) {
-        *parts[i] = memory ? (float *)(void *)(memory + offset) : NULL;
+        *buffers[i] = memory ? (float *)(void *)(memory + offset) : NULL;
         offset += aligned((size_t)counts[i] * sizeof(float));
     }
     return offset;
@@ -217,7 +217,7 @@ cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, con
         .moments_bytes = chunks * (one ? TAPS + PAIRS : 2 * K) * sizeof(double),
         .partials_bytes = chunks * (one ? 10 : 2) * K * sizeof(double),
         .weights_bytes = one ? 0 : chunks * TAPS * C * K * sizeof(float),
-        .workspace_bytes = cut_workspace(&w, NULL, &b),
+        .workspace_bytes = lay_out_workspace(&w, NULL, &b),
     };
     return CUDA_OPS_SUCCESS;
 }
@@ -253,7 +253,7 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.out_channels / LANE_BLOCK)
         return CUDA_OPS_INVALID_ARGUMENT;
     const int64_t C = b.in_channels, K = b.out_channels;
-    float *const forward = prepared, *const turned = forward + 16 * C * K;
+    float *const forward = prepared, *const transposed = forward + 16 * C * K;
     float w[9][LANE_BLOCK];
     for (int64_t k = begin * LANE_BLOCK; k < end * LANE_BLOCK; k += LANE_BLOCK) {
         for (int64_t c = 0; c < C; c++) {
@@ -271,7 +271,7 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
                 for (int64_t z = 0; z < LANE_BLOCK; z++)
                     for (int i = 0; i < 9; i++)
                         w[8 - i][z] = weight[((k + l) * C + c + z) * 9 + i];
-                transform_weights(turned + (k + l) * C + c, K * C, w);
+                transform_weights(transposed + (k + l) * C + c, K * C, w);
             }
     }
     return CUDA_OPS_SUCCESS;
@@ -296,7 +296,7 @@ CUDA_OPS_SIMD static void shifted_products(double *sums, const double *a, const 
     sums[4] += p4;
 }
 
-/* As the above over `rows` rows of the picture that begin at a and b, in their frames of zeros; sums[5] and sums[6] +=
+/* As the above over `rows` rows of the image that begin at a and b, in their frames of zeros; sums[5] and sums[6] +=
  * what its first and its last column have of sums[2]. */
 enum { SHIFTS = 5, ROW_SUMS = SHIFTS + 2 };
 static void row_products(double sums[ROW_SUMS], const double *a, const double *b, int64_t rows, int64_t pitch)
@@ -308,7 +308,7 @@ static void row_products(double sums[ROW_SUMS], const double *a, const double *b
     }
 }
 
-/* products[s][z] += sum of tap s times tap z, taps of two rows, of all positions along the width: what lies in the
+/* products[s][z] += sum of tap s times tap z, taps of two rows, of all positions along the width: what is in the
  * frame is zero, so that it is all the products that far apart, but that tap 0 never meets the last column and tap 2
  * never the first. */
 static void add_tap_products(double *products, const double sums[ROW_SUMS])
@@ -319,7 +319,7 @@ static void add_tap_products(double *products, const double sums[ROW_SUMS])
             products[s * TAPS + z] += s == z ? same[s] : sums[2 + z - s];
 }
 
-/* Adds one picture's sums of taps, and of products of two taps, over all positions. Tap (r, s) at position (i, j) is
+/* Adds one image's sums of taps, and of products of two taps, over all positions. Tap (r, s) at position (i, j) is
  * framed[i + r][j + s]. Above the diagonal. */
 static void tap_products(double *restrict sums, double *restrict products, const double *restrict framed,
                          int64_t height, int64_t width)
@@ -388,7 +388,7 @@ cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moment
     struct workspace w;
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cut_workspace(&w, workspace, &b);
+    lay_out_workspace(&w, workspace, &b);
     if (b.in_channels == 1)
         tap_moments(moments, input, &b, begin, end, workspace);
     else
@@ -396,7 +396,7 @@ cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moment
     return CUDA_OPS_SUCCESS;
 }
 
-/* Adds the chunks' sums up, in the first one's place. */
+/* Adds the chunks' sums to the first one's. */
 static void add_chunks(double *moments, int64_t chunks, int64_t count)
 {
     for (int64_t chunk = 1; chunk < chunks; chunk++)
@@ -454,7 +454,7 @@ cuda_ops_status cuda_ops_conv_block_pool_cpu(float *output, uint8_t *argmax, voi
     struct workspace w;
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cut_workspace(&w, workspace, &b);
+    lay_out_workspace(&w, workspace, &b);
     const int64_t K = b.out_channels;
     /* normalised = (y - center) * scale + offset */
     float *const center = w.channel, *const scale = center + K, *const offset = scale + K;
@@ -478,7 +478,7 @@ cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const float *grad_o
     struct workspace w;
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cut_workspace(&w, workspace, &b);
+    lay_out_workspace(&w, workspace, &b);
     float *const center = w.channel + 9 * b.out_channels; /* behind the two sums of several input channels */
     if (b.in_channels != 1)
         for (int64_t k = 0; k < b.out_channels; k++)
@@ -557,7 +557,7 @@ cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weigh
     struct workspace w;
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks || (b.in_channels == 1 && !grad_input))
         return CUDA_OPS_INVALID_ARGUMENT;
-    cut_workspace(&w, workspace, &b);
+    lay_out_workspace(&w, workspace, &b);
     if (b.in_channels == 1)
         choose()->gradients_one(grad_input, grad_output, argmax, input, prepared, bias, coefficients, &b, begin, end,
                                 &w);

@@ -1,16 +1,16 @@
 /* The block of conv_block.h for one instruction set (see conv_block.c, which includes it).
  *
  * Inside, everything has channels last, so that a vector is a few channels of one position, and transforms are sums of
- * vectors. With several input channels a picture's data are, with T windows, C input and K output channels:
+ * vectors. With several input channels an image's data are, with T windows, C input and K output channels:
  *
- *     staged   (height + 2) x (width + 2) x C, the picture with its frame of zeros
+ *     staged   (height + 2) x (width + 2) x C, the image with its frame of zeros
  *     V        16 x T x C    B^T d B of the 4x4 positions d around each window
  *     U        16 x C x K    G w G^T
  *     M        16 x T x K    V U, a matrix product for each of the 16
  *     output   T x 4 x K     A^T m A: the four positions of a window side by side, as the pooling wants them
  *
  * Backward, the gradient at a window's positions is A dy A^T for the weights (16 x T x K; V^T times it is a gradient of
- * U), and staged for grad_input, which is the forward pass of the turned weight. */
+ * U), and staged for grad_input, which is the forward pass of the transposed weight. */
 
 #define LANES ((int)(VECTOR_BYTES / sizeof(float)))
 
@@ -30,9 +30,9 @@ CUDA_OPS_INLINE void TARGET(store)(float *to, TARGET(vector) value)
 }
 
 /* output[i][j] (+)= sum over p < depth of a[i][p] * b[p][j], for `rows` x (vectors * LANES) elements in registers. a is
- * read at i * a_stride + p, or if `turned` at p * a_stride + i. rows, vectors and turned are constants where this is
- * inlined. */
-CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool turned, float *output,
+ * read at i * a_stride + p, or if `transposed` at p * a_stride + i. rows, vectors and transposed are constants where
+ * this is inlined. */
+CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool transposed, float *output,
                                   int64_t output_row, const float *restrict a, int64_t a_stride,
                                   const float *restrict b, int64_t b_row, int64_t depth)
 {
@@ -41,7 +41,7 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
-            sum[i][v] = turned ? TARGET(load)(output + i * output_row + v * LANES) : BROADCAST(0.0f);
+            sum[i][v] = transposed ? TARGET(load)(output + i * output_row + v * LANES) : BROADCAST(0.0f);
     for (int64_t p = 0; p < depth; p++) {
         TARGET(vector) right[2];
 #pragma GCC unroll 2
@@ -51,8 +51,8 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                sum[i][v] = MULTIPLY_ADD(BROADCAST(turned ? a[i] : a[i * a_stride]), right[v], sum[i][v]);
-        a += turned ? a_stride : 1;
+                sum[i][v] = MULTIPLY_ADD(BROADCAST(transposed ? a[i] : a[i * a_stride]), right[v], sum[i][v]);
+        a += transposed ? a_stride : 1;
         b += b_row;
     }
 #pragma GCC unroll 16
@@ -65,22 +65,22 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
 #if TILE_ROWS > 6
 #define LARGE_TILES(vectors)                                                                                           \
     case 12:                                                                                                           \
-        TARGET(tile)(12, vectors, turned, target, n, left, a_stride, right, n, depth);                                 \
+        TARGET(tile)(12, vectors, transposed, target, n, left, a_stride, right, n, depth);                             \
         break;                                                                                                         \
     case 11:                                                                                                           \
-        TARGET(tile)(11, vectors, turned, target, n, left, a_stride, right, n, depth);                                 \
+        TARGET(tile)(11, vectors, transposed, target, n, left, a_stride, right, n, depth);                             \
         break;                                                                                                         \
     case 10:                                                                                                           \
-        TARGET(tile)(10, vectors, turned, target, n, left, a_stride, right, n, depth);                                 \
+        TARGET(tile)(10, vectors, transposed, target, n, left, a_stride, right, n, depth);                             \
         break;                                                                                                         \
     case 9:                                                                                                            \
-        TARGET(tile)(9, vectors, turned, target, n, left, a_stride, right, n, depth);                                  \
+        TARGET(tile)(9, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;                                                                                                         \
     case 8:                                                                                                            \
-        TARGET(tile)(8, vectors, turned, target, n, left, a_stride, right, n, depth);                                  \
+        TARGET(tile)(8, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;                                                                                                         \
     case 7:                                                                                                            \
-        TARGET(tile)(7, vectors, turned, target, n, left, a_stride, right, n, depth);                                  \
+        TARGET(tile)(7, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;
 #else
 #define LARGE_TILES(vectors)
@@ -88,10 +88,10 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
 #if TILE_ROWS > 4
 #define MIDDLE_TILES(vectors)                                                                                          \
     case 6:                                                                                                            \
-        TARGET(tile)(6, vectors, turned, target, n, left, a_stride, right, n, depth);                                  \
+        TARGET(tile)(6, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;                                                                                                         \
     case 5:                                                                                                            \
-        TARGET(tile)(5, vectors, turned, target, n, left, a_stride, right, n, depth);                                  \
+        TARGET(tile)(5, vectors, transposed, target, n, left, a_stride, right, n, depth);                              \
         break;
 #else
 #define MIDDLE_TILES(vectors)
@@ -99,7 +99,7 @@ CUDA_OPS_INLINE void TARGET(tile)(const int rows, const int vectors, const bool 
 
 /* `vectors` columns of vectors of output (m x n) from column j on. The rows are cut into tiles of nearly the same
  * height: a last one of a single row would wait for its own sums. */
-CUDA_OPS_INLINE void TARGET(tile_column)(const int vectors, const bool turned, float *output, const float *a,
+CUDA_OPS_INLINE void TARGET(tile_column)(const int vectors, const bool transposed, float *output, const float *a,
                                          int64_t a_stride, const float *b, int64_t m, int64_t n, int64_t j,
                                          int64_t depth)
 {
@@ -107,21 +107,21 @@ CUDA_OPS_INLINE void TARGET(tile_column)(const int vectors, const bool turned, f
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t i = m * tile / tiles, rows = m * (tile + 1) / tiles - i;
         float *target = output + i * n + j;
-        const float *left = a + (turned ? i : i * a_stride), *right = b + j;
+        const float *left = a + (transposed ? i : i * a_stride), *right = b + j;
         switch (rows) {
             LARGE_TILES(vectors)
             MIDDLE_TILES(vectors)
         case 4:
-            TARGET(tile)(4, vectors, turned, target, n, left, a_stride, right, n, depth);
+            TARGET(tile)(4, vectors, transposed, target, n, left, a_stride, right, n, depth);
             break;
         case 3:
-            TARGET(tile)(3, vectors, turned, target, n, left, a_stride, right, n, depth);
+            TARGET(tile)(3, vectors, transposed, target, n, left, a_stride, right, n, depth);
             break;
         case 2:
-            TARGET(tile)(2, vectors, turned, target, n, left, a_stride, right, n, depth);
+            TARGET(tile)(2, vectors, transposed, target, n, left, a_stride, right, n, depth);
             break;
         default:
-            TARGET(tile)(1, vectors, turned, target, n, left, a_stride, right, n, depth);
+            TARGET(tile)(1, vectors, transposed, target, n, left, a_stride, right, n, depth);
         }
     }
 }
@@ -199,22 +199,22 @@ CUDA_OPS_INLINE void TARGET(inverse)(TARGET(vector) y[4], const float *m, int64_
     }
 }
 
-/* The picture into the middle of `staged`, whose frame is zero already. */
-static void TARGET(stage)(float *restrict staged, const float *restrict picture, int64_t height, int64_t width,
+/* The image into the middle of `staged`, whose frame is zero already. */
+static void TARGET(stage)(float *restrict staged, const float *restrict image, int64_t height, int64_t width,
                           int64_t channels, int channels_last)
 {
     for (int64_t y = 0; y < height; y++) {
         float *to = staged + ((y + 1) * (width + 2) + 1) * channels;
         if (channels_last || channels == 1)
-            memcpy(to, picture + y * width * channels, (size_t)(width * channels) * sizeof(float));
+            memcpy(to, image + y * width * channels, (size_t)(width * channels) * sizeof(float));
         else
             for (int64_t x = 0; x < width; x++)
                 for (int64_t c = 0; c < channels; c++)
-                    to[x * channels + c] = picture[(c * height + y) * width + x];
+                    to[x * channels + c] = image[(c * height + y) * width + x];
     }
 }
 
-/* One picture's convolution (T x 4 x K), with bias, and the sums of its channels. */
+/* One image's convolution (T x 4 x K), with bias, and the sums of its channels. */
 static void TARGET(convolve_picture)(float *restrict output, float *restrict sums, const float *restrict m,
                                      const float *bias, int64_t windows, int64_t channels)
 {
@@ -275,7 +275,7 @@ static void TARGET(convolve)(float *conv_output, double *moments, const float *i
             for (int64_t k = 0; k < K; k++)
                 center[k] = sums[k] / (float)(4 * T);
             TARGET(squares)(squares, output, center, 4 * T, K);
-            /* The picture's moments join the chunk's, as two samples do. */
+            /* The image's moments join the chunk's, as two samples do. */
             const double more = (double)(4 * T), all = count + more;
             for (int64_t k = 0; k < K; k++) {
                 /* center is rounded: the squares are about it, and the sum is not quite more * center. */
@@ -289,10 +289,10 @@ static void TARGET(convolve)(float *conv_output, double *moments, const float *i
     }
 }
 
-/* The largest of four values, normalised, and relu. `place`: of the first such value, 255 where relu gave 0; `value`:
+/* The largest of four values, normalised, and relu. `index`: of the first such value, 255 where relu gave 0; `value`:
  * what it was before. */
 CUDA_OPS_INLINE TARGET(vector)
-    TARGET(pool_window)(TARGET(mask) * place, TARGET(vector) * value, const TARGET(vector) y[4], TARGET(vector) center,
+    TARGET(pool_window)(TARGET(mask) * index, TARGET(vector) * value, const TARGET(vector) y[4], TARGET(vector) center,
                         TARGET(vector) scale, TARGET(vector) offset)
 {
     TARGET(vector) best = MULTIPLY_ADD(y[0] - center, scale, offset);
@@ -307,7 +307,7 @@ CUDA_OPS_INLINE TARGET(vector)
         where = (TARGET(mask))CHOOSE(larger, (TARGET(mask)){0} + i, where);
     }
     const TARGET(mask) active = ~(best <= BROADCAST(0.0f)); /* NaN is */
-    *place = (active & where) | (~active & 255);
+    *index = (active & where) | (~active & 255);
     *value = taken;
     return (TARGET(vector))(active & (TARGET(mask))best);
 }
@@ -333,7 +333,7 @@ CUDA_OPS_INLINE void TARGET(convolve_window)(TARGET(vector) y[4], const float *s
         }
 }
 
-/* One picture of T x 4 x K, or with one input channel straight from `staged`. output: T x K. */
+/* One image of T x 4 x K, or with one input channel straight from `staged`. output: T x K. */
 static void TARGET(pool_picture)(float *restrict output, uint8_t *restrict argmax, float *restrict maximum,
                                  const float *restrict conv_output, const float *restrict staged,
                                  const float *restrict weight, const float *bias, const float *restrict coefficients,
@@ -353,16 +353,16 @@ static void TARGET(pool_picture)(float *restrict output, uint8_t *restrict argma
             for (int64_t column = 0; column < b->columns; column++) {
                 const int64_t t = row * b->columns + column;
                 TARGET(vector) y[4], taken;
-                TARGET(mask) place;
+                TARGET(mask) index;
                 if (staged)
                     TARGET(convolve_window)(y, staged + 2 * row * (b->width + 2) + 2 * column, b->width + 2, w, shift);
                 else
 #pragma GCC unroll 4
                     for (int i = 0; i < 4; i++)
                         y[i] = TARGET(load)(conv_output + (4 * t + i) * K + k);
-                TARGET(store)(output + t * K + k, TARGET(pool_window)(&place, &taken, y, center, scale, offset));
+                TARGET(store)(output + t * K + k, TARGET(pool_window)(&index, &taken, y, center, scale, offset));
                 if (argmax)
-                    STORE_BYTES(argmax + t * K + k, place);
+                    STORE_BYTES(argmax + t * K + k, index);
                 if (maximum)
                     TARGET(store)(maximum + t * K + k, taken);
             }
@@ -385,11 +385,11 @@ static void TARGET(pool)(float *output, uint8_t *argmax, float *maximum, const f
                              conv_output + (recompute ? 0 : n * 4 * T * K), recompute ? w->staged_input : NULL,
                              prepared, bias, coefficients, b);
         if (!b->output_channels_last)
-            TARGET(turn)(output + n * T * K, pooled, T, K);
+            TARGET(transpose)(output + n * T * K, pooled, T, K);
     }
 }
 
-/* Of one picture: sums[k] += dz, products[k] += dz * (maximum - center), dz being grad where a window is active. */
+/* Of one image: sums[k] += dz, products[k] += dz * (maximum - center), dz being grad where a window is active. */
 static void TARGET(sums_picture)(float *restrict sums, float *restrict products, const float *restrict grad,
                                  const uint8_t *restrict argmax, const float *restrict maximum,
                                  const float *restrict center, int64_t windows, int64_t channels)
@@ -399,8 +399,8 @@ static void TARGET(sums_picture)(float *restrict sums, float *restrict products,
         TARGET(vector) sum = BROADCAST(0.0f), product = sum;
         for (int64_t t = 0; t < windows; t++) {
             const int64_t at = t * channels + k;
-            const TARGET(mask) place = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
-            const TARGET(vector) dz = (TARGET(vector))((place != 255) & (TARGET(mask))TARGET(load)(grad + at));
+            const TARGET(mask) index = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
+            const TARGET(vector) dz = (TARGET(vector))((index != 255) & (TARGET(mask))TARGET(load)(grad + at));
             sum += dz;
             product = MULTIPLY_ADD(dz, TARGET(load)(maximum + at) - middle, product);
         }
@@ -424,12 +424,12 @@ static void TARGET(products_picture)(float *restrict sums, float *restrict produ
             for (int64_t column = 0; column < b->columns; column++) {
                 const int64_t at = (row * b->columns + column) * K + k;
                 const float *const from = staged + 2 * row * pitch + 2 * column;
-                const TARGET(mask) place = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
+                const TARGET(mask) index = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
                 const TARGET(mask) g = (TARGET(mask))TARGET(load)(grad + at);
                 TARGET(vector) dz[4];
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
-                    dz[i] = (TARGET(vector))((place == i) & g);
+                    dz[i] = (TARGET(vector))((index == i) & g);
                     total += dz[i];
                 }
 #pragma GCC unroll 4
@@ -468,7 +468,7 @@ static void TARGET(sums)(double *partials, const float *grad_output, const uint8
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
             const float *grad = grad_output + n * T * K;
             if (!b->output_channels_last) {
-                TARGET(turn)(w->pooled, grad, K, T);
+                TARGET(transpose)(w->pooled, grad, K, T);
                 grad = w->pooled;
             }
             if (one) {
@@ -498,14 +498,14 @@ static void TARGET(grad_picture)(float *restrict transformed, float *restrict st
                 const TARGET(vector) scale = TARGET(load)(coefficients + K + k);
                 const TARGET(vector) constant = TARGET(load)(coefficients + 2 * K + k);
                 const TARGET(vector) slope = TARGET(load)(coefficients + 3 * K + k);
-                const TARGET(mask) place =
+                const TARGET(mask) index =
                     __builtin_convertvector(*(const TARGET(bytes) *)(argmax + t * K + k), TARGET(mask));
                 const TARGET(vector) g = TARGET(load)(grad + t * K + k) * scale;
                 TARGET(vector) d[4];
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
                     const TARGET(vector) y = TARGET(load)(conv_output + (4 * t + i) * K + k) - center;
-                    d[i] = MULTIPLY_ADD(y, slope, (TARGET(vector))((place == i) & (TARGET(mask))g) + constant);
+                    d[i] = MULTIPLY_ADD(y, slope, (TARGET(vector))((index == i) & (TARGET(mask))g) + constant);
                 }
                 if (staged) {
                     float *const to = staged + (2 * row + 1) * pitch + (2 * column + 1) * K + k;
@@ -528,7 +528,7 @@ static void TARGET(grad_picture)(float *restrict transformed, float *restrict st
         }
 }
 
-/* m (16 x T x C) to a picture of grad_input, dense in height, width, channels. */
+/* m (16 x T x C) to an image of grad_input, dense in height, width, channels. */
 static void TARGET(grad_input_picture)(float *restrict output, const float *restrict m, const struct block *b)
 {
     const int64_t C = b->in_channels, pitch = b->width * C;
@@ -590,7 +590,7 @@ static void TARGET(grad_picture_one)(float *restrict staged, const float *restri
         for (int64_t row = 0; row < b->rows; row++)
             for (int64_t column = 0; column < b->columns; column++) {
                 const int64_t at = (row * b->columns + column) * K + k;
-                const TARGET(mask) place = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
+                const TARGET(mask) index = __builtin_convertvector(*(const TARGET(bytes) *)(argmax + at), TARGET(mask));
                 const TARGET(vector) g = TARGET(load)(grad + at) * scale;
                 TARGET(vector) y[4];
                 TARGET(convolve_window)(y, staged_input + 2 * row * (b->width + 2) + 2 * column, b->width + 2, w,
@@ -598,7 +598,7 @@ static void TARGET(grad_picture_one)(float *restrict staged, const float *restri
                 for (int i = 0; i < 4; i++)
                     TARGET(store)(staged + (2 * row + 1 + i / 2) * pitch + (2 * column + 1 + i % 2) * K + k,
                                   MULTIPLY_ADD(y[i] - center, slope,
-                                               (TARGET(vector))((place == i) & (TARGET(mask))g) + constant));
+                                               (TARGET(vector))((index == i) & (TARGET(mask))g) + constant));
             }
     }
 }
@@ -636,7 +636,7 @@ static void TARGET(gradients_one)(float *grad_input, const float *grad_output, c
     for (int64_t n = first_of_chunk(b, begin); n < first_of_chunk(b, end); n++) {
         const float *grad = grad_output + n * T * K;
         if (!b->output_channels_last) {
-            TARGET(turn)(w->pooled, grad, K, T);
+            TARGET(transpose)(w->pooled, grad, K, T);
             grad = w->pooled;
         }
         TARGET(stage)(w->staged_input, input + n * pixels, b->height, b->width, 1, 1);
@@ -661,7 +661,7 @@ static void TARGET(gradients)(float *grad_input, float *weights, const float *gr
         for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
             const float *grad = grad_output + n * T * K;
             if (!b->output_channels_last) {
-                TARGET(turn)(w->pooled, grad, K, T);
+                TARGET(transpose)(w->pooled, grad, K, T);
                 grad = w->pooled;
             }
             TARGET(grad_picture)(w->m, grad_input ? w->staged_grad : NULL, grad, argmax + n * T * K,
@@ -679,7 +679,7 @@ static void TARGET(gradients)(float *grad_input, float *weights, const float *gr
             /* v is free again */
             TARGET(grad_input_picture)(b->input_channels_last ? target : w->v, w->m, b);
             if (!b->input_channels_last)
-                TARGET(turn)(target, w->v, pixels, C);
+                TARGET(transpose)(target, w->v, pixels, C);
         }
         TARGET(inverse_weight)(weights + chunk * 9 * C * K, w->u, C * K);
     }

@@ -12,6 +12,7 @@
 // double, in a fixed order.
 #include "batch_norm/paths.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/value.cuh"
 
@@ -19,12 +20,6 @@ static constexpr int MOST_THREADS = 512;
 static constexpr int LEAST_THREADS = 64;
 // Pieces that a thread asks for before it uses the first.
 static constexpr int IN_FLIGHT = 5;
-
-// WIDTH elements, moved by one load or store.
-template <typename T, int WIDTH>
-struct __align__(sizeof(T) * WIDTH) piece {
-    T element[WIDTH];
-};
 
 // A channel as a block walks it: `count` pieces in runs of `run`, a plane each. They fit into shared memory, so that
 // int will do.
@@ -94,7 +89,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
                             cuda_ops_dtype parameter_dtype)
 {
     typedef accumulate_type<T> A;
-    typedef piece<T, WIDTH> P;
+    typedef aligned_vector<T, WIDTH> P;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ double scratch[WARP_SIZE];
     P *const kept = (P *)shared;
@@ -148,7 +143,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
                              cuda_ops_dtype statistics_dtype)
 {
     typedef accumulate_type<T> A;
-    typedef piece<T, WIDTH> P;
+    typedef aligned_vector<T, WIDTH> P;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ double scratch[WARP_SIZE];
     P *const kept_input = (P *)shared, *const kept_grad = kept_input + w.count;

@@ -14,7 +14,9 @@
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
 // grad_input.
 #include "batch_norm/paths.h"
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/elementwise.cuh"
 #include "common/value.cuh"
 
 static constexpr int THREADS = 256;
@@ -308,29 +310,34 @@ __device__ __forceinline__ T normalize_element(T input, const forward_coefficien
     return store_from_accumulate<T>((load_as_accumulate(input) - c.center) * c.scale + c.offset);
 }
 
-// `vectors` is how many 16-byte pieces the arrays are read in: count / vector16<T>::size, or 0 when misaligned.
+// for_elements with the coefficients of each element's channel: element(x, e, c) is y's element e. `load` gives those
+// of a channel.
+template <typename T, int INPUTS, typename Load, typename Element>
+__device__ __forceinline__ void for_elements_of_channels(T *output, const T *const (&inputs)[INPUTS], int64_t count,
+                                                         int64_t vectors, int64_t channels, int64_t inner, Load load,
+                                                         Element element)
+{
+    for_elements(output, inputs, count, vectors, [&](int64_t first, const auto &x, auto &y) {
+        position at = position_of(first, channels, inner);
+        auto c = load(at.channel);
+#pragma unroll
+        for (int e = 0; e < y.size; e++) {
+            y.element[e] = element(x, e, c);
+            if (e + 1 < y.size && advance(at, channels, inner))
+                c = load(at.channel);
+        }
+    });
+}
+
 template <typename T>
 __global__ void normalize_kernel(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t count,
                                  int64_t channels, int64_t inner, int64_t vectors)
 {
-    typedef accumulate_type<T> A;
-    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
-        const vector16<T> x = reinterpret_cast<const vector16<T> *>(input)[v];
-        vector16<T> y;
-        position at = position_of(v * vector16<T>::size, channels, inner);
-        forward_coefficients<A> c = load_forward(coefficients, at.channel, channels);
-#pragma unroll
-        for (int e = 0; e < vector16<T>::size; e++) {
-            y.element[e] = normalize_element(x.element[e], c);
-            if (e + 1 < vector16<T>::size && advance(at, channels, inner))
-                c = load_forward(coefficients, at.channel, channels);
-        }
-        reinterpret_cast<vector16<T> *>(output)[v] = y;
-    }
-    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count()) {
-        const int64_t channel = i / inner % channels;
-        output[i] = normalize_element(input[i], load_forward(coefficients, channel, channels));
-    }
+    const T *const inputs[] = {input};
+    for_elements_of_channels(
+        output, inputs, count, vectors, channels, inner,
+        [&](int64_t channel) { return load_forward(coefficients, channel, channels); },
+        [](const auto &x, int e, const auto &c) { return normalize_element(x[0].element[e], c); });
 }
 
 // Sums of grad_output and of grad_output * (input - center) of one split of one channel, for inner > 1.
@@ -490,49 +497,22 @@ __global__ void grad_input_training_kernel(T *grad_input, const T *grad_output, 
                                            const accumulate_type<T> *coefficients, int64_t count, int64_t channels,
                                            int64_t inner, int64_t vectors)
 {
-    typedef accumulate_type<T> A;
-    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
-        const vector16<T> g = reinterpret_cast<const vector16<T> *>(grad_output)[v];
-        const vector16<T> x = reinterpret_cast<const vector16<T> *>(input)[v];
-        vector16<T> y;
-        position at = position_of(v * vector16<T>::size, channels, inner);
-        backward_coefficients<A> c = load_backward(coefficients, at.channel, channels);
-#pragma unroll
-        for (int e = 0; e < vector16<T>::size; e++) {
-            y.element[e] = grad_element(g.element[e], x.element[e], c);
-            if (e + 1 < vector16<T>::size && advance(at, channels, inner))
-                c = load_backward(coefficients, at.channel, channels);
-        }
-        reinterpret_cast<vector16<T> *>(grad_input)[v] = y;
-    }
-    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count()) {
-        const int64_t channel = i / inner % channels;
-        grad_input[i] = grad_element(grad_output[i], input[i], load_backward(coefficients, channel, channels));
-    }
+    const T *const inputs[] = {grad_output, input};
+    for_elements_of_channels(
+        grad_input, inputs, count, vectors, channels, inner,
+        [&](int64_t channel) { return load_backward(coefficients, channel, channels); },
+        [](const auto &x, int e, const auto &c) { return grad_element(x[0].element[e], x[1].element[e], c); });
 }
 
 template <typename T>
 __global__ void grad_input_inference_kernel(T *grad_input, const T *grad_output, const accumulate_type<T> *coefficients,
                                             int64_t count, int64_t channels, int64_t inner, int64_t vectors)
 {
-    typedef accumulate_type<T> A;
-    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
-        const vector16<T> g = reinterpret_cast<const vector16<T> *>(grad_output)[v];
-        vector16<T> y;
-        position at = position_of(v * vector16<T>::size, channels, inner);
-        backward_coefficients<A> c = load_backward(coefficients, at.channel, channels);
-#pragma unroll
-        for (int e = 0; e < vector16<T>::size; e++) {
-            y.element[e] = grad_element(g.element[e], c);
-            if (e + 1 < vector16<T>::size && advance(at, channels, inner))
-                c = load_backward(coefficients, at.channel, channels);
-        }
-        reinterpret_cast<vector16<T> *>(grad_input)[v] = y;
-    }
-    for (int64_t i = vectors * vector16<T>::size + global_thread_index(); i < count; i += global_thread_count()) {
-        const int64_t channel = i / inner % channels;
-        grad_input[i] = grad_element(grad_output[i], load_backward(coefficients, channel, channels));
-    }
+    const T *const inputs[] = {grad_output};
+    for_elements_of_channels(
+        grad_input, inputs, count, vectors, channels, inner,
+        [&](int64_t channel) { return load_backward(coefficients, channel, channels); },
+        [](const auto &x, int e, const auto &c) { return grad_element(x[0].element[e], c); });
 }
 
 __global__ void update_kernel(void *running_mean, void *running_var, const double *mean, const double *variance,
@@ -557,9 +537,9 @@ static cuda_ops_status normalize(T *output, const T *input, const accumulate_typ
                                  int64_t channels, int64_t inner, cudaStream_t stream)
 {
     const int64_t count = outer * channels * inner;
-    const int64_t vectors = is_aligned_16(output) && is_aligned_16(input) ? count / vector16<T>::size : 0;
-    const unsigned int grid = clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS));
-    normalize_kernel<<<grid, THREADS, 0, stream>>>(output, input, coefficients, count, channels, inner, vectors);
+    const int64_t vectors = vectors_of(count, (const T *)output, input);
+    normalize_kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, stream>>>(
+        output, input, coefficients, count, channels, inner, vectors);
     return launch_status();
 }
 
@@ -612,15 +592,14 @@ static cuda_ops_status grad_input_of(T *grad_input, const T *grad_output, const 
                                      int64_t inner, int training, cudaStream_t stream)
 {
     const int64_t count = outer * channels * inner;
-    const bool aligned = is_aligned_16(grad_input) && is_aligned_16(grad_output) && is_aligned_16(input);
-    const int64_t vectors = aligned ? count / vector16<T>::size : 0;
-    const unsigned int grid = clamp_grid(ceil_div(vectors > 0 ? vectors : count, THREADS));
+    const int64_t vectors = vectors_of(count, (const T *)grad_input, grad_output, input);
+    const unsigned int grid = elementwise_grid(count, vectors);
     if (training)
-        grad_input_training_kernel<<<grid, THREADS, 0, stream>>>(grad_input, grad_output, input, coefficients, count,
-                                                                 channels, inner, vectors);
+        grad_input_training_kernel<<<grid, ELEMENTWISE_THREADS, 0, stream>>>(
+            grad_input, grad_output, input, coefficients, count, channels, inner, vectors);
     else
-        grad_input_inference_kernel<<<grid, THREADS, 0, stream>>>(grad_input, grad_output, coefficients, count,
-                                                                  channels, inner, vectors);
+        grad_input_inference_kernel<<<grid, ELEMENTWISE_THREADS, 0, stream>>>(grad_input, grad_output, coefficients,
+                                                                              count, channels, inner, vectors);
     return launch_status();
 }
 

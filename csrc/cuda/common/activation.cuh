@@ -7,6 +7,7 @@
 
 #include "common/common.cuh"
 #include "cuda_ops/gemm.h"
+#include "ptx/arithmetic.cuh"
 
 // 1 + erf(u) is erfc(-u), which keeps its digits where the sum cancels: at x = -3, 1 + erf loses nine of float32's
 // bits.
@@ -29,24 +30,11 @@ __device__ __forceinline__ double gelu_tanh(double x)
     return x / (1 + exp(-1.59576912160573071 * x * (1 + 0.044715 * x * x)));
 }
 
-__device__ __forceinline__ float reciprocal(float x)
-{
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-__device__ __forceinline__ float exp2_quickly(float x)
-{
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-
 // The normal distribution's function by Abramowitz and Stegun's 7.1.26: a polynomial in t times bell, exp(-x^2 / 2),
 // is what is beyond |x|.
 __device__ __forceinline__ float normal_share(float x, float bell)
 {
-    const float t = reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.0f));
+    const float t = rcp_approx_ftz(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.0f));
     float series = fmaf(0.5f * 1.061405429f, t, 0.5f * -1.453152027f);
     series = fmaf(series, t, 0.5f * 1.421413741f);
     series = fmaf(series, t, 0.5f * -0.284496736f);
@@ -56,7 +44,7 @@ __device__ __forceinline__ float normal_share(float x, float bell)
 }
 __device__ __forceinline__ float bell_of(float x)
 {
-    return exp2_quickly(x * x * -0.72134752f);
+    return ex2_approx_ftz(x * x * -0.72134752f);
 }
 __device__ __forceinline__ float gelu_quickly(float x)
 {
@@ -71,7 +59,7 @@ __device__ __forceinline__ float gelu_slope_quickly(float x)
 // The tanh's share, 1 / (1 + exp(-2 u)).
 __device__ __forceinline__ float tanh_share(float x)
 {
-    return reciprocal(1.0f + exp2_quickly(x * fmaf(-0.1029432396f * x, x, -2.3022081991f)));
+    return rcp_approx_ftz(1.0f + ex2_approx_ftz(x * fmaf(-0.1029432396f * x, x, -2.3022081991f)));
 }
 __device__ __forceinline__ float gelu_tanh_quickly(float x)
 {
@@ -98,13 +86,6 @@ __device__ __forceinline__ A activate(A x, int activation)
     }
 }
 
-// The value, of which the compiler knows nothing: else it makes a copy of a loop for every choice within it.
-__device__ __forceinline__ int unknown(int value)
-{
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
 // gelu_quickly of each, step by step: one after the other the compiler keeps few registers and waits for each step.
 template <int COUNT>
 __device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
@@ -114,7 +95,7 @@ __device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
     float t[COUNT], beyond[COUNT];
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
-        t[e] = reciprocal(fmaf(0.3275911f * 0.70710678f, fabsf(x[e]), 1.0f));
+        t[e] = rcp_approx_ftz(fmaf(0.3275911f * 0.70710678f, fabsf(x[e]), 1.0f));
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
         beyond[e] = fmaf(C[0], t[e], C[1]);

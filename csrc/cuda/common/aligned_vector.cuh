@@ -1,24 +1,31 @@
-// Pieces of a few elements that one load or store moves, and their elements in the accumulation type. Halves go in and
+// Vectors of a few elements that one load or store moves, and their elements in the accumulation type. Halves go in and
 // out by pairs, as they lie in registers: element by element, each would be moved to a register of its own first, and
 // that as soon as it is loaded, which costs instructions and, above all, registers.
 #ifndef CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
 #define CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
 
 #include "common/common.cuh"
+#include "ptx/global_memory.cuh"
 
+// Aligned to its size, or to 16 bytes, the most that one instruction moves.
 template <typename T, int COUNT>
-struct __align__(COUNT * sizeof(T)) piece {
+struct __align__(COUNT * sizeof(T) < 16 ? COUNT * sizeof(T) : 16) aligned_vector {
     static constexpr int size = COUNT;
     T element[COUNT];
 };
 
-// 16 bytes, or a single element.
+// 16 bytes of T. Only for pointers that is_aligned_16 holds for.
 template <typename T>
-using whole_piece = piece<T, 16 / sizeof(T)>;
+using vector16 = aligned_vector<T, 16 / sizeof(T)>;
 
-// Element e of a piece; e is a constant where the loop around it is unrolled.
+static inline bool is_aligned_16(const void *pointer)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+// Element e of a vector; e is a constant where the loop around it is unrolled.
 template <typename T, int COUNT>
-__device__ __forceinline__ accumulate_type<T> element_of(const piece<T, COUNT> &p, int e)
+__device__ __forceinline__ accumulate_type<T> element_of(const aligned_vector<T, COUNT> &p, int e)
 {
     if constexpr (is_bfloat16<T> && COUNT % 2 == 0) {
         const unsigned int pair = reinterpret_cast<const unsigned int *>(p.element)[e / 2];
@@ -29,9 +36,9 @@ __device__ __forceinline__ accumulate_type<T> element_of(const piece<T, COUNT> &
 }
 
 template <typename T, int COUNT>
-__device__ __forceinline__ piece<T, COUNT> piece_of(const accumulate_type<T> (&values)[COUNT])
+__device__ __forceinline__ aligned_vector<T, COUNT> vector_of(const accumulate_type<T> (&values)[COUNT])
 {
-    piece<T, COUNT> p;
+    aligned_vector<T, COUNT> p;
 #pragma unroll
     for (int e = 0; e < COUNT; e++) {
         if constexpr (sizeof(T) == 2 && COUNT % 2 == 0) {
@@ -49,21 +56,21 @@ __device__ __forceinline__ piece<T, COUNT> piece_of(const accumulate_type<T> (&v
 }
 
 template <typename T, int COUNT>
-__device__ __forceinline__ piece<T, COUNT> piece_of_equal(accumulate_type<T> value)
+__device__ __forceinline__ aligned_vector<T, COUNT> vector_of_equal(accumulate_type<T> value)
 {
     accumulate_type<T> values[COUNT];
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
         values[e] = value;
-    return piece_of<T>(values);
+    return vector_of<T>(values);
 }
 
 // What is there, or `otherwise`.
 template <typename T, int COUNT>
-__device__ __forceinline__ piece<T, COUNT> load_piece(const piece<T, COUNT> *from, bool there,
-                                                      const piece<T, COUNT> &otherwise)
+__device__ __forceinline__ aligned_vector<T, COUNT> load_vector_or(const aligned_vector<T, COUNT> *from, bool there,
+                                                                   const aligned_vector<T, COUNT> &otherwise)
 {
-    piece<T, COUNT> p;
+    aligned_vector<T, COUNT> p;
     if constexpr (sizeof(p) == sizeof(uint4)) {
         uint4 words = reinterpret_cast<const uint4 &>(otherwise);
         if (there)
@@ -75,16 +82,14 @@ __device__ __forceinline__ piece<T, COUNT> load_piece(const piece<T, COUNT> *fro
     return p;
 }
 
-// By one instruction, where the compiler would store 16 bytes in words: it does so with pieces that are made under a
+// By one instruction, where the compiler would store 16 bytes in words: it does so with vectors that are made under a
 // condition. It may not move other accesses to memory across.
 template <typename T, int COUNT>
-__device__ __forceinline__ void store_piece(piece<T, COUNT> *to, const piece<T, COUNT> &p)
+__device__ __forceinline__ void store_vector(aligned_vector<T, COUNT> *to, const aligned_vector<T, COUNT> &p)
 {
     if constexpr (sizeof(p) == sizeof(uint4)) {
         const uint4 words = reinterpret_cast<const uint4 &>(p);
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
-                     "r"(words.w)
-                     : "memory");
+        st_global_v4(to, words.x, words.y, words.z, words.w);
     } else {
         *to = p;
     }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
                        column_cut cut)
 {
     typedef accumulate_type<T> A;
-    typedef piece<T, COUNT> P;
+    typedef aligned_vector<T, COUNT> P;
     constexpr int MOST_PHASES = 32;
     __shared__ __align__(16) A shared[COLUMN_THREADS * COUNT];
     __shared__ A phase_sums[COLUMN_THREADS];
@@ -229,7 +229,7 @@ static inline cuda_ops_status column_sums(T *sums, void *workspace, const T *inp
     if (columns == 0)
         return CUDA_OPS_SUCCESS;
     if (is_aligned_16(input))
-        return column_sums_of_pieces<T, whole_piece<T>::size>(sums, workspace, input, rows, columns, stream);
+        return column_sums_of_pieces<T, vector16<T>::size>(sums, workspace, input, rows, columns, stream);
     return column_sums_of_pieces<T, 1>(sums, workspace, input, rows, columns, stream);
 }
 

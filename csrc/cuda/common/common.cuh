@@ -6,7 +6,9 @@
 #include <stdint.h>
 
 #include "common/half.cuh"
+#include "common/launch.cuh"
 #include "cuda_ops/core.h"
+#include "ptx/griddepcontrol.cuh"
 
 // Halves are stored, never computed with: each kernel loads an element, computes in accumulate_type, and stores it.
 template <typename T>
@@ -60,23 +62,6 @@ __device__ __forceinline__ __nv_bfloat16 store_from_accumulate<__nv_bfloat16>(fl
     return __float2bfloat16_rn(value);
 }
 
-template <typename T>
-static constexpr bool is_bfloat16 = false;
-template <>
-constexpr bool is_bfloat16<__nv_bfloat16> = true;
-
-// 16 bytes of T, moved by one load or store. Only for pointers that is_aligned_16 holds for.
-template <typename T>
-struct __align__(16) vector16 {
-    static constexpr int size = 16 / sizeof(T);
-    T element[size];
-};
-
-static inline bool is_aligned_16(const void *pointer)
-{
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-}
-
 __host__ __device__ __forceinline__ constexpr int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
@@ -102,6 +87,13 @@ __device__ __forceinline__ int64_t global_thread_count()
 
 static constexpr int WARP_SIZE = 32;
 static constexpr unsigned int FULL_WARP = 0xffffffffu;
+
+// `value` is the same in the whole warp, and the compiler is to know it: what is made of it stays in uniform registers,
+// where wgmma wants its descriptors. Else each is moved there first, and the tensor cores wait.
+__device__ __forceinline__ int warp_uniform(int value)
+{
+    return __shfl_sync(FULL_WARP, value, 0);
+}
 
 // Sum over the 32 lanes of a full warp, in a fixed order; every lane gets it.
 template <typename A>
@@ -138,58 +130,6 @@ __device__ __forceinline__ A block_sum(A value, A *scratch)
     value = warp_sum(lane < warps ? scratch[lane] : A(0));
     __syncthreads();
     return value;
-}
-
-// Programmatic dependent launch (Hopper): a kernel started by launch_dependent may begin while the one before it on the
-// stream still runs, so that its launch and prologue hide under that one's tail. Every thread of such a kernel calls
-// wait_for_predecessor() before it touches memory that an earlier kernel wrote, or writes memory that one reads; every
-// thread, or the kernel after it could overtake the one before. Before Hopper all three are ordinary launches.
-__device__ __forceinline__ void wait_for_predecessor()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// From here on the next kernel may be started, once every block has said so or ended. It still waits for this one's
-// memory in wait_for_predecessor().
-__device__ __forceinline__ void release_successor()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-template <typename... Parameters, typename... Arguments>
-static inline void launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                                    cudaStream_t stream, Arguments... arguments)
-{
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = major >= 9 ? 1 : 0;
-    cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
-}
-
-// Lets `kernel` be launched with `bytes` of dynamic shared memory, and with whatever other calls ask for, up to what a
-// block may have beside `declared` bytes, which are at least what the kernel declares itself: the attribute is the
-// kernel's, and a call with fewer bytes must not take back what another host thread's launch needs.
-template <typename... Parameters>
-static inline cudaError_t allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, int declared = 1024)
-{
-    int device = 0, most = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const int allowed = (int)bytes > most - declared ? (int)bytes : most - declared;
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, allowed);
 }
 
 // Status of the launch just made. Launchers end with it; cudaGetLastError also clears the error, so that a bad

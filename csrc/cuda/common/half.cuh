@@ -8,6 +8,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "ptx/cvt.cuh"
+
 #if !defined(__CUDA_FP16_H__) && !defined(__CUDA_BF16_H__)
 
 struct __align__(2) __half {
@@ -30,33 +32,25 @@ __device__ __forceinline__ __half __ushort_as_half(unsigned short bits)
 
 __device__ __forceinline__ float __half2float(__half value)
 {
-    float result;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
-    return result;
+    return cvt_f32_f16(value.bits);
 }
 
 __device__ __forceinline__ __half __float2half_rn(float value)
 {
-    __half result;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-    return result;
+    return {cvt_rn_f16_f32(value)};
 }
 
 __device__ __forceinline__ float2 __half22float2(__half2 value)
 {
-    float2 result;
     const unsigned int &pair = reinterpret_cast<const unsigned int &>(value);
-    asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(result.x) : "r"(pair));
-    asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(result.y) : "r"(pair));
-    return result;
+    return make_float2(cvt_f32_f16_low(pair), cvt_f32_f16_high(pair));
 }
 
 __device__ __forceinline__ __half2 __floats2half2_rn(float x, float y)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    __half2 result;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned int &>(result)) : "f"(y), "f"(x));
-    return result;
+    const unsigned int pair = cvt_rn_f16x2_f32(y, x);
+    return reinterpret_cast<const __half2 &>(pair);
 #else
     return {__float2half_rn(x), __float2half_rn(y)};
 #endif
@@ -64,13 +58,7 @@ __device__ __forceinline__ __half2 __floats2half2_rn(float x, float y)
 
 __device__ __forceinline__ float __bfloat162float(__nv_bfloat16 value)
 {
-    float result;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("cvt.f32.bf16 %0, %1;" : "=f"(result) : "h"(value.bits));
-#else
-    asm("mov.b32 %0, {0, %1};" : "=f"(result) : "h"(value.bits));
-#endif
-    return result;
+    return cvt_f32_bf16(value.bits);
 }
 
 // To the nearest, ties to even; a NaN becomes 0x7fff.
@@ -78,7 +66,7 @@ __device__ __forceinline__ __nv_bfloat16 __float2bfloat16_rn(float value)
 {
     __nv_bfloat16 result;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    result.bits = cvt_rn_bf16_f32(value);
 #else
     const unsigned int bits = __float_as_uint(value);
     const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
@@ -93,9 +81,8 @@ __device__ __forceinline__ __nv_bfloat16 __float2bfloat16_rn(float value)
 __device__ __forceinline__ __nv_bfloat162 __floats2bfloat162_rn(float x, float y)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    __nv_bfloat162 result;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<unsigned int &>(result)) : "f"(y), "f"(x));
-    return result;
+    const unsigned int pair = cvt_rn_bf16x2_f32(y, x);
+    return reinterpret_cast<const __nv_bfloat162 &>(pair);
 #else
     return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 #endif
@@ -104,21 +91,13 @@ __device__ __forceinline__ __nv_bfloat162 __floats2bfloat162_rn(float x, float y
 // 0xffff in each half where a <= b, and 0 where it is not or one of them is NaN.
 __device__ __forceinline__ unsigned int __hle2_mask(__half2 a, __half2 b)
 {
-    unsigned int mask;
-    asm("set.le.u32.f16x2 %0, %1, %2;"
-        : "=r"(mask)
-        : "r"(reinterpret_cast<unsigned int &>(a)), "r"(reinterpret_cast<unsigned int &>(b)));
-    return mask;
+    return set_le_f16x2(reinterpret_cast<unsigned int &>(a), reinterpret_cast<unsigned int &>(b));
 }
 
 __device__ __forceinline__ unsigned int __hle2_mask(__nv_bfloat162 a, __nv_bfloat162 b)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    unsigned int mask;
-    asm("set.le.u32.bf16x2 %0, %1, %2;"
-        : "=r"(mask)
-        : "r"(reinterpret_cast<unsigned int &>(a)), "r"(reinterpret_cast<unsigned int &>(b)));
-    return mask;
+    return set_le_bf16x2(reinterpret_cast<unsigned int &>(a), reinterpret_cast<unsigned int &>(b));
 #else
     return (__bfloat162float(a.x) <= __bfloat162float(b.x) ? 0xffffu : 0) |
            (__bfloat162float(a.y) <= __bfloat162float(b.y) ? 0xffff0000u : 0);
@@ -126,4 +105,10 @@ __device__ __forceinline__ unsigned int __hle2_mask(__nv_bfloat162 a, __nv_bfloa
 }
 
 #endif
+
+template <typename T>
+static constexpr bool is_bfloat16 = false;
+template <>
+constexpr bool is_bfloat16<__nv_bfloat16> = true;
+
 #endif

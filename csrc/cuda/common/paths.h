@@ -8,12 +8,8 @@
 
 #include <atomic>
 
+#include "common/device.h"
 #include "cuda_ops/paths.h"
-
-typedef cuda_ops_device_facts Device;
-
-// The current device, asked about once; zeros without one.
-Device current_device();
 
 // Yes, or a static string that says why not.
 struct Answer {

@@ -8,6 +8,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "ptx/arithmetic.cuh"
 
 static constexpr int PIECES_UNDER_WAY = 4;
 
@@ -17,9 +18,7 @@ template <typename T>
 __device__ __forceinline__ accumulate_type<T> exp_for(accumulate_type<T> x)
 {
     if constexpr (sizeof(T) == 2) {
-        float result;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.44269504f));
-        return result;
+        return ex2_approx_ftz(x * 1.44269504f);
     } else {
         return exp(x);
     }
@@ -34,7 +33,7 @@ struct row_cut {
 template <typename T>
 __device__ __forceinline__ row_cut cut_row(const T *row, int64_t cols)
 {
-    constexpr int SIZE = whole_piece<T>::size;
+    constexpr int SIZE = vector16<T>::size;
     const int64_t until_aligned = -(reinterpret_cast<uintptr_t>(row) / sizeof(T)) % SIZE;
     row_cut cut;
     cut.head = (int)(until_aligned < cols ? until_aligned : cols);
@@ -51,7 +50,7 @@ __device__ __forceinline__ void for_row(T *output, const T *const (&inputs)[INPU
                                         F function)
 {
     typedef accumulate_type<T> A;
-    typedef whole_piece<T> V;
+    typedef vector16<T> V;
     constexpr int UNDER_WAY = PIECES_UNDER_WAY / INPUTS;
     const row_cut cut = cut_row(inputs[0], cols);
     for (int64_t first = rank; first < cut.pieces; first += UNDER_WAY * team) {
@@ -74,7 +73,7 @@ __device__ __forceinline__ void for_row(T *output, const T *const (&inputs)[INPU
                         values[k][e] = element_of(pieces[i][k], e);
                 function(at + i * team * V::size, values);
                 if (output)
-                    store_piece(reinterpret_cast<V *>(output + at) + i * team, piece_of<T>(values[0]));
+                    store_vector(reinterpret_cast<V *>(output + at) + i * team, vector_of<T>(values[0]));
             }
     }
 #pragma unroll 1
@@ -126,7 +125,7 @@ __device__ __forceinline__ void add_element(log_sum_exp<A> &state, A x)
 // NaN.
 template <typename T, int PIECES, int COUNT>
 __device__ __forceinline__ void add_elements(log_sum_exp<accumulate_type<T>> &state,
-                                             const piece<T, COUNT> (&pieces)[PIECES])
+                                             const aligned_vector<T, COUNT> (&pieces)[PIECES])
 {
     typedef accumulate_type<T> A;
     A maximum = state.maximum;
@@ -153,15 +152,15 @@ template <int COUNT, int TEAM, typename T>
 __device__ __forceinline__ void add_pieces(log_sum_exp<accumulate_type<T>> &state, const T *row, int64_t pieces,
                                            int rank)
 {
-    typedef piece<T, COUNT> P;
-    const P none = piece_of_equal<T, COUNT>(-accumulate_type<T>(CUDART_INF));
+    typedef aligned_vector<T, COUNT> P;
+    const P none = vector_of_equal<T, COUNT>(-accumulate_type<T>(CUDART_INF));
     for (int64_t first = rank; first < pieces; first += PIECES_UNDER_WAY * TEAM) {
         const P *const from = reinterpret_cast<const P *>(row) + first;
         const int64_t left = pieces - first;
         P share[PIECES_UNDER_WAY];
 #pragma unroll
         for (int i = 0; i < PIECES_UNDER_WAY; i++)
-            share[i] = load_piece(from + i * TEAM, i * TEAM < left, none);
+            share[i] = load_vector_or(from + i * TEAM, i * TEAM < left, none);
         add_elements(state, share);
     }
 }
@@ -178,9 +177,9 @@ __device__ __forceinline__ log_sum_exp<accumulate_type<T>> row_log_sum_exp(const
     } else {
         const row_cut cut = cut_row(row, cols);
         const T none = store_from_accumulate<T>(-A(CUDART_INF));
-        const piece<T, 1> ends[2] = {{rank < cut.head ? row[rank] : none},
-                                     {cut.tail + rank < cols ? row[cut.tail + rank] : none}};
-        add_pieces<whole_piece<T>::size, TEAM>(state, row + cut.head, cut.pieces, rank);
+        const aligned_vector<T, 1> ends[2] = {{rank < cut.head ? row[rank] : none},
+                                              {cut.tail + rank < cols ? row[cut.tail + rank] : none}};
+        add_pieces<vector16<T>::size, TEAM>(state, row + cut.head, cut.pieces, rank);
         if (cut.head > 0 || cut.tail < cols)
             add_elements(state, ends);
     }

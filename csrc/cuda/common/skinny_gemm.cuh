@@ -24,9 +24,14 @@
 
 #include <type_traits>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 // Stands for float and the halves where the type is looked up at run time.
 struct any_float {
@@ -134,7 +139,7 @@ template <typename E>
 __device__ __forceinline__ void copy_chunk(E *to, const E *from, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<16>(shared_address(to), from, bytes);
+    cp_async<16>(shared_address(to), from, bytes);
 #else
     vector16<E> value = {};
     if (bytes == 16)
@@ -176,9 +181,7 @@ struct skinny_loader {
     static constexpr int RAW = DIRECT ? 1 : COUNT; // chunks a thread keeps in registers
     static_assert(THREADS % CHUNKS == 0, "a thread keeps its place in the row");
     typedef typename std::conditional<ANY, unsigned int, S>::type Raw; // bits of any_float
-    struct __align__(CHUNK * sizeof(Raw) < 16 ? CHUNK * sizeof(Raw) : 16) raw_chunk {
-        Raw element[CHUNK];
-    };
+    typedef aligned_vector<Raw, CHUNK> raw_chunk;
 
     typename pointers<S>::to_const from; // the thread's first chunk of the present slice
     int64_t apart, advance;              // elements from one of its chunks to the next, and from one slice to the next
@@ -297,14 +300,9 @@ __device__ __forceinline__ void round_slice(float *slice,
             break;
         vector16<float> *const at = reinterpret_cast<vector16<float> *>(slice + chunk_target(l, i));
         vector16<float> value = *at;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            unsigned int bits;
-            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value.element[e]));
-            value.element[e] = __uint_as_float(bits);
-        }
-#endif
+        for (int e = 0; e < 4; e++)
+            value.element[e] = __uint_as_float(cvt_rna_tf32(value.element[e]));
         *at = value;
     }
 }
@@ -314,50 +312,10 @@ __device__ __forceinline__ void round_slice(float *slice,
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices_4(unsigned int (&registers)[4], const void *row)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                     : "r"(shared_address(row)));
+        ldmatrix_x4_trans(registers, shared_address(row));
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                     : "r"(shared_address(row)));
-#endif
-}
-
-template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices_2(unsigned int &first, unsigned int &second, const void *row)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(first), "=r"(second)
-                     : "r"(shared_address(row)));
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(first), "=r"(second)
-                     : "r"(shared_address(row)));
-#endif
-}
-
-// sum (16 x 8) += a (16 x 16) * b (16 x 8)
-template <typename E>
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned int (&a)[4], unsigned int b0,
-                                             unsigned int b1)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (std::is_same<E, __nv_bfloat16>::value)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
+        ldmatrix_x4(registers, shared_address(row));
 }
 
 // Two elements of `value`, each zero where that of `mask` is <= 0 (a NaN there lets it pass, as in relu's backward).
@@ -428,33 +386,24 @@ __device__ __forceinline__ void multiply_slice_tensor(float (&sums)[Shape::WARP_
                 static_assert(N % 2 == 0 || N == 1, "one or pairs");
                 const int row = B_BY_DEPTH ? line + lane % 8 : step * 16 + lane % 16;
                 const int chunk = B_BY_DEPTH ? step * 2 + lane / 8 % 2 : line / 8;
-                load_matrices_2<!B_BY_DEPTH>(right[j][0], right[j][1],
-                                             b + chunk_index<B_ROWS, B_CHUNKS>(row, chunk) * 8);
+                const uint32_t from = shared_address(b + chunk_index<B_ROWS, B_CHUNKS>(row, chunk) * 8);
+                if constexpr (B_BY_DEPTH)
+                    ldmatrix_x2(right[j][0], right[j][1], from);
+                else
+                    ldmatrix_x2_trans(right[j][0], right[j][1], from);
             }
         }
 #pragma unroll
         for (int i = 0; i < M; i++)
 #pragma unroll
             for (int j = 0; j < N; j++)
-                multiply_add<E>(sums[i][j], left[i], right[j][0], right[j][1]);
+                mma_sync<E>(sums[i][j], left[i], right[j][0], right[j][1]);
         if constexpr (ROW_SUMS) {
 #pragma unroll
             for (int i = 0; i < M; i++)
-                multiply_add<E>(row_sums[i], left[i], TWO_ONES, TWO_ONES);
+                mma_sync<E>(row_sums[i], left[i], TWO_ONES, TWO_ONES);
         }
     }
-}
-
-// TF32: sum (16 x 8) += a (16 x 8) * b (8 x 8)
-__device__ __forceinline__ void multiply_add_tf32(float (&sum)[4], const unsigned int (&a)[4], unsigned int b0,
-                                                  unsigned int b1)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
 }
 
 // Which line of an operand that is stored by lines is number `i` of fragments of 8. They are permuted by 32: a fragment
@@ -532,11 +481,11 @@ multiply_slice_tf32(float (&sums)[Shape::WARP_M / 16][Shape::WARP_N / 8][4], flo
         for (int i = 0; i < M; i++)
 #pragma unroll
             for (int j = 0; j < N; j++)
-                multiply_add_tf32(sums[i][j], left[i], right[j][0], right[j][1]);
+                mma_sync<float>(sums[i][j], left[i], right[j][0], right[j][1]);
         if constexpr (ROW_SUMS) {
 #pragma unroll
             for (int i = 0; i < M; i++)
-                multiply_add_tf32(row_sums[i], left[i], ONE, ONE);
+                mma_sync<float>(row_sums[i], left[i], ONE, ONE);
         }
     }
 }
@@ -638,7 +587,7 @@ __device__ __forceinline__ void add_splits(A (&values)[COUNT], const A *own, int
         vector16<A> v[TOGETHER][VECTORS];
 #pragma unroll
         for (int s = 0; s < TOGETHER; s++) {
-            const A *const from = in_block_of_cluster(own, first + s < splits ? first + s : 0);
+            const A *const from = mapa(own, first + s < splits ? first + s : 0);
 #pragma unroll
             for (int i = 0; i < VECTORS; i++)
                 v[s][i] = reinterpret_cast<const vector16<A> *>(from)[i];
@@ -728,7 +677,7 @@ __device__ __forceinline__ void write_tile(const skinny_product<TA, TB, TC, TP> 
             const A *const own = sums + Shape::TILE_M * Shape::SUM_PITCH + i;
             A sum = 0;
             for (int s = 0; s < p.splits; s++)
-                sum += p.splits > 1 ? *in_block_of_cluster(own, s) : *own;
+                sum += p.splits > 1 ? *mapa(own, s) : *own;
             if (p.accumulate)
                 sum += (A)load_as_accumulate(p.row_sums[row + i]);
             store_element(p.row_sums, row + i, (accumulate_type<TP>)sum);
@@ -795,7 +744,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps)
             fetch(step, slices + step * STAGE_ELEMENTS, step);
-        copy_async_commit();
+        cp_async_commit_group();
     }
 #pragma unroll
     for (int step = 0; step < STAGES - 1; step++)
@@ -810,7 +759,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
     RowSums row_sums = {};
     int reading = 0, writing = (STAGES - 1) * STAGE_ELEMENTS; // the stages' places, going round
     for (int step = 0; step < steps; step++) {
-        copy_async_wait<STAGES - 2>();
+        cp_async_wait_group<STAGES - 2>();
         if constexpr (Shape::TF32) {
             round_slice(slices + reading, load_a);
             round_slice(slices + reading + A_ELEMENTS, load_b);
@@ -819,7 +768,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
         const int next = step + STAGES - 1;
         if (next < steps)
             fetch(next, slices + writing, 0);
-        copy_async_commit();
+        cp_async_commit_group();
         const E *const stage = slices + reading;
         if constexpr (Shape::TF32)
             multiply_slice_tf32<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, ROW_SUMS>(
@@ -848,7 +797,7 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
         reading = reading == (STAGES - 1) * STAGE_ELEMENTS ? 0 : reading + STAGE_ELEMENTS;
         writing = writing == (STAGES - 1) * STAGE_ELEMENTS ? 0 : writing + STAGE_ELEMENTS;
     }
-    copy_async_wait<0>();
+    cp_async_wait_group<0>();
     __syncthreads(); // the slices are overwritten by the sums
 
     A *const shared_sums = reinterpret_cast<A *>(shared);
@@ -909,13 +858,13 @@ __device__ __forceinline__ void make_tile(const skinny_product<TA, TB, TC, TP> &
         sum_tile<Shape, A_BY_DEPTH, B_BY_DEPTH, MASKED, WITH_ROW_SUMS, ALIGNED>(p, place, shared);
     }
     if (p.splits > 1)
-        cluster_barrier();
+        cluster_sync();
     else
         __syncthreads();
     write_tile<Shape>(p, place.row, place.column, place.split, row_sums,
                       reinterpret_cast<const accumulate_type<typename Shape::E> *>(shared));
     if (p.splits > 1)
-        cluster_barrier(); // a block's shared memory must outlive its neighbours' reads
+        cluster_sync(); // a block's shared memory must outlive its neighbours' reads
 }
 
 // Host
@@ -946,7 +895,7 @@ static inline bool is_skinny_aligned(const skinny_product<TA, TB, TC, TP> &p)
 template <bool B_BY_DEPTH, typename TA, typename TB, typename TC, typename TP>
 static inline bool fits_tensor_cores(const skinny_product<TA, TB, TC, TP> &p)
 {
-    return compute_capability() >= 80 && is_skinny_aligned(p) &&
+    return current_device().capability >= 80 && is_skinny_aligned(p) &&
            (std::is_same<TA, TB>::value || (B_BY_DEPTH ? p.k : p.n) % 8 == 0);
 }
 

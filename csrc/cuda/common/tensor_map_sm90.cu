@@ -1,8 +1,10 @@
 // Tensor maps: what the copy engine is told about a matrix. Encoded by the driver on the host, in well under a
 // microsecond each, and passed to kernels by value.
-#include "ptx/tma.cuh"
+#include "common/tensor_map.h"
 
-#include <cuda.h>
+#include "common/aligned_vector.cuh"
+#include "common/common.cuh"
+#include "ptx/wgmma.cuh"
 
 typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                 const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,

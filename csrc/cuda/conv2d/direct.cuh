@@ -5,30 +5,18 @@
 #include <limits.h>
 
 #include "common/common.cuh"
+#include "common/fast_division.cuh"
 #include "conv2d/paths.h"
 #include "ptx/cp_async.cuh"
-
-// Quotients of indices by a number that is known before the launch; index * value stays below 2^32.
-struct Divisor {
-    uint32_t value, inverse;
-};
-
-static inline Divisor make_divisor(int64_t value)
-{
-    return {(uint32_t)value, (uint32_t)(value == 1 ? 0 : ((1ull << 32) + value - 1) / value)};
-}
-
-__device__ __forceinline__ int quotient(int index, Divisor by)
-{
-    return by.value == 1 ? index : (int)__umulhi((uint32_t)index, by.inverse);
-}
+#include "ptx/global_memory.cuh"
+#include "ptx/shared_memory.cuh"
 
 // Copies BYTES from device to shared memory past the registers, zeros if not `inside`.
 template <int BYTES>
 __device__ __forceinline__ void copy_to_shared(void *shared, const void *global, bool inside)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
+    cp_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
 #else
 #pragma unroll
     for (int i = 0; i < BYTES / 4; i++)
@@ -56,11 +44,9 @@ __device__ __forceinline__ void store_run(T *to, const T (&values)[COUNT])
         words[i] = sizeof(T) == 4 ? bits_of(values[i])
                                   : bits_of(values[i * 2 % COUNT]) | bits_of(values[(i * 2 + 1) % COUNT]) << 16;
     if constexpr (WORDS == 4)
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-                     "r"(words[3])
-                     : "memory");
+        st_global_v4(to, words[0], words[1], words[2], words[3]);
     else if constexpr (WORDS == 2)
-        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]), "r"(words[1]) : "memory");
+        st_global_v2(to, words[0], words[1]);
     else
         *(uint32_t *)to = words[0];
 }

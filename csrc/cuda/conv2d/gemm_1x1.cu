@@ -1,26 +1,26 @@
-// conv2d with a kernel of 1x1 and no padding, channels_last: products of matrices, by gemm.cu's ladder.
+// conv2d with a 1x1 kernel and no padding, channels_last, as one call of gemm:
 //
-//   output [places][o] = input [places][c] weight^T
-//   grad_input = grad_output weight
-//   grad_weight = grad_output^T input
+//   output [pixels][o] = input [pixels][c] weight^T
+//   grad_input         = grad_output weight
+//   grad_weight        = grad_output^T input
 //
-// With stride 1 the matrices lie there. The weight gradient in TF32, of which wgmma takes one operand along the summed
-// axis alone, copies input to [c][place] first; and with it takes strides, whose pixels are left out there.
-// No kernel of its own.
+// With stride 1 the tensors are the matrices. For the weight gradient in TF32, where wgmma wants its operands K-major,
+// input is transposed to [c][pixel] first; that copy takes only the pixels that a stride reads. No kernel of its own.
 #include "conv2d/paths.h"
 #include "conv2d/relayout.h"
+#include "conv2d/sm90/transpose.h"
 #include "gemm/paths.h"
 
-// pitch: of the copy of input; 0 where there is none.
+// pitch: of the transposed input; 0 where there is none.
 static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const int64_t places = s.batch * s.out_height * s.out_width, c = s.in_channels, o = s.out_channels;
+    const int64_t pixels = s.batch * s.out_height * s.out_width, c = s.in_channels, o = s.out_channels;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
     cuda_ops_gemm_problem p = {};
-    p.m = weight ? o : places;
+    p.m = weight ? o : pixels;
     p.n = forward ? o : c;
-    p.k = weight ? places : forward ? c : o;
+    p.k = weight ? pixels : forward ? c : o;
     p.batch = 1;
     p.transpose_a = weight;
     p.transpose_b = forward || pitch > 0;
@@ -33,13 +33,13 @@ static cuda_ops_gemm_problem problem_of(const ConvCall &call, int64_t pitch)
     return p;
 }
 
-// Whether input is copied.
-static bool turns(const ConvCall &call, ConvDevice device)
+// Whether input is transposed.
+static bool transposes(const ConvCall &call, ConvDevice device)
 {
-    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && conv2d_turns_input(call, device);
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && conv2d_transposes_input(call, device);
 }
 
-static bool meets_all_pixels(const cuda_ops_conv2d_sizes &s)
+static bool reads_all_pixels(const cuda_ops_conv2d_sizes &s)
 {
     return s.stride_height == 1 && s.stride_width == 1 && s.out_height == s.in_height && s.out_width == s.in_width;
 }
@@ -53,23 +53,23 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
         return CONV_NEEDS_ONE_GROUP;
     if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
         return CONV_IS_EMPTY;
-    if (!conv2d_pictures_are_channels_last(s))
+    if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
-    const bool no_others =
+    const bool reads_inside =
         (s.out_height - 1) * s.stride_height < s.in_height && (s.out_width - 1) * s.stride_width < s.in_width;
-    if (!meets_all_pixels(s) && !(no_others && turns(call, device)))
+    if (!reads_all_pixels(s) && !(reads_inside && transposes(call, device)))
         return no("it leaves pixels of input out");
-    const cuda_ops_gemm_problem p = problem_of(call, turns(call, device) ? conv2d_turned_pitch(s) : 0);
+    const cuda_ops_gemm_problem p = problem_of(call, transposes(call, device) ? conv2d_transposed_input_pitch(s) : 0);
     return gemm_rung_on(p, device) >= 0 ? YES : no("the GEMM has no kernel for the product");
 }
 
-// TF32's weight gradient is the sm90 path's where that can: it turns grad_output around instead, which is less to
-// copy where there are fewer output channels.
+// The weight gradient in TF32 is the sm90 path's where that can: it transposes grad_output instead of input, which is
+// less to copy where there are fewer output channels.
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 {
     return !(call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT && call.dtype == CUDA_OPS_FLOAT32 &&
              conv2d_sm90_supports(call, device)) ||
-                   (turns(call, device) && call.sizes.in_channels < call.sizes.out_channels)
+                   (transposes(call, device) && call.sizes.in_channels < call.sizes.out_channels)
                ? YES
                : no("the sm90 path copies less for TF32's gradient of weight");
 }
@@ -77,17 +77,16 @@ Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device)
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device)
 {
     size_t bytes = 0;
-    // Also where input could be copied: of the call's pointers, that may be less aligned than it takes, nothing is
-    // known.
-    if (meets_all_pixels(call.sizes)) {
+    // Both ways: the call's pointers, which are not known here, may be less aligned than the transpose takes.
+    if (reads_all_pixels(call.sizes)) {
         const cuda_ops_gemm_problem p = problem_of(call, 0);
         bytes = (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
     }
-    if (turns(call, device)) {
-        const cuda_ops_gemm_problem p = problem_of(call, conv2d_turned_pitch(call.sizes));
-        const size_t turned =
-            conv2d_turned_bytes(call.sizes) + (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
-        bytes = turned > bytes ? turned : bytes;
+    if (transposes(call, device)) {
+        const cuda_ops_gemm_problem p = problem_of(call, conv2d_transposed_input_pitch(call.sizes));
+        const size_t transposed =
+            conv2d_transposed_input_bytes(call.sizes) + (size_t)cuda_ops_gemm_workspace_cuda(&p, CUDA_OPS_GEMM_FASTEST);
+        bytes = transposed > bytes ? transposed : bytes;
     }
     return bytes;
 }
@@ -98,13 +97,13 @@ cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device)
     const void *const a = forward ? call.input : call.output, *b = weight ? call.input : call.weight;
     char *workspace = (char *)call.workspace;
     int64_t pitch = 0;
-    if (turns(call, device)) {
-        const cuda_ops_status status = conv2d_turn_input(workspace, call);
+    if (transposes(call, device)) {
+        const cuda_ops_status status = conv2d_transpose_input(workspace, call);
         if (status != CUDA_OPS_SUCCESS)
             return status;
         b = workspace;
-        workspace += conv2d_turned_bytes(call.sizes);
-        pitch = conv2d_turned_pitch(call.sizes);
+        workspace += conv2d_transposed_input_bytes(call.sizes);
+        pitch = conv2d_transposed_input_pitch(call.sizes);
     }
     const cuda_ops_gemm_problem p = problem_of(call, pitch);
     return cuda_ops_gemm_cuda(call.result, a, b, call.bias, workspace, &p, CUDA_OPS_GEMM_FASTEST, call.stream);

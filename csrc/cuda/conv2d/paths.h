@@ -8,8 +8,8 @@
 #include "common/paths.h"
 #include "cuda_ops/conv2d.h"
 
-// One product as a launcher gets it: `result` is what the pass makes, and the tensor of that name among the others is
-// NULL. conv2d.cu has checked the sizes, and that the result is not empty.
+// One call of a launcher. `result` is the tensor that the pass computes, whose own name among the others is NULL.
+// conv2d.cu has checked the sizes, and that the result is not empty.
 struct ConvCall {
     cuda_ops_conv2d_pass pass;
     void *result;
@@ -23,12 +23,13 @@ struct ConvCall {
 
 typedef Device ConvDevice;
 
-// A path is a way to make one, two or all three of the products. Its file ends with the functions of its row:
-//   supports   whether it can make this product, or why not. Sees the call's pointers too (alignment), which are NULL
-//   where only
-//              the sizes are asked about; NULL counts as aligned.
-//   is_fast    whether it is the one to take where several can; NULL: wherever it can.
-//   workspace  bytes, aligned to 256; NULL: none.
+// A path is a kernel, or a family of kernels, for one, two or all three of the products. Its file ends with its row's
+// functions:
+//   supports   whether it can compute this product, or why not. Alignment is read from the call's pointers; NULL, where only the
+//              sizes are asked about, counts as aligned.
+//   is_fast    whether to prefer it to the rows below; a NULL function: always.
+//   workspace  bytes, aligned to 256; a NULL function: none.
+//   launch     the product; CUDA_OPS_INVALID_ARGUMENT where it cannot after all, and then the next row is tried.
 struct ConvPath {
     cuda_ops_conv2d_path number;
     const char *name, *file, *kernels; // cuda_ops_path_report's
@@ -46,35 +47,40 @@ static constexpr Answer CONV_NEEDS_VECTORS = {"a pixel's channels are not whole 
 static constexpr Answer CONV_IS_EMPTY = {"there are no channels, or no images"};
 static constexpr Answer CONV_IS_LARGE = {"a size is beyond its limits"};
 
-// Tensor cores of Hopper, all channels_last (conv2d/sm90/sm90.cu).
+// Implicit GEMM on CUDA cores, takes everything (simt.cu).
+Answer conv2d_simt_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_simt_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_simt(const ConvCall &call, ConvDevice device);
+
+// Implicit GEMM by TMA im2col and wgmma on Hopper, channels_last (sm90/sm90.cu).
 Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device);
 
-// The same for few channels (conv2d/sm90_halo/sm90_halo.cu).
+// The same for few channels: a tile with its halo is copied once for all taps (sm90_halo/sm90_halo.cu).
 Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_sm90_halo(const ConvCall &call, ConvDevice device);
 
-// Tensor cores by mma.sync, all channels_last (conv2d/mma/mma.cu).
+// Implicit GEMM by mma.sync, channels_last (mma/mma.cu).
 Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device);
 size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device);
 
-// 1x1 convolutions as one matrix multiplication (conv2d/gemm_1x1.cu).
+// 1x1 convolutions as one matrix multiplication (gemm_1x1.cu).
 Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device);
 
-// One to four input channels (conv2d/few_channels/forward_sm80.cu).
+// One to four input channels (few_channels/forward_sm80.cu).
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device);
 
-// A group for each input channel (conv2d/depthwise/forward_backward_input.cu).
+// A group for each input channel (depthwise/forward_backward_input.cu).
 Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device);

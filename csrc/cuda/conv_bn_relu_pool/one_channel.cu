@@ -31,10 +31,14 @@
 // TB/s.
 #include "conv_bn_relu_pool/paths.h"
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"
 #include "common/value.cuh"
+#include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
@@ -432,9 +436,7 @@ template <int N, typename U, typename T>
 __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t first, unsigned int runs,
                                           const one_sizes &s, const band_grid &b)
 {
-    struct __align__(N * sizeof(T)) run {
-        T pixel[N];
-    };
+    typedef aligned_vector<T, N> run;
     constexpr unsigned int AT_ONCE = 4;
     const unsigned int tile_rows = 2 * b.rows + 2, count = b.units * tile_rows * runs;
     const int64_t first_picture = first / b.bands;
@@ -452,7 +454,7 @@ __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t firs
             target[i] = index < count ? tiles + unit * b.tile + row * b.pitch + 1 + column : nullptr;
 #pragma unroll
             for (int e = 0; e < N; e++)
-                value[i].pixel[e] = store_from_accumulate<T>(0.0f);
+                value[i].element[e] = store_from_accumulate<T>(0.0f);
             if (index < count && unit < units && y >= 0 && y < s.height)
                 value[i] = *(const run *)(input + ((first_picture + picture) * s.height + y) * s.width + column);
         }
@@ -461,7 +463,7 @@ __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t firs
             if (target[i])
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    target[i][e] = store_from_accumulate<U>(load_as_accumulate(value[i].pixel[e]));
+                    target[i][e] = store_from_accumulate<U>(load_as_accumulate(value[i].element[e]));
     }
 }
 
@@ -641,29 +643,7 @@ __global__ void __launch_bounds__(THREADS)
 
 // ---- B and C by tensor cores, for halves ----
 
-// d += a * b with a of 16 x 16, b of 16 x 8. Lane 4 * g + t holds of a rows g and g + 8 (a[0] and a[1]) in columns 2t
-// and 2t + 1, and a[2], a[3] the same eight columns on; of b rows 2t, 2t + 1 (b[0]; b[1] eight on) in column g; and of
-// d columns 2t and 2t + 1 of rows g (d[0], d[1]) and g + 8.
-template <typename T>
-__device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
-                                                            const uint32_t (&b)[2])
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 #define CUDA_OPS_ONE_TENSOR_CORES 1
 #endif
 
@@ -767,7 +747,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         y[place][i] = 0.0f;
-                    multiply_add<T>(y[place], pixels, weight[block][place]);
+                    mma_sync<T>(y[place], pixels, weight[block][place][0], weight[block][place][1]);
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
@@ -856,7 +836,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const int row = lane / 4 + 8 * i, window = begin + row, of = first_channel + lane % 4 * 8;
                 const bool valid = window < windows.count && of < s.channels;
                 const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
-                copy_async<16>(shared_address(to + row * GRAD_PITCH + lane % 4 * 16), grad_output + at, valid ? 16 : 0);
+                cp_async<16>(shared_address(to + row * GRAD_PITCH + lane % 4 * 16), grad_output + at, valid ? 16 : 0);
             }
             // Places: 16 bytes are 16 channels, of which the tensor may have the first 8 alone.
             const int row = lane / 2, window = begin + row, of = first_channel + lane % 2 * 16;
@@ -864,14 +844,14 @@ __global__ void __launch_bounds__(THREADS, 2)
             const bool valid = window < windows.count && of + 16 <= s.channels;
             const int64_t at = (windows.before + (window < windows.count ? window : 0)) * s.channels;
             if (whole_vectors) {
-                copy_async<16>(shared_address(target), places + at + (valid ? of : 0), valid ? 16 : 0);
+                cp_async<16>(shared_address(target), places + at + (valid ? of : 0), valid ? 16 : 0);
             } else {
                 const bool some = window < windows.count && of < s.channels;
                 const uint2 low = some ? *(const uint2 *)(places + at + of) : make_uint2(0, 0);
                 const uint2 high = valid ? *(const uint2 *)(places + at + of + 8) : make_uint2(0, 0);
                 *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
             }
-            copy_async_commit();
+            cp_async_commit_group();
         };
 #pragma unroll
         for (int step = 0; step < STEPS_AHEAD - 1; step++)
@@ -879,7 +859,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         load_tiles(tiles, input, first, s, b);
         int step = 0;
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
-            copy_async_wait<STEPS_AHEAD - 2>();
+            cp_async_wait_group<STEPS_AHEAD - 2>();
             __syncwarp(); // also: all lanes have read the step before, whose place the next start takes
             const unsigned char *const from = ring + step % STEPS_AHEAD * STEP_BYTES;
             uint2 grad[4];
@@ -905,11 +885,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                     dz[half] = __byte_perm(j < 2 ? even.x : even.y, j < 2 ? odd.x : odd.y, j % 2 ? 0x7632 : 0x5410);
 #pragma unroll
                     for (int place = 0; place < 4; place++) {
-                        uint32_t mask;
-                        asm("prmt.b32 %0, %1, %2, %3;"
-                            : "=r"(mask)
-                            : "r"(where[2 * half] << place), "r"(where[2 * half + 1] << place),
-                              "r"(0xCC88 + j * 0x1111));
+                        const uint32_t mask =
+                            prmt(where[2 * half] << place, where[2 * half + 1] << place, 0xCC88 + j * 0x1111);
                         masked[half][place] = dz[half] & mask;
                     }
                     any[half][j] = masked[half][0] | masked[half][1] | masked[half][2] | masked[half][3];
@@ -918,17 +895,17 @@ __global__ void __launch_bounds__(THREADS, 2)
                 for (int pair = 0; pair < 2; pair++) {
                     const uint32_t a[4] = {masked[0][2 * pair], masked[0][2 * pair + 1], masked[1][2 * pair],
                                            masked[1][2 * pair + 1]};
-                    multiply_add<T>(products[j][pair][0], a, pixels[0]);
-                    multiply_add<T>(products[j][pair][1], a, pixels[1]);
+                    mma_sync<T>(products[j][pair][0], a, pixels[0][0], pixels[0][1]);
+                    mma_sync<T>(products[j][pair][1], a, pixels[1][0], pixels[1][1]);
                 }
             }
 #pragma unroll
             for (int pair = 0; pair < 2; pair++) {
                 const uint32_t a[4] = {any[0][2 * pair], any[0][2 * pair + 1], any[1][2 * pair], any[1][2 * pair + 1]};
-                multiply_add<T>(sums[pair], a, ones);
+                mma_sync<T>(sums[pair], a, ones[0], ones[1]);
             }
         }
-        copy_async_wait_all(); // the steps beyond the last
+        cp_async_wait_all(); // the steps beyond the last
     }
     if (t == 0)
 #pragma unroll
@@ -989,10 +966,8 @@ static size_t tensor_shared(const band_grid &b)
 // Whether the kernels for tensor cores may be used; the pointers are those of vectors.
 static bool uses_tensor_cores(const one_sizes &s, const void *first, const void *second)
 {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 8 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) && is_aligned_16(second);
+    return current_device().capability >= 80 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) &&
+           is_aligned_16(second);
 }
 
 // ---- D: gradients ----

@@ -26,12 +26,18 @@
 
 #include "common/prefetch.cuh"
 #include "common/value.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/global_memory.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
 
 // Some are unused in the passes for architectures that get no kernels.
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
-static constexpr int WARPGROUP = 128;
 // A picture in shared memory: 16 x 16 raster pixels and two that garbage columns reach, each with its channels side by
 // side, in the swizzle of wgmma that is as wide as that; whole repeats of the swizzle.
 static constexpr int TILE_PIXEL = IN_CHANNELS * 2, GRAD_PIXEL = OUT_CHANNELS * 2;
@@ -109,7 +115,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const void *input, int6
         if (i < 6 || vector < PIXELS * IN_CHANNELS / 8) {
             const int pixel = vector >> 2, row = pixel / SIDE, column = pixel - row * SIDE;
             const int raster = (row + 1) * 16 + column + 1;
-            copy_async_16(tile + raster * TILE_PIXEL + ((vector & 3) ^ (raster >> 1 & 3)) * 16, from + vector * 16);
+            cp_async_16(tile + raster * TILE_PIXEL + ((vector & 3) ^ (raster >> 1 & 3)) * 16, from + vector * 16);
         }
     }
 }
@@ -308,43 +314,42 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     // The weights, all blocks together, while the kernel before this one still runs.
     for (int line = blockIdx.x + threadIdx.x * gridDim.x; line < GRAD_WEIGHTS * (is_float ? 4 : 2) / CACHE_LINE;
          line += gridDim.x * blockDim.x)
-        prefetch_line((const char *)weight + line * CACHE_LINE);
+        prefetch_global_l2((const char *)weight + line * CACHE_LINE);
     wait_for_predecessor();
     release_successor();
     const int64_t step = 2 * (int64_t)gridDim.x;
     int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
     if (picture < batch)
         load_tile(shared_address(tiles), input, picture, thread);
-    copy_async_commit();
+    cp_async_commit_group();
     stage_weight(staged, weight, is_float);
     __syncthreads();
     uint32_t a[TAPS * 2][4];
     const T *fragment = staged + (warp * 16 + (lane >> 3 & 1) * 8 + lane % 8) * WEIGHT_PITCH + (lane >> 4) * 8;
 #pragma unroll
     for (int k = 0; k < TAPS * 2; k++)
-        load_matrices(a[k], shared_address(fragment + k / 2 * WEIGHT_PLANE + k % 2 * 16));
+        ldmatrix_x4(a[k], shared_address(fragment + k / 2 * WEIGHT_PLANE + k % 2 * 16));
     float mean[2] = {0.0f, 0.0f}, m2[2] = {0.0f, 0.0f};
     int count = 0;
     const uint64_t descriptor = wgmma_descriptor(shared_address(tiles), WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
     for (; picture < batch; picture += step) {
         const uint64_t tile = wgmma_advance(descriptor, (count & 1) * TILE_BYTES);
-        copy_async_wait<0>();
-        fence_async_proxy();
-        named_barrier_sync(1 + group, WARPGROUP);
+        cp_async_wait_group<0>();
+        fence_proxy_async();
+        bar_sync(1 + group, WARPGROUP);
         float d[112];
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < TAPS * 2; k++) {
             const int tap = k / 2;
-            wgmma_m64n224k16(d, a[k], wgmma_advance(tile, (tap / 3 * 16 + tap % 3) * TILE_PIXEL + k % 2 * 32), k > 0,
-                             T());
+            wgmma<T, 224, 0>(d, a[k], wgmma_advance(tile, (tap / 3 * 16 + tap % 3) * TILE_PIXEL + k % 2 * 32), k > 0);
         }
-        wgmma_commit();
+        wgmma_commit_group();
         // The other tile was last read by the previous picture's products, which are over in every warp.
         if (picture + step < batch)
             load_tile(shared_address(tiles) + (~count & 1) * TILE_BYTES, input, picture + step, thread);
-        copy_async_commit();
-        wgmma_wait<0>();
+        cp_async_commit_group();
+        wgmma_wait_group<0>();
         uint4 *y = (uint4 *)((char *)ys + picture * Y_BYTES);
 #pragma unroll
         for (int row = 0; row < POOLED; row++) {
@@ -424,9 +429,9 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
         pool_picture(pooled[group], raws, masks, y, affine_of, picture, thread);
         if (picture + step < batch)
             load_y(y, ys, picture + step, thread);
-        named_barrier_sync(1 + group, WARPGROUP);
+        bar_sync(1 + group, WARPGROUP);
         copy_pooled(output, pooled[group], picture, thread);
-        named_barrier_sync(1 + group, WARPGROUP);
+        bar_sync(1 + group, WARPGROUP);
     }
 }
 
@@ -445,9 +450,9 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
     // What forward left for the first pictures, while the kernel before this one still runs.
     for (int64_t p = picture, i = 0; p < batch && i < 2; p += step, i++) {
         if (thread < RAW_BYTES / CACHE_LINE)
-            prefetch_line((const char *)raws + p * RAW_BYTES + thread * CACHE_LINE);
+            prefetch_global_l2((const char *)raws + p * RAW_BYTES + thread * CACHE_LINE);
         else if (thread - RAW_BYTES / CACHE_LINE < MASK_BYTES / CACHE_LINE)
-            prefetch_line(masks_in + p * MASK_BYTES + (thread - RAW_BYTES / CACHE_LINE) * CACHE_LINE);
+            prefetch_global_l2(masks_in + p * MASK_BYTES + (thread - RAW_BYTES / CACHE_LINE) * CACHE_LINE);
     }
     wait_for_predecessor();
     release_successor();
@@ -459,7 +464,7 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
         if (p < batch) {
             const char *from = (const char *)grad_output + p * POOLED_BYTES;
             for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
-                copy_async_16(shared_address(grads + stage * POOLED_BYTES) + i * 16, from + i * 16);
+                cp_async_16(shared_address(grads + stage * POOLED_BYTES) + i * 16, from + i * 16);
             const uint32_t *raw_of = (const uint32_t *)((const char *)raws + p * RAW_BYTES);
 #pragma unroll
             for (int row = 0; row < POOLED; row++)
@@ -467,7 +472,7 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
                                            q < 3 ? raw_of[row * ROW_VECTORS + second_vector(thread)] : 0);
             mask_next = ((const uint4 *)(masks_in + p * MASK_BYTES))[thread];
         }
-        copy_async_commit();
+        cp_async_commit_group();
     };
     load(picture, 0);
     for (int stage = 0; picture < batch; picture += step, stage ^= 1) {
@@ -476,8 +481,8 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
             raw[row] = raw_next[row];
         mask = mask_next;
         load(picture + step, stage ^ 1);
-        copy_async_wait<1>();
-        named_barrier_sync(1 + group, WARPGROUP);
+        cp_async_wait_group<1>();
+        bar_sync(1 + group, WARPGROUP);
         const T *g = (const T *)(grads + stage * POOLED_BYTES);
         const uint32_t masks[4] = {mask.x, mask.y, mask.z, mask.w};
 #pragma unroll
@@ -492,7 +497,7 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
                     product[i % 2] += dz * (v[i] - mean_of[i % 2]);
                 }
         }
-        named_barrier_sync(1 + group, WARPGROUP);
+        bar_sync(1 + group, WARPGROUP);
     }
     __shared__ float2 results[POOL_GROUPS][OUT_CHANNELS];
 #pragma unroll
@@ -538,10 +543,10 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     __shared__ float scales[OUT_CHANNELS];
     zero_shared(shared, 2 * GRAD_TILE_BYTES + 2 * TILE_BYTES);
     if (threadIdx.x == 0) {
-        bulk_barrier_init(barriers);
-        bulk_barrier_init(barriers + 8);
+        mbarrier_init_fenced(barriers);
+        mbarrier_init_fenced(barriers + 8);
     }
-    fence_async_proxy();
+    fence_proxy_async();
     __syncthreads();
     wait_for_predecessor();
     release_successor();
@@ -551,7 +556,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
         const int stage = i & 1;
         if (thread == 0) {
-            barrier_expect(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
+            mbarrier_arrive_expect_tx(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
             bulk_load(shared_address(ys + stage * Y_BYTES), (const char *)ys_in + picture * Y_BYTES, Y_BYTES,
                       barriers + stage * 8);
             bulk_load(shared_address(grads + stage * POOLED_BYTES), (const char *)grad_output + picture * POOLED_BYTES,
@@ -561,9 +566,9 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     };
     if (group == 0) {
         load(0);
-        copy_async_commit();
+        cp_async_commit_group();
         load(1);
-        copy_async_commit();
+        cp_async_commit_group();
     }
     {
         const int channel = threadIdx.x % OUT_CHANNELS, slice = threadIdx.x / OUT_CHANNELS;
@@ -626,12 +631,12 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             const uint32_t masks[4] = {mask.x, mask.y, mask.z, mask.w};
             if (i + 1 < pictures)
                 mask = mask_of[(blockIdx.x + (int64_t)(i + 1) * gridDim.x) * (MASK_BYTES / 16)];
-            copy_async_wait<1>();
-            fence_async_proxy();
-            named_barrier_sync(BARRIER_FIRST, WARPGROUP);
+            cp_async_wait_group<1>();
+            fence_proxy_async();
+            bar_sync(BARRIER_FIRST, WARPGROUP);
             if (i >= 2)
-                named_barrier_sync(BARRIER_EMPTY + stage, 2 * WARPGROUP);
-            barrier_wait(barriers + stage * 8, i >> 1 & 1);
+                bar_sync(BARRIER_EMPTY + stage, 2 * WARPGROUP);
+            mbarrier_wait(barriers + stage * 8, i >> 1 & 1);
             const uint4 *y = (const uint4 *)(ys + stage * Y_BYTES);
             const T *g = (const T *)(grads + stage * POOLED_BYTES) + r * WINDOWS + q;
 #pragma unroll
@@ -656,30 +661,28 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     a[0][w] = pack(v0, v1, T()) & (w >= 2 ? keep_second : ~0u);
                     a[1][w] = pack(v2, v3, T()) & (w >= 2 ? keep_second : ~0u);
                 }
-                store_matrices_transposed(grad_tile + 2 * row * 16 * GRAD_PIXEL, a[0][0], a[0][1], a[0][2], a[0][3]);
-                store_matrices_transposed(grad_tile + (2 * row + 1) * 16 * GRAD_PIXEL, a[1][0], a[1][1], a[1][2],
-                                          a[1][3]);
+                stmatrix_x4_trans(grad_tile + 2 * row * 16 * GRAD_PIXEL, a[0][0], a[0][1], a[0][2], a[0][3]);
+                stmatrix_x4_trans(grad_tile + (2 * row + 1) * 16 * GRAD_PIXEL, a[1][0], a[1][1], a[1][2], a[1][3]);
                 if (row == POOLED - 1) {
-                    fence_async_proxy();
-                    named_barrier_arrive(BARRIER_FULL + stage, 2 * WARPGROUP);
+                    fence_proxy_async();
+                    bar_arrive(BARRIER_FULL + stage, 2 * WARPGROUP);
                 }
                 wgmma_fence();
 #pragma unroll
                 for (int h = 0; h < 2; h++)
 #pragma unroll
                     for (int tap = 0; tap < TAPS; tap++)
-                        wgmma_m64n32k16_transposed(
-                            d[tap], a[h], wgmma_advance(tile, ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL), 1,
-                            T());
-                wgmma_commit();
+                        wgmma<T, 32, 1>(d[tap], a[h],
+                                        wgmma_advance(tile, ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL), 1);
+                wgmma_commit_group();
                 if (row == POOLED - 1)
-                    wgmma_wait<0>();
+                    wgmma_wait_group<0>();
                 else
-                    wgmma_wait<1>(); // dy of the next two rows is made meanwhile
+                    wgmma_wait_group<1>(); // dy of the next two rows is made meanwhile
             }
-            named_barrier_sync(BARRIER_FIRST, WARPGROUP);
+            bar_sync(BARRIER_FIRST, WARPGROUP);
             load(i + 2);
-            copy_async_commit();
+            cp_async_commit_group();
         }
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++)
@@ -690,9 +693,9 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     } else {
         if (!grad_input) {
             for (int i = 0; i < pictures; i++) {
-                named_barrier_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
+                bar_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
                 if (i + 2 < pictures)
-                    named_barrier_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
+                    bar_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
             }
             return;
         }
@@ -704,7 +707,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
         for (int k = 0; k < 24; k++) {
             const int f = k / 4 % 3, tap = (k >= 12 ? 0 : second ? 1 : 2) * 3 + 2 - f;
-            load_matrices_transposed(a[k], shared_address(fragment + tap * WEIGHT_PLANE + k % 4 * 16 * WEIGHT_PITCH));
+            ldmatrix_x4_trans(a[k], shared_address(fragment + tap * WEIGHT_PLANE + k % 4 * 16 * WEIGHT_PITCH));
             if (k >= 12)
                 a[k][1] = a[k][3] = 0;
         }
@@ -712,18 +715,18 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         for (int i = 0; i < pictures; i++) {
             const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
             const uint64_t grad_tile = wgmma_advance(descriptor, (i & 1) * GRAD_TILE_BYTES);
-            named_barrier_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
+            bar_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
             float d[120];
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 24; k++)
-                wgmma_m64n240k16(d, a[k],
+                wgmma<T, 240, 0>(d, a[k],
                                  wgmma_advance(grad_tile, ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32),
-                                 k > 0, T());
-            wgmma_commit();
-            wgmma_wait<0>();
+                                 k > 0);
+            wgmma_commit_group();
+            wgmma_wait_group<0>();
             if (i + 2 < pictures)
-                named_barrier_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
+                bar_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
             // Rows 8..15 of a warp hold what belongs one image row up. Staged as [pixel][32 channels], the four vectors
             // of a pixel rotated so that eight pixels fall into different banks.
 #pragma unroll
@@ -735,10 +738,10 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     m[e] = pack(v[0] + v[8 + 2], v[1] + v[8 + 3], T());
                 }
                 const int pixel = j * 8 + lane;
-                store_matrices_transposed(shared_address(staging) + pixel * 64 + (warp ^ (pixel >> 1 & 3)) * 16, m[0],
-                                          m[1], m[2], m[3]);
+                stmatrix_x4_trans(shared_address(staging) + pixel * 64 + (warp ^ (pixel >> 1 & 3)) * 16, m[0], m[1],
+                                  m[2], m[3]);
             }
-            named_barrier_sync(BARRIER_SECOND, WARPGROUP);
+            bar_sync(BARRIER_SECOND, WARPGROUP);
             char *to = (char *)grad_input + picture * (PIXELS * IN_CHANNELS * 2);
 #pragma unroll
             for (int e = 0; e < 7; e++) {
@@ -853,7 +856,7 @@ static cuda_ops_status forward(void *output, void *conv_output, void *maximum, u
 {
     const int blocks = blocks_of(batch);
     float2 *partial = (float2 *)workspace;
-    cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, FORWARD_SHARED);
+    allow_shared_memory(forward_kernel<T>, FORWARD_SHARED);
     launch_dependent(forward_kernel<T>, blocks, 2 * WARPGROUP, FORWARD_SHARED, stream, conv_output, partial, input,
                      weight, weight_dtype == CUDA_OPS_FLOAT32, batch);
     launch_dependent(pool_kernel<T>, blocks, POOL_THREADS, 0, stream, output, (uint32_t *)maximum, argmax, conv_output,
@@ -872,8 +875,8 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
     float4 *grad_weight_partial = (float4 *)workspace;
     float2 *partial = (float2 *)(grad_weight_partial + blocks * (GRAD_WEIGHTS / 4));
     constexpr int SUMS_SHARED = POOL_GROUPS * 2 * POOLED_BYTES;
-    cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SUMS_SHARED);
-    cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BACKWARD_SHARED);
+    allow_shared_memory(sums_kernel<T>, SUMS_SHARED);
+    allow_shared_memory(backward_kernel<T>, BACKWARD_SHARED);
     launch_dependent(sums_kernel<T>, blocks, POOL_THREADS, SUMS_SHARED, stream, partial, grad_output,
                      (const uint32_t *)maximum, argmax, statistics, batch);
     launch_dependent(backward_kernel<T>, blocks, 2 * WARPGROUP, BACKWARD_SHARED, stream, grad_input,

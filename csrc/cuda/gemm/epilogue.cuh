@@ -37,15 +37,12 @@ static inline unsigned int tile_count(const cuda_ops_gemm_problem &p, int rows, 
 static inline int spread_bytes(int bytes, int64_t blocks)
 {
     constexpr int MOST_EACH = 4; // each block has 1 KB more, which then still fits
-    int device = 0, multiprocessors = 0, room = 0, most = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    const int64_t each = ceil_div(blocks, multiprocessors);
+    const Device device = current_device();
+    const int64_t each = ceil_div(blocks, device.multiprocessors);
     if (each < 1 || each > MOST_EACH)
         return bytes;
-    cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const int share = room / ((int)each + 1), spread = share < most ? share : most;
+    const int share = device.multiprocessor_shared_bytes / ((int)each + 1);
+    const int spread = share < device.shared_bytes ? share : device.shared_bytes;
     return spread > bytes ? spread : bytes;
 }
 

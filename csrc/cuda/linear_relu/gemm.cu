@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "cuda_ops/gemm.h"
 #include "gemm/paths.h"

@@ -2,6 +2,7 @@
 // masked = output > 0 ? grad_output : 0, and the bias' gradient, the sums of its columns, in the same pass. A lane has
 // 16 bytes of a row, and keeps their sums over all rows of its warp in float; a second kernel adds the blocks' sums in
 // a fixed order. Meanwhile further blocks may round float32 weights to halves. Bound by memory: 3 elements an element.
+#include "common/aligned_vector.cuh"
 #include "common/column_sums.cuh"
 #include "common/common.cuh"
 #include "common/prefetch.cuh"

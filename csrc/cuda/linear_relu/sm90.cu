@@ -15,8 +15,17 @@
 // products.
 #include "linear_relu/paths.h"
 
+#include "common/aligned_vector.cuh"
+#include "common/common.cuh"
+#include "common/tensor_map.h"
+#include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 static constexpr int BOX = 64, BOX_BYTES = BOX * SWIZZLE_ROW; // a box's side; 16-bit elements
 static constexpr int TILE_N = 128, PITCH = TILE_N + 8;
@@ -68,10 +77,10 @@ __device__ __forceinline__ HeadShared prepare_shared(char *shared)
     const uint32_t full = stages + C::STAGES * C::STAGE_BYTES, empty = full + 8 * C::STAGES;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < C::STAGES; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, C::MULTIPLIERS / WARPGROUP);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, C::MULTIPLIERS / WARPGROUP);
         }
-        fence_barrier_init();
+        fence_mbarrier_init();
     }
     __syncthreads();
     return {stages, full, empty, shared + (stages - address)};
@@ -91,17 +100,17 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadSha
                 const uint32_t arrived = s.full + 8 * stage, a = s.stages + stage * C::STAGE_BYTES;
                 const uint32_t b = a + GROUPS * BOX_BYTES;
                 const int k = (first_step + step) * DEPTH;
-                barrier_wait(s.empty + 8 * stage, phase ^ 1);
-                barrier_expect(arrived, C::STAGE_BYTES);
+                mbarrier_wait(s.empty + 8 * stage, phase ^ 1);
+                mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
 #pragma unroll
                 for (int i = 0; i < GROUPS; i++) {
                     const int m = first_m + i * BOX;
-                    copy_in(a + i * BOX_BYTES, map_a, arrived, A_MN_MAJOR ? m : k, A_MN_MAJOR ? k : m, 0);
+                    tma_load_3d(a + i * BOX_BYTES, map_a, arrived, A_MN_MAJOR ? m : k, A_MN_MAJOR ? k : m, 0);
                 }
 #pragma unroll
                 for (int i = 0; i < TILE_N / BOX; i++) {
                     const int n = first_n + i * BOX;
-                    copy_in(b + i * BOX_BYTES, map_b, arrived, B_MN_MAJOR ? n : k, B_MN_MAJOR ? k : n, 0);
+                    tma_load_3d(b + i * BOX_BYTES, map_b, arrived, B_MN_MAJOR ? n : k, B_MN_MAJOR ? k : n, 0);
                 }
                 if (++stage == C::STAGES) {
                     stage = 0;
@@ -112,32 +121,35 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadSha
     } else {
         // The same in the whole warp, and the compiler is to know it.
         const int group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0);
-        const uint64_t a_tile = describe(s.stages + group * BOX_BYTES, BOX_BYTES, SWIZZLE_ATOM);
-        const uint64_t b_tile = describe(s.stages + GROUPS * BOX_BYTES, BOX_BYTES, SWIZZLE_ATOM);
+        const uint64_t a_tile =
+            wgmma_descriptor(s.stages + group * BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, BOX_BYTES);
+        const uint64_t b_tile =
+            wgmma_descriptor(s.stages + GROUPS * BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, BOX_BYTES);
         // 16 on along k: within the row, or 16 rows further.
         constexpr int A_STEP = A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
         int before = 0;
         for (int step = 0; step < steps; step++) {
-            barrier_wait(s.full + 8 * stage, phase);
-            const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+            mbarrier_wait(s.full + 8 * stage, phase);
+            const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
+                           b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < DEPTH / 16; i++)
-                wgmma<T, TILE_N, A_MN_MAJOR, B_MN_MAJOR>(sum, advance(a, i * A_STEP), advance(b, i * B_STEP),
-                                                         step > 0 || i > 0);
-            wgmma_commit();
+                wgmma<T, TILE_N, A_MN_MAJOR, B_MN_MAJOR>(sum, wgmma_advance(a, i * A_STEP),
+                                                         wgmma_advance(b, i * B_STEP), step > 0 || i > 0);
+            wgmma_commit_group();
             // This stage's products are under way; those of the stage before are done.
-            wgmma_wait<1>();
+            wgmma_wait_group<1>();
             if (step > 0 && threadIdx.x % WARPGROUP == 0)
-                barrier_arrive(s.empty + 8 * before);
+                mbarrier_arrive(s.empty + 8 * before);
             before = stage;
             if (++stage == C::STAGES) {
                 stage = 0;
                 phase ^= 1;
             }
         }
-        wgmma_wait<0>();
-        named_barrier(1, C::MULTIPLIERS); // nobody reads the operands any more
+        wgmma_wait_group<0>();
+        bar_sync(1, C::MULTIPLIERS); // nobody reads the operands any more
     }
 }
 
@@ -157,7 +169,7 @@ __device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const
                     make_float2(sum[4 * i + 2 * half], sum[4 * i + 2 * half + 1]);
     }
     cluster_sync();
-    const int rank = (int)cluster_rank();
+    const int rank = (int)cluster_ctarank();
     for (int v = rank * C::THREADS + threadIdx.x; v < C::M * TILE_N / 4; v += splits * C::THREADS) {
         const int row = v / (TILE_N / 4), column = v % (TILE_N / 4) * 4;
         const float *const mine = own + row * PITCH + column;
@@ -165,7 +177,7 @@ __device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const
 #pragma unroll
         for (int i = 0; i < MOST_SPLITS; i++) // all under way at once
             if (i < splits)
-                part[i] = *(const float4 *)in_block_of_cluster(mine, i);
+                part[i] = *(const float4 *)mapa(mine, i);
 #pragma unroll
         for (int i = 0; i < MOST_SPLITS; i++)
             if (i < splits) {
@@ -180,9 +192,7 @@ __device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const
 template <typename T>
 __device__ __forceinline__ void store_vector(T *to, const float4 &value)
 {
-    struct __align__(4 * sizeof(T)) Four {
-        T element[4];
-    };
+    typedef aligned_vector<T, 4> Four;
     const Four four = {{store_from_accumulate<T>(value.x), store_from_accumulate<T>(value.y),
                         store_from_accumulate<T>(value.z), store_from_accumulate<T>(value.w)}};
     *(Four *)to = four;
@@ -191,10 +201,7 @@ __device__ __forceinline__ void store_vector(T *to, const float4 &value)
 template <typename T>
 __device__ __forceinline__ uint32_t pair_of(float low, float high)
 {
-    struct __align__(4) Two {
-        T element[2];
-    };
-    const Two two = {{store_from_accumulate<T>(low), store_from_accumulate<T>(high)}};
+    const aligned_vector<T, 2> two = {{store_from_accumulate<T>(low), store_from_accumulate<T>(high)}};
     return *(const uint32_t *)&two;
 }
 
@@ -212,16 +219,18 @@ __device__ __forceinline__ void copy_tile_out(const float (&sum)[TILE_N / 2], co
     for (int i = 0; i < TILE_N / 16; i++) {
         const float *const x = sum + 8 * i;
         const int piece = (2 * i + lane / 16) % 8 ^ row % 8;
-        store_matrices(boxes + i / 4 * BOX_BYTES + row * SWIZZLE_ROW + piece * 16, pair_of<T>(x[0], x[1]),
-                       pair_of<T>(x[2], x[3]), pair_of<T>(x[4], x[5]), pair_of<T>(x[6], x[7]));
+        stmatrix_x4(boxes + i / 4 * BOX_BYTES + row * SWIZZLE_ROW + piece * 16, pair_of<T>(x[0], x[1]),
+                    pair_of<T>(x[2], x[3]), pair_of<T>(x[4], x[5]), pair_of<T>(x[6], x[7]));
     }
-    fence_async_proxy();
-    named_barrier(2 + group, WARPGROUP);
+    fence_proxy_async();
+    bar_sync(2 + group, WARPGROUP);
     if (threadIdx.x % WARPGROUP == 0) {
 #pragma unroll
-        for (int i = 0; i < TILE_N / BOX; i++)
-            copy_out(map, boxes + i * BOX_BYTES, first_n + i * BOX, first_m + group * BOX, 0);
-        wait_copied_out<0>();
+        for (int i = 0; i < TILE_N / BOX; i++) {
+            tma_store_3d(map, boxes + i * BOX_BYTES, first_n + i * BOX, first_m + group * BOX, 0);
+            bulk_commit_group();
+        }
+        bulk_wait_group_read<0>();
     }
 }
 
@@ -260,8 +269,8 @@ __global__ void __launch_bounds__(ForwardTile::THREADS, 2)
     extern __shared__ char shared[];
     const HeadShared s = prepare_shared<C>(shared);
     if (threadIdx.x == 0) {
-        prefetch_map(&map_input);
-        prefetch_map(&map_weight);
+        prefetch_tensormap(&map_input);
+        prefetch_tensormap(&map_weight);
     }
     release_successor();
     wait_for_predecessor();
@@ -300,10 +309,10 @@ __global__ void __launch_bounds__(BackwardTile::THREADS, 2)
     extern __shared__ char shared[];
     const HeadShared s = prepare_shared<C>(shared);
     if (threadIdx.x == 0) {
-        prefetch_map(&map_masked);
-        prefetch_map(&map_weight);
-        prefetch_map(&map_input);
-        prefetch_map(&map_grad_input);
+        prefetch_tensormap(&map_masked);
+        prefetch_tensormap(&map_weight);
+        prefetch_tensormap(&map_input);
+        prefetch_tensormap(&map_grad_input);
     }
     release_successor();
     wait_for_predecessor();

@@ -98,17 +98,17 @@ __device__ __forceinline__ void backward_input2(const Thread<L> &t, float (&grad
             uint32_t b[4][4];
 #pragma unroll
             for (int r = 0; r < 4; r++)
-                load_matrices(b[r], from + (r * MAP_ROW + x) * PITCH + 32 * k);
+                ldmatrix_x4(b[r], from + (r * MAP_ROW + x) * PITCH + 32 * k);
 #pragma unroll
             for (int dy = 0; dy < 3; dy++)
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     uint32_t a[4];
-                    load_matrices_transposed(a, weights + (((2 - dy) * 3 + 2 - x) * HALF2 + 16 * k) * PITCH + 32 * m);
+                    ldmatrix_x4_trans(a, weights + (((2 - dy) * 3 + 2 - x) * HALF2 + 16 * k) * PITCH + 32 * m);
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
-                        multiply(gradient[m][r][0], a, b[r + dy][0], b[r + dy][1]);
-                        multiply(gradient[m][r][1], a, b[r + dy][2], b[r + dy][3]);
+                        mma_sync<__nv_bfloat16>(gradient[m][r][0], a, b[r + dy][0], b[r + dy][1]);
+                        mma_sync<__nv_bfloat16>(gradient[m][r][1], a, b[r + dy][2], b[r + dy][3]);
                     }
                 }
         }
@@ -126,18 +126,18 @@ __device__ __forceinline__ void backward_weights2(const Thread<L> &t, uint32_t m
 #pragma unroll
     for (int row = 0; row < 16; row++) {
         if (row < SIDE1)
-            load_matrices_transposed(a[row % 3], left + row * MAP_ROW * PITCH);
+            ldmatrix_x4_trans(a[row % 3], left + row * MAP_ROW * PITCH);
         uint32_t b[4], third[2];
-        load_matrices_transposed(b, right + row * MAP_ROW * PITCH); // of pixels from x, and from x + 1
-        load_two_transposed(third, right + (row * MAP_ROW + 2) * PITCH);
+        ldmatrix_x4_trans(b, right + row * MAP_ROW * PITCH); // of pixels from x, and from x + 1
+        ldmatrix_x2_trans(third[0], third[1], right + (row * MAP_ROW + 2) * PITCH);
 #pragma unroll
         for (int dy = 0; dy < 3; dy++) {
             if (row - dy < 0 || row - dy >= SIDE1)
                 continue;
             const uint32_t(&mine)[4] = a[(row - dy) % 3];
-            multiply(sum[dy * 3], mine, b[0], b[1]);
-            multiply(sum[dy * 3 + 1], mine, b[2], b[3]);
-            multiply(sum[dy * 3 + 2], mine, third[0], third[1]);
+            mma_sync<__nv_bfloat16>(sum[dy * 3], mine, b[0], b[1]);
+            mma_sync<__nv_bfloat16>(sum[dy * 3 + 1], mine, b[2], b[3]);
+            mma_sync<__nv_bfloat16>(sum[dy * 3 + 2], mine, third[0], third[1]);
         }
     }
 }
@@ -151,10 +151,7 @@ __device__ __forceinline__ void send(const Thread<L> &t, uint32_t buffer, uint32
 #pragma unroll
     for (int i = 0; i < EXCHANGED / 4; i++) {
         const float(&v)[4] = values[i / 2][i % 2];
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                         to + (i * CONV_WARPS * WARP_SIZE + t.thread) * 16),
-                     "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(their_barrier)
-                     : "memory");
+        st_async(to + (i * CONV_WARPS * WARP_SIZE + t.thread) * 16, make_float4(v[0], v[1], v[2], v[3]), their_barrier);
     }
 }
 
@@ -192,8 +189,8 @@ __device__ __forceinline__ void backward1(const Thread<L> &t, const char *pictur
             for (int i = 0; i < 4; i++)
                 a[i] = packed[i] &
                        (((where[i] & 255) == place ? 0xffffu : 0u) | (where[i] >> 8 == place ? 0xffff0000u : 0u));
-            multiply(sums[place][0], a, b[0][0], b[0][1]);
-            multiply(sums[place][1], a, b[1][0], b[1][1]);
+            mma_sync<__nv_bfloat16>(sums[place][0], a, b[0][0], b[0][1]);
+            mma_sync<__nv_bfloat16>(sums[place][1], a, b[1][0], b[1][1]);
         }
     }
 }
@@ -259,7 +256,7 @@ __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, c
         float gradient[2][2][2][4];
         if (t.warp < CONV_WARPS) {
             if (t.thread == 0)
-                barrier_expect(barrier, EXCHANGE_BYTES);
+                mbarrier_arrive_expect_tx(barrier, EXCHANGE_BYTES);
             backward_input2(t, gradient);
             if (t.rank == 0)
                 send(t, buffer, barrier, gradient[1]);
@@ -268,7 +265,7 @@ __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, c
         }
         backward_weights2(t, shared_address(shared + L::AT_MAPS), weights);
         if (t.warp < CONV_WARPS) {
-            barrier_wait(barrier, parity);
+            mbarrier_wait(barrier, parity);
             const float4 *other = (const float4 *)(shared + L::AT_EXCHANGE) + t.thread;
             float mine[2][2][4];
 #pragma unroll
@@ -351,7 +348,7 @@ __device__ __forceinline__ void update_convolutions(const Thread<L> &t, float &w
         const int at = t.block * OWN_WEIGHTS2 + t.thread;
         t.template workspace<__nv_bfloat16>(WS_WEIGHTS2)[weight2_of<L>(at)] = __float2bfloat16_rn(weight);
         if constexpr (L::MEMBERS == 1)
-            fence_async_proxy_global();
+            fence_proxy_async_global();
     }
     if (channel < 0 || t.warp != WARPS - 1)
         return;

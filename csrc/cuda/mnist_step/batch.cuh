@@ -120,8 +120,8 @@ __device__ __forceinline__ void add_products(const Thread<L> &t, const char *pic
                                   : t.row == 1 ? 0x3f803f80u // the constant 1
                                                : 0;
             }
-            multiply(first, a, a[0], a[2]);
-            multiply(second, a, a[1], a[3]);
+            mma_sync<__nv_bfloat16>(first, a, a[0], a[2]);
+            mma_sync<__nv_bfloat16>(second, a, a[1], a[3]);
         }
     }
 }

@@ -23,18 +23,18 @@ __device__ __forceinline__ void start_weights2(const Thread<L> &t)
         // By one bulk copy: as many ordinary ones as threads can issue kept all else waiting.
         static constexpr int BYTES = TAPS * CHANNELS2 * PITCH;
         if (t.thread == 0 && t.pictures) {
-            fence_async_proxy_global();
+            fence_proxy_async_global();
             const uint32_t arrived = shared_address(&t.small.mapped);
-            barrier_expect(arrived, BYTES);
+            mbarrier_arrive_expect_tx(arrived, BYTES);
             bulk_load(shared_address(shared + L::AT_WEIGHTS2), source, BYTES, arrived);
         }
     } else {
         for (int i = t.thread; i < TAPS * L::CHANNELS * 4; i += THREADS) {
             const int tap = i / (L::CHANNELS * 4), channel = i / 4 % L::CHANNELS;
-            copy_async_16(shared_address(shared + L::AT_WEIGHTS2) + (i / 4) * PITCH + i % 4 * 16,
-                          source + ((tap * CHANNELS2 + t.member * L::CHANNELS + channel) * CHANNELS1) * 2 + i % 4 * 16);
+            cp_async_16(shared_address(shared + L::AT_WEIGHTS2) + (i / 4) * PITCH + i % 4 * 16,
+                        source + ((tap * CHANNELS2 + t.member * L::CHANNELS + channel) * CHANNELS1) * 2 + i % 4 * 16);
         }
-        copy_async_commit();
+        cp_async_commit_group();
     }
 }
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
     if constexpr (L::MEMBERS == 2) {
         theirs = of_other(t, shared_address(shared)), arrived = of_other(t, shared_address(&t.small.mapped));
         if (t.thread == 0 && t.pictures)
-            barrier_expect(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
+            mbarrier_arrive_expect_tx(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
     }
     static constexpr int EACH = 2 * GROUPS1<L>, ROWS = ROWS1<L>;
     for (int row = first; row < end; row += by) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
 #pragma unroll
         for (int j = 0; j < 4 * EACH; j++) {
             product[j][0] = product[j][1] = product[j][2] = product[j][3] = 0;
-            multiply(product[j], a, weights[j][0], weights[j][1]);
+            mma_sync<__nv_bfloat16>(product[j], a, weights[j][0], weights[j][1]);
         }
 #pragma unroll
         for (int g = 0; g < GROUPS1<L>; g++) {
@@ -194,12 +194,12 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
                 const int map =
                     L::AT_MAPS + number * MAP_BYTES + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad;
                 *(uint2 *)(shared + map) = values;
-                store_to_other(theirs + map, values, arrived);
+                st_async(theirs + map, values, arrived);
                 const int where = L::AT_PLACES + number * L::PLACES_BYTES + (y * 16 + x) * 16 + 4 * t.quad;
                 if (group == t.rank)
                     *(uint32_t *)(shared + where) = places;
                 else
-                    store_to_other(theirs + where, places, arrived);
+                    st_async(theirs + where, places, arrived);
             }
         }
     }
@@ -249,17 +249,17 @@ __device__ __forceinline__ void forward2(const Thread<L> &t, float (&y)[32])
             uint32_t a[4][4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                load_matrices(a[i], from + (i * MAP_ROW + x) * PITCH + 32 * k);
+                ldmatrix_x4(a[i], from + (i * MAP_ROW + x) * PITCH + 32 * k);
 #pragma unroll
             for (int dy = 0; dy < 3; dy++)
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
                     uint32_t b[4];
-                    load_matrices(b, weights + ((dy * 3 + x) * HALF2 + 16 * n) * PITCH + 32 * k);
+                    ldmatrix_x4(b, weights + ((dy * 3 + x) * HALF2 + 16 * n) * PITCH + 32 * k);
 #pragma unroll
                     for (int m = 0; m < 2; m++) {
-                        multiply(sum[m][2 * n], a[m + dy], b[0], b[1]);
-                        multiply(sum[m][2 * n + 1], a[m + dy], b[2], b[3]);
+                        mma_sync<__nv_bfloat16>(sum[m][2 * n], a[m + dy], b[0], b[1]);
+                        mma_sync<__nv_bfloat16>(sum[m][2 * n + 1], a[m + dy], b[2], b[3]);
                     }
                 }
         }

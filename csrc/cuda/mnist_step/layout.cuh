@@ -7,6 +7,7 @@
 
 #include "common/common.cuh"
 #include "cuda_ops/mnist_step.h"
+#include "ptx/wgmma.cuh"
 
 static constexpr int CLUSTERS = 64, BLOCKS = 2 * CLUSTERS;
 [[maybe_unused]] static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
@@ -51,7 +52,7 @@ static constexpr int HIDDEN_PITCH = HIDDEN * 2 + 16, HIDDEN_BYTES = CHUNK * HIDD
 static constexpr int SLICE_BYTES = CHUNK * PITCH, LINEAR1_BYTES = HIDDEN * PITCH;
 static constexpr int WIDE_PITCH = WIDE * 2 + 16, LINEAR2_BYTES = (CLASSES * HIDDEN + CLASSES + HIDDEN) * 4;
 
-static constexpr int WARPGROUP = 128, WARPGROUPS = THREADS / WARPGROUP;
+static constexpr int WARPGROUPS = THREADS / WARPGROUP;
 
 template <class L>
 struct Small {

@@ -32,9 +32,9 @@ __device__ __forceinline__ void start_linear1(const Thread<L> &t)
     const __nv_bfloat16 *weights =
         t.template workspace<const __nv_bfloat16>(WS_LINEAR1) + t.rank * UNITS * FEATURES + t.cluster * WIDE;
     for (int i = t.thread; i < UNITS * WIDE / 8; i += THREADS)
-        copy_async_16(shared_address(shared + L::AT_WIDE_WEIGHTS) + i / (WIDE / 8) * WIDE_PITCH + i % (WIDE / 8) * 16,
-                      weights + i / (WIDE / 8) * FEATURES + i % (WIDE / 8) * 8);
-    copy_async_commit();
+        cp_async_16(shared_address(shared + L::AT_WIDE_WEIGHTS) + i / (WIDE / 8) * WIDE_PITCH + i % (WIDE / 8) * 16,
+                    weights + i / (WIDE / 8) * FEATURES + i % (WIDE / 8) * 8);
+    cp_async_commit_group();
 }
 
 // linear1: the cluster's two slices of the features times their weights for this block's half of the units.
@@ -56,7 +56,7 @@ __device__ __forceinline__ void forward_linear1(const Thread<L> &t)
 {
     uint4 next[WIDE_VECTORS];
     load_wide(t, 0, next);
-    copy_async_wait<0>();
+    cp_async_wait_group<0>();
     const int m = t.warp % 4, n = t.warp / 4;
     uint32_t weights[WIDE / 16][2][4]; // the same for all pictures
     __syncthreads();
@@ -64,8 +64,8 @@ __device__ __forceinline__ void forward_linear1(const Thread<L> &t)
     for (int k = 0; k < WIDE / 16; k++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            load_matrices(weights[k][i], shared_address(shared + L::AT_WIDE_WEIGHTS) + (32 * n + 16 * i) * WIDE_PITCH +
-                                             beside_first(t.lane, WIDE_PITCH) + 32 * k);
+            ldmatrix_x4(weights[k][i], shared_address(shared + L::AT_WIDE_WEIGHTS) + (32 * n + 16 * i) * WIDE_PITCH +
+                                           beside_first(t.lane, WIDE_PITCH) + 32 * k);
     for (int first = 0; first < t.a.batch; first += WIDE_CHUNK) {
         if (first)
             __syncthreads();
@@ -88,10 +88,10 @@ __device__ __forceinline__ void forward_linear1(const Thread<L> &t)
 #pragma unroll
             for (int k = 0; k < WIDE / 16; k++) {
                 uint32_t a[4];
-                load_matrices(a, left + 32 * k);
+                ldmatrix_x4(a, left + 32 * k);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    multiply(sum[j], a, weights[k][j / 2][j % 2 * 2], weights[k][j / 2][j % 2 * 2 + 1]);
+                    mma_sync<__nv_bfloat16>(sum[j], a, weights[k][j / 2][j % 2 * 2], weights[k][j / 2][j % 2 * 2 + 1]);
             }
             float *to = t.template workspace<float>(WS_PARTIAL) + (t.cluster * WHOLE_MOST + start) * HIDDEN +
                         t.rank * UNITS + 32 * n;
@@ -277,8 +277,8 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
     uint32_t weights[HIDDEN / 16][4]; // the same for all pictures
 #pragma unroll
     for (int k = 0; k < HIDDEN / 16; k++)
-        load_matrices_transposed(weights[k], shared_address(shared + L::AT_LINEAR1) + 32 * n +
-                                                 below_first(t.lane, PITCH) + 16 * k * PITCH);
+        ldmatrix_x4_trans(weights[k], shared_address(shared + L::AT_LINEAR1) + 32 * n + below_first(t.lane, PITCH) +
+                                          16 * k * PITCH);
     for (int first = 0; first < t.a.batch; first += CHUNK) {
         const bool last = first + CHUNK >= t.a.batch;
         if (first)
@@ -299,9 +299,9 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
 #pragma unroll
         for (int k = 0; k < HIDDEN / 16; k++) {
             uint32_t a[4];
-            load_matrices(a, left + 32 * k);
-            multiply(halves[k % 2][0], a, weights[k][0], weights[k][1]);
-            multiply(halves[k % 2][1], a, weights[k][2], weights[k][3]);
+            ldmatrix_x4(a, left + 32 * k);
+            mma_sync<__nv_bfloat16>(halves[k % 2][0], a, weights[k][0], weights[k][1]);
+            mma_sync<__nv_bfloat16>(halves[k % 2][1], a, weights[k][2], weights[k][3]);
         }
         __nv_bfloat16 *to = t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
 #pragma unroll
@@ -319,13 +319,12 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
 #pragma unroll
         for (int k = 0; k < CHUNK / 16; k++) {
             uint32_t a[4], b[2][4];
-            load_matrices_transposed(a,
-                                     hidden + 16 * k * HIDDEN_PITCH + 32 * t.warp + beside_first(t.lane, HIDDEN_PITCH));
-            load_matrices_transposed(b[0], slice + 16 * k * PITCH + below_first(t.lane, PITCH));
-            load_matrices_transposed(b[1], slice + 16 * k * PITCH + 32 + below_first(t.lane, PITCH));
+            ldmatrix_x4_trans(a, hidden + 16 * k * HIDDEN_PITCH + 32 * t.warp + beside_first(t.lane, HIDDEN_PITCH));
+            ldmatrix_x4_trans(b[0], slice + 16 * k * PITCH + below_first(t.lane, PITCH));
+            ldmatrix_x4_trans(b[1], slice + 16 * k * PITCH + 32 + below_first(t.lane, PITCH));
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                multiply(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+                mma_sync<__nv_bfloat16>(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
         }
     }
 #pragma unroll

@@ -40,8 +40,8 @@ __device__ __forceinline__ void load_rows(const Thread<L> &t, uint32_t to, const
 #pragma unroll 2
     for (int i = 0; i < rows * 8 / THREADS; i++) {
         const int vector = t.thread + i * THREADS, row = vector / 8;
-        copy_async<16>(to + in_chunk(row, vector % 8), from + (int64_t)row * pitch + vector % 8 * 8,
-                       row < valid ? 16 : 0);
+        cp_async<16>(to + in_chunk(row, vector % 8), from + (int64_t)row * pitch + vector % 8 * 8,
+                     row < valid ? 16 : 0);
     }
 }
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ void forward_split(const Thread<L> &t)
 #pragma unroll 1
     for (int chunk = 0; chunk < STAGES - 1; chunk++) {
         load_split_features(t, chunk);
-        copy_async_commit();
+        cp_async_commit_group();
     }
     const int group = warpgroup_of(t), warp = t.warp % 4;
     float d[32];
@@ -90,27 +90,27 @@ __device__ __forceinline__ void forward_split(const Thread<L> &t)
         d[i] = 0.0f;
 #pragma unroll 1
     for (int chunk = 0; chunk < SPLIT_CHUNKS; chunk++) {
-        copy_async_wait<STAGES - 2>();
-        fence_async_proxy();
+        cp_async_wait_group<STAGES - 2>();
+        fence_proxy_async();
         __syncthreads();
         if (chunk + STAGES - 1 < SPLIT_CHUNKS) {
             load_split_weights(t, chunk + STAGES - 1);
             load_split_features(t, chunk + STAGES - 1);
         }
-        copy_async_commit();
+        cp_async_commit_group();
         const uint32_t weights = chunks_of_stage<L>(chunk % STAGES), features = weights + 2 * CHUNK_BYTES;
         uint32_t a[CHUNK / 16][4];
         const int row = 16 * warp + t.lane % 8 + t.lane / 8 % 2 * 8;
 #pragma unroll
         for (int k = 0; k < CHUNK / 16; k++)
-            load_matrices(a[k], features + in_chunk(row, 2 * k + t.lane / 16));
+            ldmatrix_x4(a[k], features + in_chunk(row, 2 * k + t.lane / 16));
         const uint64_t right = wgmma_descriptor(weights + group * CHUNK_BYTES, WGMMA_SWIZZLE_128, 8 * CHUNK_ROW);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < CHUNK / 16; k++)
-            wgmma_m64n64k16(d, a[k], wgmma_advance(right, k * 32), 1, __nv_bfloat16());
-        wgmma_commit();
-        wgmma_wait<0>();
+            wgmma<__nv_bfloat16, 64, 0>(d, a[k], wgmma_advance(right, k * 32), 1);
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
     }
     const int picture = t.block / SPLITS * CHUNK + 16 * warp + t.row;
     float *to = t.template workspace<float>(WS_PARTIAL) + (t.block % SPLITS * MOST + picture) * HIDDEN + group * UNITS +
@@ -254,10 +254,10 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
     int chunk = chunk_of(t, 0), ahead = chunk_of(t, 1);
     const auto next = [&](int now) { return now + 2 < 2 * chunks ? now + 2 : t.rank; };
     load_chunk_gradients(t, chunk, 0);
-    copy_async_commit();
+    cp_async_commit_group();
     load_chunk_features(t, ahead, 1);
     load_chunk_gradients(t, ahead, 1);
-    copy_async_commit();
+    cp_async_commit_group();
     float d[2][32]; // of the first or second 64 hidden units
 #pragma unroll
     for (int i = 0; i < 64; i++)
@@ -265,8 +265,8 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
     int stage = 0;
 #pragma unroll 1
     for (int i = 0; i < chunks; i++, chunk = next(chunk)) {
-        copy_async_wait<STAGES - 2>();
-        fence_async_proxy();
+        cp_async_wait_group<STAGES - 2>();
+        fence_proxy_async();
         __syncthreads();
         if (i + STAGES - 1 < chunks) {
             const int to = (stage + STAGES - 1) % STAGES;
@@ -274,7 +274,7 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
             load_chunk_features(t, ahead, to);
             load_chunk_gradients(t, ahead, to);
         }
-        copy_async_commit();
+        cp_async_commit_group();
         const uint32_t gradients = chunks_of_stage<L>(stage), features = gradients + 2 * CHUNK_BYTES;
         stage = (stage + 1) % STAGES;
         if (group == 0) {
@@ -282,16 +282,15 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
             const int row = 16 * warp + t.lane % 8 + t.lane / 8 % 2 * 8;
 #pragma unroll
             for (int k = 0; k < HIDDEN / 16; k++)
-                load_matrices(a[k], gradients + k / 4 * CHUNK_BYTES + in_chunk(row, 2 * (k % 4) + t.lane / 16));
+                ldmatrix_x4(a[k], gradients + k / 4 * CHUNK_BYTES + in_chunk(row, 2 * (k % 4) + t.lane / 16));
             const uint64_t right =
                 wgmma_descriptor(shared_address(shared + AT_LINEAR<L>), WGMMA_SWIZZLE_128, 8 * CHUNK_ROW);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < HIDDEN / 16; k++)
-                wgmma_m64n64k16_transposed(d[0], a[k], wgmma_advance(right, k * 16 * CHUNK_ROW), k > 0,
-                                           __nv_bfloat16());
-            wgmma_commit();
-            wgmma_wait<0>();
+                wgmma<__nv_bfloat16, 64, 1>(d[0], a[k], wgmma_advance(right, k * 16 * CHUNK_ROW), k > 0);
+            wgmma_commit_group();
+            wgmma_wait_group<0>();
             const int64_t picture = chunk * CHUNK + 16 * warp + t.row;
             __nv_bfloat16 *to = t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + picture * FEATURES +
                                 t.cluster * WIDE + 2 * t.quad;
@@ -308,24 +307,23 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
             for (int i = 0; i < 2; i++)
 #pragma unroll
                 for (int k = 0; k < CHUNK / 16; k++)
-                    load_matrices_transposed(
-                        a[i][k], gradients + i * CHUNK_BYTES +
-                                     in_chunk(16 * k + t.lane % 8 + t.lane / 16 * 8, 2 * warp + t.lane / 8 % 2));
+                    ldmatrix_x4_trans(a[i][k],
+                                      gradients + i * CHUNK_BYTES +
+                                          in_chunk(16 * k + t.lane % 8 + t.lane / 16 * 8, 2 * warp + t.lane / 8 % 2));
             const uint64_t right = wgmma_descriptor(features, WGMMA_SWIZZLE_128, 8 * CHUNK_ROW);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < CHUNK / 16; k++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    wgmma_m64n64k16_transposed(d[i], a[i][k], wgmma_advance(right, k * 16 * CHUNK_ROW), 1,
-                                               __nv_bfloat16());
-            wgmma_commit();
-            wgmma_wait<0>();
+                    wgmma<__nv_bfloat16, 64, 1>(d[i], a[i][k], wgmma_advance(right, k * 16 * CHUNK_ROW), 1);
+            wgmma_commit_group();
+            wgmma_wait_group<0>();
         }
     }
     const uint32_t exchanged = shared_address(&t.small.exchanged);
     if (t.thread == 0)
-        barrier_expect(exchanged, 2 * CHUNK_BYTES);
+        mbarrier_arrive_expect_tx(exchanged, 2 * CHUNK_BYTES);
     cluster_arrive_aligned(); // the weights have been read, and what the other block sends may take their place
     t.arrive();
     cluster_wait_aligned();
@@ -339,11 +337,7 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
             const float4 low = {v[0], v[1], v[2], v[3]}, high = {v[16], v[17], v[18], v[19]};
             const float4 theirs = t.rank ? low : high;
             ((float4 *)(shared + AT_CHUNKS<L>))[i * WARPGROUP + mine] = t.rank ? high : low;
-            asm volatile(
-                "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                    to + i * WARPGROUP * 16),
-                "f"(theirs.x), "f"(theirs.y), "f"(theirs.z), "f"(theirs.w), "r"(arrived)
-                : "memory");
+            st_async(to + i * WARPGROUP * 16, theirs, arrived);
         }
     }
 }
@@ -352,7 +346,7 @@ template <class L>
 __device__ __forceinline__ void update_linear1_rounds(const Thread<L> &t, int64_t step, float (&weight)[4][4],
                                                       float rate)
 {
-    barrier_wait(shared_address(&t.small.exchanged), step & 1);
+    mbarrier_wait(shared_address(&t.small.exchanged), step & 1);
     // To whom the weights are: the warp of the other half of the units is four further.
     const int at = t.thread / WARPGROUP * 4 * WARPGROUP + t.thread % WARPGROUP;
     const float4 *ours = (const float4 *)(shared + AT_CHUNKS<L>)+at,

@@ -64,8 +64,8 @@ template <class L>
 __device__ __forceinline__ void meet_group(const Thread<L> &t, int phase)
 {
     const uint32_t made = shared_address(t.small.group_made + warpgroup_of(t));
-    barrier_arrive(made);
-    barrier_wait(made, phase);
+    mbarrier_arrive(made);
+    mbarrier_wait(made, phase);
 }
 
 // weights -> statistics. The first two pictures are where picture_of(1, ...) says. Each warpgroup has every second
@@ -91,31 +91,31 @@ __device__ __forceinline__ void forward_rounds(const Thread<L> &t, int64_t step)
             forward1(t, round + 1, group * ROWS1<L> + t.warp % 4 / WARPS1<L>, (group + 1) * ROWS1<L>, 4 / WARPS1<L>,
                      weights);
         }
-        fence_async_proxy();
+        fence_proxy_async();
         if (round == 0) {
-            barrier_wait(shared_address(&t.small.mapped), 0);
+            mbarrier_wait(shared_address(&t.small.mapped), 0);
             if (group)
-                barrier_wait(shared_address(&t.small.multiplied), step & 1);
+                mbarrier_wait(shared_address(&t.small.multiplied), step & 1);
         }
         if (elected)
-            bulk_stores_wait_read(); // of the former picture's output, whose place is taken next
+            bulk_wait_group_read<0>(); // of the former picture's output, whose place is taken next
         meet_group(t, 0);
         if (more && elected) {
             bulk_store(to + KEPT_OUTPUT, kept_maps<L>(group), KEPT_MAPS);
             bulk_store(to + KEPT_OUTPUT + KEPT_MAPS, kept_places<L>(group), KEPT_PLACES);
-            bulk_stores_commit();
+            bulk_commit_group();
         }
         convolve2(t, WARPGROUPS, first, second, windows_of(t, number),
                   number ? 0 : shared_address(&t.small.multiplied));
-        fence_async_proxy();
+        fence_proxy_async();
         if (more)
             picture.store(t, picture_of<L>(round, group));
         if (elected)
-            bulk_stores_wait_read();
+            bulk_wait_group_read<0>();
         meet_group(t, 1);
         if (more && elected) {
             bulk_store(to, kept_output<L>(group), KEPT_OUTPUT);
-            bulk_stores_commit();
+            bulk_commit_group();
         }
     }
     sum_over_pictures(t, first, second, t.template workspace<float>(WS_STATISTICS));
@@ -245,10 +245,10 @@ __device__ __forceinline__ void start_stage(const Thread<L> &t)
 #pragma unroll 1
     for (int i = t.thread; i < L::AT_ONCE * VECTORS; i += THREADS) {
         const int number = t.pictures - 1 - i / VECTORS;
-        copy_async_16(shared_address(shared + L::AT_STAGE) + number % 2 * L::STAGE_BYTES + i % VECTORS * 16,
-                      grad_pooled(t, number, i % VECTORS));
+        cp_async_16(shared_address(shared + L::AT_STAGE) + number % 2 * L::STAGE_BYTES + i % VECTORS * 16,
+                    grad_pooled(t, number, i % VECTORS));
     }
-    copy_async_commit();
+    cp_async_commit_group();
 }
 
 // The first warpgroup's sums of products of the taps, of warps, to the workspace. A barrier of the block before it.
@@ -305,15 +305,15 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
     };
     const int last = t.pictures - 1;
     if (t.thread % WARPGROUP == 0) {
-        bulk_stores_wait(); // what forward kept can be loaded
-        fence_async_proxy_global();
+        bulk_wait_group<0>(); // what forward kept can be loaded
+        fence_proxy_async_global();
     }
-    copy_async_wait<0>();
+    cp_async_wait_group<0>();
     __syncthreads();
     if (warpgroup_of(t) == 0) {
         cluster_arrive_aligned();
         if (t.thread == 0)
-            barrier_expect(shared_address(&s.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
+            mbarrier_arrive_expect_tx(shared_address(&s.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
         float d[TAPS][16];
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++)
@@ -330,29 +330,29 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
             const int slot = number % 2;
             const KeptWhole kept = {{next.x, next.y, next.z, next.w}};
             if (number < last - 1)
-                barrier_wait(shared_address(s.tiles_loaded + slot), load_of(number) & 1);
+                mbarrier_wait(shared_address(s.tiles_loaded + slot), load_of(number) & 1);
             store_gradient_whole(t, slot, kept);
             if (more)
                 picture.store(t, picture_of<L>(1, slot));
-            copy_async_wait<0>(); // for the next picture
-            fence_async_proxy();
-            barrier_arrive(shared_address(s.gradient_made + slot));
+            cp_async_wait_group<0>(); // for the next picture
+            fence_proxy_async();
+            mbarrier_arrive(shared_address(s.gradient_made + slot));
             if (number)
                 next = __ldcg(kept_of(t, number - 1));
             if (number && more)
                 picture.load(t, step + 1, number - 1);
-            barrier_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
+            mbarrier_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
             if (number > 1) {
 #pragma unroll 1
                 for (int i = t.thread; i < VECTORS; i += WARPGROUP)
-                    copy_async_16(shared_address(shared + L::AT_STAGE) + slot * L::STAGE_BYTES + i * 16,
-                                  grad_pooled(t, number - 2, i));
-                copy_async_commit();
+                    cp_async_16(shared_address(shared + L::AT_STAGE) + slot * L::STAGE_BYTES + i * 16,
+                                grad_pooled(t, number - 2, i));
+                cp_async_commit_group();
             }
             add_weights2(t, slot, slot + 1, d);
             if (number > 1) { // its gradient has been read, and a copy comes to where it was
-                fence_async_proxy();
-                barrier_arrive(shared_address(s.weights_made + slot));
+                fence_proxy_async();
+                mbarrier_arrive(shared_address(s.weights_made + slot));
             }
             if (more)
                 add_products(t, picture_of<L>(1, slot), 1, t.warp, 4, products[0], products[1]);
@@ -362,11 +362,11 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
         float4 ours[L::EXCHANGED_VECTORS];
         cluster_wait_aligned();
         send_weights2(t, d, ours);
-        barrier_wait(shared_address(&s.arrived), step & 1);
+        mbarrier_wait(shared_address(&s.arrived), step & 1);
         store_weights2(t, ours);
     } else {
         const int half = t.warp % 4 / 2;
-        barrier_wait(shared_address(&s.mapped), 1);
+        mbarrier_wait(shared_address(&s.mapped), 1);
         uint32_t a[24][4];
         weights_of_input2(t, a);
         cluster_arrive_aligned(); // the weights have been read, so that the other block may write there
@@ -378,28 +378,28 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
             picture.store(t, picture_of<L>(0, slot));
             if (number)
                 picture.load(t, step, number - 1);
-            barrier_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
+            mbarrier_wait(shared_address(s.gradient_made + slot), use_of(number) & 1);
             make_input2(t, slot, a);
-            fence_async_proxy(); // the places of the picture before have been read
-            barrier_arrive(shared_address(&s.all_made));
-            barrier_wait(shared_address(&s.all_made), ((int)step * t.pictures + last - number) & 1);
+            fence_proxy_async(); // the places of the picture before have been read
+            mbarrier_arrive(shared_address(&s.all_made));
+            mbarrier_wait(shared_address(&s.all_made), ((int)step * t.pictures + last - number) & 1);
             if (t.thread == WARPGROUP && number && number < last) { // where those of the picture before were
                 const uint32_t loaded = shared_address(s.places_loaded + 1 - slot);
-                barrier_expect(loaded, KEPT_PLACES);
+                mbarrier_arrive_expect_tx(loaded, KEPT_PLACES);
                 bulk_load(kept_places<L>(1 - slot), tiles_of(t, number - 1) + KEPT_OUTPUT + KEPT_MAPS, KEPT_PLACES,
                           loaded);
             }
             if (t.thread == WARPGROUP && number > 1) { // where this picture's are
                 const uint32_t loaded = shared_address(s.tiles_loaded + slot);
                 const char *const from = tiles_of(t, number - 2);
-                barrier_wait(shared_address(s.weights_made + slot), load_of(number - 2) & 1);
-                barrier_expect(loaded, KEPT_OUTPUT + KEPT_MAPS);
+                mbarrier_wait(shared_address(s.weights_made + slot), load_of(number - 2) & 1);
+                mbarrier_arrive_expect_tx(loaded, KEPT_OUTPUT + KEPT_MAPS);
                 bulk_load(kept_output<L>(slot), from, KEPT_OUTPUT, loaded);
                 bulk_load(kept_maps<L>(slot), from + KEPT_OUTPUT, KEPT_MAPS, loaded);
             }
             __syncwarp();
             if (number < last - 1)
-                barrier_wait(shared_address(s.places_loaded + slot), load_of(number) & 1);
+                mbarrier_wait(shared_address(s.places_loaded + slot), load_of(number) & 1);
             backward1_whole(t, picture_of<L>(0, slot), shared + L::AT_PLACES + slot * L::PLACES_BYTES,
                             shared_address(shared + L::AT_INPUT) + slot * INPUT_BYTES, half * 8, half ? SIDE1 : 8, sums,
                             plain);
@@ -407,7 +407,7 @@ __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step
         cluster_wait_aligned();
     }
     // What has been read where the weights were is read: the next step's come there by a bulk copy.
-    fence_async_proxy();
+    fence_proxy_async();
     __syncthreads();
     if (more)
         store_grams(t);

@@ -51,7 +51,7 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
     for (int i = t.thread; i < L::AT_SMALL / 16; i += THREADS)
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
     if constexpr (L::MEMBERS == 1)
-        fence_async_proxy(); // a bulk copy brings the weights there
+        fence_proxy_async(); // a bulk copy brings the weights there
     const cuda_ops_mnist_parameters &p = t.a.parameters;
     Small<L> &s = t.small;
     if (t.thread < CHANNELS1) {
@@ -69,19 +69,19 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
         ((uint4 *)t.small.kernel1)[t.thread] = make_uint4(0, 0, 0, 0);
     static_assert(CHANNELS1 * KERNEL1 / 8 <= THREADS, "");
     if (t.thread == 0) {
-        bulk_barrier_init(shared_address(&t.small.arrived));
-        bulk_barrier_init(shared_address(&t.small.mapped));
-        bulk_barrier_init(shared_address(&t.small.first_made), WARPGROUP);
-        bulk_barrier_init(shared_address(&t.small.all_made), WARPGROUP);
+        mbarrier_init_fenced(shared_address(&t.small.arrived));
+        mbarrier_init_fenced(shared_address(&t.small.mapped));
+        mbarrier_init_fenced(shared_address(&t.small.first_made), WARPGROUP);
+        mbarrier_init_fenced(shared_address(&t.small.all_made), WARPGROUP);
         if constexpr (L::ROUNDS > 1) {
-            bulk_barrier_init(shared_address(&t.small.multiplied), WARPGROUP);
-            bulk_barrier_init(shared_address(&t.small.exchanged));
+            mbarrier_init_fenced(shared_address(&t.small.multiplied), WARPGROUP);
+            mbarrier_init_fenced(shared_address(&t.small.exchanged));
             for (int i = 0; i < WARPGROUPS; i++) {
-                bulk_barrier_init(shared_address(&t.small.group_made[i]), WARPGROUP);
-                bulk_barrier_init(shared_address(&t.small.tiles_loaded[i]));
-                bulk_barrier_init(shared_address(&t.small.places_loaded[i]));
-                bulk_barrier_init(shared_address(&t.small.gradient_made[i]), WARPGROUP);
-                bulk_barrier_init(shared_address(&t.small.weights_made[i]), WARPGROUP);
+                mbarrier_init_fenced(shared_address(&t.small.group_made[i]), WARPGROUP);
+                mbarrier_init_fenced(shared_address(&t.small.tiles_loaded[i]));
+                mbarrier_init_fenced(shared_address(&t.small.places_loaded[i]));
+                mbarrier_init_fenced(shared_address(&t.small.gradient_made[i]), WARPGROUP);
+                mbarrier_init_fenced(shared_address(&t.small.weights_made[i]), WARPGROUP);
             }
         }
     }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
         weight2 = p.block2.weight[parameter_of_weight2(at)];
         t.template workspace<__nv_bfloat16>(WS_WEIGHTS2)[weight2_of<L>(at)] = __float2bfloat16_rn(weight2);
         if constexpr (L::MEMBERS == 1)
-            fence_async_proxy_global();
+            fence_proxy_async_global();
     }
     if (t.block < SLICES) {
 #pragma unroll
@@ -187,11 +187,11 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             uint32_t weights[8 * GROUPS1<L>][2];
             weights_of_forward1(t, weights);
             forward1(t, step, t.warp / WARPS1<L>, t.pictures * ROWS1<L>, WARPS / WARPS1<L>, weights);
-            copy_async_wait<0>();
+            cp_async_wait_group<0>();
             if constexpr (!halves)
-                fence_async_proxy();
+                fence_proxy_async();
             if (t.pictures)
-                barrier_wait(shared_address(&t.small.mapped), step & 1);
+                mbarrier_wait(shared_address(&t.small.mapped), step & 1);
             __syncthreads();
         }
         if constexpr (!halves && !rounds) {
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         if constexpr (rounds) {
             if (t.block < SLICES)
                 update_linear1_rounds(t, step, linear1, linear_rate);
-            fence_async_proxy(); // what is where convolution 2's weights come back to has been read
+            fence_proxy_async(); // what is where convolution 2's weights come back to has been read
         }
         t.wait();
 
@@ -401,7 +401,7 @@ template <typename Way>
 static cuda_ops_status step(const StepCall &call, const Device &)
 {
 #ifdef CUDA_OPS_SM90A
-    cudaFuncSetAttribute(mnist_step_kernel<Way>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<Way>);
+    allow_shared_memory(mnist_step_kernel<Way>, SHARED_BYTES<Way>);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
     attributes[0].val.cooperative = 1;

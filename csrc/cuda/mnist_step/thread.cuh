@@ -3,33 +3,21 @@
 #define CUDA_OPS_MNIST_STEP_THREAD_CUH
 
 #include "mnist_step/layout.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/global_memory.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 extern __shared__ __align__(1024) char shared[];
 
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Two matrices, at the addresses of lanes 0 to 15.
-__device__ __forceinline__ void load_two_transposed(uint32_t (&m)[2], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(m[0]), "=r"(m[1])
-                 : "r"(address)
-                 : "memory");
-}
-// Likewise from registers: column c of matrix m goes to the address of lane 8 m + c.
-__device__ __forceinline__ void store_two_transposed(uint32_t address, uint32_t m0, uint32_t m1)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m0), "r"(m1)
-                 : "memory");
-}
 __device__ __forceinline__ uint32_t pack_pair(float low, float high)
 {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -87,23 +75,18 @@ struct Thread {
     {
         __syncthreads();
         if (thread == AT_BARRIER)
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.workspace + WS_BARRIER) : "memory");
+            red_release_gpu_add(a.workspace + WS_BARRIER, 1);
     }
     __device__ __forceinline__ void wait()
     {
         phase += BLOCKS;
         if (thread == AT_BARRIER) {
-            unsigned int arrived;
-            do
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                             : "=r"(arrived)
-                             : "l"(a.workspace + WS_BARRIER)
-                             : "memory");
-            while (arrived < phase);
+            while (ld_acquire_gpu(a.workspace + WS_BARRIER) < phase)
+                ;
         }
         __syncthreads();
         // Else the compiler computes all phases' addresses once, before the first step, and has no registers for them.
-        asm volatile("" : "+r"(thread), "+r"(lane), "+r"(row), "+r"(quad));
+        thread = opaque(thread), lane = opaque(lane), row = opaque(row), quad = opaque(quad);
     }
 };
 
@@ -120,45 +103,12 @@ __device__ __forceinline__ Thread<L> thread_of(const Arguments &a)
     return t;
 }
 
-// Global memory written by ordinary stores, here or by those whose barrier was waited for, becomes visible to bulk
-// copies.
-__device__ __forceinline__ void fence_async_proxy_global()
-{
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-// All threads of the cluster's blocks; `arrive` when the other block may go on behind `wait`.
-__device__ __forceinline__ void cluster_arrive_aligned()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait_aligned()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 // An address in this block's shared memory, as one in that of the other block of the cluster.
 template <class L>
 __device__ __forceinline__ uint32_t of_other(const Thread<L> &t, uint32_t address)
 {
-    uint32_t other;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(address), "r"(1 - t.rank));
-    return other;
+    return mapa(address, 1 - t.rank);
 }
-// Stores there; an mbarrier there counts the bytes.
-__device__ __forceinline__ void store_to_other(uint32_t to, uint32_t value, uint32_t barrier)
-{
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(value),
-                 "r"(barrier)
-                 : "memory");
-}
-__device__ __forceinline__ void store_to_other(uint32_t to, uint2 value, uint32_t barrier)
-{
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
-                 "r"(value.x), "r"(value.y), "r"(barrier)
-                 : "memory");
-}
-
 // Sums over all owners, in a fixed order, of this block's channels' two values: lane 0 of the threads that a channel
 // has gets both.
 template <class L>

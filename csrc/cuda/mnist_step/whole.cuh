@@ -104,8 +104,7 @@ struct LargestOf {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t a = (up[w + h] & keep[h]) ^ flip[h], b = (down[w + h] & keep[h]) ^ flip[h];
-                uint32_t pair;
-                asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+                const uint32_t pair = max_bf16x2(a, b);
                 lower[h] = ~__hle2_mask(*(const __nv_bfloat162 *)&b, *(const __nv_bfloat162 *)&a);
                 larger[h] = (down[w + h] & lower[h]) | (up[w + h] & ~lower[h]);
                 // Of equal columns the left one is first, unless its value is the lower one and the other's is not.
@@ -167,19 +166,19 @@ __device__ __forceinline__ void convolve2(const Thread<L> &t, int pictures, floa
             shared_address(shared + L::AT_WEIGHTS2) + t.warp % 4 * 16 * PITCH + below_first(t.lane, PITCH);
 #pragma unroll
         for (int k = 0; k < 2 * TAPS; k++)
-            load_matrices(left[k], weights + k / 2 * CHANNELS2 * PITCH + k % 2 * 32);
+            ldmatrix_x4(left[k], weights + k / 2 * CHANNELS2 * PITCH + k % 2 * 32);
         const uint64_t tile = wgmma_descriptor(shared_address(shared + L::AT_MAPS) + group * TILE_BYTES,
                                                WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
         float d[8 * SIDE1];
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 2 * TAPS; k++)
-            wgmma_m64n224k16(d, left[k], wgmma_advance(tile, (k / 6 * 16 + k / 2 % 3) * TILE_PIXEL + k % 2 * 32), k > 0,
-                             __nv_bfloat16());
-        wgmma_commit();
-        wgmma_wait<0>();
+            wgmma<__nv_bfloat16, 224, 0>(
+                d, left[k], wgmma_advance(tile, (k / 6 * 16 + k / 2 % 3) * TILE_PIXEL + k % 2 * 32), k > 0);
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
         if (L::ROUNDS > 1 && multiplied)
-            barrier_arrive(multiplied);
+            mbarrier_arrive(multiplied);
         const bool inside = t.quad < 3; // else the second half's columns are 14 and 15
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -199,8 +198,8 @@ __device__ __forceinline__ void convolve2(const Thread<L> &t, int pictures, floa
 #pragma unroll
         for (int y = 0; y < SIDE1; y++) {
             const float *v = d + 8 * y;
-            store_matrices_transposed(row_of_output2(t, group) + y * ROW_OF_OUTPUT2, pack_pair(v[0], v[1]),
-                                      pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
+            stmatrix_x4_trans(row_of_output2(t, group) + y * ROW_OF_OUTPUT2, pack_pair(v[0], v[1]),
+                              pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
         }
         if constexpr (L::ROUNDS > 1) {
             LargestOf largest(t);
@@ -209,20 +208,13 @@ __device__ __forceinline__ void convolve2(const Thread<L> &t, int pictures, floa
 #pragma unroll 1
             for (int row = 0; row < SIDE2; row++) {
                 uint32_t up[4], down[4];
-                load_matrices_transposed(up, row_of_output2(t, group) + 2 * row * ROW_OF_OUTPUT2);
-                load_matrices_transposed(down, row_of_output2(t, group) + (2 * row + 1) * ROW_OF_OUTPUT2);
+                ldmatrix_x4_trans(up, row_of_output2(t, group) + 2 * row * ROW_OF_OUTPUT2);
+                ldmatrix_x4_trans(down, row_of_output2(t, group) + (2 * row + 1) * ROW_OF_OUTPUT2);
                 windows[row * WARPGROUP] = largest.next_row(up, down);
             }
             windows[SIDE2 * WARPGROUP] = make_uint2((uint32_t)largest.places, (uint32_t)(largest.places >> 32));
         }
     }
-}
-
-__device__ __forceinline__ float largest_or_nan(float a, float b)
-{
-    float result;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
 }
 
 // Normalises, rectifies and pools: the features to AT_STAGE. Of equal values the first is the largest.
@@ -239,8 +231,8 @@ __device__ __forceinline__ void pool_whole(const Thread<L> &t, KeptWhole &kept)
 #pragma unroll 1
         for (int row = 0; row < SIDE2; row++) {
             uint32_t ups[4], downs[4];
-            load_matrices_transposed(ups, row_of_output2(t, group) + 2 * row * ROW_OF_OUTPUT2);
-            load_matrices_transposed(downs, row_of_output2(t, group) + (2 * row + 1) * ROW_OF_OUTPUT2);
+            ldmatrix_x4_trans(ups, row_of_output2(t, group) + 2 * row * ROW_OF_OUTPUT2);
+            ldmatrix_x4_trans(downs, row_of_output2(t, group) + (2 * row + 1) * ROW_OF_OUTPUT2);
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 const int h = w % 2;
@@ -248,8 +240,8 @@ __device__ __forceinline__ void pool_whole(const Thread<L> &t, KeptWhole &kept)
                 const float v0 = low_of(up) * scale[h] + shift[h], v1 = high_of(up) * scale[h] + shift[h];
                 const float v2 = low_of(down) * scale[h] + shift[h], v3 = high_of(down) * scale[h] + shift[h];
                 const uint32_t above = v1 > v0 ? 2 : 1, below = v3 > v2 ? 8 : 4;
-                const float upper = largest_or_nan(v0, v1), lower = largest_or_nan(v2, v3);
-                const float best = largest_or_nan(upper, lower);
+                const float upper = max_nan(v0, v1), lower = max_nan(v2, v3);
+                const float best = max_nan(upper, lower);
                 const uint32_t place = best > 0 ? (lower > upper ? below : above) : 0;
                 kept.largest[0] |= (w < 2 || t.quad < 3 ? place : 0) << w * 4; // columns 14 and 15 are none
                 if (w < 2 || t.quad < 3)
@@ -309,8 +301,8 @@ __device__ __forceinline__ void sums_whole(const Thread<L> &t, KeptWhole kept)
 #pragma unroll 1
         for (int row = 0; row < SIDE2; row++) {
             uint32_t up[4], down[4];
-            load_matrices_transposed(up, row_of_output2(t, warpgroup_of(t)) + 2 * row * ROW_OF_OUTPUT2);
-            load_matrices_transposed(down, row_of_output2(t, warpgroup_of(t)) + (2 * row + 1) * ROW_OF_OUTPUT2);
+            ldmatrix_x4_trans(up, row_of_output2(t, warpgroup_of(t)) + 2 * row * ROW_OF_OUTPUT2);
+            ldmatrix_x4_trans(down, row_of_output2(t, warpgroup_of(t)) + (2 * row + 1) * ROW_OF_OUTPUT2);
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 const int h = w % 2;
@@ -341,8 +333,8 @@ __device__ __forceinline__ void store_gradient_whole(const Thread<L> &t, int pic
     for (int row = 0; row < SIDE2; row++) {
         const uint32_t above = row_of_output2(t, picture) + 2 * row * ROW_OF_OUTPUT2, below = above + ROW_OF_OUTPUT2;
         uint32_t up[4], down[4];
-        load_matrices_transposed(up, above);
-        load_matrices_transposed(down, below);
+        ldmatrix_x4_trans(up, above);
+        ldmatrix_x4_trans(down, below);
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             const int h = w % 2;
@@ -357,8 +349,8 @@ __device__ __forceinline__ void store_gradient_whole(const Thread<L> &t, int pic
             down[w] = pack_pair(v2, v3) & (w >= 2 ? keep_second : ~0u);
         }
         __syncwarp(); // all lanes have what was there
-        store_matrices_transposed(above, up[0], up[1], up[2], up[3]);
-        store_matrices_transposed(below, down[0], down[1], down[2], down[3]);
+        stmatrix_x4_trans(above, up[0], up[1], up[2], up[3]);
+        stmatrix_x4_trans(below, down[0], down[1], down[2], down[3]);
         kept.next_row();
     }
 }
@@ -388,8 +380,8 @@ __device__ __forceinline__ void backward1_whole(const Thread<L> &t, const char *
             uint32_t packed[4], where[4], b[2][2];
             {
                 const int pixel = y * 16 + t.lane / 16 * 8 + t.lane % 8;
-                load_matrices_transposed(packed, input + pixel * TILE_PIXEL +
-                                                     ((first_channel / 8 + t.lane / 8 % 2) ^ (pixel >> 1 & 3)) * 16);
+                ldmatrix_x4_trans(packed, input + pixel * TILE_PIXEL +
+                                              ((first_channel / 8 + t.lane / 8 % 2) ^ (pixel >> 1 & 3)) * 16);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) { // rows row + 8 (i % 2), windows 2 quad + 8 (i / 2) and the next
@@ -416,8 +408,8 @@ __device__ __forceinline__ void backward1_whole(const Thread<L> &t, const char *
                 for (int i = 0; i < 4; i++)
                     a[i] = packed[i] &
                            (((where[i] & 255) == place ? 0xffffu : 0u) | (where[i] >> 8 == place ? 0xffff0000u : 0u));
-                multiply(sums[place][0], a, b[0][0], b[0][1]);
-                multiply(sums[place][1], a, b[1][0], b[1][1]);
+                mma_sync<__nv_bfloat16>(sums[place][0], a, b[0][0], b[0][1]);
+                mma_sync<__nv_bfloat16>(sums[place][1], a, b[1][0], b[1][1]);
             }
         }
 }
@@ -476,20 +468,19 @@ __device__ __forceinline__ void add_weights2(const Thread<L> &t, int first, int 
             uint32_t a[2][4];
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                load_matrices_transposed(a[h], row_of_output2(t, i) + (2 * row + h) * ROW_OF_OUTPUT2);
+                ldmatrix_x4_trans(a[h], row_of_output2(t, i) + (2 * row + h) * ROW_OF_OUTPUT2);
             wgmma_fence();
 #pragma unroll
             for (int h = 0; h < 2; h++)
 #pragma unroll
                 for (int tap = 0; tap < TAPS; tap++)
-                    wgmma_m64n32k16_transposed(
-                        d[tap], a[h], wgmma_advance(tile, ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL), 1,
-                        __nv_bfloat16());
-            wgmma_commit();
+                    wgmma<__nv_bfloat16, 32, 1>(
+                        d[tap], a[h], wgmma_advance(tile, ((2 * row + h + tap / 3) * 16 + tap % 3) * TILE_PIXEL), 1);
+            wgmma_commit_group();
             if (row == SIDE2 - 1)
-                wgmma_wait<0>();
+                wgmma_wait_group<0>();
             else
-                wgmma_wait<1>();
+                wgmma_wait_group<1>();
         }
     }
 }
@@ -510,10 +501,7 @@ __device__ __forceinline__ void send_weights2(const Thread<L> &t, const float (&
         const float4 second = {v[at + 2], v[at + 3], v[at + 6], v[at + 7]};
         ours[i] = t.rank ? second : theirs;
         theirs = t.rank ? theirs : second;
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                         to + i * WARPGROUP * 16),
-                     "f"(theirs.x), "f"(theirs.y), "f"(theirs.z), "f"(theirs.w), "r"(arrived)
-                     : "memory");
+        st_async(to + i * WARPGROUP * 16, theirs, arrived);
     }
 }
 template <class L>
@@ -543,7 +531,7 @@ __device__ __forceinline__ void weights_of_input2(const Thread<L> &t, uint32_t (
 #pragma unroll
     for (int k = 0; k < 24; k++) {
         const int f = k / 4 % 3, tap = (k >= 12 ? 0 : second ? 1 : 2) * 3 + 2 - f;
-        load_matrices_transposed(a[k], weights + (tap * CHANNELS2 + k % 4 * 16) * PITCH);
+        ldmatrix_x4_trans(a[k], weights + (tap * CHANNELS2 + k % 4 * 16) * PITCH);
         if (k >= 12)
             a[k][1] = a[k][3] = 0;
     }
@@ -564,10 +552,10 @@ __device__ __forceinline__ void make_input2(const Thread<L> &t, int i, const uin
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 24; k++)
-            wgmma_m64n128k16(d, a[k], wgmma_advance(tile, ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32),
-                             k > 0, __nv_bfloat16());
-        wgmma_commit();
-        wgmma_wait<0>();
+            wgmma<__nv_bfloat16, 128, 0>(
+                d, a[k], wgmma_advance(tile, ((k >= 12 ? 32 : 0) + k / 4 % 3) * GRAD_PIXEL + k % 4 * 32), k > 0);
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
         // Rows 8..15 of a warp hold what belongs one image row up. [pixel][32 channels], the four vectors of a pixel
         // rotated so that eight pixels fall into different banks.
 #pragma unroll
@@ -579,8 +567,8 @@ __device__ __forceinline__ void make_input2(const Thread<L> &t, int i, const uin
                 m[e] = pack_pair(v[0] + v[8 + 2], v[1] + v[8 + 3]);
             }
             const int pixel = first * 16 + j * 8 + t.lane % 16;
-            store_two_transposed(input + i * INPUT_BYTES + pixel * TILE_PIXEL + (warp ^ (pixel >> 1 & 3)) * 16, m[0],
-                                 m[1]);
+            stmatrix_x2_trans(input + i * INPUT_BYTES + pixel * TILE_PIXEL + (warp ^ (pixel >> 1 & 3)) * 16, m[0],
+                              m[1]);
         }
     }
 }
@@ -597,7 +585,7 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
     const uint32_t input = shared_address(shared + L::AT_INPUT);
     if (group < t.pictures)
         store_gradient_whole(t, group, kept);
-    fence_async_proxy();
+    fence_proxy_async();
     __syncthreads();
     float sums[4][2][4], plain[2];
     const char *const picture = picture_of<L>(parity, 0), *const places = shared + L::AT_PLACES;
@@ -605,7 +593,7 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
     if (group == 0) {
         cluster_arrive_aligned();
         if (t.thread == 0)
-            barrier_expect(shared_address(&t.small.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
+            mbarrier_arrive_expect_tx(shared_address(&t.small.arrived), L::EXCHANGED_VECTORS * WARPGROUP * 16);
         float d[TAPS][16];
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++)
@@ -618,10 +606,10 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
         send_weights2(t, d, ours);
         clear(sums, plain);
         if (t.pictures) {
-            barrier_wait(shared_address(&t.small.first_made), parity);
+            mbarrier_wait(shared_address(&t.small.first_made), parity);
             backward1_whole(t, picture, places, input, half * 3, half * 3 + 3, sums, plain);
         }
-        barrier_wait(shared_address(&t.small.arrived), parity);
+        mbarrier_wait(shared_address(&t.small.arrived), parity);
         store_weights2(t, ours);
     } else {
         uint32_t a[24][4];
@@ -631,11 +619,11 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
         for (int i = 0; i < t.pictures; i++) {
             make_input2(t, i, a);
             if (i == 0)
-                barrier_arrive(shared_address(&t.small.first_made));
+                mbarrier_arrive(shared_address(&t.small.first_made));
         }
         cluster_wait_aligned();
-        barrier_arrive(shared_address(&t.small.all_made));
-        barrier_wait(shared_address(&t.small.all_made), parity);
+        mbarrier_arrive(shared_address(&t.small.all_made));
+        mbarrier_wait(shared_address(&t.small.all_made), parity);
         clear(sums, plain);
         // The first warpgroup has less time left, and gets fewer rows of the first picture.
 #pragma unroll 1
@@ -644,7 +632,7 @@ __device__ __forceinline__ void backward_whole(const Thread<L> &t, int parity, c
                             i ? half * 7 : 6 + half * 4, i ? half * 7 + 7 : 10 + half * 4, sums, plain);
     }
     // What has been read where the weights were is read: the next step's come there by a bulk copy.
-    fence_async_proxy();
+    fence_proxy_async();
     __syncthreads();
     store_sums1_whole(t, sums, plain);
 }

@@ -1,21 +1,70 @@
-// Clusters of blocks (Hopper), which read each other's shared memory. Before Hopper a block is a cluster of its own.
+// Clusters (sm_90): blocks that run at once and reach each other's shared memory. Before Hopper a block is a cluster of
+// its own: those functions that kernels call there as well do nothing then.
 #ifndef CUDA_OPS_PTX_CLUSTER_CUH
 #define CUDA_OPS_PTX_CLUSTER_CUH
 
-#include <type_traits>
+#include "ptx/shared_memory.cuh"
 
-#include "common/common.cuh"
-
-__device__ __forceinline__ void cluster_barrier()
+// This block's number in its cluster.
+__device__ __forceinline__ uint32_t cluster_ctarank()
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
 }
 
-// Where block `rank` of the cluster has what this one has at `pointer` (in shared memory).
+// ---- barrier.cluster: all threads of all blocks arrive once a phase, and wait ----
+
+// .aligned: the whole warp executes it together, which the compiler must be able to rely on.
+__device__ __forceinline__ void cluster_arrive_aligned()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait_aligned()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_sync()
+{
+    cluster_arrive_aligned();
+    cluster_wait_aligned();
+}
+// Where nothing but mbarriers is to be seen by the other blocks, which fence_mbarrier_init() sees to: what .release
+// adds is a fence of the whole GPU.
+__device__ __forceinline__ void cluster_arrive_relaxed_aligned()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_sync_relaxed()
+{
+    cluster_arrive_relaxed_aligned();
+    cluster_wait_aligned();
+}
+// By threads of a warp that have parted.
+__device__ __forceinline__ void cluster_arrive_relaxed()
+{
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// ---- mapa: the address in block `rank` of the cluster of what lies at `address` in this one ----
+
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank)
+{
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// As a pointer, to be read through. (A block's shared memory must outlive the others' reads: cluster_sync().)
 template <typename T>
-__device__ __forceinline__ const T *in_block_of_cluster(const T *pointer, int rank)
+__device__ __forceinline__ const T *mapa(const T *pointer, int rank)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint64_t address;
@@ -26,48 +75,44 @@ __device__ __forceinline__ const T *in_block_of_cluster(const T *pointer, int ra
 #endif
 }
 
-static inline int compute_capability()
+// ---- stores to mapa's addresses ----
+
+__device__ __forceinline__ void st_shared_cluster_v4_f32(uint32_t to, float4 v)
 {
-    int device = 0, major = 0, minor = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return major * 10 + minor;
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 }
 
-// launch_dependent in clusters of `cluster` blocks along x. The kernel has been told of its shared memory if that is
-// more than 48 KB. Before Hopper (`capability` below 90) blocks go without clusters, and the kernel counts on it.
-template <typename... Parameters>
-static inline cudaError_t start_clusters(void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
-                                         int shared_bytes, int capability, cudaStream_t stream,
-                                         const std::common_type_t<Parameters> &...arguments)
+// st.async: 4, 8 or 16 bytes, whose arrival the mbarrier there counts (mbarrier_arrive_expect_tx).
+__device__ __forceinline__ void st_async(uint32_t to, float value, uint32_t barrier)
 {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned int)cluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned int)blocks);
-    config.blockDim = dim3((unsigned int)threads);
-    config.dynamicSmemBytes = (size_t)shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = capability >= 90 ? (cluster > 1 ? 2 : 1) : 0;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value),
+                 "r"(barrier)
+                 : "memory");
 }
-
-// The same for whatever device is current, its shared memory told.
-template <typename... Parameters>
-static inline void launch_dependent_clusters(void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
-                                             int shared_bytes, cudaStream_t stream,
-                                             const std::common_type_t<Parameters> &...arguments)
+__device__ __forceinline__ void st_async(uint32_t to, uint32_t value, uint32_t barrier)
 {
-    if (shared_bytes > 48 << 10)
-        allow_shared_memory(kernel, shared_bytes);
-    // Its error is launch_status()'s.
-    start_clusters(kernel, blocks, threads, cluster, shared_bytes, compute_capability(), stream, arguments...);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(value),
+                 "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void st_async(uint32_t to, uint2 v, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void st_async(uint32_t to, float4 v, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void st_async(uint32_t to, uint4 v, uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+                 : "memory");
 }
 
 #endif

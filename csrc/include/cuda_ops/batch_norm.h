@@ -9,8 +9,8 @@
  *   workspace: of cuda_ops_batch_norm_workspace_* bytes, aligned to 8; of no value between calls of different passes
  *   outer, channels and inner are at least 1, or nothing is done
  *
- * The reductions over a channel are split into pieces that depend on the sizes alone, and the pieces are put together
- * in a fixed order: results repeat bitwise, on the CPU for any number of threads.
+ * A channel's reduction is split as the sizes alone say, and the splits are merged in a fixed order: results repeat
+ * bitwise, on the CPU for any number of threads.
  */
 #ifndef CUDA_OPS_BATCH_NORM_H
 #define CUDA_OPS_BATCH_NORM_H

@@ -4,15 +4,15 @@
  *   input, grad_input:    batch x in_channels x height x width
  *   weight, grad_weight:  out_channels x in_channels x 3 x 3, contiguous
  *   output, grad_output:  batch x out_channels x height / 2 x width / 2
- *   input and output each lie in that order or channels last, as the sizes' flags say; gradients lie as they do.
+ *   input and output are each in that order or channels last, as the sizes' flags say; gradients as they are.
  *
  * Several input channels: the convolution by Winograd's F(2x2, 3x3), which needs 4 products where the sum itself has
  * 9, forward and in both gradients; a tile of it is a window of the pooling. One input channel: the convolution is
  * never stored, and the gradients follow from the products of the input with the gradient at the windows' maxima.
- * Either way the pictures are taken one by one, so that a picture's data stay in the second-level cache.
+ * Either way images are taken one by one, so that an image's data stay in the second-level cache.
  *
- * The work is cut into `chunks` of pictures, whose number depends on the batch alone, and their sums are put together
- * in order: results repeat bit by bit for any number of threads.
+ * The work is split into `chunks` of images, whose number depends on the batch alone, and their sums are added in
+ * order: results repeat bit by bit for any number of threads.
  *
  * Steps; those with [begin, end) may be spread over threads, and are of chunks but for the ones over channels:
  *     forward:   prepare, convolve, statistics, pool

@@ -1,42 +1,44 @@
-// conv2d with a group for each input channel, weight gradient: grad_weight[o][r][s] = sum over n, y, x of
-// grad_output[n][o][y][x] * input[n][o / multiplier][y * stride - padding + r * dilation][...]; see
-// conv2d/depthwise/forward_backward_input.cu.
+// conv2d with a group per input channel, backward_weight:
 //
-// Every thread sums all taps over its share of the pixels, blocks share images and rows, and a second kernel adds up
-// what they found, in order. `planes` (contiguous) works on patches in shared memory, a block for a channel and some
-// images; `pixels` (channels_last) reads from global memory, a warp for a strip of pixels of 64 channels; `any` takes
-// the rest, a few taps at a time. Bound by memory.
+//   grad_weight[o][r][s] = sum over n, y, x of grad_output[n][o][y][x] *
+//                                              input[n][o / multiplier][y * stride - padding + r * dilation][...]
+//
+// Every thread sums all taps over its share of the pixels; blocks split images and rows, and a second kernel adds the
+// splits in order. Contiguous: a block per channel and some images, from tiles with halo in shared memory.
+// channels_last: a warp per strip of pixels of 64 channels. Everything else: a few taps at a time. Bound by memory.
 #include <algorithm>
 #include <type_traits>
 
 #include "conv2d/depthwise/problem.cuh"
+#include "ptx/cp_async.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 static constexpr int PLANE_ROWS = 2;
-static constexpr int PIXEL_CHANNELS = 2; // of a thread of `pixels`
-static constexpr int ANY_TAPS = 8;       // taps that a block of `any` sums
+static constexpr int PIXEL_CHANNELS = 2; // of a lane, channels_last
+static constexpr int GENERIC_TAPS = 8;   // taps of a block of the generic kernel
 static constexpr int64_t WANTED_BLOCKS = 1056, PIXEL_BLOCKS = 264;
 
 template <typename T, int K>
 __global__ void __launch_bounds__(THREADS)
-    conv2d_depthwise_planes_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p)
+    conv2d_depthwise_backward_weight_contiguous_kernel(float *partial, const __grid_constant__ DepthwiseProblem p)
 {
     extern __shared__ __align__(16) float patch[];
     __shared__ float sums[WARPS][K * K];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int rows = p.tile_height + K - 1, across = p.tile_width / RUN, units = across * (p.tile_height / PLANE_ROWS);
-    const int64_t o = blockIdx.x % p.out_channels, part = blockIdx.x / p.out_channels;
+    const int64_t o = blockIdx.x % p.out_channels, split = blockIdx.x / p.out_channels;
     const int64_t tiles = (int64_t)p.tiles_x * p.tiles_y, groups = (p.batch + p.planes - 1) / p.planes;
     const bool whole_runs = p.out_width % RUN == 0 && is_aligned_run<T>(p.output);
     const T *const source = (const T *)p.input + o / p.multiplier * p.in.c;
 
     float sum[K * K] = {};
-    for (int64_t item = part; item < groups * tiles; item += p.parts) {
+    for (int64_t item = split; item < groups * tiles; item += p.splits) {
         int64_t group = item;
-        const int x0 = (int)split(group, p.tiles_x) * p.tile_width, y0 = (int)split(group, p.tiles_y) * p.tile_height;
+        const int x0 = (int)divide_in_place(group, p.tiles_x) * p.tile_width,
+                  y0 = (int)divide_in_place(group, p.tiles_y) * p.tile_height;
         const int64_t first = group * p.planes;
         const int planes = p.batch - first < p.planes ? (int)(p.batch - first) : p.planes;
-        __syncthreads(); // the patch of the item before has been used
+        __syncthreads(); // the previous patch has been read
         depthwise_patch<T, K>(patch, p, source + first * p.in.n, p.in.n, planes, y0, x0);
         __syncthreads();
 
@@ -47,20 +49,20 @@ __global__ void __launch_bounds__(THREADS)
             if (x >= p.out_width || y >= p.out_height)
                 continue;
             // Pixels past the output are not multiplied, not even by zero: input may be infinite.
-            const int there_x = p.out_width - x, there_y = p.out_height - y;
+            const int left_x = p.out_width - x, left_y = p.out_height - y;
             const T *const grad = (const T *)p.output + (first + plane) * p.out.n + o * p.out.c + y * p.out_width + x;
             const float *const line = patch + (plane * rows + down * PLANE_ROWS) * p.pitch + (x - x0);
             float value[PLANE_ROWS][RUN];
 #pragma unroll
             for (int i = 0; i < PLANE_ROWS; i++) {
                 DepthwiseRun<T> run = {};
-                if (i < there_y) {
+                if (i < left_y) {
                     if (whole_runs)
                         run = *(const DepthwiseRun<T> *)(grad + i * p.out_width);
                     else
 #pragma unroll
                         for (int j = 0; j < RUN; j++)
-                            if (j < there_x)
+                            if (j < left_x)
                                 run.element[j] = grad[i * p.out_width + j];
                 }
 #pragma unroll
@@ -76,10 +78,10 @@ __global__ void __launch_bounds__(THREADS)
                     *(float4 *)(window + i) = *(const float4 *)(line + row * p.pitch + i);
 #pragma unroll
                 for (int r = 0; r < K; r++)
-                    if (row - r >= 0 && row - r < PLANE_ROWS && row - r < there_y)
+                    if (row - r >= 0 && row - r < PLANE_ROWS && row - r < left_y)
 #pragma unroll
                         for (int j = 0; j < RUN; j++)
-                            if (j < there_x)
+                            if (j < left_x)
 #pragma unroll
                                 for (int s = 0; s < K; s++)
                                     sum[r * K + s] += value[row - r][j] * window[s + j];
@@ -98,11 +100,11 @@ __global__ void __launch_bounds__(THREADS)
         float all = 0;
         for (int w = 0; w < WARPS; w++)
             all += sums[w][tap];
-        partial[(part * p.out_channels + o) * (K * K) + tap] = all;
+        partial[(split * p.out_channels + o) * (K * K) + tap] = all;
     }
 }
 
-// Columns of a warp's strip of `pixels`: as many as there are registers for.
+// Columns of a warp's strip, channels_last: as many as registers allow.
 __host__ __device__ static constexpr int pixel_strip(int kernel)
 {
     return kernel == 5 ? 2 : 4;
@@ -120,72 +122,76 @@ __device__ __forceinline__ void two_channels(float (&value)[PIXEL_CHANNELS], con
     }
 }
 
-// A warp's lanes have two neighbouring channels each, and walk down STRIP columns of some rows of an image. A row of
-// input is read once, for all K rows of grad_output that it meets, which stay in registers. Rows of both come to shared
-// memory past the registers, some ahead of the one that is multiplied: a place in a warp's ring has what the strip sees
-// of a row of input, COLUMNS pixels, and its pixels of a row of grad_output, of 64 channels.
+// A warp's lanes have two neighbouring channels each, and go down STRIP columns of some rows of an image. A row of
+// input is read once, for all K rows of grad_output that it meets, which stay in registers. Rows of both come by
+// cp.async, some ahead of the one that is multiplied: a stage of a warp's ring holds COLUMNS pixels of a row of input
+// and STRIP pixels of a row of grad_output, of 64 channels.
 template <typename T, int K>
-struct PixelRing {
+struct RowRing {
     static constexpr int STRIP = pixel_strip(K), COLUMNS = STRIP + K - 1, ACROSS = WARP_SIZE * PIXEL_CHANNELS;
     static constexpr int PIXEL_BYTES = ACROSS * sizeof(T), BYTES = (COLUMNS + STRIP) * PIXEL_BYTES;
-    static constexpr int PIECE = 8, PIECES = PIXEL_BYTES / PIECE, EACH = (COLUMNS + STRIP) * PIECES / WARP_SIZE;
-    static constexpr int APART = WARP_SIZE / PIECES; // pixels that a warp copies at once
-    static_assert(COLUMNS % APART == 0 && STRIP % APART == 0, "each time of input, or of grad_output");
+    static constexpr int VECTOR_BYTES = 8, VECTORS = PIXEL_BYTES / VECTOR_BYTES,
+                         COPIES = (COLUMNS + STRIP) * VECTORS / WARP_SIZE;
+    static constexpr int COPY_PIXELS = WARP_SIZE / VECTORS; // pixels of a warp's copy
+    static_assert(COLUMNS % COPY_PIXELS == 0 && STRIP % COPY_PIXELS == 0, "a copy is of input or of grad_output");
 };
-static constexpr int MOST_AHEAD = 3; // rows of input on their way; a ring has a place more, a power of two
+static constexpr int MOST_IN_FLIGHT = 3; // rows of input; a ring has one stage more, a power of two
 
 template <typename T, int K>
 __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
-    conv2d_depthwise_pixels_weight_kernel(float *partial, const __grid_constant__ DepthwiseProblem p, int places)
+    conv2d_depthwise_backward_weight_channels_last_kernel(float *partial, const __grid_constant__ DepthwiseProblem p,
+                                                          int stages)
 {
-    typedef PixelRing<T, K> Ring;
+    typedef RowRing<T, K> Ring;
     constexpr int STRIP = Ring::STRIP, ACROSS = Ring::ACROSS;
     extern __shared__ __align__(16) char rings[];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const int64_t channel_tiles = (p.channels + ACROSS - 1) / ACROSS, part = blockIdx.x / channel_tiles;
+    const int64_t channel_tiles = (p.channels + ACROSS - 1) / ACROSS, split = blockIdx.x / channel_tiles;
     const int64_t first_channel = blockIdx.x % channel_tiles * ACROSS;
     const int in_line = (int)p.in.y, out_line = (int)p.out.y, column_step = (int)p.channels;
-    char *const ring = rings + warp * places * Ring::BYTES;
-    // The piece of a pixel's channels that this lane copies is the same for all pixels.
-    const int piece = lane % Ring::PIECES, beside = lane / Ring::PIECES;
-    const int64_t copied_channel = first_channel + piece * (Ring::PIECE / (int)sizeof(T));
+    char *const ring = rings + warp * stages * Ring::BYTES;
+    // This lane copies the same channels of all pixels.
+    const int vector = lane % Ring::VECTORS, pixel_lane = lane / Ring::VECTORS;
+    const int64_t copied_channel = first_channel + vector * (Ring::VECTOR_BYTES / (int)sizeof(T));
     const bool copies = copied_channel < p.channels;
 
     float sum[K][K][PIXEL_CHANNELS] = {};
     const int64_t items = p.batch * p.tiles_y * p.tiles_x;
-    for (int64_t item = part * WARPS + warp; item < items; item += p.parts * WARPS) {
+    for (int64_t item = split * WARPS + warp; item < items; item += p.splits * WARPS) {
         int64_t n = item;
-        const int x = (int)split(n, p.tiles_x) * STRIP, y0 = (int)split(n, p.tiles_y) * p.tile_height;
+        const int x = (int)divide_in_place(n, p.tiles_x) * STRIP,
+                  y0 = (int)divide_in_place(n, p.tiles_y) * p.tile_height;
         const int pixels = p.out_width - x, rows = min(p.tile_height, p.out_height - y0), steps = rows + K - 1;
         const T *grad = (const T *)p.output + n * p.out.n + y0 * out_line + x * column_step + copied_channel;
         const T *const image = (const T *)p.input + n * p.in.n + copied_channel;
-        int offset[Ring::EACH]; // of what this lane copies, in a row of either
-        unsigned int there = 0; // what of it is neither past the input nor past the output
+        int offset[Ring::COPIES];     // of this lane's copies, in a row of either tensor
+        unsigned int inside_bits = 0; // bit i: copy i is within the row
 #pragma unroll
-        for (int i = 0; i < Ring::EACH; i++) {
-            const int pixel = i * Ring::APART + beside, j = pixel - Ring::COLUMNS;
-            const int column = i * Ring::APART < Ring::COLUMNS ? x - p.padding_left + pixel : j;
-            const int columns = i * Ring::APART < Ring::COLUMNS ? p.width : pixels;
+        for (int i = 0; i < Ring::COPIES; i++) {
+            const int pixel = i * Ring::COPY_PIXELS + pixel_lane, j = pixel - Ring::COLUMNS;
+            const int column = i * Ring::COPY_PIXELS < Ring::COLUMNS ? x - p.padding_left + pixel : j;
+            const int columns = i * Ring::COPY_PIXELS < Ring::COLUMNS ? p.width : pixels;
             offset[i] = column * column_step;
-            there |= (unsigned int)((unsigned int)column < (unsigned int)columns) << i;
+            inside_bits |= (unsigned int)((unsigned int)column < (unsigned int)columns) << i;
         }
         const auto fetch = [&](int step) {
             if (step < steps && copies) {
                 const int y = y0 - p.padding_top + step;
                 const bool inside = (unsigned int)y < (unsigned int)p.height;
                 const T *const line = image + (int64_t)y * in_line;
-                char *const to = ring + (step & (places - 1)) * Ring::BYTES + lane * Ring::PIECE;
+                char *const to = ring + (step & (stages - 1)) * Ring::BYTES + lane * Ring::VECTOR_BYTES;
 #pragma unroll
-                for (int i = 0; i < Ring::EACH; i++) {
-                    const bool of_input = i * Ring::APART < Ring::COLUMNS;
-                    copy_to_shared<Ring::PIECE>(to + i * WARP_SIZE * Ring::PIECE, (of_input ? line : grad) + offset[i],
-                                                (of_input ? inside : step < rows) && (there >> i & 1));
+                for (int i = 0; i < Ring::COPIES; i++) {
+                    const bool of_input = i * Ring::COPY_PIXELS < Ring::COLUMNS;
+                    copy_to_shared<Ring::VECTOR_BYTES>(to + i * WARP_SIZE * Ring::VECTOR_BYTES,
+                                                       (of_input ? line : grad) + offset[i],
+                                                       (of_input ? inside : step < rows) && (inside_bits >> i & 1));
                 }
                 grad += out_line;
             }
-            copy_async_commit();
+            cp_async_commit_group();
         };
-        for (int step = 0; step < places - 1; step++)
+        for (int step = 0; step < stages - 1; step++)
             fetch(step);
         float value[K][STRIP][PIXEL_CHANNELS]; // of grad_output, row y0 + step in value[step % K]
 #pragma unroll 1
@@ -195,13 +201,13 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 const int step = first + now;
                 if (step >= steps)
                     break;
-                if (places > MOST_AHEAD)
-                    copy_async_wait<MOST_AHEAD - 1>();
+                if (stages > MOST_IN_FLIGHT)
+                    cp_async_wait_group<MOST_IN_FLIGHT - 1>();
                 else
-                    copy_async_wait<0>();
-                __syncwarp(); // what the other lanes copied is there, and they have read the row before
-                fetch(step + places - 1);
-                const T *const row = (const T *)(ring + (step & (places - 1)) * Ring::BYTES) + lane * PIXEL_CHANNELS;
+                    cp_async_wait_group<0>();
+                __syncwarp(); // all lanes' copies have arrived, and all have read the previous row
+                fetch(step + stages - 1);
+                const T *const row = (const T *)(ring + (step & (stages - 1)) * Ring::BYTES) + lane * PIXEL_CHANNELS;
                 float seen[Ring::COLUMNS][PIXEL_CHANNELS];
 #pragma unroll
                 for (int i = 0; i < Ring::COLUMNS; i++)
@@ -209,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
 #pragma unroll
                 for (int j = 0; j < STRIP; j++)
                     two_channels(value[now][j], row + (Ring::COLUMNS + j) * ACROSS);
-                // Of rows and columns past the output nothing is multiplied, not even by zero: input may be infinite.
+                // Rows and columns past the output are not multiplied, not even by zero: input may be infinite.
                 const auto multiply = [&](auto all) {
 #pragma unroll
                     for (int r = 0; r < K; r++) {
@@ -230,12 +236,12 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
                 else
                     multiply(std::false_type());
             }
-        __syncwarp(); // the next strip's rows come to where this one's were
+        __syncwarp(); // this strip's stages have been read
     }
 
-    // Over the warps, a row of the kernel at a time, where the rings were.
+    // Sums over the warps, a row of the kernel at a time, in the shared memory of the rings.
     float *const sums = (float *)rings; // [warp][K][ACROSS]
-    copy_async_wait_all();
+    cp_async_wait_all();
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < K; r++) {
@@ -252,51 +258,49 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
             for (int w = 0; w < WARPS; w++)
                 all += sums[(w * K + s) * ACROSS + c];
             if (first_channel + c < p.channels)
-                partial[(part * p.channels + first_channel + c) * (K * K) + r * K + s] = all;
+                partial[(split * p.channels + first_channel + c) * (K * K) + r * K + s] = all;
         }
         __syncthreads();
     }
 }
 
-// The places of the rings, as many as leave room for two blocks, and what a block then takes; the last sums too.
+// The stages of the rings, as many as leave room for two blocks, and the block's bytes, with those of the last sums.
 template <typename T, int K>
-static size_t pixel_ring_bytes(int *places)
+static size_t row_ring_bytes(int *stages)
 {
-    int device = 0, room = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    constexpr size_t each = WARPS * PixelRing<T, K>::BYTES, last = sizeof(float) * WARPS * K * PixelRing<T, K>::ACROSS;
-    *places = 2 * (MOST_AHEAD + 1) * each <= (size_t)room ? MOST_AHEAD + 1 : 2;
-    return std::max(*places * each, last);
+    const int room = current_device().shared_bytes;
+    constexpr size_t each = WARPS * RowRing<T, K>::BYTES, last = sizeof(float) * WARPS * K * RowRing<T, K>::ACROSS;
+    *stages = 2 * (MOST_IN_FLIGHT + 1) * each <= (size_t)room ? MOST_IN_FLIGHT + 1 : 2;
+    return std::max(*stages * each, last);
 }
 
-// ANY_TAPS taps of one channel (contiguous), or of 32 of them (channels_last), and a part of the pixels of all images.
+// A block sums GENERIC_TAPS taps of one channel (contiguous) or of 32 (channels_last) over a split of all pixels.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    conv2d_depthwise_any_weight_kernel(accumulate_type<T> *partial, const __grid_constant__ DepthwiseProblem p)
+    conv2d_depthwise_backward_weight_kernel(accumulate_type<T> *partial, const __grid_constant__ DepthwiseProblem p)
 {
     typedef accumulate_type<T> A;
     __shared__ A sums[THREADS];
     const bool last = p.out.c == 1;
-    const int channels = last ? WARP_SIZE : 1, lane = threadIdx.x % channels, place = threadIdx.x / channels;
-    const int kernel = p.kernel_height * p.kernel_width, tap_tiles = (kernel + ANY_TAPS - 1) / ANY_TAPS;
+    const int channels = last ? WARP_SIZE : 1, lane = threadIdx.x % channels, pixel_lane = threadIdx.x / channels;
+    const int kernel = p.kernel_height * p.kernel_width, tap_tiles = (kernel + GENERIC_TAPS - 1) / GENERIC_TAPS;
     const int64_t channel_tiles = (p.out_channels + channels - 1) / channels;
-    const int64_t total = channel_tiles * tap_tiles * p.parts, pixels = p.batch * p.out_height * p.out_width;
-    const int64_t each = (pixels + p.parts - 1) / p.parts;
+    const int64_t total = channel_tiles * tap_tiles * p.splits, pixels = p.batch * p.out_height * p.out_width;
+    const int64_t each = (pixels + p.splits - 1) / p.splits;
     for (int64_t block = blockIdx.x; block < total; block += gridDim.x) {
-        int64_t part = block;
-        const int64_t o = split(part, channel_tiles) * channels + lane;
-        const int first_tap = (int)split(part, tap_tiles) * ANY_TAPS;
-        A sum[ANY_TAPS] = {};
+        int64_t split = block;
+        const int64_t o = divide_in_place(split, channel_tiles) * channels + lane;
+        const int first_tap = (int)divide_in_place(split, tap_tiles) * GENERIC_TAPS;
+        A sum[GENERIC_TAPS] = {};
         if (o < p.out_channels) {
-            const int64_t end = min(pixels, (part + 1) * each);
+            const int64_t end = min(pixels, (split + 1) * each);
             const T *const image = (const T *)p.input + o / p.multiplier * p.in.c;
-            for (int64_t pixel = part * each + place; pixel < end; pixel += THREADS / channels) {
+            for (int64_t pixel = split * each + pixel_lane; pixel < end; pixel += THREADS / channels) {
                 int64_t n = pixel;
-                const int64_t x = split(n, p.out_width), y = split(n, p.out_height);
+                const int64_t x = divide_in_place(n, p.out_width), y = divide_in_place(n, p.out_height);
                 const A value =
                     load_as_accumulate(((const T *)p.output)[n * p.out.n + o * p.out.c + y * p.out.y + x * p.out.x]);
-                for (int i = 0; i < ANY_TAPS; i++) {
+                for (int i = 0; i < GENERIC_TAPS; i++) {
                     const int tap = first_tap + i, r = tap / p.kernel_width, s = tap % p.kernel_width;
                     const int64_t source_y = y * p.stride_height - p.padding_top + (int64_t)r * p.dilation_height;
                     const int64_t source_x = x * p.stride_width - p.padding_left + (int64_t)s * p.dilation_width;
@@ -305,7 +309,7 @@ __global__ void __launch_bounds__(THREADS)
                 }
             }
         }
-        for (int i = 0; i < ANY_TAPS && first_tap + i < kernel; i++) {
+        for (int i = 0; i < GENERIC_TAPS && first_tap + i < kernel; i++) {
             sums[threadIdx.x] = sum[i];
             __syncthreads();
             for (int half = THREADS / 2; half >= channels; half /= 2) {
@@ -313,8 +317,8 @@ __global__ void __launch_bounds__(THREADS)
                     sums[threadIdx.x] += sums[threadIdx.x + half];
                 __syncthreads();
             }
-            if (place == 0 && o < p.out_channels)
-                partial[(part * p.out_channels + o) * kernel + first_tap + i] = sums[lane];
+            if (pixel_lane == 0 && o < p.out_channels)
+                partial[(split * p.out_channels + o) * kernel + first_tap + i] = sums[lane];
             __syncthreads();
         }
     }
@@ -322,7 +326,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    conv2d_depthwise_weight_sum_kernel(const accumulate_type<T> *partial, const __grid_constant__ DepthwiseProblem p)
+    conv2d_depthwise_sum_splits_kernel(const accumulate_type<T> *partial, const __grid_constant__ DepthwiseProblem p)
 {
     typedef accumulate_type<T> A;
     __shared__ A sums[WARPS][WARP_SIZE];
@@ -332,44 +336,44 @@ __global__ void __launch_bounds__(THREADS)
         const int64_t i = first + lane;
         A sum = 0;
         if (i < count)
-            for (int64_t part = warp; part < p.parts; part += WARPS)
-                sum += partial[part * count + i];
+            for (int64_t split = warp; split < p.splits; split += WARPS)
+                sum += partial[split * count + i];
         sums[warp][lane] = sum;
         __syncthreads();
         if (warp == 0 && i < count) {
 #pragma unroll
             for (int w = 1; w < WARPS; w++)
                 sum += sums[w][lane];
-            ((T *)p.result)[i] = store_from_accumulate<T>(sum); // one channel: both formats are the same
+            ((T *)p.result)[i] = store_from_accumulate<T>(sum); // one channel: both layouts are the same
         }
         __syncthreads();
     }
 }
 
-enum WeightKernel { PLANES, PIXELS, ANY };
+enum WeightKernel { CONTIGUOUS, CHANNELS_LAST, GENERIC };
 
-// Blocks of `pixels` that an H200 runs at once.
+// Blocks of the channels_last kernel that an H200 runs at once.
 static int64_t pixel_blocks(int64_t kernel)
 {
     return kernel == 7 ? PIXEL_BLOCKS / 2 : PIXEL_BLOCKS;
 }
 
-// Which kernel, and its parts; the launcher and the query for the workspace must agree.
+// Chooses the kernel and its splits, for the launch and for the workspace query.
 static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool aligned)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const bool usual = depthwise_is_usual(p, call.dtype) && s.input_channels_last == s.output_channels_last;
+    const bool unrolled = depthwise_is_unrolled(p, call.dtype) && s.input_channels_last == s.output_channels_last;
     int64_t blocks, items;
-    WeightKernel kernel = ANY;
-    if (usual && s.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && aligned) {
-        kernel = PIXELS;
+    WeightKernel kernel = GENERIC;
+    if (unrolled && s.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 && aligned) {
+        kernel = CHANNELS_LAST;
         blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS);
         p.tiles_x = (int)ceil_div(p.out_width, pixel_strip(p.kernel_width));
-        // An item of more rows reads less of the input twice; of fewer, the last round of items is no longer alone.
+        // More rows per item: less of the halo is read twice. Fewer: the last wave of items is shorter.
         const int64_t strips = p.batch * p.tiles_x * blocks, at_once = WARPS * pixel_blocks(p.kernel_width);
         int64_t least = INT64_MAX;
-        for (int64_t cuts = 1; cuts <= std::min<int64_t>(p.out_height, 64); cuts++) {
-            const int64_t rows = ceil_div(p.out_height, cuts), tiles = ceil_div(p.out_height, rows);
+        for (int64_t strips_y = 1; strips_y <= std::min<int64_t>(p.out_height, 64); strips_y++) {
+            const int64_t rows = ceil_div(p.out_height, strips_y), tiles = ceil_div(p.out_height, rows);
             const int64_t time = ceil_div(strips * tiles, at_once) * (rows + p.kernel_height - 1);
             if (time < least) {
                 least = time;
@@ -378,8 +382,8 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         }
         p.tiles_y = (int)ceil_div(p.out_height, p.tile_height);
         items = ceil_div(p.batch * p.tiles_x * p.tiles_y, WARPS);
-    } else if (usual && !s.input_channels_last) {
-        kernel = PLANES;
+    } else if (unrolled && !s.input_channels_last) {
+        kernel = CONTIGUOUS;
         const int K = p.kernel_width;
         const int64_t tiles_x = ceil_div(p.out_width, 64);
         p.tile_width = (int)ceil_div(ceil_div(p.out_width, tiles_x), RUN) * RUN;
@@ -391,42 +395,42 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         p.pitch = (int)ceil_div(p.tile_width + K - 1, 4) * 4;
         const int64_t units = across * (p.tile_height / PLANE_ROWS);
         const int64_t bytes = (int64_t)(p.tile_height + K - 1) * p.pitch * (int64_t)sizeof(float);
-        int64_t together = tiles_x * tiles_y == 1 ? 2 * THREADS / units : 1;
-        while (together > 1 && together * bytes > 32 * 1024)
-            together--;
-        p.planes = (int)(together < p.batch ? together : p.batch);
+        int64_t planes_together = tiles_x * tiles_y == 1 ? 2 * THREADS / units : 1;
+        while (planes_together > 1 && planes_together * bytes > 32 * 1024)
+            planes_together--;
+        p.planes = (int)(planes_together < p.batch ? planes_together : p.batch);
         p.by_rows = make_divisor(p.tile_height + K - 1);
         p.by_units = make_divisor(units);
         p.by_across = make_divisor(across);
         blocks = p.out_channels;
         items = tiles_x * tiles_y * ceil_div(p.batch, p.planes);
     } else {
-        const int64_t taps = ceil_div((int64_t)p.kernel_height * p.kernel_width, ANY_TAPS);
+        const int64_t taps = ceil_div((int64_t)p.kernel_height * p.kernel_width, GENERIC_TAPS);
         blocks = taps * (p.out.c == 1 ? ceil_div(p.out_channels, WARP_SIZE) : p.out_channels);
         items = ceil_div(p.batch * p.out_height * p.out_width, 4 * THREADS);
     }
-    // Of `pixels` as many as run at once, whose last sums are many.
-    const int64_t wanted = kernel == PIXELS ? std::max<int64_t>(1, pixel_blocks(p.kernel_width) / blocks)
-                                            : ceil_div(WANTED_BLOCKS, blocks);
-    p.parts = items < wanted ? (items > 0 ? items : 1) : wanted;
+    // channels_last: as many as run at once, since each block's last sums take long.
+    const int64_t wanted = kernel == CHANNELS_LAST ? std::max<int64_t>(1, pixel_blocks(p.kernel_width) / blocks)
+                                                   : ceil_div(WANTED_BLOCKS, blocks);
+    p.splits = items < wanted ? (items > 0 ? items : 1) : wanted;
     return kernel;
 }
 
 template <typename T, int K>
-static void launch_usual(const DepthwiseProblem &p, WeightKernel kernel, float *partial, cudaStream_t stream)
+static void launch_unrolled(const DepthwiseProblem &p, WeightKernel kernel, float *partial, cudaStream_t stream)
 {
-    if (kernel == PIXELS) {
-        const int64_t blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS) * p.parts;
-        int places;
-        const size_t bytes = pixel_ring_bytes<T, K>(&places);
-        const auto pixels = conv2d_depthwise_pixels_weight_kernel<T, K>;
-        cudaFuncSetAttribute(pixels, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-        pixels<<<(unsigned int)blocks, THREADS, bytes, stream>>>(partial, p, places);
+    if (kernel == CHANNELS_LAST) {
+        const int64_t blocks = ceil_div(p.channels, WARP_SIZE * PIXEL_CHANNELS) * p.splits;
+        int stages;
+        const size_t bytes = row_ring_bytes<T, K>(&stages);
+        const auto channels_last = conv2d_depthwise_backward_weight_channels_last_kernel<T, K>;
+        allow_shared_memory(channels_last, bytes);
+        channels_last<<<(unsigned int)blocks, THREADS, bytes, stream>>>(partial, p, stages);
         return;
     }
     const size_t shared = ((size_t)p.planes * (p.tile_height + K - 1) * p.pitch + 4) * sizeof(float);
-    conv2d_depthwise_planes_weight_kernel<T, K>
-        <<<(unsigned int)(p.out_channels * p.parts), THREADS, shared, stream>>>(partial, p);
+    conv2d_depthwise_backward_weight_contiguous_kernel<T, K>
+        <<<(unsigned int)(p.out_channels * p.splits), THREADS, shared, stream>>>(partial, p);
 }
 
 template <typename T>
@@ -435,43 +439,43 @@ static cuda_ops_status launch_weight(const ConvCall &call)
     DepthwiseProblem p = depthwise_problem(call);
     const WeightKernel kernel = plan_weight(p, call, is_aligned_run<T>(p.input) && is_aligned_run<T>(p.output));
     accumulate_type<T> *const partial = (accumulate_type<T> *)call.workspace;
-    if ((double)p.out_channels * (double)p.parts > INT_MAX)
+    if ((double)p.out_channels * (double)p.splits > INT_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     if constexpr (sizeof(T) < 8) {
-        if (kernel != ANY && p.kernel_width == 3)
-            launch_usual<T, 3>(p, kernel, partial, call.stream);
-        else if (kernel != ANY && p.kernel_width == 5)
-            launch_usual<T, 5>(p, kernel, partial, call.stream);
-        else if (kernel != ANY)
-            launch_usual<T, 7>(p, kernel, partial, call.stream);
+        if (kernel != GENERIC && p.kernel_width == 3)
+            launch_unrolled<T, 3>(p, kernel, partial, call.stream);
+        else if (kernel != GENERIC && p.kernel_width == 5)
+            launch_unrolled<T, 5>(p, kernel, partial, call.stream);
+        else if (kernel != GENERIC)
+            launch_unrolled<T, 7>(p, kernel, partial, call.stream);
     }
-    if (kernel == ANY) {
-        const int64_t taps = ceil_div((int64_t)p.kernel_height * p.kernel_width, ANY_TAPS);
+    if (kernel == GENERIC) {
+        const int64_t taps = ceil_div((int64_t)p.kernel_height * p.kernel_width, GENERIC_TAPS);
         const int64_t channels = p.out.c == 1 ? ceil_div(p.out_channels, WARP_SIZE) : p.out_channels;
-        conv2d_depthwise_any_weight_kernel<T>
-            <<<clamp_grid(channels * taps * p.parts), THREADS, 0, call.stream>>>(partial, p);
+        conv2d_depthwise_backward_weight_kernel<T>
+            <<<clamp_grid(channels * taps * p.splits), THREADS, 0, call.stream>>>(partial, p);
     }
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const int64_t count = p.out_channels * p.kernel_height * p.kernel_width;
-    conv2d_depthwise_weight_sum_kernel<T>
+    conv2d_depthwise_sum_splits_kernel<T>
         <<<clamp_grid(ceil_div(count, WARP_SIZE)), THREADS, 0, call.stream>>>(partial, p);
     return launch_status();
 }
 
-size_t conv2d_depthwise_weight_workspace(const ConvCall &call, ConvDevice)
+size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice)
 {
     DepthwiseProblem p = depthwise_problem(call);
-    // Pointers are not known yet.
+    // The pointers' alignment is not known here.
     plan_weight(p, call, true);
-    const int64_t parts = p.parts;
+    const int64_t splits = p.splits;
     plan_weight(p, call, false);
-    return (size_t)(parts > p.parts ? parts : p.parts) * p.out_channels * p.kernel_height * p.kernel_width *
+    return (size_t)(splits > p.splits ? splits : p.splits) * p.out_channels * p.kernel_height * p.kernel_width *
            (call.dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float));
 }
 
-cuda_ops_status conv2d_depthwise_weight(const ConvCall &call, ConvDevice)
+cuda_ops_status conv2d_depthwise_backward_weight(const ConvCall &call, ConvDevice)
 {
     CUDA_OPS_DISPATCH(call.dtype, T, return launch_weight<T>(call));
     return CUDA_OPS_INVALID_ARGUMENT;

@@ -1,26 +1,20 @@
-// conv2d with a group for each input channel (groups = in_channels; output channel o sees input channel
-// o / multiplier), forward and data gradient:
+// conv2d with a group per input channel, forward and backward_input:
 //
-//   output[n][o][y][x]     = bias[o] + sum over r, s of weight[o][r][s] * input[n][o / multiplier][y * stride -
-//   ...][...] grad_input[n][c][y][x] = sum over o of c, r, s of weight[o][r][s] * grad_output[n][o][(y + padding - r
-//   ...) / stride]
+//   output[n][o][y][x]     = bias[o] + sum over r, s of weight[o][r][s] *
+//                                      input[n][o / multiplier][y * stride - padding + r][alike in x]
+//   grad_input[n][c][y][x] = sum over o of c, and r, s of weight[o][r][s] *
+//                                      grad_output[n][o][(y + padding - r) / stride][alike in x]
 //
-// A handful of products for each element read and written, and nothing for a matrix multiplication to share: bound by
-// memory. So all is about reading each element once and in whole sectors, and about few instructions for each.
-//
-//   planes   contiguous. A block brings a tile of a plane, or some small planes, into shared memory as float32 with its
-//            margin of zeros; a thread makes 4 x 4 pixels from windows of aligned reads.
-//   pixels   channels_last. A thread makes 4 x 2 pixels of 4 channels straight from global memory: the lanes of a
-//            warp read neighbouring channels, and what blocks of threads read twice comes from L1.
-//   any      everything else, float64 too: a thread for each result.
-//
-// The first two are for 3x3, 5x5 and 7x7 kernels of stride 1, and there make the data gradient as well, which is the
-// same with the kernel turned around.
+// 3x3, 5x5 and 7x7 of stride 1 have unrolled kernels, for backward_input with a mirrored kernel. Contiguous: a block
+// copies a tile of a plane with its halo (or some small planes) to shared memory as float32; a thread computes 4 x 4
+// pixels. channels_last: a thread computes 4 x 2 pixels of 4 channels from global memory; a warp's lanes read
+// neighbouring channels, and what blocks read twice comes from L1. Everything else, float64 too: a thread per result.
+// Bound by memory: each element is read once, in whole sectors.
 #include "conv2d/depthwise/problem.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int PLANE_ROWS = 4, PIXEL_ROWS = 2;
-static constexpr int PIXEL_CHANNELS = 8, PIXEL_COLUMNS = 4; // threads of a block along runs of channels, of columns
+static constexpr int PIXEL_CHANNELS = 8, PIXEL_COLUMNS = 4; // threads of a block along runs of channels, along columns
 
 // The kernel of output channel o, which is dense in either format.
 template <typename T, int K>
@@ -30,12 +24,13 @@ __device__ __forceinline__ float tap_weight(const DepthwiseProblem &p, int64_t o
 }
 
 template <typename T, int K>
-__global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const __grid_constant__ DepthwiseProblem p)
+__global__ void __launch_bounds__(THREADS)
+    conv2d_depthwise_forward_contiguous_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     extern __shared__ __align__(16) float patch[];
     int block = blockIdx.x / (p.tiles_x * p.tiles_y), tile = blockIdx.x - block * (p.tiles_x * p.tiles_y);
     const int y0 = tile / p.tiles_x * p.tile_height, x0 = tile % p.tiles_x * p.tile_width;
-    // Planes of all images in a row; with a multiplier several of them see the same one of the input.
+    // Planes are numbered through all images; with a multiplier several of them read the same plane of the input.
     const int first = block * p.planes, all = (int)(p.batch * p.out_channels);
     const int planes = min(p.planes, all - first), out_channels = (int)p.out_channels;
     const int first_channel = first % out_channels;
@@ -69,7 +64,7 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const 
         const float *line = patch + (plane * rows + down * PLANE_ROWS) * p.pitch + (x - x0);
 #pragma unroll
         for (int row = 0; row < PLANE_ROWS + K - 1; row++, line += p.pitch) {
-            constexpr int WINDOW = (K + 3 + 3) / 4 * 4; // the last one or two may lie past the tile, and are not used
+            constexpr int WINDOW = (K + 3 + 3) / 4 * 4; // the last one or two may be past the tile, and are not used
             float window[WINDOW];
 #pragma unroll
             for (int i = 0; i < WINDOW; i += 4)
@@ -105,7 +100,7 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_planes_kernel(const 
 
 template <typename T, int K>
 __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
-    conv2d_depthwise_pixels_kernel(const __grid_constant__ DepthwiseProblem p)
+    conv2d_depthwise_forward_channels_last_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     constexpr int CHANNELS = PIXEL_CHANNELS * RUN;
     __shared__ __align__(16) float weights[K * K][CHANNELS];
@@ -181,23 +176,22 @@ __global__ void __launch_bounds__(THREADS, K <= 5 ? 2 : 1)
             }
 }
 
-// Threads in the order in which the result lies.
+// Threads are in the order of the result in memory.
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    conv2d_depthwise_any_forward_kernel(const __grid_constant__ DepthwiseProblem p)
+__global__ void __launch_bounds__(THREADS) conv2d_depthwise_forward_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     typedef accumulate_type<T> A;
     const int64_t total = p.batch * p.out.n;
     for (int64_t index = global_thread_index(); index < total; index += global_thread_count()) {
         int64_t n = index, o, y, x;
         if (p.out.c == 1) {
-            o = split(n, p.out_channels);
-            x = split(n, p.out_width);
-            y = split(n, p.out_height);
+            o = divide_in_place(n, p.out_channels);
+            x = divide_in_place(n, p.out_width);
+            y = divide_in_place(n, p.out_height);
         } else {
-            x = split(n, p.out_width);
-            y = split(n, p.out_height);
-            o = split(n, p.out_channels);
+            x = divide_in_place(n, p.out_width);
+            y = divide_in_place(n, p.out_height);
+            o = divide_in_place(n, p.out_channels);
         }
         const T *const image = (const T *)p.input + n * p.in.n + o / p.multiplier * p.in.c;
         const T *const weight = (const T *)p.weight + o * p.w.n;
@@ -219,7 +213,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) conv2d_depthwise_any_input_kernel(const __grid_constant__ DepthwiseProblem p)
+__global__ void __launch_bounds__(THREADS)
+    conv2d_depthwise_backward_input_kernel(const __grid_constant__ DepthwiseProblem p)
 {
     typedef accumulate_type<T> A;
     const int64_t total = p.batch * p.in.n;
@@ -227,13 +222,13 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_any_input_kernel(con
         int64_t n = index, c;
         int y, x;
         if (p.in.c == 1) {
-            c = split(n, p.channels);
-            x = (int)split(n, p.width);
-            y = (int)split(n, p.height);
+            c = divide_in_place(n, p.channels);
+            x = (int)divide_in_place(n, p.width);
+            y = (int)divide_in_place(n, p.height);
         } else {
-            x = (int)split(n, p.width);
-            y = (int)split(n, p.height);
-            c = split(n, p.channels);
+            x = (int)divide_in_place(n, p.width);
+            y = (int)divide_in_place(n, p.height);
+            c = divide_in_place(n, p.channels);
         }
         A sum = 0;
         for (int64_t o = c * p.multiplier; o < (c + 1) * p.multiplier; o++) {
@@ -256,8 +251,8 @@ __global__ void __launch_bounds__(THREADS) conv2d_depthwise_any_input_kernel(con
     }
 }
 
-// The data gradient as a forward pass: source and result change places, the kernel is turned around.
-static DepthwiseProblem turned_around(DepthwiseProblem p)
+// backward_input of stride 1 as forward: grad_output is the input, and the kernel is mirrored.
+static DepthwiseProblem as_forward(DepthwiseProblem p)
 {
     DepthwiseProblem q = p;
     q.input = p.output;
@@ -274,9 +269,9 @@ static DepthwiseProblem turned_around(DepthwiseProblem p)
 }
 
 template <typename T, int K>
-static cuda_ops_status launch_usual(DepthwiseProblem p, bool pixels, cudaStream_t stream)
+static cuda_ops_status launch_unrolled(DepthwiseProblem p, bool channels_last, cudaStream_t stream)
 {
-    if (pixels) {
+    if (channels_last) {
         p.tile_width = PIXEL_COLUMNS * RUN;
         p.tile_height = THREADS / PIXEL_CHANNELS / PIXEL_COLUMNS * PIXEL_ROWS;
         p.tiles_x = (int)ceil_div(p.out_width, p.tile_width);
@@ -285,10 +280,10 @@ static cuda_ops_status launch_usual(DepthwiseProblem p, bool pixels, cudaStream_
         const double blocks = (double)p.tiles_x * p.tiles_y * (double)channel_tiles * (double)p.batch;
         if (blocks > INT_MAX)
             return CUDA_OPS_INVALID_ARGUMENT;
-        conv2d_depthwise_pixels_kernel<T, K><<<(unsigned int)blocks, THREADS, 0, stream>>>(p);
+        conv2d_depthwise_forward_channels_last_kernel<T, K><<<(unsigned int)blocks, THREADS, 0, stream>>>(p);
         return launch_status();
     }
-    // Tiles of equal width up to 64 columns, of as many rows as 256 threads make; small planes share a block.
+    // Tiles of equal width up to 64 columns, with as many rows as 256 threads compute; small planes share a block.
     const int64_t tiles_x = ceil_div(p.out_width, 64);
     p.tile_width = (int)ceil_div(ceil_div(p.out_width, tiles_x), RUN) * RUN;
     const int64_t across = p.tile_width / RUN, most_down = THREADS / across;
@@ -299,55 +294,54 @@ static cuda_ops_status launch_usual(DepthwiseProblem p, bool pixels, cudaStream_
     const int64_t units = across * (p.tile_height / PLANE_ROWS), planes = p.batch * p.out_channels;
     p.pitch = (int)ceil_div(p.tile_width + K - 1, 4) * 4;
     const int64_t plane_words = (int64_t)(p.tile_height + K - 1) * p.pitch;
-    int64_t together = tiles_x * tiles_y == 1 && p.multiplier == 1 ? THREADS / units : 1;
-    while (together > 1 && together * plane_words * (int64_t)sizeof(float) > 32 * 1024)
-        together--;
-    p.planes = (int)together;
+    int64_t planes_together = tiles_x * tiles_y == 1 && p.multiplier == 1 ? THREADS / units : 1;
+    while (planes_together > 1 && planes_together * plane_words * (int64_t)sizeof(float) > 32 * 1024)
+        planes_together--;
+    p.planes = (int)planes_together;
     p.by_rows = make_divisor(p.tile_height + K - 1);
     p.by_units = make_divisor(units);
     p.by_across = make_divisor(across);
-    const double blocks = (double)tiles_x * (double)tiles_y * (double)ceil_div(planes, together);
+    const double blocks = (double)tiles_x * (double)tiles_y * (double)ceil_div(planes, planes_together);
     if (blocks > INT_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    const unsigned int threads = (unsigned int)ceil_div(units * together, WARP_SIZE) * WARP_SIZE;
-    // The windows of the last run of a line read up to two words past it.
-    const size_t shared = (size_t)(together * plane_words + 4) * sizeof(float);
-    conv2d_depthwise_planes_kernel<T, K><<<(unsigned int)blocks, threads, shared, stream>>>(p);
+    const unsigned int threads = (unsigned int)ceil_div(units * planes_together, WARP_SIZE) * WARP_SIZE;
+    // The last run of a row reads up to two words past it.
+    const size_t shared = (size_t)(planes_together * plane_words + 4) * sizeof(float);
+    conv2d_depthwise_forward_contiguous_kernel<T, K><<<(unsigned int)blocks, threads, shared, stream>>>(p);
     return launch_status();
 }
 
 template <typename T>
-static cuda_ops_status launch_any(const DepthwiseProblem &p, bool forward, cudaStream_t stream)
+static cuda_ops_status launch_generic(const DepthwiseProblem &p, bool forward, cudaStream_t stream)
 {
     if (forward)
-        conv2d_depthwise_any_forward_kernel<T>
-            <<<clamp_grid(ceil_div(p.batch * p.out.n, THREADS)), THREADS, 0, stream>>>(p);
+        conv2d_depthwise_forward_kernel<T><<<clamp_grid(ceil_div(p.batch * p.out.n, THREADS)), THREADS, 0, stream>>>(p);
     else
-        conv2d_depthwise_any_input_kernel<T>
+        conv2d_depthwise_backward_input_kernel<T>
             <<<clamp_grid(ceil_div(p.batch * p.in.n, THREADS)), THREADS, 0, stream>>>(p);
     return launch_status();
 }
 
 template <typename T>
-static cuda_ops_status forward_or_input(const ConvCall &call)
+static cuda_ops_status forward_backward_input(const ConvCall &call)
 {
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const DepthwiseProblem p = depthwise_problem(call);
     if constexpr (sizeof(T) < 8) {
-        const DepthwiseProblem q = forward ? p : turned_around(p);
-        const bool planes = !call.sizes.input_channels_last && (forward || p.multiplier == 1);
-        const bool pixels = call.sizes.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 &&
-                            is_aligned_run<T>(q.input) && is_aligned_run<T>(q.result);
-        const bool one_format = call.sizes.input_channels_last == call.sizes.output_channels_last;
-        if (depthwise_is_usual(p, call.dtype) && one_format && (planes || pixels)) {
+        const DepthwiseProblem q = forward ? p : as_forward(p);
+        const bool contiguous = !call.sizes.input_channels_last && (forward || p.multiplier == 1);
+        const bool channels_last = call.sizes.input_channels_last && p.multiplier == 1 && p.channels % RUN == 0 &&
+                                   is_aligned_run<T>(q.input) && is_aligned_run<T>(q.result);
+        const bool one_layout = call.sizes.input_channels_last == call.sizes.output_channels_last;
+        if (depthwise_is_unrolled(p, call.dtype) && one_layout && (contiguous || channels_last)) {
             if (p.kernel_width == 3)
-                return launch_usual<T, 3>(q, pixels, call.stream);
+                return launch_unrolled<T, 3>(q, channels_last, call.stream);
             if (p.kernel_width == 5)
-                return launch_usual<T, 5>(q, pixels, call.stream);
-            return launch_usual<T, 7>(q, pixels, call.stream);
+                return launch_unrolled<T, 5>(q, channels_last, call.stream);
+            return launch_unrolled<T, 7>(q, channels_last, call.stream);
         }
     }
-    return launch_any<T>(p, forward, call.stream);
+    return launch_generic<T>(p, forward, call.stream);
 }
 
 Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice)
@@ -359,20 +353,20 @@ Answer conv2d_depthwise_supports(const ConvCall &call, ConvDevice)
 
 Answer conv2d_depthwise_is_fast(const ConvCall &call, ConvDevice)
 {
-    return call.sizes.groups > 1 || call.sizes.out_channels < 8 // one channel to many has products to share
-               ? YES
-               : no("one input channel to 8 or more output channels");
+    // One channel to many shares products: a matrix multiplication is faster.
+    return call.sizes.groups > 1 || call.sizes.out_channels < 8 ? YES
+                                                                : no("one input channel to 8 or more output channels");
 }
 
 size_t conv2d_depthwise_workspace(const ConvCall &call, ConvDevice device)
 {
-    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_depthwise_weight_workspace(call, device) : 0;
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_depthwise_backward_weight_workspace(call, device) : 0;
 }
 
 cuda_ops_status conv2d_depthwise(const ConvCall &call, ConvDevice device)
 {
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
-        return conv2d_depthwise_weight(call, device);
-    CUDA_OPS_DISPATCH(call.dtype, T, return forward_or_input<T>(call));
+        return conv2d_depthwise_backward_weight(call, device);
+    CUDA_OPS_DISPATCH(call.dtype, T, return forward_backward_input<T>(call));
     return CUDA_OPS_INVALID_ARGUMENT;
 }

@@ -1,7 +1,8 @@
-// What conv2d/depthwise/forward_backward_input.cu and conv2d/depthwise/backward_weight.cu share.
+// What the kernels of the depthwise path share: the problem, and how input reaches shared memory or registers.
 #ifndef CUDA_OPS_CONV2D_DEPTHWISE_PROBLEM_CUH
 #define CUDA_OPS_CONV2D_DEPTHWISE_PROBLEM_CUH
 
+#include "common/aligned_vector.cuh"
 #include "conv2d/direct.cuh"
 
 static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
@@ -11,7 +12,7 @@ struct DepthwiseStrides {
     int64_t n, c, y, x;
 };
 
-// A convolution of each channel with kernels of its own: output channel o sees input channel o / multiplier.
+// Each channel has kernels of its own: output channel o reads input channel o / multiplier.
 struct DepthwiseProblem {
     const void *input, *weight, *bias, *output;
     void *result;
@@ -20,13 +21,13 @@ struct DepthwiseProblem {
     int height, width, out_height, out_width;
     int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
     int dilation_height, dilation_width;
-    int flipped; // the kernel is read from its end
+    int flipped; // the kernel is mirrored
 
-    // Fast kernels: tiles of a plane, and planes that a block takes at once.
+    // Unrolled kernels: tiles of a plane, and planes of a block.
     int tile_width, tile_height, tiles_x, tiles_y, planes, pitch;
-    struct Divisor by_rows, by_units, by_across; // rows of a patch, threads' shares of a tile, and of a row of it
-    // Weight gradient: into how many parts the pixels (or the images) are cut.
-    int64_t parts;
+    struct Divisor by_rows, by_units, by_across; // rows of a patch; 4-column units of a tile, and of a row of it
+    // backward_weight: splits of the pixels, or of the images.
+    int64_t splits;
 };
 
 static inline DepthwiseStrides depthwise_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
@@ -47,7 +48,7 @@ static inline DepthwiseProblem depthwise_problem(const ConvCall &call)
     p.result = call.result;
     p.in = depthwise_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);
     p.out = depthwise_strides(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
-    // One channel a group: the formats of weight differ in nothing but the stride of that.
+    // One channel per group: the weight's two layouts differ in that channel's stride alone.
     p.w = depthwise_strides(1, s.kernel_height, s.kernel_width, s.weight_channels_last);
     p.batch = s.batch;
     p.channels = s.in_channels;
@@ -68,21 +69,19 @@ static inline DepthwiseProblem depthwise_problem(const ConvCall &call)
     return p;
 }
 
-// Whether the kernel is 3x3, 5x5 or 7x7, dense and without strides: what has instances with all loops unrolled. Their
-// arithmetic is in float32.
-static inline bool depthwise_is_usual(const DepthwiseProblem &p, cuda_ops_dtype dtype)
+// Whether the kernel is 3x3, 5x5 or 7x7 with stride and dilation 1, which has instances with all loops unrolled, in
+// float32 arithmetic.
+static inline bool depthwise_is_unrolled(const DepthwiseProblem &p, cuda_ops_dtype dtype)
 {
     return dtype != CUDA_OPS_FLOAT64 && p.kernel_height == p.kernel_width &&
            (p.kernel_width == 3 || p.kernel_width == 5 || p.kernel_width == 7) && p.stride_height == 1 &&
            p.stride_width == 1 && p.dilation_height == 1 && p.dilation_width == 1 &&
-           // Offsets within an image, and planes, are counted in 32 bits.
+           // Offsets within an image, and planes, have 32 bits.
            p.in.n <= INT_MAX && p.out.n <= INT_MAX && p.batch * p.out_channels <= INT_MAX;
 }
 
 template <typename T>
-struct __align__(RUN * sizeof(T)) DepthwiseRun {
-    T element[RUN];
-};
+using DepthwiseRun = aligned_vector<T, RUN>;
 
 template <typename T>
 __host__ __device__ static inline bool is_aligned_run(const void *pointer)
@@ -90,13 +89,13 @@ __host__ __device__ static inline bool is_aligned_run(const void *pointer)
     return reinterpret_cast<uintptr_t>(pointer) % sizeof(DepthwiseRun<T>) == 0;
 }
 
-// Brings a tile's patch, with its margin of zeros, into shared memory as float32: [plane][row][pitch], of `planes`
-// planes of the input that lie `step` elements apart.
+// Copies a tile with its halo to shared memory as float32 [plane][row][pitch], with zeros for the padding, from
+// `planes` planes of the input that are `step` elements apart.
 template <typename T, int K>
 __device__ __forceinline__ void depthwise_patch(float *patch, const DepthwiseProblem &p, const T *source, int64_t step,
                                                 int planes, int y0, int x0)
 {
-    constexpr int LINES = 5; // at a time, so that their loads are under way together
+    constexpr int LINES = 5; // rows at a time, so that their loads are in flight together
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, warps = blockDim.x / WARP_SIZE;
     const int rows = p.tile_height + K - 1, columns = p.tile_width + K - 1, lines = planes * rows;
     for (int line0 = warp; line0 < lines; line0 += warps * LINES) {
@@ -126,7 +125,7 @@ __device__ __forceinline__ void depthwise_patch(float *patch, const DepthwisePro
     }
 }
 
-// Two halves of a word as float32.
+// The two 16-bit elements of a word as float32.
 template <typename T>
 __device__ __forceinline__ float2 unpack(uint32_t word)
 {
@@ -135,8 +134,8 @@ __device__ __forceinline__ float2 unpack(uint32_t word)
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)); // bfloat16
 }
 
-// What a thread's pixels see of a channels_last row: a run of CHANNELS at each of RUN + K - 1 columns. Which of these
-// are inside is the same for all rows. Rows are fetched one ahead of the one that is multiplied.
+// What a thread's pixels read of a channels_last row: a run of CHANNELS at each of RUN + K - 1 columns. Which columns
+// are inside the image is the same for all rows. Rows are fetched one ahead of the one that is multiplied.
 template <typename T, int K, int CHANNELS>
 struct DepthwiseWindow {
     static constexpr int COLUMNS = RUN + K - 1, WORDS = CHANNELS * sizeof(T) / 4;
@@ -158,15 +157,15 @@ struct DepthwiseWindow {
     {
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) {
-            const bool there = inside_row && (inside >> i & 1);
+            const bool inside_pixel = inside_row && (inside >> i & 1);
             if constexpr (WORDS == 4) {
-                const uint4 v = there ? *(const uint4 *)(line + offset[i]) : make_uint4(0, 0, 0, 0);
+                const uint4 v = inside_pixel ? *(const uint4 *)(line + offset[i]) : make_uint4(0, 0, 0, 0);
                 raw[i][0] = v.x, raw[i][1] = v.y, raw[i][2] = v.z, raw[i][3] = v.w;
             } else if constexpr (WORDS == 2) {
-                const uint2 v = there ? *(const uint2 *)(line + offset[i]) : make_uint2(0, 0);
+                const uint2 v = inside_pixel ? *(const uint2 *)(line + offset[i]) : make_uint2(0, 0);
                 raw[i][0] = v.x, raw[i][1] = v.y;
             } else
-                raw[i][0] = there ? *(const uint32_t *)(line + offset[i]) : 0;
+                raw[i][0] = inside_pixel ? *(const uint32_t *)(line + offset[i]) : 0;
         }
     }
 
@@ -187,8 +186,8 @@ struct DepthwiseWindow {
     }
 };
 
-// index / by and the remainder, in 32 bits where they do.
-__device__ __forceinline__ int64_t split(int64_t &index, int64_t by)
+// index /= by; returns the remainder. In 32 bits where they suffice.
+__device__ __forceinline__ int64_t divide_in_place(int64_t &index, int64_t by)
 {
     int64_t quotient;
     if (((index | by) >> 32) == 0)
@@ -200,8 +199,8 @@ __device__ __forceinline__ int64_t split(int64_t &index, int64_t by)
     return rest;
 }
 
-// The weight gradient's part of the path, in conv2d/depthwise/backward_weight.cu.
-size_t conv2d_depthwise_weight_workspace(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_depthwise_weight(const ConvCall &call, ConvDevice device);
+// backward_weight.cu
+size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_depthwise_backward_weight(const ConvCall &call, ConvDevice device);
 
 #endif

@@ -1,62 +1,64 @@
-// What the data gradients by mma.sync share (conv2d_few_channels_input*.cu): a patch of grad_output in shared memory,
-// some channels of it, and how a warp reads it.
+// What backward_input by mma.sync and its stride-2 variant share: a patch of grad_output in shared memory, a chunk of its
+// channels, and how a warp reads it.
 #ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_BACKWARD_INPUT_CUH
 
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/shared_memory.cuh"
 
-// Words of a patch lie as [row][column][8]; halves of these 32 bytes change places in every other four columns, so that
-// the rows of a fragment fall into different banks.
+// A patch is [row][column][8] words. The two 16-byte halves of these 32 bytes are swapped in every other four columns,
+// so that ldmatrix reads the rows of a fragment from different banks.
 static constexpr int WORDS = 8;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-// Brings the channels from `first` on of the p.rows x p.columns pixels whose corner is row `top`, column `left`, a
-// multiple of four, of an image of grad_output: zeros past the image and past the last channel. To be waited for.
+// Starts copying the channels from `first` on of the p.rows x p.columns pixels whose corner is row `top`, column
+// `left`, a multiple of four, of an image of grad_output; zeros out of bounds.
 template <typename T>
 __device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem &p, const T *image, int first, int top,
                                                int left)
 {
     constexpr int PER_WORD = 4 / sizeof(T); // output channels
     const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
-    // Offsets from the patch's corner fit in 32 bits, as few_patch_fits has seen to.
-    const int line = (int)p.out.y;
+    // Offsets from the patch's corner fit in 32 bits; few_patch_fits checks that.
+    const int row_stride = (int)p.out.y;
     const T *const corner = image + (int64_t)top * p.out.y + (int64_t)left * p.out.x;
     if (p.out.c == 1) {
         const T *const channels = corner + first;
-        const int pixel = (int)p.out.x, there = p.out_channels - first;
+        const int pixel = (int)p.out.x, valid = p.out_channels - first;
         constexpr int RUN = 16 / sizeof(T);
-        const int pieces = p.rows * p.columns * 2;
+        const int vectors = p.rows * p.columns * 2;
 #pragma unroll 4
-        for (int i = thread; i < pieces; i += FEW_THREADS) {
-            const int part = i % 2, at = i / 2, row = quotient(at, p.by_columns), column = at - row * p.columns;
-            const int o = part * RUN; // from `first` on
+        for (int i = thread; i < vectors; i += FEW_THREADS) {
+            const int half = i % 2, at = i / 2, row = quotient(at, p.by_columns), column = at - row * p.columns;
+            const int o = half * RUN; // from `first` on
             const bool inside = (unsigned int)(top + row) < (unsigned int)p.out_height &&
-                                (unsigned int)(left + column) < (unsigned int)p.out_width && o < there;
-            uint32_t *const to = patch + at * WORDS + (part ^ (column / 4 % 2)) * 4;
-            const T *const from = channels + (row * line + column * pixel + o);
+                                (unsigned int)(left + column) < (unsigned int)p.out_width && o < valid;
+            uint32_t *const to = patch + at * WORDS + (half ^ (column / 4 % 2)) * 4;
+            const T *const from = channels + (row * row_stride + column * pixel + o);
             if (p.vector == 16)
                 copy_to_shared<16>(to, inside ? from : image, inside);
             else {
 #pragma unroll
                 for (int e = 0; e < RUN; e++)
-                    ((T *)to)[e] = inside && o + e < there ? from[e] : store_from_accumulate<T>(0.0f);
+                    ((T *)to)[e] = inside && o + e < valid ? from[e] : store_from_accumulate<T>(0.0f);
             }
         }
     } else {
-        // Four columns of a word: lanes are 8 words by 4 such quads. The order in which a lane stores its
-        // columns depends on the quad, so that the lanes store to different banks.
+        // A lane copies four columns (a quad) of a word; a warp 8 words by 4 quads. The order in which a lane stores
+        // its columns depends on the quad, so that lanes store to different banks.
         const int quads = p.columns / 4, quad_lane = lane / 8, word = lane % 8;
         const int o = first + word * PER_WORD;
         const T *const channel = corner + o * p.out.c;
         const int units = p.rows * ((quads + 3) / 4);
-        constexpr int UNDER_WAY = PER_WORD == 1 ? 4 : 3; // as many as registers allow
-#pragma unroll UNDER_WAY
+        constexpr int IN_FLIGHT = PER_WORD == 1 ? 4 : 3; // as many as registers allow
+#pragma unroll IN_FLIGHT
         for (int unit = warp; unit < units; unit += FEW_WARPS) {
             const int row = quotient(unit, p.by_rows), quad = (unit - row * ((quads + 3) / 4)) * 4 + quad_lane;
             if (quad >= quads)
                 continue;
             const int x = left + 4 * quad;
-            const T *const from = channel + (row * line + 4 * quad);
+            const T *const from = channel + (row * row_stride + 4 * quad);
             const bool inside_y = (unsigned int)(top + row) < (unsigned int)p.out_height;
             uint32_t v[4];
             if (p.vector == 16) { // all four are inside, or none
@@ -101,18 +103,18 @@ __device__ __forceinline__ void few_fetch_grad(uint32_t *patch, const FewProblem
     }
 }
 
-// The weight as [chunk][s][r][channel][word % 4][2], its rows and columns from their ends where `mirrored`. Once a
-// block: several elements at a time, since each comes from device memory.
+// The weight as [chunk][s][r][channel][word % 4][2], with rows and columns reversed where `mirrored`. Once per block;
+// several loads in flight per thread.
 template <typename T, int MATH>
 __device__ __forceinline__ void few_arrange_weight(uint32_t *weights, const FewProblem &p, int chunks, bool mirrored)
 {
-    constexpr int PER_WORD = 4 / sizeof(T), TOGETHER = 8;
+    constexpr int PER_WORD = 4 / sizeof(T), IN_FLIGHT = 8;
     const int kernel = p.kernel_height * p.kernel_width, count = chunks * kernel * 32;
 #pragma unroll 1
-    for (int first = threadIdx.x; first < count; first += TOGETHER * FEW_THREADS) {
-        uint32_t words[TOGETHER];
+    for (int first = threadIdx.x; first < count; first += IN_FLIGHT * FEW_THREADS) {
+        uint32_t words[IN_FLIGHT];
 #pragma unroll
-        for (int k = 0; k < TOGETHER; k++) {
+        for (int k = 0; k < IN_FLIGHT; k++) {
             const int i = first + k * FEW_THREADS, half = i % 2, word = i / 2 % 4, c = i / 8 % 4;
             const int chunk = i / 32 / kernel, tap = i / 32 - chunk * kernel;
             int s = tap / p.kernel_height, r = tap - s * p.kernel_height;
@@ -128,7 +130,7 @@ __device__ __forceinline__ void few_arrange_weight(uint32_t *weights, const FewP
             }
         }
 #pragma unroll
-        for (int k = 0; k < TOGETHER; k++)
+        for (int k = 0; k < IN_FLIGHT; k++)
             if (first + k * FEW_THREADS < count)
                 weights[first + k * FEW_THREADS] = words[k];
     }
@@ -138,17 +140,14 @@ __device__ __forceinline__ void few_arrange_weight(uint32_t *weights, const FewP
 template <int MATH>
 __device__ __forceinline__ void few_load_grad(uint32_t (&a)[4], uint32_t address)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
+    ldmatrix_x4(a, address);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         a[i] = few_operand<MATH>(a[i]);
 }
 
-// Where a lane reads the words of the 16 columns from `column` on, in a row of the patch: ldmatrix's lanes 0 to 15
-// address the first halves of 16 columns, lanes 16 to 31 the second ones.
+// A lane's ldmatrix address for the 16 columns from `column` on in a row of the patch: lanes 0 to 15 address the first
+// halves of the columns' words, lanes 16 to 31 the second halves.
 __device__ __forceinline__ uint32_t few_grad_address(const uint32_t *patch, const FewProblem &p, int row, int column)
 {
     const int lane = threadIdx.x % WARP_SIZE;

@@ -1,20 +1,24 @@
-// conv2d of one to four input channels and stride 1, data gradient: grad_input[n][c][y][x] = sum over o, r, s of
-// grad_output[n][o][y + padding - r * dilation][...] * weight[o][c][r][s]; see conv2d/few_channels/forward_sm80.cu.
+// conv2d of one to four input channels and stride 1, backward_input:
 //
-// With so few results a pixel, their columns fill half of an instruction at most; what has to be avoided is reading
-// grad_output from shared memory once for each of them and each tap. A lane or warp therefore sums several rows of
-// grad_input at the same columns: a value of grad_output that it has read serves all of the kernel's rows.
+//   grad_input[n][c][y][x] = sum over o, r, s of weight[o][c][r][s] *
+//                                                grad_output[n][o][y + padding - r * dilation][alike in x]
 //
-// Blocks take tiles of grad_input in turn, with a patch of grad_output around it, a few channels at a time.
-// mma.sync (halves, TF32): a warp has 32 columns and 8 rows, an instruction's rows are 16 columns of a row, its columns
-// the channels; it sums over 8 words of output channels. FMA: a lane has one column and 14 rows, of all channels.
-// Bound by the rate of the instructions (7x7), by the reading of grad_output (3x3 of 1 channel to 32).
+// A pixel has few results, so that they fill half of an instruction's columns at most; what matters is not to read
+// grad_output from shared memory again for each result and tap. A lane or warp therefore sums several rows of
+// grad_input at the same columns: a value of grad_output, once read, serves all rows of the kernel. Persistent blocks
+// take tiles with a patch of grad_output, a chunk of channels at a time. mma.sync (fp16, bf16, TF32): a warp has 32
+// columns and 8 rows. FMA: a lane has one column and 14 rows, of all channels. Bound by the rate of the instructions
+// (7x7), by reading grad_output (3x3 of 1 channel to 32).
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/backward_input.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int WARP_ROWS = 8;
 
 template <typename T, int MATH, int HEIGHT>
-__global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const __grid_constant__ FewProblem p)
+__global__ void __launch_bounds__(FEW_THREADS, 3)
+    conv2d_few_channels_backward_input_kernel(const __grid_constant__ FewProblem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     constexpr int PER_WORD = 4 / sizeof(T), CHANNELS = WORDS * PER_WORD; // output channels in a word and in a patch
@@ -41,7 +45,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
         for (int chunk = 0; chunk < chunks; chunk++) {
             __syncthreads(); // the patch has been multiplied
             few_fetch_grad(patch, p, image, chunk * CHANNELS, top, aligned_left);
-            copy_async_wait_all();
+            cp_async_wait_all();
             __syncthreads();
 
             const uint32_t *const chunk_weights = weights + chunk * kernel * 32;
@@ -63,8 +67,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
 #pragma unroll
                         for (int r = 0; r < HEIGHT; r++)
                             if (row - r >= 0 && row - r < WARP_ROWS) {
-                                few_mma<T>(sum[0][row - r], a[0], b[r].x, b[r].y);
-                                few_mma<T>(sum[1][row - r], a[1], b[r].x, b[r].y);
+                                mma_sync<T>(sum[0][row - r], a[0], b[r].x, b[r].y);
+                                mma_sync<T>(sum[1][row - r], a[1], b[r].x, b[r].y);
                             }
                     }
                 } else {
@@ -76,8 +80,8 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
                             uint32_t a[2][4];
                             few_load_grad<MATH>(a[0], at + row * row_bytes);
                             few_load_grad<MATH>(a[1], at + row * row_bytes + 16 * WORDS * 4);
-                            few_mma<T>(sum[0][row], a[0], b.x, b.y);
-                            few_mma<T>(sum[1][row], a[1], b.x, b.y);
+                            mma_sync<T>(sum[0][row], a[0], b.x, b.y);
+                            mma_sync<T>(sum[1][row], a[1], b.x, b.y);
                         }
                     }
                 }
@@ -99,11 +103,13 @@ __global__ void __launch_bounds__(FEW_THREADS, 3) conv2d_few_input_kernel(const 
 #endif
 }
 
-// FMA. A patch lies as [output channel][row][column].
+// By FMA; a patch is [output channel][row][column]. One long function: three ways to copy a patch, for channels_last,
+// aligned and unaligned rows, and the loop over taps with and without a fixed height.
 static constexpr int LANE_ROWS = 14, FMA_CHANNELS = 4;
 
 template <int CHANNELS, int HEIGHT>
-__global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(const __grid_constant__ FewProblem p)
+__global__ void __launch_bounds__(FEW_THREADS, 4)
+    conv2d_few_channels_backward_input_fma_kernel(const __grid_constant__ FewProblem p)
 {
     extern __shared__ __align__(16) float fma_shared[];
     const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE;
@@ -123,9 +129,9 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
 
         float sum[CHANNELS][LANE_ROWS] = {};
         for (int first = 0; first < p.out_channels; first += FMA_CHANNELS) {
-            const int there = min(FMA_CHANNELS, p.out_channels - first);
+            const int valid = min(FMA_CHANNELS, p.out_channels - first);
             __syncthreads(); // the patch has been multiplied
-            for (int i = thread; i < there * kernel; i += FEW_THREADS) {
+            for (int i = thread; i < valid * kernel; i += FEW_THREADS) {
                 const int o = i / kernel, tap = i % kernel;
                 const int s = p.kernel_width - 1 - tap / p.kernel_height,
                           r = p.kernel_height - 1 - tap % p.kernel_height;
@@ -151,11 +157,11 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                             v = *(const float4 *)from;
                     } else if (inside) {
                         v.x = from[0];
-                        if (there > 1)
+                        if (valid > 1)
                             v.y = from[1];
-                        if (there > 2)
+                        if (valid > 2)
                             v.z = from[2];
-                        if (there > 3)
+                        if (valid > 3)
                             v.w = from[3];
                     }
                     patch[i] = v.x;
@@ -165,7 +171,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                 }
             } else if (p.vector == 16) {
                 const int quads = p.columns / 4;
-                for (int o = 0; o < there; o++)
+                for (int o = 0; o < valid; o++)
                     for (int i = thread; i < p.rows * quads; i += FEW_THREADS) {
                         const int row = quotient(i, p.by_rows), column = (i - row * quads) * 4;
                         const int y = top + row, x = aligned_left + column;
@@ -175,7 +181,7 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                                            inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
                     }
             } else {
-                for (int o = 0; o < there; o++)
+                for (int o = 0; o < valid; o++)
                     for (int i = thread; i < plane; i += FEW_THREADS) {
                         const int row = quotient(i, p.by_columns), y = top + row,
                                   x = aligned_left + i - row * p.columns;
@@ -185,10 +191,10 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
                                           inside ? image + (first + o) * p.out.c + y * p.out.y + x : image, inside);
                     }
             }
-            copy_async_wait_all();
+            cp_async_wait_all();
             __syncthreads();
 
-            for (int o = 0; o < there; o++) {
+            for (int o = 0; o < valid; o++) {
                 const float *at = patch + o * plane + warp_y * p.columns + lane_x + left - aligned_left;
                 const float4 *taps = weights + o * kernel;
 #pragma unroll 1
@@ -241,22 +247,22 @@ __global__ void __launch_bounds__(FEW_THREADS, 4) conv2d_few_input_fma_kernel(co
     }
 }
 
-// Chooses how the warps of a block lie, and with it the tile and the patch. False where that does not fit.
+// Chooses the arrangement of a block's warps, and with it the tile and the patch. False where none fits.
 static bool plan_input(FewProblem &p, const ConvCall &call, FewMath math, size_t most_shared, size_t &shared)
 {
     if (p.stride_height != 1 || p.stride_width != 1 || (int64_t)p.out_height * p.out_width > INT_MAX)
         return false;
-    const int element = math == FEW_HALVES ? 2 : 4, rows_each = math == FEW_FMA ? LANE_ROWS : WARP_ROWS;
+    const int element = math == FEW_16BIT ? 2 : 4, rows_each = math == FEW_FMA ? LANE_ROWS : WARP_ROWS;
     const int64_t reach_y = (int64_t)(p.kernel_height - 1) * p.dilation_height,
                   reach_x = (int64_t)(p.kernel_width - 1) * p.dilation_width;
     const int64_t taps = (int64_t)p.kernel_height * p.kernel_width;
     if (taps > 4096 || p.out_channels > 1 << 20)
         return false;
-    const int64_t chunk = math == FEW_HALVES ? 16 : 8;
+    const int64_t chunk = math == FEW_16BIT ? 16 : 8;
     double least = 0;
     for (int warps_x = 1; warps_x <= FEW_WARPS; warps_x *= 2) {
         const int width = warps_x * WARP_SIZE, height = FEW_WARPS / warps_x * rows_each;
-        // Up to three columns to the left, so that the patch starts at a multiple of four, and whole fours.
+        // The patch starts up to three columns further left, at a multiple of four, and is whole fours.
         const int64_t rows = height + reach_y, columns = ceil_div(width + reach_x + 3, 4) * 4;
         if (rows >= 1 << 16 || columns >= 1 << 16 || rows * columns >= 1 << 15)
             continue;
@@ -287,47 +293,48 @@ template <typename Kernel>
 static cuda_ops_status launch_input(Kernel kernel, const FewProblem &p, size_t shared, ConvDevice device,
                                     cudaStream_t stream)
 {
-    const int64_t held = few_held(kernel, FEW_THREADS, shared, device);
-    kernel<<<(unsigned int)(p.tiles < held ? p.tiles : held), FEW_THREADS, shared, stream>>>(p);
+    const int64_t resident_blocks = few_resident_blocks(kernel, FEW_THREADS, shared, device);
+    kernel<<<(unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks), FEW_THREADS, shared, stream>>>(p);
     return launch_status();
 }
 
-bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_few_channels_backward_input_supports(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
     size_t shared = 0;
-    return conv2d_few_channels_taps_input_supports(call, device) ||
+    return conv2d_few_channels_backward_input_small_filter_supports(call, device) ||
            plan_input(p, call, few_math(call), few_most_shared(device.capability), shared) ||
-           conv2d_few_channels_strided_input_supports(call, device);
+           conv2d_few_channels_backward_input_stride2_supports(call, device);
 }
 
-cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_few_channels_backward_input(const ConvCall &call, ConvDevice device)
 {
-    const cuda_ops_status by_taps = conv2d_few_channels_taps_input(call, device);
-    if (by_taps != CUDA_OPS_INVALID_ARGUMENT)
-        return by_taps;
+    const cuda_ops_status status = conv2d_few_channels_backward_input_small_filter(call, device);
+    if (status != CUDA_OPS_INVALID_ARGUMENT)
+        return status;
     FewProblem p = few_problem(call);
     const FewMath math = few_math(call);
     size_t shared = 0;
     if (!plan_input(p, call, math, few_most_shared(device.capability), shared))
-        return conv2d_few_channels_strided_input(call, device);
+        return conv2d_few_channels_backward_input_stride2(call, device);
     const int height = p.dilation_height == 1 ? p.kernel_height : 0;
     const auto launch = [&](auto kernel) { return launch_input(kernel, p, shared, device, call.stream); };
     if (math == FEW_FMA) {
         if (p.channels == 1)
-            return height == 3 ? launch(conv2d_few_input_fma_kernel<1, 3>) : launch(conv2d_few_input_fma_kernel<1, 0>);
+            return height == 3 ? launch(conv2d_few_channels_backward_input_fma_kernel<1, 3>)
+                               : launch(conv2d_few_channels_backward_input_fma_kernel<1, 0>);
         if (p.channels <= 3 && height == 7)
-            return launch(conv2d_few_input_fma_kernel<3, 7>);
+            return launch(conv2d_few_channels_backward_input_fma_kernel<3, 7>);
         if (p.channels <= 3 && height == 3)
-            return launch(conv2d_few_input_fma_kernel<3, 3>);
-        return launch(conv2d_few_input_fma_kernel<4, 0>);
+            return launch(conv2d_few_channels_backward_input_fma_kernel<3, 3>);
+        return launch(conv2d_few_channels_backward_input_fma_kernel<4, 0>);
     }
     if (math == FEW_TF32)
-        return height == 7 ? launch(conv2d_few_input_kernel<float, FEW_TF32, 7>)
-                           : launch(conv2d_few_input_kernel<float, FEW_TF32, 0>);
+        return height == 7 ? launch(conv2d_few_channels_backward_input_kernel<float, FEW_TF32, 7>)
+                           : launch(conv2d_few_channels_backward_input_kernel<float, FEW_TF32, 0>);
     if (call.dtype == CUDA_OPS_FLOAT16)
-        return height == 7 ? launch(conv2d_few_input_kernel<__half, FEW_HALVES, 7>)
-                           : launch(conv2d_few_input_kernel<__half, FEW_HALVES, 0>);
-    return height == 7 ? launch(conv2d_few_input_kernel<__nv_bfloat16, FEW_HALVES, 7>)
-                       : launch(conv2d_few_input_kernel<__nv_bfloat16, FEW_HALVES, 0>);
+        return height == 7 ? launch(conv2d_few_channels_backward_input_kernel<__half, FEW_16BIT, 7>)
+                           : launch(conv2d_few_channels_backward_input_kernel<__half, FEW_16BIT, 0>);
+    return height == 7 ? launch(conv2d_few_channels_backward_input_kernel<__nv_bfloat16, FEW_16BIT, 7>)
+                       : launch(conv2d_few_channels_backward_input_kernel<__nv_bfloat16, FEW_16BIT, 0>);
 }

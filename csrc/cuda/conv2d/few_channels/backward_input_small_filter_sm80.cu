@@ -1,34 +1,31 @@
-// conv2d of one to four input channels, stride 1 and at most 64 taps of all channels together, data gradient; see
-// conv2d/few_channels/forward_sm80.cu.
-//     grad_input[n][c][y][x] = sum over r, s of product[c, r, s][y + padding - r * dilation][x + ...], where
-//     product[c, r, s][pixel] = sum over o of weight[o][c][r][s] * grad_output[n][o][pixel]
+// conv2d of one to four input channels, stride 1 and at most 64 taps of all channels together, backward_input:
 //
-// So few taps fit into the rows of an instruction (mma.sync, halves and TF32), and its columns are pixels of
-// grad_output: each comes from device memory right into the registers of the instruction, once for all taps (of more
-// than 16, two or four warps take the same pixels, 16 taps each). The products go to shared memory, from which
-// grad_input gathers its own. Which of a slice's output channels a lane has does not matter, as long as it has the same
-// ones of both operands: it takes those whose neighbours it can read 16 bytes of at a time, along pixels or,
-// channels_last, along channels.
+//   grad_input[n][c][y][x] = sum over r, s of product[c, r, s][y + padding - r * dilation][x + ...], where
+//   product[c, r, s][pixel] = sum over o of weight[o][c][r][s] * grad_output[n][o][pixel]
 //
-// Threads: a block walks down a strip of a picture, of which each warp multiplies 64 pixels (float32: 32) at a time; a
-// ring in shared memory has the products of the lines that are still read. Blocks take strips in turn, and what a warp
-// multiplies next is on its way while products are added up.
-// Bound by memory: grad_output once, and a strip's neighbouring lines once more.
+// So few taps fit into an mma.sync's rows (fp16, bf16, TF32); its columns are pixels of grad_output, which come from
+// device memory right into the instruction's registers, once for all taps (two or four warps share them where there are
+// more than 16 taps). The products go to a ring in shared memory, from which grad_input gathers its own. Persistent
+// blocks go down strips of an image, 32 or 64 pixels per warp at a time, with the next ones in flight. Bound by memory:
+// grad_output once, and a strip's neighbouring rows once more.
 #include <string.h>
 
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 
-// A lane has SIZE output channels of SIZE pixels in SIZE pieces of 16 bytes: the first STEP channels are those of the
-// first instruction.
+// A lane has SIZE output channels of SIZE pixels in SIZE 16-byte vectors, along pixels or, channels_last, along
+// channels. The first STEP channels are the first instruction's: which channels a lane has is free, if both operands
+// agree.
 template <typename T>
-struct TapsLane {
+struct SmallFilterLane {
     static constexpr int SIZE = 16 / sizeof(T), STEPS = 2, STEP = SIZE / STEPS;
     static constexpr int CHANNELS = 4 * SIZE; // of a slice
     static constexpr int PIXELS = 8 * SIZE;   // of a warp
-    static constexpr int PAD = 4;             // between the taps' products: eight lines fall into all banks
-    uint4 piece[SIZE];                        // along channels or along pixels
+    static constexpr int PAD = 4;             // between the taps' products, so that eight rows fall into all banks
+    uint4 vector[SIZE];
 
     // grad_output's channels from `channel` on at the pixels from `pixel` on of [0, p.out_height * p.out_width).
     template <bool LAST>
@@ -41,28 +38,28 @@ struct TapsLane {
         const T *from = image + across * pitch + along;
 #pragma unroll
         for (int i = 0; i < SIZE; i++, from += pitch) {
-            piece[i] = make_uint4(0, 0, 0, 0);
+            vector[i] = make_uint4(0, 0, 0, 0);
             if (across + i >= across_end)
                 continue;
             if (p.vector == 16) {
                 if (along < along_end)
-                    piece[i] = *(const uint4 *)from;
+                    vector[i] = *(const uint4 *)from;
             } else {
                 T element[SIZE];
 #pragma unroll
                 for (int e = 0; e < SIZE; e++)
                     element[e] = along + e < along_end ? from[e] : store_from_accumulate<T>(0.0f);
-                memcpy(&piece[i], element, 16);
+                memcpy(&vector[i], element, 16);
             }
         }
     }
 
-    // What instruction `step` takes at pixel `j` of the lane's.
+    // The operand of instruction `step` at the lane's pixel `j`.
     template <int MATH, bool LAST>
     __device__ __forceinline__ void operand(uint32_t &b0, uint32_t &b1, int step, int j) const
     {
         const auto word = [&](int i, int w) {
-            return w == 0 ? piece[i].x : w == 1 ? piece[i].y : w == 2 ? piece[i].z : piece[i].w;
+            return w == 0 ? vector[i].x : w == 1 ? vector[i].y : w == 2 ? vector[i].z : vector[i].w;
         };
         if constexpr (LAST) {
             b0 = word(j, 2 * step), b1 = word(j, 2 * step + 1);
@@ -77,17 +74,17 @@ struct TapsLane {
     }
 };
 
-// The weight as the lanes have it: [16 taps][slice][step][lane], zeros for what there is not.
+// The weight in the order of the fragments: [16 taps][slice][step][lane], zeros out of bounds.
 template <typename T, int MATH>
-__device__ __forceinline__ void arrange_taps(uint4 *weights, const FewProblem &p, int slices, int kernel)
+__device__ __forceinline__ void arrange_small_filter(uint4 *weights, const FewProblem &p, int slices, int kernel)
 {
-    typedef TapsLane<T> L;
+    typedef SmallFilterLane<T> L;
     for (int i = threadIdx.x; i < p.warps_x * slices * L::STEPS * WARP_SIZE; i += THREADS) {
         const int lane = i % WARP_SIZE, step = i / WARP_SIZE % L::STEPS, rest = i / WARP_SIZE / L::STEPS;
         const int tile = rest / slices, slice = rest - tile * slices;
         uint32_t word[4];
 #pragma unroll
-        for (int w = 0; w < 4; w++) { // rows of the lane, and those 8 below, of its first channels; then of its others
+        for (int w = 0; w < 4; w++) { // the lane's row and the one 8 below, of its first channels; then of its others
             const int tap = tile * 16 + lane / 4 + w % 2 * 8, c = tap / kernel, r = tap % kernel / p.kernel_width,
                       s = tap % p.kernel_width;
             const int o = slice * L::CHANNELS + lane % 4 * L::SIZE + step * L::STEP + w / 2 * (L::STEP / 2);
@@ -103,57 +100,57 @@ __device__ __forceinline__ void arrange_taps(uint4 *weights, const FewProblem &p
     }
 }
 
-// How a block walks down a strip of p.tile_height lines: `step` of them at a time, with the products of the last
-// `ring` * PIXELS pixels in shared memory, so that each pixel of grad_output is multiplied once a strip.
-struct TapsWalk {
+// A block goes down a strip of p.tile_height rows `step` of them at a time, and keeps the products of the last
+// `ring` * PIXELS pixels in shared memory, so that each pixel of grad_output is multiplied once per strip.
+struct StripPlan {
     int step, ring;
 };
 
-// A strip's lines, y0 to y_end of grad_input, and the pixels of grad_output that they read, in memory's order.
-struct TapsStrip {
+// A strip's rows y0 to y_end of grad_input, and the pixels of grad_output that they read, in memory's order.
+struct Strip {
     int64_t n;
     int y0, y_end, first, end; // `first` is a multiple of a lane's pixels
 };
 
-// The end of the pixels that the lines up to `y` read.
-__device__ __forceinline__ int taps_end(const FewProblem &p, int y)
+// The end of the pixels that rows up to `y` read.
+__device__ __forceinline__ int pixels_end(const FewProblem &p, int y)
 {
     return min(max(y + p.padding_top, 0), p.out_height) * p.out_width;
 }
 
 template <int SIZE>
-__device__ __forceinline__ TapsStrip taps_strip(const FewProblem &p, int64_t tile)
+__device__ __forceinline__ Strip strip_of(const FewProblem &p, int64_t tile)
 {
     const FewTile at = few_tile(p, tile);
     const int y0 = at.y * p.tile_height, y_end = min(y0 + p.tile_height, p.height);
     const int top = y0 + p.padding_top - (p.kernel_height - 1) * p.dilation_height;
     const int from = min(max(top, 0), p.out_height) * p.out_width;
-    return {at.n, y0, y_end, from / SIZE * SIZE, taps_end(p, y_end)};
+    return {at.n, y0, y_end, from / SIZE * SIZE, pixels_end(p, y_end)};
 }
 
 // Blocks that share a multiprocessor, as their registers allow.
 template <typename T>
 static constexpr int RESIDENT = sizeof(T) == 4 ? 3 : 2;
 
-// LAST: grad_output is channels_last. Of a block's warps p.warps_x have the same pixels, and each 16 of the taps.
+// LAST: grad_output is channels_last. Of a block's warps, p.warps_x share pixels, and each has 16 of the taps.
 template <typename T, int MATH, bool LAST>
 __global__ void __launch_bounds__(THREADS, RESIDENT<T>)
-    conv2d_few_input_taps_kernel(const __grid_constant__ FewProblem p, TapsWalk walk)
+    conv2d_few_channels_backward_input_small_filter_kernel(const __grid_constant__ FewProblem p, StripPlan strips)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    typedef TapsLane<T> L;
+    typedef SmallFilterLane<T> L;
     extern __shared__ __align__(16) uint4 weights[];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int kernel = p.kernel_height * p.kernel_width, taps = p.channels * kernel;
     const int slices = (p.out_channels + L::CHANNELS - 1) / L::CHANNELS;
-    const int ring_pixels = walk.ring * L::PIXELS, pitch = ring_pixels + L::PAD;
+    const int ring_pixels = strips.ring * L::PIXELS, pitch = ring_pixels + L::PAD;
     float *const products = (float *)(weights + p.warps_x * slices * L::STEPS * WARP_SIZE); // [tap][pixel]
     const int first_tap = warp % p.warps_x * 16;
     const uint4 *const operands = weights + warp % p.warps_x * slices * L::STEPS * WARP_SIZE + lane;
 
     const int first_unit = warp / p.warps_x, together = WARPS / p.warps_x;
-    L ahead; // what is multiplied next
-    const auto fetch = [&](const TapsStrip &strip, int unit, int slice) {
+    L ahead; // the next operand, in flight
+    const auto fetch = [&](const Strip &strip, int unit, int slice) {
         const int pixel = strip.first + unit * L::PIXELS;
         if (pixel < strip.end)
             ahead.template load<LAST>(p, (const T *)p.output + strip.n * p.out.n, slice * L::CHANNELS + t * L::SIZE,
@@ -161,17 +158,17 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T>)
     };
     wait_for_predecessor();
     release_successor();
-    TapsStrip strip = taps_strip<L::SIZE>(p, blockIdx.x);
+    Strip strip = strip_of<L::SIZE>(p, blockIdx.x);
     fetch(strip, first_unit, 0);
-    arrange_taps<T, MATH>(weights, p, slices, kernel);
+    arrange_small_filter<T, MATH>(weights, p, slices, kernel);
     __syncthreads();
     for (int64_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-        int unit = first_unit, slot = first_unit; // of the warp's next pixels, in the strip and in the ring
+        int unit = first_unit, ring_unit = first_unit; // the warp's next pixels, in the strip and in the ring
         T *const result = (T *)p.result + strip.n * p.in.n;
         const int first = strip.first, y_stop = strip.y_end;
-        for (int y0 = strip.y0; y0 < y_stop; y0 += walk.step) {
-            const int y_end = min(y0 + walk.step, y_stop), end = taps_end(p, y_end);
-            for (; first + unit * L::PIXELS < end; unit += together, slot += together) {
+        for (int y0 = strip.y0; y0 < y_stop; y0 += strips.step) {
+            const int y_end = min(y0 + strips.step, y_stop), end = pixels_end(p, y_end);
+            for (; first + unit * L::PIXELS < end; unit += together, ring_unit += together) {
                 float sum[L::SIZE][4] = {};
                 for (int slice = 0; slice < slices; slice++) {
                     const L now = ahead;
@@ -185,14 +182,14 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T>)
                         for (int j = 0; j < L::SIZE; j++) {
                             uint32_t b0, b1;
                             now.template operand<MATH, LAST>(b0, b1, step, j);
-                            few_mma<T>(sum[j], a, b0, b1);
+                            mma_sync<T>(sum[j], a, b0, b1);
                         }
                     }
                 }
-                while (slot >= walk.ring)
-                    slot -= walk.ring;
+                while (ring_unit >= strips.ring)
+                    ring_unit -= strips.ring;
                 // An instruction's columns 2t and 2t + 1 are pixels of the lanes with these as their g.
-                float *const to = products + (first_tap + g) * pitch + slot * L::PIXELS + 2 * t * L::SIZE;
+                float *const to = products + (first_tap + g) * pitch + ring_unit * L::PIXELS + 2 * t * L::SIZE;
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     if (first_tap + e / 2 * 8 + g < taps)
@@ -203,13 +200,13 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T>)
             }
             __syncthreads();
             if (y_end == y_stop && tile + gridDim.x < p.tiles) {
-                strip = taps_strip<L::SIZE>(p, tile + gridDim.x);
+                strip = strip_of<L::SIZE>(p, tile + gridDim.x);
                 fetch(strip, first_unit, 0);
             }
-            // What is in the ring are the pixels up to `end`: those from a multiple of its length on, and before them
-            // others that come a length later.
+            // The ring holds the last pixels up to `end`, pixel i at i modulo its length: those from `origin` on, a
+            // multiple of the length, are at i - origin, earlier ones a length later.
             const int units = (max(end - first, 1) + L::PIXELS - 1) / L::PIXELS;
-            const int origin = (units - 1) / walk.ring * ring_pixels + first;
+            const int origin = (units - 1) / strips.ring * ring_pixels + first;
             for (int i = threadIdx.x; i < (y_end - y0) * p.width; i += THREADS) {
                 const int line = quotient(i, p.by_columns), x = i - line * p.width, y = y0 + line;
                 const float *product = products;
@@ -235,11 +232,11 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<T>)
 #endif
 }
 
-// Strips as high as leave every block about as much to do, and steps as high as shared memory allows.
+// Chooses strips that balance the blocks, and steps as high as shared memory allows.
 template <typename T>
-static bool plan_taps(FewProblem &p, const ConvCall &call, ConvDevice device, TapsWalk &walk, size_t &shared)
+static bool plan_small_filter(FewProblem &p, const ConvCall &call, ConvDevice device, StripPlan &strips, size_t &shared)
 {
-    typedef TapsLane<T> L;
+    typedef SmallFilterLane<T> L;
     const int64_t taps = (int64_t)p.channels * p.kernel_height * p.kernel_width;
     if (p.stride_height != 1 || p.stride_width != 1 || taps > 64 || p.out_channels > 1 << 12 ||
         (int64_t)p.out_height * p.out_width * 64 > INT_MAX || (int64_t)p.height * p.width > INT_MAX / 2)
@@ -251,28 +248,28 @@ static bool plan_taps(FewProblem &p, const ConvCall &call, ConvDevice device, Ta
         const int64_t lines = height + reach < p.out_height ? height + reach : p.out_height;
         return ceil_div(lines * p.out_width + L::SIZE - 1, L::PIXELS);
     };
-    // A step's places are divided by the width through a product of 32 bits; see make_divisor.
+    // A step's pixels are divided by the width through a 32-bit product; see make_divisor.
     const auto divides = [&](int64_t step) { return step * p.width <= UINT32_MAX / p.width; };
     double least = 0;
     const auto consider = [&](int64_t height, int resident) {
         const int64_t most = (int64_t)few_most_shared(device.capability) * 2 / resident;
         int64_t step = height, bytes = 0, ring = 0;
-        for (;; step = ceil_div(step, 2)) { // of several steps each begins anywhere in a unit
+        for (;; step = ceil_div(step, 2)) { // with several steps, a step begins anywhere in a unit
             ring = step == height ? units_of(step) : units_of(step) + 1;
             bytes = weights + taps * (ring * L::PIXELS + L::PAD) * 4;
             if ((bytes <= most && divides(step)) || step == 1)
                 break;
         }
-        const int64_t strips = p.batch * ceil_div(p.height, height);
-        const double waves = (double)ceil_div(strips, (int64_t)resident * device.multiprocessors);
+        const int64_t strip_count = p.batch * ceil_div(p.height, height);
+        const double waves = (double)ceil_div(strip_count, (int64_t)resident * device.multiprocessors);
         const double cost =
             waves * resident * (double)(ceil_div(height, step) + ceil_div(units_of(height), WARPS / p.warps_x));
         if (bytes > most || !divides(step) || (least > 0 && cost >= least))
             return;
         least = cost;
         p.tile_height = (int)height, p.tiles_y = (int)ceil_div(p.height, height), p.tiles_x = 1;
-        p.tiles = strips;
-        walk = {(int)step, (int)ring};
+        p.tiles = strip_count;
+        strips = {(int)step, (int)ring};
         shared = (size_t)bytes;
     };
     for (int resident = RESIDENT<T>; resident > 1 && least == 0; resident--) {
@@ -280,8 +277,8 @@ static bool plan_taps(FewProblem &p, const ConvCall &call, ConvDevice device, Ta
             consider(height, resident);
         consider(1, resident);
     }
-    // Where channels_last halves would walk with many taps, the other kernel was faster by a tenth and more.
-    if (sizeof(T) == 2 && p.out.c == 1 && p.warps_x > 1 && walk.step < p.tile_height)
+    // channels_last in 16 bits, many taps and several steps: backward_input_sm80.cu was faster by a tenth and more.
+    if (sizeof(T) == 2 && p.out.c == 1 && p.warps_x > 1 && strips.step < p.tile_height)
         return false;
     p.by_columns = make_divisor(p.width);
     const int64_t run = p.out.c == 1 ? p.out_channels : (int64_t)p.out_height * p.out_width;
@@ -290,46 +287,46 @@ static bool plan_taps(FewProblem &p, const ConvCall &call, ConvDevice device, Ta
 }
 
 template <typename T, int MATH>
-static cuda_ops_status launch_taps(const ConvCall &call, ConvDevice device)
+static cuda_ops_status launch_small_filter(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
-    TapsWalk walk = {};
+    StripPlan strips = {};
     size_t shared = 0;
-    if (!plan_taps<T>(p, call, device, walk, shared))
+    if (!plan_small_filter<T>(p, call, device, strips, shared))
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto launch = [&](auto kernel) {
-        const int64_t held = few_held(kernel, THREADS, shared, device);
-        launch_dependent(kernel, dim3((unsigned int)(p.tiles < held ? p.tiles : held)), THREADS, shared, call.stream, p,
-                         walk);
+        const int64_t resident_blocks = few_resident_blocks(kernel, THREADS, shared, device);
+        launch_dependent(kernel, dim3((unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks)), THREADS,
+                         shared, call.stream, p, strips);
         return launch_status();
     };
-    return p.out.c == 1 ? launch(conv2d_few_input_taps_kernel<T, MATH, true>)
-                        : launch(conv2d_few_input_taps_kernel<T, MATH, false>);
+    return p.out.c == 1 ? launch(conv2d_few_channels_backward_input_small_filter_kernel<T, MATH, true>)
+                        : launch(conv2d_few_channels_backward_input_small_filter_kernel<T, MATH, false>);
 }
 
-bool conv2d_few_channels_taps_input_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_few_channels_backward_input_small_filter_supports(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
-    TapsWalk walk = {};
+    StripPlan strips = {};
     size_t shared = 0;
     switch (few_math(call)) {
-    case FEW_HALVES:
-        return plan_taps<__half>(p, call, device, walk, shared);
+    case FEW_16BIT:
+        return plan_small_filter<__half>(p, call, device, strips, shared);
     case FEW_TF32:
-        return plan_taps<float>(p, call, device, walk, shared);
+        return plan_small_filter<float>(p, call, device, strips, shared);
     default:
         return false;
     }
 }
 
-cuda_ops_status conv2d_few_channels_taps_input(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_few_channels_backward_input_small_filter(const ConvCall &call, ConvDevice device)
 {
     switch (few_math(call)) {
-    case FEW_HALVES:
-        return call.dtype == CUDA_OPS_FLOAT16 ? launch_taps<__half, FEW_HALVES>(call, device)
-                                              : launch_taps<__nv_bfloat16, FEW_HALVES>(call, device);
+    case FEW_16BIT:
+        return call.dtype == CUDA_OPS_FLOAT16 ? launch_small_filter<__half, FEW_16BIT>(call, device)
+                                              : launch_small_filter<__nv_bfloat16, FEW_16BIT>(call, device);
     case FEW_TF32:
-        return launch_taps<float, FEW_TF32>(call, device);
+        return launch_small_filter<float, FEW_TF32>(call, device);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }

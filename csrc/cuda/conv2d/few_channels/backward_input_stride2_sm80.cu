@@ -1,28 +1,28 @@
-// conv2d of one to four input channels and stride 2, data gradient by mma.sync: grad_input[n][c][y][x] = sum over o, r,
-// s of grad_output[n][o][(y + padding - r) / 2][...] * weight[o][c][r][s], where the division leaves no remainder; see
-// conv2d/few_channels/backward_input_sm80.cu.
+// conv2d of one to four input channels and stride 2, backward_input by mma.sync (fp16, bf16, TF32):
 //
-// Pixels of grad_input with the same remainders of y + padding and x + padding modulo 2, a residue, meet the same taps.
-// Four pixels, one of each residue, share a window of grad_output of half the kernel's height and width, and are a
-// pixel of a tile here: a value of grad_output that is read from shared memory serves all rows of the kernel of two
-// residues. A residue has columns of an instruction of its own, so that none meets a tap of another, not even as zero
-// times infinity.
+//   grad_input[n][c][y][x] = sum over o, r, s of grad_output[n][o][(y + padding - r) / 2][...] * weight[o][c][r][s]
 //
-// Blocks take tiles in turn, with a patch of grad_output around each, a few channels at a time, of which the next come
-// while the ones before are multiplied. A warp has 16 columns and 8 rows of four pixels; an instruction's rows are the
-// columns, its columns the channels; it sums over 8 words of output channels.
-// Bound by the rate of the instructions, of whose columns three channels fill three of eight: 0.15 of memory's speed at
-// 64x3 to 64, 224x224, 7x7 in bfloat16, 0.23 at 3x3.
+// where the divisions leave no remainder. Four neighbouring pixels of grad_input, one of each stride phase, read the
+// same window of grad_output, half the kernel's height and width, and are one pixel of a tile: a value of grad_output,
+// once read from shared memory, serves all rows of the kernel in two phases. Each phase has instructions of its own, so
+// that none meets a tap of another, not even as zero times infinity. Persistent blocks take tiles with a patch of
+// grad_output, a chunk of channels at a time, the next in flight; a warp has 16 columns and 8 rows of four pixels.
+// Bound by the instructions, of whose columns three channels fill three of eight: 0.15 of memory's speed at 64x3 to 64,
+// 224x224, 7x7 in bf16, 0.23 at 3x3.
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/backward_input.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int STRIDE = 2, WARP_COLUMNS = 16, WARP_ROWS = 8;
-static constexpr int RESULT_COLUMNS = STRIDE * WARP_COLUMNS; // of a warp's line
-static_assert(RESULT_COLUMNS == WARP_SIZE, "one a lane");
+static constexpr int RESULT_COLUMNS = STRIDE * WARP_COLUMNS; // of grad_input, in a row of a warp's tile
+static_assert(RESULT_COLUMNS == WARP_SIZE, "one per lane");
 
-// HEIGHT: the kernel's, where the products of its rows are written out; else 0.
+// HEIGHT: the kernel's, where the loop over its rows is unrolled; else 0. One long function: the accumulators of the
+// main loop are the epilogue's, and a chunk's loads overlap the products of the one before.
 template <typename T, int MATH, int HEIGHT>
-__global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0 ? 3 : 2)
-    conv2d_few_strided_input_kernel(const __grid_constant__ FewProblem p)
+__global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_16BIT && HEIGHT == 0 ? 3 : 2)
+    conv2d_few_channels_backward_input_stride2_kernel(const __grid_constant__ FewProblem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     constexpr int PER_WORD = 4 / sizeof(T), CHANNELS = WORDS * PER_WORD; // output channels in a word and in a patch
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
 
     few_arrange_weight<T, MATH>(weights, p, chunks, false);
 
-    // A tile's corner is row y0, column x0 of four pixels, which are rows 2 * y0 - padding and the next of grad_input,
-    // and read rows y0 - window + 1 to y0 of grad_output.
+    // A tile's corner is row y0, column x0 of groups of four pixels, which are rows 2 * y0 - padding and the next one
+    // of grad_input, and read rows y0 - window + 1 to y0 of grad_output.
     const int warp_x = warp % p.warps_x * WARP_COLUMNS, warp_y = warp / p.warps_x * WARP_ROWS;
     const auto locate = [&](int64_t tile, int64_t &n, int &y0, int &x0) {
         const FewTile at = few_tile(p, tile);
@@ -45,29 +45,30 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
         x0 = p.padding_left / STRIDE + at.x * p.tile_width;
     };
 
-    float sum[STRIDE][STRIDE][WARP_ROWS][4] = {}; // of residues of x, of y
+    float sum[STRIDE][STRIDE][WARP_ROWS][4] = {}; // [phase of x][phase of y]
     int64_t tile = blockIdx.x;
-    for (int chunk = -1, turn = 1;; turn ^= 1) { // from before the first one, so that patches are fetched in one place
+    for (int chunk = -1, buffer = 1;;
+         buffer ^= 1) { // starts before the first chunk: patches are then fetched at one point of the code
         const int next_chunk = chunk + 1 < chunks ? chunk + 1 : 0;
         const int64_t next_tile = chunk + 1 < chunks ? tile : tile + gridDim.x;
         int64_t n;
         int y0, x0;
-        copy_async_wait_all();
-        __syncthreads(); // the patch is there, and the other one has been multiplied
+        cp_async_wait_all();
+        __syncthreads(); // this patch has arrived, and the other one has been read
         if (next_tile < p.tiles) {
             locate(next_tile, n, y0, x0);
-            few_fetch_grad(patches + (turn ^ 1) * p.patch, p, (const T *)p.output + n * p.out.n, next_chunk * CHANNELS,
-                           y0 - window_y + 1, (x0 - window_x + 1) & ~3);
+            few_fetch_grad(patches + (buffer ^ 1) * p.patch, p, (const T *)p.output + n * p.out.n,
+                           next_chunk * CHANNELS, y0 - window_y + 1, (x0 - window_x + 1) & ~3);
         }
         if (chunk >= 0) {
             locate(tile, n, y0, x0);
-            const int beside = (x0 - window_x + 1) & 3; // columns of the patch before the first that is wanted
-            const uint32_t *const patch = patches + turn * p.patch;
+            const int skipped = (x0 - window_x + 1) & 3; // columns of the patch to the left of the first one read
+            const uint32_t *const patch = patches + buffer * p.patch;
             const uint32_t row_bytes = p.columns * WORDS * 4;
             const uint2 *taps = (const uint2 *)(weights + chunk * kernel * 32) + (g % 4 * 4 + t);
 #pragma unroll 1
             for (int back = 0; back < window_x; back++) {
-                const uint32_t from = few_grad_address(patch, p, warp_y, beside + warp_x + window_x - 1 - back);
+                const uint32_t from = few_grad_address(patch, p, warp_y, skipped + warp_x + window_x - 1 - back);
 #pragma unroll
                 for (int x = 0; x < STRIDE; x++, taps += p.kernel_height * 16) {
                     if (STRIDE * back + x >= p.kernel_width)
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
                             for (int r = 0; r < HEIGHT; r++) {
                                 const int row = line - (WINDOW - 1 - r / STRIDE);
                                 if (row >= 0 && row < WARP_ROWS)
-                                    few_mma<T>(sum[x][r % STRIDE][row], a, b[r].x, b[r].y);
+                                    mma_sync<T>(sum[x][r % STRIDE][row], a, b[r].x, b[r].y);
                             }
                         }
                     } else {
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
                                 for (int row = 0; row < WARP_ROWS; row++) {
                                     uint32_t a[4];
                                     few_load_grad<MATH>(a, at + row * row_bytes);
-                                    few_mma<T>(sum[x][y][row], a, b.x, b.y);
+                                    mma_sync<T>(sum[x][y][row], a, b.x, b.y);
                                 }
                             }
                     }
@@ -108,15 +109,15 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
         }
 
         if (chunk == chunks - 1) {
-            // A row of the warp's pixels goes through shared memory, so that lanes write what lies side by side; whole
-            // sectors, where a residue alone would write parts of each.
+            // A row of the warp's pixels goes through shared memory, so that lanes write neighbours, whole sectors,
+            // where a phase alone would write half of each.
             const bool last = p.in.c == 1 || p.channels == 1;
             const int x_first = STRIDE * (x0 + warp_x) - p.padding_left, row_size = RESULT_COLUMNS * p.channels;
             T *const result = (T *)p.result + n * p.in.n;
             T *const rows = (T *)(weights + chunks * kernel * 32) + warp * STRIDE * RESULT_COLUMNS * FEW_MOST_CHANNELS;
 #pragma unroll
             for (int row = 0; row < WARP_ROWS; row++) {
-                __syncwarp(); // the rows before have been read
+                __syncwarp(); // the previous rows have been read
 #pragma unroll
                 for (int i = 0; i < STRIDE * STRIDE; i++)
 #pragma unroll
@@ -134,15 +135,16 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
                     const int y = STRIDE * (y0 + warp_y + row) + i - p.padding_top;
                     if ((unsigned int)y >= (unsigned int)p.height)
                         continue;
-                    // Elements of a line of the result, of all channels (channels_last) or of one after the other.
+                    // Elements of a row of the result: of all channels (channels_last), or of one channel after
+                    // another.
                     const int first = last ? x_first * p.channels : x_first,
                               end = last ? p.width * p.channels : p.width;
                     T *line = result + y * p.in.y;
 #pragma unroll 1
-                    for (int part = 0; part < p.channels; part++) {
-                        const int at = first + lane + (last ? part * RESULT_COLUMNS : 0);
+                    for (int channel = 0; channel < p.channels; channel++) {
+                        const int at = first + lane + (last ? channel * RESULT_COLUMNS : 0);
                         if ((unsigned int)at < (unsigned int)end)
-                            line[at] = rows[i * row_size + part * RESULT_COLUMNS + lane];
+                            line[at] = rows[i * row_size + channel * RESULT_COLUMNS + lane];
                         line += last ? 0 : p.in.c;
                     }
                 }
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(FEW_THREADS, MATH == FEW_HALVES && HEIGHT == 0
 #endif
 }
 
-// Chooses how the warps of a block lie, and with it the tile and the patch. False where that does not fit.
+// Chooses the arrangement of a block's warps, and with it the tile and the patch. False where none fits.
 static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t &shared)
 {
     const int64_t taps = (int64_t)p.kernel_height * p.kernel_width, chunk = call.dtype == CUDA_OPS_FLOAT32 ? 8 : 16;
@@ -165,13 +167,13 @@ static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t
         return false;
     if (p.out_channels < 1 || taps > 4096 || p.out_channels > 1 << 20 || (int64_t)p.out_height * p.out_width > INT_MAX)
         return false;
-    // Rows and columns of four pixels: from the one that has grad_input's first to the one that has its last.
+    // Rows and columns of groups of four: from the one with grad_input's first pixel to the one with its last.
     const int64_t rows_of_four = ((int64_t)p.height - 1 + p.padding_top) / STRIDE - p.padding_top / STRIDE + 1,
                   columns_of_four = ((int64_t)p.width - 1 + p.padding_left) / STRIDE - p.padding_left / STRIDE + 1;
     double least = 0;
     for (int warps_x = 1; warps_x <= FEW_WARPS; warps_x *= 2) {
         const int width = warps_x * WARP_COLUMNS, height = FEW_WARPS / warps_x * WARP_ROWS;
-        // Up to three columns to the left, so that the patch starts at a multiple of four, and whole fours.
+        // The patch starts up to three columns further left, at a multiple of four, and is whole fours.
         const int64_t rows = height + (p.kernel_height + 1) / 2 - 1,
                       columns = ceil_div(width + (p.kernel_width + 1) / 2 - 1 + 3, 4) * 4;
         if (rows * columns >= 1 << 15 || !few_patch_fits(p, rows, columns))
@@ -185,7 +187,7 @@ static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t
             continue;
         p.warps_x = warps_x;
         p.patch = (int)(rows * columns * WORDS);
-        p.by_rows = make_divisor(ceil_div(columns / 4, 4)); // of units of 4 quads of columns
+        p.by_rows = make_divisor(ceil_div(columns / 4, 4)); // a warp copies 4 quads of columns at a time
         shared = bytes;
     }
     if (least == 0)
@@ -200,21 +202,21 @@ static bool plan(FewProblem &p, const ConvCall &call, size_t most_shared, size_t
 template <typename T, int MATH>
 static cuda_ops_status launch(const FewProblem &p, size_t shared, ConvDevice device, cudaStream_t stream)
 {
-    const auto kernel = p.kernel_height == 7 ? conv2d_few_strided_input_kernel<T, MATH, 7>
-                                             : conv2d_few_strided_input_kernel<T, MATH, 0>;
-    const int64_t held = few_held(kernel, FEW_THREADS, shared, device);
-    kernel<<<(unsigned int)(p.tiles < held ? p.tiles : held), FEW_THREADS, shared, stream>>>(p);
+    const auto kernel = p.kernel_height == 7 ? conv2d_few_channels_backward_input_stride2_kernel<T, MATH, 7>
+                                             : conv2d_few_channels_backward_input_stride2_kernel<T, MATH, 0>;
+    const int64_t resident_blocks = few_resident_blocks(kernel, FEW_THREADS, shared, device);
+    kernel<<<(unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks), FEW_THREADS, shared, stream>>>(p);
     return launch_status();
 }
 
-bool conv2d_few_channels_strided_input_supports(const ConvCall &call, ConvDevice device)
+bool conv2d_few_channels_backward_input_stride2_supports(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
     size_t shared = 0;
     return plan(p, call, few_most_shared(device.capability), shared);
 }
 
-cuda_ops_status conv2d_few_channels_strided_input(const ConvCall &call, ConvDevice device)
+cuda_ops_status conv2d_few_channels_backward_input_stride2(const ConvCall &call, ConvDevice device)
 {
     FewProblem p = few_problem(call);
     size_t shared = 0;
@@ -222,9 +224,9 @@ cuda_ops_status conv2d_few_channels_strided_input(const ConvCall &call, ConvDevi
         return CUDA_OPS_INVALID_ARGUMENT;
     switch (call.dtype) {
     case CUDA_OPS_FLOAT16:
-        return launch<__half, FEW_HALVES>(p, shared, device, call.stream);
+        return launch<__half, FEW_16BIT>(p, shared, device, call.stream);
     case CUDA_OPS_BFLOAT16:
-        return launch<__nv_bfloat16, FEW_HALVES>(p, shared, device, call.stream);
+        return launch<__nv_bfloat16, FEW_16BIT>(p, shared, device, call.stream);
     default:
         return launch<float, FEW_TF32>(p, shared, device, call.stream);
     }

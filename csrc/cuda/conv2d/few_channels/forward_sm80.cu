@@ -1,45 +1,44 @@
-// conv2d of one to four input channels, forward: output[n][o][y][x] = bias[o] + sum over taps (c, r, s) of
-// weight[o][c][r][s] * input[n][c][y * stride - padding + r * dilation][...]. Its gradients are in
-// conv2d/few_channels/backward_input_sm80.cu and conv2d/few_channels/backward_weight_sm80.cu.
+// conv2d of one to four input channels, forward:
 //
-// An implicit GEMM, pixels x taps times taps x channels, whose left operand is never built: a block keeps the patch of
-// input under its tile of 256 pixels in shared memory, and the address of an operand is the sum of the pixel's place in
-// the patch, a register, and the tap's, from a table. So kernel size, stride and dilation cost nothing and need no
-// instances of their own. The weights lie in shared memory in the order of the instruction's fragments, and blocks stay
-// for many tiles, so that they are arranged once.
+//   output[n][o][y][x] = bias[o] + sum over c, r, s of weight[o][c][r][s] *
+//                                               input[n][c][y * stride - padding + r * dilation][alike in x]
 //
-// Maps a warp to 32 or 64 pixels and 32 or 64 channels, as instructions of 16 x 8: a lane owns some neighbouring
-// pixels, and channels in runs of 16 bytes (which row and column of an instruction stands for which pixel and channel
-// is free to choose), so that both NCHW and channels_last are written in whole sectors, straight from
-// registers. mma.sync for halves and, where allowed, TF32; else the same ownership with FMA in float32.
-//
-// Bound by the writing of the output (1 channel to 32), and by the rate of FMA for 3 channels and 7x7 in float32.
+// An implicit GEMM of pixels x taps x output channels. Persistent blocks keep the patch of input under a tile of 256
+// pixels in shared memory: an operand's address is the pixel's offset, a register, plus the tap's, from a table, so
+// that any kernel size, stride and dilation run in the same instances. A warp takes 32 or 64 pixels and 32 or 64
+// channels by mma.sync (fp16, bf16, TF32), or by FMA with the same ownership. A lane owns neighbouring pixels, and
+// channels in runs of 16 bytes, so that NCHW and channels_last are both stored in whole sectors from registers. Bound
+// by writing the output (1 channel to 32), by FMA for 3 channels and 7x7 in float32; benchmarks/notes/conv2d_direct.md.
+#include "common/aligned_vector.cuh"
 #include "conv2d/few_channels/problem.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
 
 static constexpr int TILE_PIXELS = 256;
 static constexpr int STEP = 8; // words that an instruction sums over
 
-// Instructions along a warp's pixels. With FMA a lane needs many sums for few reads, and has the registers of two; for
-// mma.sync more warps count for more.
+// Instructions along a warp's pixels. FMA needs many accumulators per operand read, mma.sync more warps.
 template <int MATH>
 static constexpr int mma_rows = MATH == FEW_FMA ? 4 : 2;
 template <int MATH>
 static constexpr int forward_threads = TILE_PIXELS / (16 * mma_rows<MATH>)*WARP_SIZE;
 
-// Neighbouring pixels that a lane owns: whole sectors of NCHW, and no bank of shared memory twice for a warp that reads
-// words (halves: every other column).
+// Neighbouring pixels that a lane owns: whole sectors of NCHW, and no bank conflict when a warp reads words (of every
+// other column for 16-bit elements).
 template <typename T>
 static constexpr int pixel_run = sizeof(T) == 2 ? 2 : 4;
 
-// The channel, from the block's first, that column 2 * t + e of instruction j stands for: of SIZE bytes each.
+// The channel, from the block's first, of column 2 * t + e of instruction j, for elements of SIZE bytes. Which channel
+// a column of the instruction stands for is free to choose.
 template <int SIZE>
 __device__ __forceinline__ int channel_of(int j, int t, int e)
 {
-    constexpr int RUN = 16 / SIZE, COLUMNS = RUN / 2; // channels in 16 bytes; instructions that make them up
+    constexpr int RUN = 16 / SIZE, COLUMNS = RUN / 2; // channels in 16 bytes; instructions that hold them
     return j / COLUMNS * (4 * RUN) + t * RUN + j % COLUMNS * 2 + e;
 }
 
-// The taps of a word: two neighbours in a row of the kernel for halves.
+// The first tap of a word, which has two neighbours in a row of the kernel for 16-bit elements.
 struct Tap {
     int c, r, s;
 };
@@ -47,9 +46,9 @@ struct Tap {
 template <int MATH>
 __device__ __forceinline__ Tap tap_of(const FewProblem &p, int word)
 {
-    const int per_row = MATH == FEW_HALVES ? (p.kernel_width + 1) / 2 : p.kernel_width;
+    const int per_row = MATH == FEW_16BIT ? (p.kernel_width + 1) / 2 : p.kernel_width;
     const int row = word / per_row, c = row / p.kernel_height;
-    return {c, row - c * p.kernel_height, (word - row * per_row) * (MATH == FEW_HALVES ? 2 : 1)};
+    return {c, row - c * p.kernel_height, (word - row * per_row) * (MATH == FEW_16BIT ? 2 : 1)};
 }
 
 template <typename T, int MATH>
@@ -60,26 +59,27 @@ __device__ __forceinline__ uint32_t weight_word(const FewProblem &p, int word, i
     const Tap tap = tap_of<MATH>(p, word);
     const T *const weight = (const T *)p.weight + channel * p.w.n + tap.c * p.w.c + tap.r * p.w.y;
     uint32_t bits = few_operand<MATH>(bits_of(weight[tap.s * p.w.x]));
-    if (MATH == FEW_HALVES && tap.s + 1 < p.kernel_width)
+    if (MATH == FEW_16BIT && tap.s + 1 < p.kernel_width)
         bits |= bits_of(weight[(tap.s + 1) * p.w.x]) << 16;
     return bits;
 }
 
 template <int MATH>
-__device__ __forceinline__ int place_of_word(const FewProblem &p, int word)
+__device__ __forceinline__ int offset_of_word(const FewProblem &p, int word)
 {
     if (word >= p.words)
         return p.zero;
     const Tap tap = tap_of<MATH>(p, word);
-    const int place = tap.c * p.plane + tap.r * p.dilation_height * p.columns + tap.s * p.dilation_width;
-    return MATH == FEW_HALVES && tap.s + 1 == p.kernel_width ? p.lone + place : place;
+    const int offset = tap.c * p.plane + tap.r * p.dilation_height * p.columns + tap.s * p.dilation_width;
+    return MATH == FEW_16BIT && tap.s + 1 == p.kernel_width ? p.single + offset : offset;
 }
 
-// COLUMNS: instructions along channels, 8 of them each. WIDTH: for FMA, the width of the kernel where its stride and
-// dilation are 1, so that a row of input is read once for all of the taps along it; 0 for any.
+// COLUMNS: instructions along channels, of 8 each. WIDTH: for FMA, the kernel's width where stride and dilation are 1,
+// so that a row of input is read once for all taps of a row; 0: any. One long function: what a lane owns (offsets,
+// groups of pixels, accumulators) is shared by main loop and epilogue.
 template <typename T, int MATH, int COLUMNS, int WIDTH>
 __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
-    conv2d_few_forward_kernel(const __grid_constant__ FewProblem p)
+    conv2d_few_channels_forward_kernel(const __grid_constant__ FewProblem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     constexpr bool ENABLED = true;
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
         const int steps = (p.words + STEP - 1) / STEP;
         uint32_t *const weights = shared;                              // [step][pair of instructions][lane][4]
         float *const bias = (float *)(weights + steps * 64 * COLUMNS); // [channel]
-        int *const table = (int *)(bias + 8 * COLUMNS);                // the place of each word
-        uint32_t *const patches = (uint32_t *)(table + steps * STEP), *const places = patches + 2 * p.patch;
+        int *const table = (int *)(bias + 8 * COLUMNS);                // the offset of each word in the patch
+        uint32_t *const patches = (uint32_t *)(table + steps * STEP), *const coordinates = patches + 2 * p.patch;
 
         const int thread = threadIdx.x, lane = thread % WARP_SIZE, warp = thread / WARP_SIZE, g = lane / 4,
                   t = lane % 4;
@@ -115,14 +115,14 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                           ? load_as_accumulate(((const T *)p.bias)[first_channel + i])
                           : 0.0f;
         for (int i = thread; i < steps * STEP; i += THREADS)
-            table[i] = place_of_word<MATH>(p, i);
-        few_write_places(places, p);
+            table[i] = offset_of_word<MATH>(p, i);
+        few_write_coordinates(coordinates, p);
         few_clear_zeros(patches, p);
         few_clear_zeros(patches + p.patch, p);
         __syncthreads();
 
-        // The lane's groups of RUN pixels, and the place of each pixel in the patch.
-        int group_y[GROUPS], group_x[GROUPS], place[PIXELS];
+        // The lane's groups of RUN pixels, and the offset of each pixel in the patch.
+        int group_y[GROUPS], group_x[GROUPS], pixel_offset[PIXELS];
 #pragma unroll
         for (int q = 0; q < GROUPS; q++) {
             const int pixel = (warp * GROUPS + q) * 8 * RUN + g * RUN;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
             const bool used = group_y[q] < p.tile_height;
 #pragma unroll
             for (int e = 0; e < RUN; e++)
-                place[q * RUN + e] =
+                pixel_offset[q * RUN + e] =
                     used ? group_y[q] * p.stride_height * p.columns + (group_x[q] + e) * p.stride_width : 0;
             if (!used)
                 group_y[q] = INT_MAX / 2;
@@ -140,19 +140,19 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
         FewPatch<T, COLUMNS == 8 ? 7 : 3> copy;
         const auto fetch = [&](int64_t tile, uint32_t *patch) {
             const FewTile at = few_tile(p, tile);
-            copy.fetch(patch, places, p, at.n, at.y * p.tile_height * p.stride_height - p.padding_top,
+            copy.fetch(patch, coordinates, p, at.n, at.y * p.tile_height * p.stride_height - p.padding_top,
                        at.x * p.tile_width * p.stride_width - p.padding_left);
         };
         int64_t tile = blockIdx.x;
         if (tile < p.tiles) {
             fetch(tile, patches);
-            copy.store(patches, places, p);
+            copy.store(patches, coordinates, p);
         }
-        for (int turn = 0; tile < p.tiles; tile += gridDim.x, turn ^= 1) {
-            copy_async_wait_all();
+        for (int buffer = 0; tile < p.tiles; tile += gridDim.x, buffer ^= 1) {
+            cp_async_wait_all();
             __syncthreads();
-            const uint32_t *const patch = patches + turn * p.patch;
-            uint32_t *const next_patch = patches + (turn ^ 1) * p.patch;
+            const uint32_t *const patch = patches + buffer * p.patch;
+            uint32_t *const next_patch = patches + (buffer ^ 1) * p.patch;
             const bool more = tile + gridDim.x < p.tiles;
             if (more)
                 fetch(tile + gridDim.x, next_patch);
@@ -170,8 +170,9 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                     for (int o = 0; o < 2 * COLUMNS; o++)
 #pragma unroll
                         for (int k = 0; k < PIXELS; k++) {
-                            const int pixel = o % 2 ? PIXELS - 1 - k : k; // there and back: one factor stays
-                            few_fma(sum[pixel / 2][o / 2][pixel % 2 * 2 + o % 2], pixel_value(pixel), w[o]);
+                            const int pixel =
+                                o % 2 ? PIXELS - 1 - k : k; // back and forth: one factor stays in its register
+                            fma_in_order(sum[pixel / 2][o / 2][pixel % 2 * 2 + o % 2], pixel_value(pixel), w[o]);
                         }
                 };
                 if constexpr (WIDTH > 0) {
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                         for (int q = 0; q < GROUPS; q++)
 #pragma unroll
                             for (int i = 0; i < RUN + WIDTH - 1; i++)
-                                window[q][i] = __uint_as_float(line[place[q * RUN] + i]);
+                                window[q][i] = __uint_as_float(line[pixel_offset[q * RUN] + i]);
 #pragma unroll
                         for (int s = 0; s < WIDTH; s++)
                             multiply(row * WIDTH + s, [&](int pixel) { return window[pixel / RUN][pixel % RUN + s]; });
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                         float x[PIXELS];
 #pragma unroll
                         for (int pixel = 0; pixel < PIXELS; pixel++)
-                            x[pixel] = __uint_as_float(line[place[pixel]]);
+                            x[pixel] = __uint_as_float(line[pixel_offset[pixel]]);
                         multiply(word, [&](int pixel) { return x[pixel]; });
                     }
                 }
@@ -207,18 +208,18 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                     uint32_t a[ROWS][4];
 #pragma unroll
                     for (int i = 0; i < ROWS; i++) {
-                        a[i][0] = few_operand<MATH>(patch[near + place[2 * i]]);
-                        a[i][1] = few_operand<MATH>(patch[near + place[2 * i + 1]]);
-                        a[i][2] = few_operand<MATH>(patch[far + place[2 * i]]);
-                        a[i][3] = few_operand<MATH>(patch[far + place[2 * i + 1]]);
+                        a[i][0] = few_operand<MATH>(patch[near + pixel_offset[2 * i]]);
+                        a[i][1] = few_operand<MATH>(patch[near + pixel_offset[2 * i + 1]]);
+                        a[i][2] = few_operand<MATH>(patch[far + pixel_offset[2 * i]]);
+                        a[i][3] = few_operand<MATH>(patch[far + pixel_offset[2 * i + 1]]);
                     }
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j += 2) {
                         const uint4 b = ((const uint4 *)weights)[(step * (COLUMNS / 2) + j / 2) * WARP_SIZE + lane];
 #pragma unroll
                         for (int i = 0; i < ROWS; i++) {
-                            few_mma<T>(sum[i][j], a[i], b.x, b.y);
-                            few_mma<T>(sum[i][j + 1], a[i], b.z, b.w);
+                            mma_sync<T>(sum[i][j], a[i], b.x, b.y);
+                            mma_sync<T>(sum[i][j + 1], a[i], b.z, b.w);
                         }
                     }
                 }
@@ -280,21 +281,22 @@ __global__ void __launch_bounds__(forward_threads<MATH>, COLUMNS == 8 ? 2 : 3)
                 }
             }
             if (more)
-                copy.store(next_patch, places, p);
+                copy.store(next_patch, coordinates, p);
         }
     }
 }
 
-// Chooses the tile, and lays out the patch under it. False where that does not fit.
+// Chooses the tile and its patch. False where none fits.
 static bool plan_forward(FewProblem &p, FewMath math, size_t element, int columns, size_t most_shared, size_t &shared)
 {
-    const bool halves = math == FEW_HALVES;
-    const int64_t words = (int64_t)p.channels * p.kernel_height * (halves ? (p.kernel_width + 1) / 2 : p.kernel_width);
+    const bool is_16_bit = math == FEW_16BIT;
+    const int64_t words =
+        (int64_t)p.channels * p.kernel_height * (is_16_bit ? (p.kernel_width + 1) / 2 : p.kernel_width);
     if (words > 2048)
         return false;
     p.words = (int)words;
     p.pair = p.dilation_width;
-    const bool lone = halves && p.kernel_width % 2 == 1;
+    const bool single = is_16_bit && p.kernel_width % 2 == 1;
     const int64_t steps = ceil_div(words, STEP);
     double least = 0;
     for (int width = 4; width <= TILE_PIXELS; width += 4) {
@@ -307,18 +309,18 @@ static bool plan_forward(FewProblem &p, FewMath math, size_t element, int column
             continue;
         const int64_t plane = rows * columns_in, all = p.channels * plane;
         const int64_t reach = (height - 1) * p.stride_height * columns_in + (width - 1) * p.stride_width + 1;
-        // Lone elements start at an odd word: pairs are read from every other bank, they then from those between.
-        const int64_t first_lone = all | 1, zero = lone ? first_lone + all : all;
+        // Single elements start at an odd word: pairs are read from every other bank, singles from those between.
+        const int64_t first_single = all | 1, zero = single ? first_single + all : all;
         const int64_t patch = ceil_div(zero + reach, 4) * 4;
         const size_t bytes = 4 * (size_t)(steps * (64 * columns + STEP) + 8 * columns + 2 * patch + all);
         if (bytes > most_shared)
             continue;
-        // Reading an operand costs about a hundred times what bringing a word of the patch does.
+        // Reading an operand costs about a hundred times what copying a word of the patch does.
         const double each = 100.0 * (double)(steps * STEP) + (double)all;
         if (!few_keep_cheaper(p, p.out_width, p.out_height, width, height, rows, columns_in, each, least))
             continue;
         p.plane = (int)plane;
-        p.lone = lone ? (int)first_lone : 0;
+        p.single = single ? (int)first_single : 0;
         p.zero = (int)zero;
         p.zeros = (int)reach;
         p.patch = (int)patch;
@@ -336,14 +338,14 @@ static bool plan_forward(FewProblem &p, FewMath math, size_t element, int column
     return true;
 }
 
-// The width of the kernel for FMA's instances that are made for one; see the kernel.
+// WIDTH of the kernel's instances.
 static int forward_width(const FewProblem &p, FewMath math)
 {
     const bool usual = p.stride_width == 1 && p.dilation_width == 1 && (p.kernel_width == 3 || p.kernel_width == 7);
     return math == FEW_FMA && usual ? p.kernel_width : 0;
 }
 
-// Instructions along channels. To have few instances, those for 3 columns have 4 of them and those for 7 have 8.
+// COLUMNS of the kernel's instances. To have few of them, WIDTH 3 has 4 and WIDTH 7 has 8.
 static int forward_columns(const FewProblem &p, FewMath math)
 {
     const int width = forward_width(p, math);
@@ -353,11 +355,11 @@ static int forward_columns(const FewProblem &p, FewMath math)
 template <typename T, int MATH, int COLUMNS, int WIDTH>
 static cuda_ops_status launch_forward(const FewProblem &p, size_t shared, ConvDevice device, cudaStream_t stream)
 {
-    const auto kernel = conv2d_few_forward_kernel<T, MATH, COLUMNS, WIDTH>;
+    const auto kernel = conv2d_few_channels_forward_kernel<T, MATH, COLUMNS, WIDTH>;
     constexpr int THREADS = forward_threads<MATH>;
     const int64_t channel_tiles = ceil_div(p.out_channels, 8 * COLUMNS);
-    const int64_t held = ceil_div(few_held(kernel, THREADS, shared, device), channel_tiles);
-    const dim3 grid((unsigned int)(p.tiles < held ? p.tiles : held), (unsigned int)channel_tiles);
+    const int64_t resident_blocks = ceil_div(few_resident_blocks(kernel, THREADS, shared, device), channel_tiles);
+    const dim3 grid((unsigned int)(p.tiles < resident_blocks ? p.tiles : resident_blocks), (unsigned int)channel_tiles);
     kernel<<<grid, THREADS, shared, stream>>>(p);
     return launch_status();
 }
@@ -393,9 +395,9 @@ static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
     const FewProblem p = few_problem(call);
     switch (call.dtype) {
     case CUDA_OPS_FLOAT16:
-        return launch_forward<__half, FEW_HALVES>(p, device, call.stream);
+        return launch_forward<__half, FEW_16BIT>(p, device, call.stream);
     case CUDA_OPS_BFLOAT16:
-        return launch_forward<__nv_bfloat16, FEW_HALVES>(p, device, call.stream);
+        return launch_forward<__nv_bfloat16, FEW_16BIT>(p, device, call.stream);
     default:
         if (call.sizes.allow_tf32)
             return launch_forward<float, FEW_TF32>(p, device, call.stream);
@@ -414,18 +416,19 @@ Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device)
         return no("does not take float64");
     if (s.in_channels * s.in_height * s.in_width > INT_MAX) // offsets within an image of input are of 32 bits
         return CONV_IS_LARGE;
-    // Turing has no mma.sync for most of it; what is left of the path there is not worth its compiling.
+    // Turing has no mma.sync for TF32 and bf16; the rest of the path is not worth compiling for it.
     if (device.capability < 80)
         return NEEDS_80;
-    const bool fits = call.pass == CUDA_OPS_CONV2D_FORWARD          ? forward_supports(call, device)
-                      : call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ? conv2d_few_channels_input_supports(call, device)
-                                                                    : conv2d_few_channels_weight_supports(call, device);
+    const bool fits = call.pass == CUDA_OPS_CONV2D_FORWARD ? forward_supports(call, device)
+                      : call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT
+                          ? conv2d_few_channels_backward_input_supports(call, device)
+                          : conv2d_few_channels_backward_weight_supports(call, device);
     return fits ? YES : no("no tile of such a kernel, with its patch of the image, fits into shared memory");
 }
 
-// The tiles are of 32 output channels at least. With fewer they are faster than other paths all the same (measured at 4
-// and 6), but for a single input channel, which the depthwise path takes, and, of four, by FMA. The data gradient
-// has the channels as the summed axis, in slices of 8 to 32.
+// Tiles have 32 output channels or more. With fewer they are still faster than other paths (measured at 4 and 6), but
+// for a single input channel, which the depthwise path takes, and for 4 output channels by FMA. backward_input sums
+// over output channels, in slices of 8 to 32.
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -438,7 +441,8 @@ Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice)
 
 size_t conv2d_few_channels_workspace(const ConvCall &call, ConvDevice device)
 {
-    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_few_channels_weight_workspace(call, device) : 0;
+    return call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? conv2d_few_channels_backward_weight_workspace(call, device)
+                                                        : 0;
 }
 
 cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device)
@@ -446,6 +450,6 @@ cuda_ops_status conv2d_few_channels(const ConvCall &call, ConvDevice device)
     if (call.pass == CUDA_OPS_CONV2D_FORWARD)
         return forward(call, device);
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT)
-        return conv2d_few_channels_input(call, device);
-    return conv2d_few_channels_weight(call, device);
+        return conv2d_few_channels_backward_input(call, device);
+    return conv2d_few_channels_backward_weight(call, device);
 }

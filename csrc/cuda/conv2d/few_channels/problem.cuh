@@ -1,19 +1,20 @@
-// What the kernels of conv2d_few_channels*.cu share: the problem as they see it, the patch of input under a tile of
-// output, and the instructions.
+// What the kernels of the few_channels path share: the problem, and the patch: a tile's input with its halo, in shared
+// memory.
 #ifndef CUDA_OPS_CONV2D_FEW_CHANNELS_PROBLEM_CUH
 #define CUDA_OPS_CONV2D_FEW_CHANNELS_PROBLEM_CUH
 
 #include "conv2d/direct.cuh"
+#include "ptx/cvt.cuh"
 
-// How products are made: by FMA in float32, or by mma.sync, whose operands are 32-bit words: a TF32 number or a pair of
-// halves. In a patch of halves the word at a place holds the element there and the one `pair` columns to its right, so
-// that a pair at any place, even or odd, is one load.
-enum FewMath { FEW_FMA, FEW_TF32, FEW_HALVES };
+// FMA in float32, or mma.sync, whose operands are 32-bit words: a TF32 number, or a pair of fp16 or bf16 elements. In a
+// patch of 16-bit elements a word holds the element at its coordinate and the one `pair` columns to the right, so that
+// a pair at any coordinate, even or odd, is one load.
+enum FewMath { FEW_FMA, FEW_TF32, FEW_16BIT };
 
 static constexpr int FEW_THREADS = 128, FEW_WARPS = FEW_THREADS / WARP_SIZE;
 static constexpr int FEW_MOST_CHANNELS = 4;
 
-// Strides in elements; the sizes fit in 32 bits, as the plans see to.
+// Strides in elements. Sizes fit in 32 bits; the plans check that.
 struct FewStrides {
     int64_t n, c, y, x;
 };
@@ -28,19 +29,19 @@ struct FewProblem {
     int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
     int dilation_height, dilation_width;
 
-    // Tiles of output (of grad_input in its kernel), and the patch of source that belongs to one: `rows` x `columns`
-    // words for each channel, then, where halves need it, the same with lone elements (the other
-    // half of the word is zero), then `zeros` words of zeros. What must not be multiplied (it could be infinite) is
-    // read from the latter two.
+    // Tiles of output (backward_input: of grad_input), and the patch of one: `rows` x `columns` words for each channel;
+    // then, where an odd width of 16-bit elements needs it, the same with single elements, whose neighbour in the word
+    // is zero; then `zeros` words of zeros. Operands that must not be multiplied, since they could be infinite, are
+    // read from the latter two instead.
     int tile_width, tile_height, tiles_x, tiles_y;
     int64_t tiles;
-    int rows, columns, plane, lone, zero, zeros, patch; // lone, zero: offsets of these parts; patch: all words
+    int rows, columns, plane, single, zero, zeros, patch; // single, zero: their offsets; patch: all words
     struct Divisor by_columns, by_rows;
-    int pair;         // columns between the halves of a word
-    int words;        // of the summed axis, where it runs over taps; without the filling up to whole steps
-    int vector;       // bytes that an output access moves at once; sizeof(T): elements one by one
-    int warps_x;      // of a block's warps, those side by side
-    int parts, steps; // weight gradient: blocks that share the pixels
+    int pair;          // columns between the elements of a word
+    int words;         // forward: of k, not padded to whole steps
+    int vector;        // bytes of an access to output; sizeof(T): elements one by one
+    int warps_x;       // of a block's warps, those that are neighbours along columns (or taps)
+    int splits, steps; // backward_weight: blocks that share the pixels
 };
 
 static inline FewStrides few_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
@@ -53,40 +54,10 @@ static inline FewStrides few_strides(int64_t channels, int64_t height, int64_t w
 template <int MATH>
 __device__ __forceinline__ uint32_t few_operand(uint32_t word)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (MATH == FEW_TF32) {
-        uint32_t rounded;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(word)));
-        return rounded;
-    }
-#endif
-    return word;
+    return MATH == FEW_TF32 ? cvt_rna_tf32(__uint_as_float(word)) : word;
 }
 
-// d += a b: 16 x 8 of results from 8 words of each row of a and column of b.
-template <typename T>
-__device__ __forceinline__ void few_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (sizeof(T) == 4)
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else if constexpr (sizeof(T) == 2 && __is_same(T, __half))
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
-// Which image a tile is of, and its row and column among the tiles there.
+// A tile's image, and its row and column among the image's tiles.
 struct FewTile {
     int64_t n;
     int y, x;
@@ -100,25 +71,25 @@ __device__ __forceinline__ FewTile few_tile(const FewProblem &p, int64_t tile)
     return {n, (int)y, (int)(rest - y * (uint32_t)p.tiles_x)};
 }
 
-// Writes zeros, which never change, once for all tiles.
+// The zeros of a patch, once for all tiles.
 __device__ __forceinline__ void few_clear_zeros(uint32_t *patch, const FewProblem &p)
 {
     for (int i = threadIdx.x; i < p.zeros; i += blockDim.x)
         patch[p.zero + i] = 0;
 }
 
-// Where the words of a patch lie, packed, so that no tile has to divide for it: written once by each block.
-__device__ __forceinline__ void few_write_places(uint32_t *places, const FewProblem &p)
+// The coordinates of a patch's words, packed as channel, row, column: once per block, so that no tile divides.
+__device__ __forceinline__ void few_write_coordinates(uint32_t *coordinates, const FewProblem &p)
 {
     for (int i = threadIdx.x; i < p.channels * p.plane; i += blockDim.x) {
         const int line = quotient(i, p.by_columns), c = quotient(line, p.by_rows);
-        places[i] = (uint32_t)c << 30 | (uint32_t)(line - c * p.rows) << 15 | (uint32_t)(i - line * p.columns);
+        coordinates[i] = (uint32_t)c << 30 | (uint32_t)(line - c * p.rows) << 15 | (uint32_t)(i - line * p.columns);
     }
 }
 
-// The patch whose corner is row y0, column x0 of image `n` of the input, in two steps around the arithmetic of another
-// tile: `fetch` starts the loads, `store` is called when they may be waited for. float32 goes by cp.async; halves,
-// which go to two words each, wait in AHEAD registers, and what exceeds these is copied in `store`.
+// Copies the patch whose corner is row y0, column x0 of image `n` of the input, around the arithmetic of another tile:
+// `fetch` starts the loads, `store` may wait for them. float32 goes by cp.async; 16-bit elements, which go to two words
+// each, wait in AHEAD registers, and what exceeds these is copied by `store`.
 template <typename T, int AHEAD>
 struct FewPatch {
     uint32_t ahead[AHEAD];
@@ -126,35 +97,35 @@ struct FewPatch {
     int y0, x0;
 
     // Offsets within an image fit in 32 bits.
-    __device__ __forceinline__ bool locate(const FewProblem &p, uint32_t place, int &offset, int &x) const
+    __device__ __forceinline__ bool locate(const FewProblem &p, uint32_t coordinate, int &offset, int &x) const
     {
-        const int y = y0 + (int)(place >> 15 & 0x7fff);
-        x = x0 + (int)(place & 0x7fff);
-        offset = (int)(place >> 30) * (int)p.in.c + y * (int)p.in.y + x * (int)p.in.x;
+        const int y = y0 + (int)(coordinate >> 15 & 0x7fff);
+        x = x0 + (int)(coordinate & 0x7fff);
+        offset = (int)(coordinate >> 30) * (int)p.in.c + y * (int)p.in.y + x * (int)p.in.x;
         return (unsigned int)y < (unsigned int)p.height;
     }
 
-    __device__ __forceinline__ uint32_t element_at(const FewProblem &p, uint32_t place) const
+    __device__ __forceinline__ uint32_t element_at(const FewProblem &p, uint32_t coordinate) const
     {
         int offset, x;
-        const bool inside = locate(p, place, offset, x) && (unsigned int)x < (unsigned int)p.width;
+        const bool inside = locate(p, coordinate, offset, x) && (unsigned int)x < (unsigned int)p.width;
         return inside ? bits_of(image[offset]) : 0;
     }
 
-    // An element is the left half of the word at its place and the right one of another. (In the last columns, where
-    // there is no other, no word is ever read as a pair.)
-    __device__ __forceinline__ void put(uint32_t *patch, const FewProblem &p, int i, uint32_t place,
+    // An element is the low half of its own word and the high half of another. (The last columns' words, whose high
+    // halves are missing, are never read as a pair.)
+    __device__ __forceinline__ void put(uint32_t *patch, const FewProblem &p, int i, uint32_t coordinate,
                                         uint32_t bits) const
     {
-        unsigned short *const halves = (unsigned short *)patch;
-        halves[2 * i] = (unsigned short)bits;
-        if ((int)(place & 0x7fff) >= p.pair)
-            halves[2 * (i - p.pair) + 1] = (unsigned short)bits;
-        if (p.lone > 0)
-            patch[p.lone + i] = bits;
+        unsigned short *const words16 = (unsigned short *)patch;
+        words16[2 * i] = (unsigned short)bits;
+        if ((int)(coordinate & 0x7fff) >= p.pair)
+            words16[2 * (i - p.pair) + 1] = (unsigned short)bits;
+        if (p.single > 0)
+            patch[p.single + i] = bits;
     }
 
-    __device__ __forceinline__ void fetch(uint32_t *patch, const uint32_t *places, const FewProblem &p, int64_t n,
+    __device__ __forceinline__ void fetch(uint32_t *patch, const uint32_t *coordinates, const FewProblem &p, int64_t n,
                                           int y, int x)
     {
         const int count = p.channels * p.plane;
@@ -166,19 +137,19 @@ struct FewPatch {
             for (int i = threadIdx.x; i < count; i += blockDim.x) {
                 int offset, column;
                 const bool inside =
-                    locate(p, places[i], offset, column) && (unsigned int)column < (unsigned int)p.width;
+                    locate(p, coordinates[i], offset, column) && (unsigned int)column < (unsigned int)p.width;
                 copy_to_shared<4>(patch + i, image + (inside ? offset : 0), inside);
             }
         } else {
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
                 const int i = threadIdx.x + k * blockDim.x;
-                ahead[k] = i < count ? element_at(p, places[i]) : 0;
+                ahead[k] = i < count ? element_at(p, coordinates[i]) : 0;
             }
         }
     }
 
-    __device__ __forceinline__ void store(uint32_t *patch, const uint32_t *places, const FewProblem &p)
+    __device__ __forceinline__ void store(uint32_t *patch, const uint32_t *coordinates, const FewProblem &p)
     {
         if constexpr (sizeof(T) == 2) {
             const int count = p.channels * p.plane;
@@ -186,20 +157,13 @@ struct FewPatch {
             for (int k = 0; k < AHEAD; k++) {
                 const int i = threadIdx.x + k * blockDim.x;
                 if (i < count)
-                    put(patch, p, i, places[i], ahead[k]);
+                    put(patch, p, i, coordinates[i], ahead[k]);
             }
             for (int i = threadIdx.x + AHEAD * blockDim.x; i < count; i += blockDim.x)
-                put(patch, p, i, places[i], element_at(p, places[i]));
+                put(patch, p, i, coordinates[i], element_at(p, coordinates[i]));
         }
     }
 };
-
-// d += a b. Volatile, so that the products stay in the order in which they are written: the register file has two
-// banks, and an order in which one factor serves several products in a row has fewer conflicts than the compiler's.
-__device__ __forceinline__ void few_fma(float &d, float a, float b)
-{
-    asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(d) : "f"(a), "f"(b));
-}
 
 // Shared memory that a block may have; on Hopper two of them fit on a multiprocessor.
 static inline size_t few_most_shared(int capability)
@@ -207,21 +171,19 @@ static inline size_t few_most_shared(int capability)
     return capability >= 90 ? 112 * 1024 : 96 * 1024;
 }
 
-// The blocks of a kernel that run at once, for kernels whose blocks take tiles in turn.
+// The blocks of a kernel that run at once: the grid of persistent kernels.
 template <typename Kernel>
-static inline int64_t few_held(Kernel kernel, int threads, size_t shared, ConvDevice device)
+static inline int64_t few_resident_blocks(Kernel kernel, int threads, size_t shared, ConvDevice device)
 {
     allow_shared_memory(kernel, shared);
-    int blocks = 1;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
-    return (int64_t)(blocks > 0 ? blocks : 1) * device.multiprocessors;
+    return (int64_t)active_blocks(kernel, threads, shared) * device.multiprocessors;
 }
 
 static inline FewMath few_math(const ConvCall &call)
 {
     if (call.dtype == CUDA_OPS_FLOAT32)
         return call.sizes.allow_tf32 ? FEW_TF32 : FEW_FMA;
-    return FEW_HALVES;
+    return FEW_16BIT;
 }
 
 static inline FewProblem few_problem(const ConvCall &call)
@@ -254,9 +216,9 @@ static inline FewProblem few_problem(const ConvCall &call)
     return p;
 }
 
-// Keeps in p the cheapest of the tiles it is asked about, with the patch of rows x columns that belongs to it: of
-// width x height, where across x down are to be covered, at a cost of `each`. least: the cost of the one that is kept,
-// 0 before the first. Whether this one is it; what else p says of the tile is the caller's to set then.
+// Keeps in p the cheapest of the tiles that it is called with: width x height, of which across x down are covered, with
+// a patch of rows x columns, at a cost of `each`. least: the cost of the tile kept so far; 0: none. Returns whether
+// this tile is kept, and then the caller sets what else p says of it.
 static inline bool few_keep_cheaper(FewProblem &p, int64_t across, int64_t down, int width, int height, int64_t rows,
                                     int64_t columns, double each, double &least)
 {
@@ -277,18 +239,16 @@ static inline bool few_keep_cheaper(FewProblem &p, int64_t across, int64_t down,
     return true;
 }
 
-// The gradients' parts of the path, in conv2d/few_channels/backward_input_sm80.cu, backward_input_small_filter_sm80.cu,
-// backward_input_stride2_sm80.cu
-// and backward_weight_sm80.cu.
-bool conv2d_few_channels_input_supports(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_few_channels_input(const ConvCall &call, ConvDevice device);
-bool conv2d_few_channels_taps_input_supports(const ConvCall &call, ConvDevice device);
-// CUDA_OPS_INVALID_ARGUMENT where it does not support the call.
-cuda_ops_status conv2d_few_channels_taps_input(const ConvCall &call, ConvDevice device);
-bool conv2d_few_channels_strided_input_supports(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_few_channels_strided_input(const ConvCall &call, ConvDevice device);
-bool conv2d_few_channels_weight_supports(const ConvCall &call, ConvDevice device);
-size_t conv2d_few_channels_weight_workspace(const ConvCall &call, ConvDevice device);
-cuda_ops_status conv2d_few_channels_weight(const ConvCall &call, ConvDevice device);
+// The gradients, each in the file of its name. They return CUDA_OPS_INVALID_ARGUMENT where they do not support the
+// call.
+bool conv2d_few_channels_backward_input_supports(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_backward_input(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_backward_input_small_filter_supports(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_backward_input_small_filter(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_backward_input_stride2_supports(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_backward_input_stride2(const ConvCall &call, ConvDevice device);
+bool conv2d_few_channels_backward_weight_supports(const ConvCall &call, ConvDevice device);
+size_t conv2d_few_channels_backward_weight_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_few_channels_backward_weight(const ConvCall &call, ConvDevice device);
 
 #endif

@@ -1,30 +1,26 @@
 // conv2d's mma path: forward and backward_input.
 #include "conv2d/mma/kernel.cuh"
 
-template <typename T, int N>
-static cuda_ops_status launch(const MmaPixels &work, dim3 grid, cudaStream_t stream)
+template <typename T>
+static cuda_ops_status launch(const MmaForward &work, int tile, dim3 grid, cudaStream_t stream)
 {
-    constexpr int bytes = MMA_STAGES * (128 + N) * 64;
-    cudaFuncSetAttribute(conv2d_mma_pixels_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    launch_dependent(conv2d_mma_pixels_kernel<T, N>, grid, MMA_THREADS, bytes, stream, work);
+    const int bytes = MMA_STAGES * (128 + tile) * 64;
+    const auto kernel = tile == 128 ? conv2d_mma_forward_kernel<T, 128> : conv2d_mma_forward_kernel<T, 64>;
+    allow_shared_memory(kernel, bytes);
+    launch_dependent(kernel, grid, MMA_THREADS, (size_t)bytes, stream, work);
     return launch_status();
 }
 
-template <typename T>
-static cuda_ops_status launch_tile(const MmaPixels &work, int tile, dim3 grid, cudaStream_t stream)
-{
-    return tile == 128 ? launch<T, 128>(work, grid, stream) : launch<T, 64>(work, grid, stream);
-}
-
-cuda_ops_status conv2d_mma_pixels(const MmaPixels &work, int tile, dim3 grid, cuda_ops_dtype dtype, cudaStream_t stream)
+cuda_ops_status conv2d_mma_forward(const MmaForward &work, int tile, dim3 grid, cuda_ops_dtype dtype,
+                                   cudaStream_t stream)
 {
     switch (dtype) {
     case CUDA_OPS_BFLOAT16:
-        return launch_tile<__nv_bfloat16>(work, tile, grid, stream);
+        return launch<__nv_bfloat16>(work, tile, grid, stream);
     case CUDA_OPS_FLOAT16:
-        return launch_tile<__half>(work, tile, grid, stream);
+        return launch<__half>(work, tile, grid, stream);
     case CUDA_OPS_FLOAT32:
-        return launch_tile<float>(work, tile, grid, stream);
+        return launch<float>(work, tile, grid, stream);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }

@@ -1,24 +1,20 @@
-// conv2d on the tensor cores of every device from compute capability 8.0 on, by mma.sync: implicit GEMMs of
-// channels_last tensors, bfloat16, float16 and TF32. Hopper has faster paths for what they can do; this one takes what
-// is left there, groups and backward_input with a stride, and everything on older devices.
+// conv2d on the tensor cores from compute capability 8.0 on, by mma.sync: implicit GEMMs of channels_last tensors in
+// bf16, fp16 and TF32. On Hopper it takes what its own paths do not: groups, and kernels and strides beyond TMA's
+// limits.
 //
-//   forward           output[place][o]     = sum over (tap, c) of input[place + tap][c] * weight[o][tap][c]
-//   backward_input    the same over grad_output, a product for each residue of the rows and columns modulo the stride
-//                     (conv2d/stride_phase.h), so that no zeros are multiplied; the weight is copied as [c][tap][o]
-//                     first
-//   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
+//   forward           output[pixel][o]   = sum over (tap, c) of input[pixel + tap][c] * weight[o][tap][c]
+//   backward_input    the same over grad_output with the weight as [c][tap][o], one product per stride phase
+//   backward_weight   weight[o][tap][c]  = sum over pixels of grad_output[pixel][o] * input[pixel + tap][c], split-K
 //
-// A block of 256 threads makes a tile of 128 x 128 or 128 x 64, a warp 64 x 32 or 32 x 32 of it in registers. cp.async
-// brings slices of 64 bytes of the summed axis to a ring of four in shared memory, each thread the same 16 bytes of
-// some rows, and zeros for what lies in the padding. The summed axis (tap, channel) has no gaps: a thread counts its
-// own place on it. Groups, residues and pieces of backward_weight's sum, which a second kernel adds in order, are
-// further blocks.
-//
-// Bound by the loads of fragments from shared memory and by the instructions for addresses; measured on an H200,
-// benchmarks/notes/conv2d.md.
+// A block of 256 threads computes a tile of 128 x 128 or 128 x 64, a warp 64 x 32 or 32 x 32 of it. cp.async fills a
+// ring of four stages, 64 bytes of k deep, and writes zeros for the padding. k = (tap, channel) has no gaps: each
+// thread counts its own coordinate. Bound by loading fragments from shared memory and by address arithmetic: 0.16 to
+// 0.78 of cuDNN's wgmma kernels on an H200, 2.3 to 8.6 times the simt path (benchmarks/notes/conv2d.md).
+#include "common/aligned_vector.cuh"
 #include "conv2d/mma/kernel.cuh"
+#include "conv2d/split_k.h"
 
-static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256, MOST_BLOCKS = 65535; // of a grid's y or z
+static constexpr int64_t SMALLEST_SPLIT = 256, MOST_SPLITS = 256, MOST_BLOCKS = 65535; // of a grid's y or z
 
 static int64_t element_size(const ConvCall &call)
 {
@@ -30,7 +26,7 @@ static int64_t at_most(int64_t value, int64_t most)
     return value < most ? value : most;
 }
 
-// The width or height of the tile: the smaller where the larger would be half empty, or leave multiprocessors idle.
+// The tile's width or height: the smaller where the larger would be half empty or leave multiprocessors idle.
 static int tile_of(int64_t extent, int64_t other_tiles, ConvDevice device)
 {
     return extent <= 64 || ceil_div(extent, 128) * other_tiles < device.multiprocessors ? 64 : 128;
@@ -38,29 +34,29 @@ static int tile_of(int64_t extent, int64_t other_tiles, ConvDevice device)
 
 struct WeightPlan {
     int tile;
-    int64_t tiles_m, tiles_n, pieces, chunk;
-    bool sums_pieces;
+    int64_t tiles_m, tiles_n, splits, chunk;
+    bool sums_splits;
 };
 
 static WeightPlan weight_plan(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const int64_t outs = s.out_channels / s.groups, places = s.batch * s.out_height * s.out_width;
+    const int64_t outs = s.out_channels / s.groups, pixels = s.batch * s.out_height * s.out_width;
     const int64_t depth = 64 / element_size(call);
     WeightPlan plan = {};
     plan.tile = outs <= 64 ? 64 : 128;
     plan.tiles_m = ceil_div(outs, plan.tile);
     plan.tiles_n = ceil_div(s.kernel_height * s.kernel_width * (s.in_channels / s.groups), 128);
     const int64_t wanted = 2 * device.multiprocessors / (plan.tiles_m * plan.tiles_n * s.groups);
-    int64_t pieces = at_most(at_most(wanted, places / SMALLEST_PIECE), MOST_PIECES);
-    pieces = pieces < 1 ? 1 : pieces;
-    plan.chunk = ceil_div(ceil_div(places, pieces), depth) * depth;
-    plan.pieces = ceil_div(places, plan.chunk);
-    plan.sums_pieces = plan.pieces > 1 || !conv2d_weight_is_channels_last(s);
+    int64_t splits = at_most(at_most(wanted, pixels / SMALLEST_SPLIT), MOST_SPLITS);
+    splits = splits < 1 ? 1 : splits;
+    plan.chunk = ceil_div(ceil_div(pixels, splits), depth) * depth;
+    plan.splits = ceil_div(pixels, plan.chunk);
+    plan.sums_splits = plan.splits > 1 || !conv2d_weight_is_channels_last(s);
     return plan;
 }
 
-// Whether a copy of the weight comes first.
+// Whether the weight is copied to another order first.
 static bool relayouts(const ConvCall &call)
 {
     return call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT ||
@@ -71,15 +67,15 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
-    const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const int64_t most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width, element = tf32 ? 4 : 2;
     if (device.capability < 80)
         return NEEDS_80;
-    if (!tf32 && !halves)
+    if (!tf32 && !is_16_bit)
         return CONV_NEEDS_TENSOR_CORES;
     if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
         return CONV_IS_EMPTY;
-    if (!conv2d_pictures_are_channels_last(s))
+    if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     if (s.groups > MOST_BLOCKS)
         return CONV_IS_LARGE;
@@ -87,11 +83,11 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device)
     if (s.in_channels * taps > most || s.out_channels * taps > most || s.in_channels > most / s.out_channels ||
         s.batch * s.in_height > most / s.in_width || s.batch * s.out_height > most / s.out_width)
         return CONV_IS_LARGE;
-    // What is copied goes in pieces of 16 bytes, each of one pixel and one group.
+    // cp.async copies 16-byte vectors, each of one pixel and one group.
     const bool input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT, forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     if ((!input && channels * element % 16 != 0) || (!forward && outs * element % 16 != 0))
         return no("a group's channels are not whole aligned vectors of 16 bytes");
-    if (input && residues_of(residue_rows(s)) * residues_of(residue_columns(s)) > MOST_BLOCKS)
+    if (input && stride_phase_count(stride_phase_rows(s)) * stride_phase_count(stride_phase_columns(s)) > MOST_BLOCKS)
         return CONV_IS_LARGE;
     const void *const other = forward ? call.weight : call.output;
     return is_aligned_16(input ? call.output : call.input) && is_aligned_16(other) && is_aligned_16(call.result)
@@ -106,34 +102,34 @@ size_t conv2d_mma_workspace(const ConvCall &call, ConvDevice device)
     if (call.pass != CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
         return relayouts(call) ? conv2d_round_to_256(weight * element_size(call)) : 0;
     const WeightPlan plan = weight_plan(call, device);
-    return plan.sums_pieces ? conv2d_round_to_256(plan.pieces * weight * 4) : 0;
+    return plan.sums_splits ? conv2d_round_to_256(plan.splits * weight * 4) : 0;
 }
 
 static cuda_ops_status backward_weight(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const WeightPlan plan = weight_plan(call, device);
-    MmaWeight work = {};
-    work.grad_output = call.output, work.picture = call.input;
-    work.result = plan.sums_pieces ? call.workspace : call.result;
-    work.is_float = plan.sums_pieces;
-    work.grad_pixel = s.out_channels, work.picture_pixel = s.in_channels;
+    MmaBackwardWeight work = {};
+    work.grad_output = call.output, work.source = call.input;
+    work.result = plan.sums_splits ? call.workspace : call.result;
+    work.is_float = plan.sums_splits;
+    work.grad_pixel = s.out_channels, work.source_pixel = s.in_channels;
     work.height = (int)s.in_height, work.width = (int)s.in_width;
     work.start_y = -(int)s.padding_top, work.start_x = -(int)s.padding_left;
     work.step_y = (int)s.stride_height, work.step_x = (int)s.stride_width;
     work.dilation_y = (int)s.dilation_height, work.dilation_x = (int)s.dilation_width;
     work.outs = (int)(s.out_channels / s.groups), work.channels = (int)(s.in_channels / s.groups);
     work.taps = (int)(s.kernel_height * s.kernel_width), work.kernel_width = (int)s.kernel_width;
-    work.places = (int)(s.batch * s.out_height * s.out_width), work.chunk = (int)plan.chunk;
+    work.pixels = (int)(s.batch * s.out_height * s.out_width), work.chunk = (int)plan.chunk;
     work.grid_height = (int)s.out_height, work.grid_width = (int)s.out_width;
     work.by_width = divider_by((uint32_t)s.out_width), work.by_height = divider_by((uint32_t)s.out_height);
     work.tiles_n = (int)plan.tiles_n;
-    const dim3 grid((unsigned int)(plan.tiles_m * plan.tiles_n), (unsigned int)plan.pieces, (unsigned int)s.groups);
-    const cuda_ops_status status = conv2d_mma_weight(work, plan.tile, grid, call.dtype, call.stream);
-    if (status != CUDA_OPS_SUCCESS || !plan.sums_pieces)
+    const dim3 grid((unsigned int)(plan.tiles_m * plan.tiles_n), (unsigned int)plan.splits, (unsigned int)s.groups);
+    const cuda_ops_status status = conv2d_mma_backward_weight(work, plan.tile, grid, call.dtype, call.stream);
+    if (status != CUDA_OPS_SUCCESS || !plan.sums_splits)
         return status;
-    return conv2d_sum_pieces(call.result, (const float *)call.workspace, s, work.channels, plan.pieces, call.dtype,
-                             call.stream);
+    return conv2d_sum_weight_splits(call.result, (const float *)call.workspace, s, work.channels, plan.splits,
+                                    call.dtype, call.stream);
 }
 
 cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
@@ -144,8 +140,8 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const int64_t taps = s.kernel_height * s.kernel_width, channels = s.in_channels / s.groups;
     const int64_t outs = s.out_channels / s.groups;
-    MmaPixels work = {};
-    work.picture = forward ? call.input : call.output;
+    MmaForward work = {};
+    work.source = forward ? call.input : call.output;
     work.weight = call.weight, work.bias = call.bias, work.result = call.result;
     if (relayouts(call)) {
         const cuda_ops_status status =
@@ -156,14 +152,14 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
     }
     work.images = (int)s.batch;
     work.kernel_width = (int)s.kernel_width;
-    int64_t places, residue_count = 1;
+    int64_t pixels, phase_count = 1;
     if (forward) {
-        work.picture_pixel = s.in_channels, work.result_pixel = s.out_channels;
+        work.source_pixel = s.in_channels, work.result_pixel = s.out_channels;
         work.weight_row = taps * channels, work.weight_tap = channels, work.weight_group = outs * taps * channels;
         work.height = (int)s.in_height, work.width = (int)s.in_width;
         work.result_height = (int)s.out_height, work.result_width = (int)s.out_width;
         work.channels = (int)channels, work.columns = (int)outs;
-        work.walk = {work.result_height,
+        work.grid = {work.result_height,
                      work.result_width,
                      -(int)s.padding_top,
                      -(int)s.padding_left,
@@ -181,25 +177,25 @@ cuda_ops_status conv2d_mma(const ConvCall &call, ConvDevice device)
                      0,
                      1,
                      1};
-        places = s.batch * s.out_height * s.out_width;
+        pixels = s.batch * s.out_height * s.out_width;
     } else {
-        work.picture_pixel = s.out_channels, work.result_pixel = s.in_channels;
+        work.source_pixel = s.out_channels, work.result_pixel = s.in_channels;
         work.weight_row = taps * s.out_channels, work.weight_tap = s.out_channels, work.weight_group = outs;
         work.height = (int)s.out_height, work.width = (int)s.out_width;
         work.result_height = (int)s.in_height, work.result_width = (int)s.in_width;
         work.channels = (int)outs, work.columns = (int)channels;
-        work.in_residues = true;
-        work.lines[0] = residue_rows(s);
-        work.lines[1] = residue_columns(s);
-        work.residues_x = (int)residues_of(work.lines[1]);
-        residue_count = work.residues_x * residues_of(work.lines[0]);
-        places = s.batch * ceil_div(s.in_height, s.stride_height) * ceil_div(s.in_width, s.stride_width);
+        work.by_phases = true;
+        work.phase_axes[0] = stride_phase_rows(s);
+        work.phase_axes[1] = stride_phase_columns(s);
+        work.phases_x = (int)stride_phase_count(work.phase_axes[1]);
+        phase_count = work.phases_x * stride_phase_count(work.phase_axes[0]);
+        pixels = s.batch * ceil_div(s.in_height, s.stride_height) * ceil_div(s.in_width, s.stride_width);
     }
-    const int64_t tiles_m = ceil_div(places, 128);
-    const int tile = tile_of(work.columns, tiles_m * residue_count * s.groups, device);
+    const int64_t tiles_m = ceil_div(pixels, 128);
+    const int tile = tile_of(work.columns, tiles_m * phase_count * s.groups, device);
     work.tiles_n = (int)ceil_div(work.columns, tile);
     if (tiles_m * work.tiles_n > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    const dim3 grid((unsigned int)(tiles_m * work.tiles_n), (unsigned int)residue_count, (unsigned int)s.groups);
-    return conv2d_mma_pixels(work, tile, grid, call.dtype, call.stream);
+    const dim3 grid((unsigned int)(tiles_m * work.tiles_n), (unsigned int)phase_count, (unsigned int)s.groups);
+    return conv2d_mma_forward(work, tile, grid, call.dtype, call.stream);
 }

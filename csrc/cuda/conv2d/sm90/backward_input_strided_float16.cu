@@ -1,17 +1,8 @@
-// conv2d's sm90 path: backward_input with a stride, some residues in one go.
-#include "conv2d/sm90/kernel.cuh"
+// conv2d's sm90 path: backward_input with a stride, some stride phases in one launch, in float16.
+#include "conv2d/sm90/backward_input_strided.cuh"
 
-cuda_ops_status conv2d_strided_float16(const ConvProduct *products, int count, ConvDevice device, const ConvPlan &plan)
+cuda_ops_status conv2d_sm90_backward_input_strided_float16(const ConvProduct *products, int count, ConvDevice device,
+                                                           const ConvPlan &plan)
 {
-#if defined(CUDA_OPS_SM90A)
-    // clang-format off
-    switch (plan.tile) {
-    //                                                       M    N   cluster ping-pong stages
-    case 0: return conv2d_launch_strided<Tile<__half, 128, 128, 2, 1, true, 5, false, true>>(products, count, device, plan);
-    case 1: return conv2d_launch_strided<Tile<__half, 128, 64, 2, 1, false, 7, false, true>>(products, count, device, plan);
-    }
-    // clang-format on
-#endif
-    (void)products, (void)count, (void)device, (void)plan;
-    return CUDA_OPS_INVALID_ARGUMENT;
+    return conv2d_sm90_backward_input_strided_16bit<__half>(products, count, device, plan);
 }

@@ -1,18 +1,8 @@
-// conv2d's sm90 path: backward_weight.
-#include "conv2d/sm90/kernel.cuh"
+// conv2d's sm90 path: backward_weight, in bfloat16.
+#include "conv2d/sm90/backward_weight.cuh"
 
-cuda_ops_status conv2d_weight_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)
+cuda_ops_status conv2d_sm90_backward_weight_bfloat16(const ConvProduct &product, ConvDevice device,
+                                                     const ConvPlan &plan)
 {
-#if defined(CUDA_OPS_SM90A)
-    // clang-format off
-    switch (plan.tile) {
-    //                                                             M    N   cluster ping-pong stages
-    case 0: return conv2d_launch_weight<Tile<__nv_bfloat16, 128, 256, 2, 1, false, 4, true, true>>(product, device, plan);
-    case 1: return conv2d_launch_weight<Tile<__nv_bfloat16, 128, 192, 2, 1, true, 4, true, true>>(product, device, plan);
-    case 2: return conv2d_launch_weight<Tile<__nv_bfloat16, 64, 192, 1, 1, true, 5, true, true>>(product, device, plan);
-    }
-    // clang-format on
-#endif
-    (void)product, (void)device, (void)plan;
-    return CUDA_OPS_INVALID_ARGUMENT;
+    return conv2d_sm90_backward_weight_16bit<__nv_bfloat16>(product, device, plan);
 }

@@ -1,20 +1,7 @@
-// conv2d's sm90 path: forward (backward_input has its own file).
-#include "conv2d/sm90/kernel.cuh"
+// conv2d's sm90 path: forward, in float16.
+#include "conv2d/sm90/forward.cuh"
 
-cuda_ops_status conv2d_pixels_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)
+cuda_ops_status conv2d_sm90_forward_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)
 {
-#if defined(CUDA_OPS_SM90A)
-    // clang-format off
-    switch (plan.tile) {
-    //                                                             M    N   cluster ping-pong stages
-    case 0: return conv2d_launch_pixels<Tile<__half, 128, 256, 2, 1, false, 4, false, false>>(product, device, plan);
-    case 1: return conv2d_launch_pixels<Tile<__half, 128, 128, 2, 1, true, 5, false, false>>(product, device, plan);
-    case 2: return conv2d_launch_pixels<Tile<__half, 128, 64, 2, 1, false, 7, false, false>>(product, device, plan);
-    case 3: return conv2d_launch_pixels<Tile<__half, 128, 128, 1, 2, false, 5, false, false>>(product, device, plan);
-    case 4: return conv2d_launch_pixels<Tile<__half, 128, 256, 1, 1, false, 4, false, false>, CONV_HALVED>(product, device, plan);
-    }
-    // clang-format on
-#endif
-    (void)product, (void)device, (void)plan;
-    return CUDA_OPS_INVALID_ARGUMENT;
+    return conv2d_sm90_forward_16bit<__half>(product, device, plan);
 }

@@ -1,114 +1,46 @@
-// conv2d on Hopper's tensor cores: all three products as implicit GEMMs of channels_last tensors, by rung 13's kernel
-// (gemm/sm90/kernel.cuh: TMA into a ring, wgmma, persistent blocks in clusters) with a producer of its own.
+// conv2d on Hopper's tensor cores, channels_last: implicit GEMMs by gemm/sm90/kernel.cuh (wgmma, persistent blocks in
+// clusters, a ring of TMA stages), in which TMA im2col descriptors gather one operand and write zeros for the padding.
 //
-//   forward           output[place][o]     = sum over (tap, c) of picture[place + tap][c] * weight[o][tap][c]
-//   backward_input    the same over grad_output, with the kernel mirrored and o and c changing places; with a stride
-//                     one product for each residue of rows and columns modulo the stride (conv2d/stride_phase.h)
-//   backward_weight   weight[o][tap][c]    = sum over places of grad_output[place][o] * input[place + tap][c]
+//   forward           output[pixel][o]   = sum over (tap, c) of input[pixel + tap][c] * weight[o][tap][c]
+//   backward_input    the same over grad_output, with a mirrored kernel; one product per stride phase (stride_phase.h)
+//   backward_weight   weight[o][tap][c]  = sum over pixels of grad_output[pixel][o] * input[pixel + tap][c], split-K
 //
-// The copy engine gathers the rows of the picture itself, in its im2col mode: a tile is so many places one after the
-// other, over the ends of lines and of images, for one tap and 128 bytes of channels; what lies in the padding comes as
-// zeros. No thread computes an address, and channels that do not fill 128 bytes are filled up with zeros.
-//
-// 16-bit operands are read as they lie. wgmma takes TF32 along the summed axis only, so that for it backward_input
-// copies the weight as [c][tap][o] first, and backward_weight grad_output as [o][place], its picture going through
-// registers; or, with stride 1 and where that is faster, the picture too as [c][place], a copy for each column of the
-// kernel. A weight that is not channels_last is copied so. backward_weight cuts the places in pieces to fill the
-// device; a second kernel adds them in order. Where there are few tiles forward and backward_input let two blocks share
-// one.
-//
-// Bound by the tensor cores' shared memory: a tile of 128 x 256 needs all of its bandwidth, smaller ones more than it
-// has.
-#include "conv2d/sm90/kernel.cuh"
+// wgmma takes TF32 K-major only: backward_input transposes the weight first, backward_weight grad_output, and its input
+// goes through registers or, where faster, is transposed too. Bound by shared memory's bandwidth, which a tile of 128 x
+// 256 just fits; at least 1.1 times cuDNN's speed in the benchmarked cases on an H200 (benchmarks/notes/conv2d.md).
+#include "common/aligned_vector.cuh"
+#include "common/tensor_map.h"
+#include "conv2d/sm90/problem.h"
+#include "conv2d/sm90/transpose.h"
+#include "conv2d/split_k.h"
 #include "conv2d/tma_im2col.h"
+#include "ptx/wgmma.cuh"
 
-static constexpr int THREADS = 256;
-
-// to[copy][channel][place] = picture[place + first_shift + copy * shift][channel], rows of `to` `pitch` long, for TF32:
-// places are those of a grid at least as large as the picture, with zeros where there is none. Channels are a multiple
-// of 4. A block turns LINES places of COLUMNS channels around, and what the copies see beyond; 16-byte loads.
-static constexpr int LINES = 128, COLUMNS = 32, MOST_BEYOND = 32;
-
-struct Turn {
-    int64_t images, height, width, channels;
-    int64_t image_size, line_size, place_size; // distances in the picture
-    int64_t grid_height, grid_width, pitch;
-    int copies, first_shift, shift;
-};
-
-__global__ void __launch_bounds__(THREADS)
-    conv2d_turn_kernel(float *to, const float *picture, const __grid_constant__ Turn t)
-{
-    constexpr int FOURS = COLUMNS / 4, PASS = THREADS / FOURS; // threads along a line, lines at a time
-    constexpr int LOADED = LINES + MOST_BEYOND;
-    __shared__ float patch[COLUMNS][LOADED + 1]; // 4 columns on are 4 banks on
-    const int places = (int)(t.images * t.grid_height * t.grid_width), beyond = (t.copies - 1) * t.shift;
-    const int64_t across = ceil_div(t.channels, COLUMNS), patches = across * ceil_div(places, LINES);
-    const int x = threadIdx.x % FOURS * 4, y = threadIdx.x / FOURS;
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    wait_for_predecessor();
-    release_successor();
-    for (int64_t index = blockIdx.x; index < patches; index += gridDim.x) {
-        const int64_t first = index / across * LINES, channel = index % across * COLUMNS;
-        float4 values[LOADED / PASS];
-#pragma unroll
-        for (int i = 0; i < LOADED / PASS; i++) {
-            // Places are below 2^31.
-            const int place = (int)first + t.first_shift + y + i * PASS, line = place / (int)t.grid_width;
-            const int column = place - line * (int)t.grid_width, image = line / (int)t.grid_height;
-            const int row = line - image * (int)t.grid_height;
-            values[i] = make_float4(0, 0, 0, 0);
-            if (y + i * PASS < LINES + beyond && place >= 0 && place < places && column < t.width && row < t.height &&
-                channel + x < t.channels)
-                values[i] = *(const float4 *)(picture + image * t.image_size + row * t.line_size +
-                                              column * t.place_size + channel + x);
-        }
-#pragma unroll
-        for (int i = 0; i < LOADED / PASS; i++) {
-            patch[x][y + i * PASS] = values[i].x;
-            patch[x + 1][y + i * PASS] = values[i].y;
-            patch[x + 2][y + i * PASS] = values[i].z;
-            patch[x + 3][y + i * PASS] = values[i].w;
-        }
-        __syncthreads();
-        for (int copy = 0; copy < t.copies; copy++) {
-            float *const rows = to + copy * t.channels * t.pitch;
-#pragma unroll
-            for (int c = warp; c < COLUMNS; c += THREADS / WARP_SIZE)
-#pragma unroll
-                for (int r = lane; r < LINES; r += WARP_SIZE)
-                    if (channel + c < t.channels && first + r < places)
-                        rows[(channel + c) * t.pitch + first + r] = patch[c][r + copy * t.shift];
-        }
-        __syncthreads();
-    }
-}
-
-// The tiles, and how long one takes on an H200, as in gemm.cu: `sum` for 1024 of the summed axis, `rest` for its start
-// and its results, in microseconds. The rows' numbers are those of the switches in conv2d_sm90_*.cu.
+// The tiles and what one costs on an H200 in microseconds: `sum` for 1024 of k, `rest` for prologue and epilogue. A
+// row's index is the case of the switches in the files of instances.
 struct ConvTile {
     int m, n, cluster_m, cluster_n;
-    int blocks; // that share a tile, each with a part of the sum
+    int blocks; // that share a tile, each with a split of k
     double sum, rest;
     int group;
 };
 // clang-format off
-static const ConvTile PIXELS_HALVES[] = {
+static const ConvTile FORWARD_16BIT[] = {
     {128, 256, 2, 1, 1, 12.20, 1.50, 16},
     {128, 128, 2, 1, 1,  7.40, 0.55,  8},
     {128,  64, 2, 1, 1,  6.20, 1.00,  8},
     {128, 128, 1, 2, 1,  6.70, 1.00,  8},
     {128, 256, 1, 1, 2, 11.00, 5.00, 16},
 };
-static const ConvTile PIXELS_TF32[] = {
+static const ConvTile FORWARD_TF32[] = {
     {128, 256, 2, 1, 1, 22.00, 3.30,  8},
     {128, 128, 2, 1, 1, 14.10, 1.70,  8},
     {128,  64, 2, 1, 1, 11.20, 1.65,  8},
     {128, 128, 1, 2, 1, 13.00, 1.50,  8},
     {128, 256, 1, 1, 2, 19.30, 9.00, 16},
 };
-// With a stride: a tile of one residue.
-static const ConvTile STRIDED_HALVES[] = {
+// backward_input with a stride: a tile is of one stride phase.
+static const ConvTile STRIDED_16BIT[] = {
     {128, 128, 2, 1, 1,  9.00, 1.00,  8},
     {128,  64, 2, 1, 1,  4.80, 1.20,  8},
 };
@@ -116,7 +48,7 @@ static const ConvTile STRIDED_TF32[] = {
     {128, 128, 2, 1, 1, 15.00, 2.50,  8},
     {128,  64, 2, 1, 1, 10.00, 1.70,  8},
 };
-static const ConvTile WEIGHT_HALVES[] = {
+static const ConvTile WEIGHT_16BIT[] = {
     {128, 256, 2, 1, 1, 12.40, 1.20, 16},
     {128, 192, 2, 1, 1,  9.30, 0.50,  6},
     { 64, 192, 1, 1, 1,  6.00, 0.50,  8},
@@ -134,47 +66,49 @@ static const ConvTile SHIFTED_TF32[] = {
     {128, 128, 2, 1, 1, 12.00, 1.70,  8},
 };
 // clang-format on
-static constexpr double PIECES_START = 4, PIECES_RATE = 3e6; // microseconds, and bytes in one
-static constexpr double TURN_START = 3, TURN_RATE = 2.4e6;
-static constexpr int64_t SMALLEST_PIECE = 256, MOST_PIECES = 256, MOST_RESIDUES = 16;
+static constexpr int THREADS = 256;                    // of the kernel that writes zeros
+static constexpr double SUM_START = 4, SUM_RATE = 3e6; // microseconds; bytes a microsecond
+static constexpr double TRANSPOSE_START = 3, TRANSPOSE_RATE = 2.4e6;
+static constexpr int64_t SMALLEST_SPLIT = 256, MOST_SPLITS = 256, MOST_PHASES = 16;
 
 template <int COUNT>
-static ConvPlan quickest(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, int64_t k, bool cut, ConvDevice device)
+static ConvPlan fastest_plan(const ConvTile (&tiles)[COUNT], int64_t m, int64_t n, int64_t k, bool split_k,
+                             ConvDevice device)
 {
     ConvPlan best = {};
     double least = 0;
     for (int tile = 0; tile < COUNT; tile++) {
         const ConvTile &t = tiles[tile];
         if (t.blocks > 1 && k < t.blocks * 64)
-            continue; // nothing for each of them
+            continue; // not a stage for each
         const int64_t clusters = ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n);
         const int64_t room = device.multiprocessors / (t.cluster_m * t.cluster_n * t.blocks);
-        for (int64_t pieces = 1; pieces <= (cut ? MOST_PIECES : 1); pieces++) {
-            if (pieces > 1 && (k / pieces < SMALLEST_PIECE || clusters * pieces > room))
+        for (int64_t splits = 1; splits <= (split_k ? MOST_SPLITS : 1); splits++) {
+            if (splits > 1 && (k / splits < SMALLEST_SPLIT || clusters * splits > room))
                 break;
-            const int64_t waves = ceil_div(clusters * pieces, room);
-            double time = (double)waves * (t.sum * (double)ceil_div(k, pieces * t.blocks) / 1024 + t.rest);
-            if (pieces > 1)
-                time += PIECES_START + (double)(8 * pieces * m * n) / PIECES_RATE;
-            if (best.pieces == 0 || time < least) {
+            const int64_t waves = ceil_div(clusters * splits, room);
+            double time = (double)waves * (t.sum * (double)ceil_div(k, splits * t.blocks) / 1024 + t.rest);
+            if (splits > 1)
+                time += SUM_START + (double)(8 * splits * m * n) / SUM_RATE;
+            if (best.splits == 0 || time < least) {
                 least = time;
-                best = {tile, (int)pieces, t.group, time};
+                best = {tile, (int)splits, t.group, time};
             }
         }
     }
     return best;
 }
 
-static int64_t taps_of(const ConvProduct &residue)
+static int64_t taps_of(const ConvProduct &phase)
 {
-    return residue.taps_y.count * residue.taps_x.count;
+    return phase.taps_y.count * phase.taps_x.count;
 }
 
-// The same for residues in one go, the longest first: a cluster takes the next tile when it is done with one, so that
-// together they take their sum's share, but no less than the longest. row: channels of a chunk.
+// The same for stride phases in one launch, the longest first. Clusters take tiles as they get done, so that the time
+// is all tiles' over the clusters that run at once, and no less than the longest tile's. row: channels of a chunk.
 template <int COUNT>
-static ConvPlan quickest_together(const ConvTile (&tiles)[COUNT], const ConvProduct *products, int count, int64_t row,
-                                  ConvDevice device)
+static ConvPlan fastest_plan_of_phases(const ConvTile (&tiles)[COUNT], const ConvProduct *products, int count,
+                                       int64_t row, ConvDevice device)
 {
     ConvPlan best = {};
     for (int tile = 0; tile < COUNT; tile++) {
@@ -185,7 +119,7 @@ static ConvPlan quickest_together(const ConvTile (&tiles)[COUNT], const ConvProd
             const ConvProduct &p = products[i];
             const int64_t k = taps_of(p) * ceil_div(p.grid.channels, row) * row;
             const int64_t clusters =
-                ceil_div(conv2d_places(p.grid), t.m * t.cluster_m) * ceil_div(p.columns, t.n * t.cluster_n);
+                ceil_div(conv2d_pixels(p.grid), t.m * t.cluster_m) * ceil_div(p.columns, t.n * t.cluster_n);
             const double one = t.sum * (double)k / 1024 + t.rest;
             time += (double)clusters * one / (double)room;
             longest = longest > one ? longest : one;
@@ -197,54 +131,47 @@ static ConvPlan quickest_together(const ConvTile (&tiles)[COUNT], const ConvProd
     return best;
 }
 
-// What the kernel and the copies around it do for a call.
+// What a call needs: copies, the product, the sum of its splits.
 struct Steps {
     ConvProduct product;
-    bool relayouts; // the weight
+    bool relayouts; // of the weight
     Relayout relayout;
-    int turns; // TF32: 1, the weight (backward_input) or grad_output (backward_weight); 2, the input as well
-    Turn turn_other, turn_picture;
-    size_t other_bytes, picture_bytes; // of what is relaid or turned: the front of the workspace
+    int transposes; // in TF32. 1: the weight (backward_input) or grad_output (backward_weight); 2: the input as well
+    Transpose transpose_other, transpose_source;
+    size_t other_bytes, source_bytes; // of the copies, at the front of the workspace
     ConvPlan plan;
-    bool sums_pieces;
-    int64_t width;
-    size_t piece_bytes;
+    bool sums_splits;
+    int64_t padded_width; // of (tap, channel), in backward_weight
+    size_t split_bytes;
 };
 
-// A channels_last picture as it is.
-static Turn turn_of(int64_t images, int64_t height, int64_t width, int64_t channels)
-{
-    const int64_t line = width * channels;
-    return {images, height, width, channels, height * line, line, channels, height, width, 0, 1, 0, 0};
-}
-
-// The input with zeros after its lines and images, enough that what a tap sees before and after is zeros, and with room
-// for the output's. A copy for each column of the kernel, moved by as much, since the copy engine begins at whole
-// pieces of 16 bytes; lines are a multiple of that.
-static Turn shifted_turn(const cuda_ops_conv2d_sizes &s)
+// The input with zeros after its rows and images, as many as any tap reads out of bounds, and in a grid that holds the
+// output too. A copy for each column of the kernel, shifted by it, since the innermost coordinate of a TMA copy is a
+// multiple of 16 bytes; so is a row of the grid.
+static Transpose shifted_transpose(const cuda_ops_conv2d_sizes &s)
 {
     const int64_t after_y = s.out_height - 1 + (s.kernel_height - 1) * s.dilation_height - s.padding_top;
     const int64_t after_x = s.out_width - 1 + (s.kernel_width - 1) * s.dilation_width - s.padding_left;
-    Turn turn = turn_of(s.batch, s.in_height, s.in_width, s.in_channels);
+    Transpose transpose = conv2d_transpose_of(s.batch, s.in_height, s.in_width, s.in_channels);
     const int64_t heights[] = {s.out_height, s.in_height + s.padding_top, after_y + 1};
     const int64_t widths[] = {s.out_width, s.in_width + s.padding_left, after_x + 1};
     for (int i = 0; i < 3; i++) {
-        turn.grid_height = turn.grid_height > heights[i] ? turn.grid_height : heights[i];
-        turn.grid_width = turn.grid_width > widths[i] ? turn.grid_width : widths[i];
+        transpose.grid_height = transpose.grid_height > heights[i] ? transpose.grid_height : heights[i];
+        transpose.grid_width = transpose.grid_width > widths[i] ? transpose.grid_width : widths[i];
     }
-    turn.grid_width = ceil_div(turn.grid_width, 4) * 4;
-    turn.copies = (int)s.kernel_width;
-    turn.first_shift = -(int)s.padding_left;
-    turn.shift = (int)s.dilation_width;
-    return turn;
+    transpose.grid_width = ceil_div(transpose.grid_width, 4) * 4;
+    transpose.copies = (int)s.kernel_width;
+    transpose.first_shift = -(int)s.padding_left;
+    transpose.shift = (int)s.dilation_width;
+    return transpose;
 }
 
-static bool can_shift(const cuda_ops_conv2d_sizes &s, const Turn &turn)
+static bool can_shift(const cuda_ops_conv2d_sizes &s, const Transpose &transpose)
 {
     const int64_t most = INT32_MAX - 1024;
-    return s.stride_height == 1 && s.stride_width == 1 && (s.kernel_width - 1) * s.dilation_width <= MOST_BEYOND &&
-           s.kernel_width * s.in_channels < most &&
-           s.batch * turn.grid_height + s.kernel_height * s.dilation_height < most / turn.grid_width;
+    return s.stride_height == 1 && s.stride_width == 1 &&
+           (s.kernel_width - 1) * s.dilation_width <= CONV2D_MOST_SHIFT && s.kernel_width * s.in_channels < most &&
+           s.batch * transpose.grid_height + s.kernel_height * s.dilation_height < most / transpose.grid_width;
 }
 
 static bool is_strided(const ConvCall &call)
@@ -253,12 +180,13 @@ static bool is_strided(const ConvCall &call)
            (call.sizes.stride_height != 1 || call.sizes.stride_width != 1);
 }
 
-// The product narrowed to one residue of rows and columns; no taps: its part of the result is zeros.
-static ConvProduct residue_product(const ConvProduct &product, const cuda_ops_conv2d_sizes &s, int64_t y, int64_t x)
+// The product narrowed to one stride phase of rows and columns. One without taps is zeros.
+static ConvProduct phase_product(const ConvProduct &product, const cuda_ops_conv2d_sizes &s, int64_t y, int64_t x)
 {
     ConvProduct p = product;
     p.strided = true;
-    p.taps_y = taps_of_residue(residue_rows(s), y), p.taps_x = taps_of_residue(residue_columns(s), x);
+    p.taps_y = taps_of_stride_phase(stride_phase_rows(s), y),
+    p.taps_x = taps_of_stride_phase(stride_phase_columns(s), x);
     p.result_height = s.in_height, p.result_width = s.in_width;
     p.result_y = y, p.result_x = x, p.stride_y = s.stride_height, p.stride_x = s.stride_width;
     p.grid = {s.batch,
@@ -279,86 +207,86 @@ static bool has_taps(const ConvProduct &p)
     return p.taps_y.count > 0 && p.taps_x.count > 0;
 }
 
-// Whether the copy engine can walk each residue.
-static bool residues_possible(const ConvCall &call)
+// Whether every stride phase has a TMA im2col descriptor.
+static bool phases_possible(const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    if (s.stride_height * s.stride_width > MOST_RESIDUES)
+    if (s.stride_height * s.stride_width > MOST_PHASES)
         return false;
-    for (int64_t y = 0; y < residues_of(residue_rows(s)); y++)
-        for (int64_t x = 0; x < residues_of(residue_columns(s)); x++) {
-            const ConvProduct p = residue_product({}, s, y, x);
+    for (int64_t y = 0; y < stride_phase_count(stride_phase_rows(s)); y++)
+        for (int64_t x = 0; x < stride_phase_count(stride_phase_columns(s)); x++) {
+            const ConvProduct p = phase_product({}, s, y, x);
             if (has_taps(p) && !pixel_map_possible(p.grid, call.output, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2))
                 return false;
         }
     return true;
 }
 
-static Steps steps_of(const ConvCall &call, ConvDevice device)
+static void set_backward_weight(Steps &steps, const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32;
-    const int64_t element = tf32 ? 4 : 2, taps = s.kernel_height * s.kernel_width;
-    Steps steps = {};
+    const int64_t taps = s.kernel_height * s.kernel_width, c = s.in_channels, o = s.out_channels;
     ConvProduct &p = steps.product;
-    p.kernel_height = s.kernel_height, p.kernel_width = s.kernel_width;
-    p.dilation_height = s.dilation_height, p.dilation_width = s.dilation_width;
-    p.result = call.result;
-    p.dtype = call.dtype;
-    p.stream = call.stream;
-    const int64_t c = s.in_channels, o = s.out_channels;
-    const bool last = conv2d_weight_is_channels_last(s);
-    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
-        p.grid = conv2d_input_grid(s);
-        p.picture = call.input;
-        p.other = call.output;
-        p.columns = o;
-        p.result_is_float = tf32;
-        const int64_t places = conv2d_places(p.grid), row = SWIZZLE_ROW / element;
-        steps.width = taps * ceil_div(c, row) * row;
-        if (tf32) {
-            const PixelGrid &g = p.grid;
-            steps.turns = 1;
-            steps.turn_other = turn_of(s.batch, s.out_height, s.out_width, o);
-            steps.plan = quickest(WEIGHT_TF32, steps.width, o, places, true, device);
-            const Turn shifted = shifted_turn(s);
-            const int64_t shifted_places = s.batch * shifted.grid_height * shifted.grid_width;
-            if (can_shift(s, shifted)) {
-                const ConvPlan plan = quickest(SHIFTED_TF32, o, steps.width, shifted_places, true, device);
-                const double turn = TURN_START + (double)(4 * shifted_places * c * (1 + s.kernel_width)) / TURN_RATE;
-                if (plan.time + turn < steps.plan.time) {
-                    steps.turns = 2;
-                    steps.plan = plan;
-                    steps.turn_picture = shifted;
-                    steps.turn_other.grid_height = p.grid.grid_height = shifted.grid_height;
-                    steps.turn_other.grid_width = p.grid.grid_width = shifted.grid_width;
-                }
+    p.grid = conv2d_input_grid(s);
+    p.source = call.input;
+    p.other = call.output;
+    p.columns = o;
+    p.result_is_float = tf32;
+    const int64_t pixels = conv2d_pixels(p.grid), row = SWIZZLE_ROW / (tf32 ? 4 : 2);
+    steps.padded_width = taps * ceil_div(c, row) * row;
+    if (tf32) {
+        const PixelGrid &g = p.grid;
+        steps.transposes = 1;
+        steps.transpose_other = conv2d_transpose_of(s.batch, s.out_height, s.out_width, o);
+        steps.plan = fastest_plan(WEIGHT_TF32, steps.padded_width, o, pixels, true, device);
+        const Transpose shifted = shifted_transpose(s);
+        const int64_t shifted_pixels = s.batch * shifted.grid_height * shifted.grid_width;
+        if (can_shift(s, shifted)) {
+            const ConvPlan plan = fastest_plan(SHIFTED_TF32, o, steps.padded_width, shifted_pixels, true, device);
+            const double transpose =
+                TRANSPOSE_START + (double)(4 * shifted_pixels * c * (1 + s.kernel_width)) / TRANSPOSE_RATE;
+            if (plan.time + transpose < steps.plan.time) {
+                steps.transposes = 2;
+                steps.plan = plan;
+                steps.transpose_source = shifted;
+                steps.transpose_other.grid_height = p.grid.grid_height = shifted.grid_height;
+                steps.transpose_other.grid_width = p.grid.grid_width = shifted.grid_width;
             }
-            p.other_pitch = ceil_div(conv2d_places(g), 4) * 4;
-            steps.turn_other.pitch = steps.turn_picture.pitch = p.other_pitch;
-            steps.other_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
-            if (steps.turns == 2)
-                steps.picture_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
-        } else {
-            steps.plan = quickest(WEIGHT_HALVES, o, steps.width, places, true, device);
         }
-        steps.sums_pieces = steps.plan.pieces > 1 || c % row != 0 || !last;
-        if (steps.sums_pieces)
-            steps.piece_bytes = (size_t)(steps.plan.pieces * o * steps.width) * 4;
-        return steps;
+        p.other_pitch = ceil_div(conv2d_pixels(g), 4) * 4;
+        steps.transpose_other.pitch = steps.transpose_source.pitch = p.other_pitch;
+        steps.other_bytes = conv2d_round_to_256(o * p.other_pitch * 4);
+        if (steps.transposes == 2)
+            steps.source_bytes = conv2d_round_to_256(s.kernel_width * c * p.other_pitch * 4);
+    } else {
+        steps.plan = fastest_plan(WEIGHT_16BIT, o, steps.padded_width, pixels, true, device);
     }
+    steps.sums_splits = steps.plan.splits > 1 || c % row != 0 || !conv2d_weight_is_channels_last(s);
+    if (steps.sums_splits)
+        steps.split_bytes = (size_t)(steps.plan.splits * o * steps.padded_width) * 4;
+}
+
+// Forward and backward_input.
+static void set_forward(Steps &steps, const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    const bool tf32 = call.dtype == CUDA_OPS_FLOAT32, last = conv2d_weight_is_channels_last(s);
+    const int64_t element = tf32 ? 4 : 2, taps = s.kernel_height * s.kernel_width;
+    const int64_t c = s.in_channels, o = s.out_channels;
+    ConvProduct &p = steps.product;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     p.grid = forward ? conv2d_input_grid(s) : conv2d_output_grid(s);
-    p.picture = forward ? call.input : call.output;
+    p.source = forward ? call.input : call.output;
     p.other = call.weight;
     p.columns = forward ? o : c;
     p.bias = call.bias;
     p.mirrored = !forward;
     p.weight_by_channel = !forward && !tf32;
     if (last && tf32 && !forward) {
-        // The weight as [c][tap][o]: o are the places, taps the images.
-        steps.turns = 1;
-        steps.turn_other = {taps, 1, o, c, c, 0, taps * c, 1, o, taps * o, 1, 0, 0};
+        // The weight as [c][tap][o]: o are the pixels, taps the images.
+        steps.transposes = 1;
+        steps.transpose_other = {taps, 1, o, c, c, 0, taps * c, 1, o, taps * o, 1, 0, 0};
         steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
     } else if (!last || (tf32 && !forward)) {
         steps.relayouts = true;
@@ -366,10 +294,26 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
         steps.other_bytes = conv2d_round_to_256(o * taps * c * element);
     }
     if (is_strided(call))
-        return steps; // a plan for each residue
-    const int64_t m = conv2d_places(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
-    steps.plan = tf32 ? quickest(PIXELS_TF32, m, p.columns, k, false, device)
-                      : quickest(PIXELS_HALVES, m, p.columns, k, false, device);
+        return; // a plan for each launch of stride phases
+    const int64_t m = conv2d_pixels(p.grid), k = taps * ceil_div(p.grid.channels, 128 / element) * (128 / element);
+    steps.plan = tf32 ? fastest_plan(FORWARD_TF32, m, p.columns, k, false, device)
+                      : fastest_plan(FORWARD_16BIT, m, p.columns, k, false, device);
+}
+
+static Steps steps_of(const ConvCall &call, ConvDevice device)
+{
+    const cuda_ops_conv2d_sizes &s = call.sizes;
+    Steps steps = {};
+    ConvProduct &p = steps.product;
+    p.kernel_height = s.kernel_height, p.kernel_width = s.kernel_width;
+    p.dilation_height = s.dilation_height, p.dilation_width = s.dilation_width;
+    p.result = call.result;
+    p.dtype = call.dtype;
+    p.stream = call.stream;
+    if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
+        set_backward_weight(steps, call, device);
+    else
+        set_forward(steps, call, device);
     return steps;
 }
 
@@ -383,25 +327,25 @@ Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
-    const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const int64_t element = tf32 ? 4 : 2, most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width;
     if (!HAS_KERNELS)
         return NOT_COMPILED;
     if (device.capability != 90)
         return NEEDS_90;
-    if (!tf32 && !halves)
+    if (!tf32 && !is_16_bit)
         return CONV_NEEDS_TENSOR_CORES;
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
     if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
         return CONV_IS_EMPTY;
-    if (!conv2d_pictures_are_channels_last(s))
+    if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
-    // Channels in whole pieces of 16 bytes, of all that the copy engine reads.
+    // TMA reads channels in whole 16-byte vectors.
     if (s.in_channels * element % 16 != 0 || (!forward && s.out_channels * element % 16 != 0))
         return CONV_NEEDS_VECTORS;
-    // A tap's place in the kernel has 8 bits.
+    // A tap's offset in a TMA im2col copy has 8 bits.
     if ((s.kernel_height - 1) * s.dilation_height > 255 || (s.kernel_width - 1) * s.dilation_width > 255)
         return no("the dilated kernel is larger than 256");
     if (taps * (s.in_channels + 256) > most || taps * (s.out_channels + 256) > most ||
@@ -411,7 +355,7 @@ Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
     if (!is_aligned_16(other) || !is_aligned_16(call.result))
         return NEEDS_ALIGNMENT;
     if (is_strided(call))
-        return residues_possible(call) ? YES : no("its strides or sizes have no TMA descriptors for grad_input");
+        return phases_possible(call) ? YES : no("its strides or sizes have no TMA descriptors for grad_input");
     return pixel_map_possible(input ? conv2d_output_grid(s) : conv2d_input_grid(s), input ? call.output : call.input,
                               element)
                ? YES
@@ -421,59 +365,32 @@ Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
 size_t conv2d_sm90_workspace(const ConvCall &call, ConvDevice device)
 {
     const Steps steps = steps_of(call, device);
-    return steps.other_bytes + steps.picture_bytes + steps.piece_bytes;
+    return steps.other_bytes + steps.source_bytes + steps.split_bytes;
 }
 
-static cuda_ops_status turn(void *to, const void *picture, const Turn &t, cudaStream_t stream)
-{
-    const int64_t places = t.images * t.grid_height * t.grid_width;
-    launch_dependent(conv2d_turn_kernel, dim3(clamp_grid(ceil_div(places, LINES) * ceil_div(t.channels, COLUMNS))),
-                     THREADS, 0, stream, (float *)to, (const float *)picture, t);
-    return launch_status();
-}
-
-bool conv2d_turns_input(const ConvCall &call, ConvDevice device)
-{
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    return HAS_KERNELS && device.capability == 90 && call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32 &&
-           s.in_channels % 4 == 0 && s.batch * s.out_height * s.out_width < INT32_MAX - 1024 &&
-           is_aligned_16(call.input);
-}
-
-cuda_ops_status conv2d_turn_input(void *to, const ConvCall &call)
-{
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    Turn t = turn_of(s.batch, s.out_height, s.out_width, s.in_channels);
-    t.image_size = s.in_height * s.in_width * s.in_channels;
-    t.line_size = s.stride_height * s.in_width * s.in_channels;
-    t.place_size = s.stride_width * s.in_channels;
-    t.pitch = conv2d_turned_pitch(s);
-    return turn(to, call.input, t, call.stream);
-}
-
-static cuda_ops_status run_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
-                                   bool is_shifted)
+static cuda_ops_status launch_product(const ConvProduct &p, ConvDevice device, const ConvPlan &plan, bool is_weight,
+                                      bool is_shifted)
 {
     switch (p.dtype) {
     case CUDA_OPS_BFLOAT16:
-        return is_weight             ? conv2d_weight_bfloat16(p, device, plan)
-               : p.weight_by_channel ? conv2d_pixels_bfloat16_by_channel(p, device, plan)
-                                     : conv2d_pixels_bfloat16(p, device, plan);
+        return is_weight             ? conv2d_sm90_backward_weight_bfloat16(p, device, plan)
+               : p.weight_by_channel ? conv2d_sm90_backward_input_bfloat16(p, device, plan)
+                                     : conv2d_sm90_forward_bfloat16(p, device, plan);
     case CUDA_OPS_FLOAT16:
-        return is_weight             ? conv2d_weight_float16(p, device, plan)
-               : p.weight_by_channel ? conv2d_pixels_float16_by_channel(p, device, plan)
-                                     : conv2d_pixels_float16(p, device, plan);
+        return is_weight             ? conv2d_sm90_backward_weight_float16(p, device, plan)
+               : p.weight_by_channel ? conv2d_sm90_backward_input_float16(p, device, plan)
+                                     : conv2d_sm90_forward_float16(p, device, plan);
     case CUDA_OPS_FLOAT32:
-        return is_shifted  ? conv2d_shifted_tf32(p, device, plan)
-               : is_weight ? conv2d_weight_tf32(p, device, plan)
-                           : conv2d_pixels_tf32(p, device, plan);
+        return is_shifted  ? conv2d_sm90_backward_weight_stride1_tf32(p, device, plan)
+               : is_weight ? conv2d_sm90_backward_weight_tf32(p, device, plan)
+                           : conv2d_sm90_forward_tf32(p, device, plan);
     default:
         return CUDA_OPS_INVALID_ARGUMENT;
     }
 }
 
-// Pieces of 16 bytes.
-__global__ void __launch_bounds__(THREADS) conv2d_zeros_kernel(uint4 *to, int64_t count)
+// By 16-byte vectors; for stride phases without taps.
+__global__ void __launch_bounds__(THREADS) conv2d_sm90_zero_kernel(uint4 *to, int64_t count)
 {
     wait_for_predecessor();
     release_successor();
@@ -481,26 +398,27 @@ __global__ void __launch_bounds__(THREADS) conv2d_zeros_kernel(uint4 *to, int64_
         to[i] = make_uint4(0, 0, 0, 0);
 }
 
-static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &call, ConvDevice device)
+static cuda_ops_status launch_phases(const ConvProduct &product, const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    const int64_t rows = residues_of(residue_rows(s)), columns = residues_of(residue_columns(s));
+    const int64_t rows = stride_phase_count(stride_phase_rows(s)),
+                  columns = stride_phase_count(stride_phase_columns(s));
     const int64_t element = call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, row = SWIZZLE_ROW / element;
     bool all_have_taps = true;
     for (int64_t i = 0; i < rows * columns; i++)
-        all_have_taps = all_have_taps && has_taps(residue_product(product, s, i / columns, i % columns));
+        all_have_taps = all_have_taps && has_taps(phase_product(product, s, i / columns, i % columns));
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     if (!all_have_taps) {
-        const int64_t pieces = s.batch * s.in_height * s.in_width * (s.in_channels * element / 16);
-        launch_dependent(conv2d_zeros_kernel, dim3(clamp_grid(ceil_div(pieces, THREADS))), THREADS, 0, call.stream,
-                         (uint4 *)call.result, pieces);
+        const int64_t vectors = s.batch * s.in_height * s.in_width * (s.in_channels * element / 16);
+        launch_dependent(conv2d_sm90_zero_kernel, dim3(clamp_grid(ceil_div(vectors, THREADS))), THREADS, 0, call.stream,
+                         (uint4 *)call.result, vectors);
         status = launch_status();
     }
     // The longest sums first.
-    ConvProduct products[MOST_RESIDUES];
+    ConvProduct products[MOST_PHASES];
     int count = 0;
     for (int64_t i = 0; i < rows * columns; i++) {
-        const ConvProduct p = residue_product(product, s, i / columns, i % columns);
+        const ConvProduct p = phase_product(product, s, i / columns, i % columns);
         if (!has_taps(p))
             continue;
         int at = count++;
@@ -508,14 +426,16 @@ static cuda_ops_status run_residues(const ConvProduct &product, const ConvCall &
             products[at] = products[at - 1];
         products[at] = p;
     }
-    for (int i = 0; i < count && status == CUDA_OPS_SUCCESS; i += MOST_TOGETHER) {
-        const int together = count - i < MOST_TOGETHER ? count - i : MOST_TOGETHER;
+    for (int i = 0; i < count && status == CUDA_OPS_SUCCESS; i += MOST_PHASES_TOGETHER) {
+        const int together = count - i < MOST_PHASES_TOGETHER ? count - i : MOST_PHASES_TOGETHER;
         const ConvPlan plan = call.dtype == CUDA_OPS_FLOAT32
-                                  ? quickest_together(STRIDED_TF32, products + i, together, row, device)
-                                  : quickest_together(STRIDED_HALVES, products + i, together, row, device);
-        status = call.dtype == CUDA_OPS_FLOAT32   ? conv2d_strided_tf32(products + i, together, device, plan)
-                 : call.dtype == CUDA_OPS_FLOAT16 ? conv2d_strided_float16(products + i, together, device, plan)
-                                                  : conv2d_strided_bfloat16(products + i, together, device, plan);
+                                  ? fastest_plan_of_phases(STRIDED_TF32, products + i, together, row, device)
+                                  : fastest_plan_of_phases(STRIDED_16BIT, products + i, together, row, device);
+        status = call.dtype == CUDA_OPS_FLOAT32
+                     ? conv2d_sm90_backward_input_strided_tf32(products + i, together, device, plan)
+                 : call.dtype == CUDA_OPS_FLOAT16
+                     ? conv2d_sm90_backward_input_strided_float16(products + i, together, device, plan)
+                     : conv2d_sm90_backward_input_strided_bfloat16(products + i, together, device, plan);
     }
     return status;
 }
@@ -527,32 +447,32 @@ cuda_ops_status conv2d_sm90(const ConvCall &call, ConvDevice device)
     const bool is_weight = call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT;
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     char *workspace = (char *)call.workspace;
-    if (steps.relayouts || steps.turns > 0) {
+    if (steps.relayouts || steps.transposes > 0) {
         status = steps.relayouts ? conv2d_relayout(workspace, p.other, steps.relayout, call.dtype, call.stream)
-                                 : turn(workspace, p.other, steps.turn_other, call.stream);
+                                 : conv2d_transpose(workspace, p.other, steps.transpose_other, call.stream);
         p.other = workspace;
         workspace += steps.other_bytes;
     }
-    if (steps.turns > 1 && status == CUDA_OPS_SUCCESS) {
-        status = turn(workspace, p.picture, steps.turn_picture, call.stream);
-        p.picture = workspace;
-        workspace += steps.picture_bytes;
+    if (steps.transposes > 1 && status == CUDA_OPS_SUCCESS) {
+        status = conv2d_transpose(workspace, p.source, steps.transpose_source, call.stream);
+        p.source = workspace;
+        workspace += steps.source_bytes;
     }
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (is_strided(call))
-        return run_residues(p, call, device);
-    if (!steps.sums_pieces)
-        return run_product(p, device, steps.plan, is_weight, steps.turns > 1);
-    const float *const pieces = (const float *)workspace;
+        return launch_phases(p, call, device);
+    if (!steps.sums_splits)
+        return launch_product(p, device, steps.plan, is_weight, steps.transposes > 1);
+    const float *const partial = (const float *)workspace;
     p.result = workspace;
     p.result_is_float = 1;
-    status = run_product(p, device, steps.plan, is_weight, steps.turns > 1);
+    status = launch_product(p, device, steps.plan, is_weight, steps.transposes > 1);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    const int64_t taps = call.sizes.kernel_height * call.sizes.kernel_width, places = conv2d_places(p.grid);
+    const int64_t taps = call.sizes.kernel_height * call.sizes.kernel_width, pixels = conv2d_pixels(p.grid);
     const int64_t depth = call.dtype == CUDA_OPS_FLOAT32 ? 32 : 64;
-    const int64_t chunk = ceil_div(ceil_div(places, steps.plan.pieces), depth) * depth;
-    return conv2d_sum_pieces(call.result, pieces, call.sizes, steps.width / taps, ceil_div(places, chunk), call.dtype,
-                             call.stream);
+    const int64_t chunk = ceil_div(ceil_div(pixels, steps.plan.splits), depth) * depth;
+    return conv2d_sum_weight_splits(call.result, partial, call.sizes, steps.padded_width / taps,
+                                    ceil_div(pixels, chunk), call.dtype, call.stream);
 }

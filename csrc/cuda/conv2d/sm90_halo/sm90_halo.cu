@@ -1,22 +1,21 @@
-// conv2d for few channels on Hopper's tensor cores: forward, and backward_input as the same product over grad_output
-// with the kernel mirrored; stride 1, channels_last.
+// conv2d for few channels on Hopper's tensor cores, stride 1, channels_last:
 //
-//   result[place][column] = sum over (tap, channel) of picture[place + tap][channel] * weight[column][tap][channel]
+//   forward          output[pixel][o] = sum over (tap, c) of input[pixel + tap][c] * weight[o][tap][c]
+//   backward_input   the same over grad_output, with a mirrored kernel
 //
-// With few channels a tile of places is multiplied by few columns, and fetching it again for every tap, as the tensor
-// path does, takes longer than the products. Here a tile is fetched once for all taps: places are counted through the
-// padded picture, line after line and image after image, so that a tap lies the same number of places further on from
-// each, and a slot in shared memory with the tile's places and those of one kernel beyond is, read from another row on,
-// the operand of any tap. The products at the ends of lines and images that belong to no output are the price. The
-// weight of 64 columns stays in shared memory for the whole life of a block. It is wgmma's A, and the places are its B
-// of 128 to 256 columns: with the places as A, of 64 rows, and 64 columns as B shared memory could not keep up.
-//
-// A block is a producer warp, which asks the copy engine for slots, and two warpgroups that take tiles in turn, so that
-// one stores while the other multiplies. Persistent; blocks take every so many tiles.
+// A halo tile serves all taps: pixels are numbered through the padded images, so that a tap is a constant number of
+// rows further on, and one TMA im2col copy of a tile with its halo is, read from another row, wgmma's operand of every
+// tap. Products of pixels that are padding are thrown away. 64 output channels' weights stay in shared memory; they are
+// wgmma's A, and 128 to 256 pixels its B, since the other way round shared memory's bandwidth is the bound. Persistent
+// blocks of a producer warp and two warpgroups that alternate tiles, one's epilogue under the other's products. Bound
+// by wgmma and TMA; 2.0 to 2.5 times cuDNN's forward on an H200 (benchmarks/notes/conv2d.md).
+#include "common/aligned_vector.cuh"
+#include "common/tensor_map.h"
 #include "conv2d/sm90_halo/kernel.cuh"
 #include "conv2d/tma_im2col.h"
+#include "ptx/wgmma.cuh"
 
-static constexpr int SHARED_BYTES = 232448; // an SM's, for one block
+static constexpr int SHARED_BYTES = 232448; // what one block may have of an SM's
 
 #if defined(CUDA_OPS_SM90A)
 static constexpr bool HAS_KERNELS = true;
@@ -25,7 +24,7 @@ static constexpr bool HAS_KERNELS = false;
 #endif
 
 struct Steps {
-    WindowProduct product;
+    HaloProduct product;
     int row_bytes;
     bool by_channel, relayouts;
 };
@@ -35,18 +34,18 @@ static int element_size(const ConvCall &call)
     return call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
 }
 
-// Sizes must be within the limits that conv2d_sm90_halo_supports checks, but for the slots: none if they do not fit.
+// Sizes must be within the limits that conv2d_sm90_halo_supports checks. No stages: shared memory is too small.
 static Steps steps_of(const ConvCall &call)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, tf32 = call.dtype == CUDA_OPS_FLOAT32;
     const int element = element_size(call);
     Steps steps = {};
-    WindowProduct &p = steps.product;
+    HaloProduct &p = steps.product;
     p.grid = forward ? conv2d_input_grid(s) : conv2d_output_grid(s);
     p.grid.grid_height += (s.kernel_height - 1) * s.dilation_height;
     p.grid.grid_width += (s.kernel_width - 1) * s.dilation_width;
-    p.picture = forward ? call.input : call.output;
+    p.source = forward ? call.input : call.output;
     p.weight = call.weight;
     p.dtype = call.dtype;
     p.stream = call.stream;
@@ -55,7 +54,7 @@ static Steps steps_of(const ConvCall &call)
     steps.by_channel = !forward && !tf32;
     steps.relayouts = !conv2d_weight_is_channels_last(s) || (!forward && tf32);
 
-    WindowWork &w = p.work;
+    HaloWork &w = p.work;
     w.result = call.result;
     w.bias = call.bias;
     w.images = (int)s.batch;
@@ -68,20 +67,20 @@ static Steps steps_of(const ConvCall &call)
     w.dilation_y = (int)s.dilation_height, w.dilation_x = (int)s.dilation_width;
     w.mirrored = !forward;
     w.chunks = (int)ceil_div(channels * element, steps.row_bytes);
-    const int places = conv2d_window_places(element, steps.row_bytes);
-    const int64_t beyond =
+    const int pixels = conv2d_halo_tile_pixels(element, steps.row_bytes);
+    const int64_t halo =
         (s.kernel_height - 1) * s.dilation_height * w.grid_width + (s.kernel_width - 1) * s.dilation_width;
-    const int64_t rows = ceil_div(places + beyond, 8) * 8;
-    const int64_t slot = ceil_div(rows * steps.row_bytes, SWIZZLE_ATOM) * SWIZZLE_ATOM;
+    const int64_t rows = ceil_div(pixels + halo, 8) * 8;
+    const int64_t stage = ceil_div(rows * steps.row_bytes, SWIZZLE_ATOM) * SWIZZLE_ATOM;
     const int64_t fixed = SWIZZLE_ATOM + w.chunks * s.kernel_height * s.kernel_width * 64 * steps.row_bytes +
-                          (tf32 ? 0 : places * 128) + 256;
-    const int64_t slots = fixed < SHARED_BYTES && rows <= 1024 ? (SHARED_BYTES - fixed) / slot : 0;
+                          (tf32 ? 0 : pixels * 128) + 256;
+    const int64_t stages = fixed < SHARED_BYTES && rows <= 1024 ? (SHARED_BYTES - fixed) / stage : 0;
     w.rows = (int)rows;
-    w.slot_bytes = (int)slot;
-    w.slots = (int)(slots < 6 ? slots : 6);
+    w.stage_bytes = (int)stage;
+    w.stages = (int)(stages < 6 ? stages : 6);
     w.by_width = divider_by((uint32_t)w.grid_width);
     w.by_height = divider_by((uint32_t)w.grid_height);
-    w.tiles = (int)ceil_div(s.batch * p.grid.grid_height * p.grid.grid_width, places);
+    w.tiles = (int)ceil_div(s.batch * p.grid.grid_height * p.grid.grid_width, pixels);
     return steps;
 }
 
@@ -89,7 +88,7 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
-    const bool halves = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const int element = tf32 ? 4 : 2;
     if (!HAS_KERNELS)
@@ -98,7 +97,7 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
         return NEEDS_90;
     if (call.pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT)
         return no("does not make the gradient of weight");
-    if (!tf32 && !halves)
+    if (!tf32 && !is_16_bit)
         return CONV_NEEDS_TENSOR_CORES;
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
@@ -106,11 +105,11 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
         return no("takes stride 1");
     if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
         return CONV_IS_EMPTY;
-    if (!conv2d_pictures_are_channels_last(s))
+    if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     if (s.in_channels > 4096 || s.out_channels > 4096 || s.kernel_height * s.kernel_width > 64)
         return CONV_IS_LARGE;
-    // Places are copied, and halves stored, in pieces of 16 bytes.
+    // TMA copies channels, and the epilogue stores 16-bit results, in whole 16-byte vectors.
     if (s.in_channels * element % 16 != 0 || (!(forward && tf32) && s.out_channels * element % 16 != 0))
         return CONV_NEEDS_VECTORS;
     PixelGrid grid = forward ? conv2d_input_grid(s) : conv2d_output_grid(s);
@@ -120,13 +119,13 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
         return NEEDS_ALIGNMENT;
     if (!pixel_map_possible(grid, forward ? call.input : call.output, element))
         return no("its padding or sizes have no TMA im2col descriptor, or images are not aligned");
-    const WindowWork work = steps_of(call).product.work;
-    return work.slots >= 2 && work.slots >= work.chunks && work.column_tiles <= device.multiprocessors
+    const HaloWork work = steps_of(call).product.work;
+    return work.stages >= 2 && work.stages >= work.chunks && work.column_tiles <= device.multiprocessors
                ? YES
                : no("a tile with its halo, and the weights, do not fit into shared memory");
 }
 
-// Where columns are one tile, and the products that are thrown away few.
+// Where output channels are one tile, and few products are thrown away.
 Answer conv2d_sm90_halo_is_fast(const ConvCall &call, ConvDevice)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
@@ -155,7 +154,7 @@ size_t conv2d_sm90_halo_workspace(const ConvCall &call, ConvDevice)
 cuda_ops_status conv2d_sm90_halo(const ConvCall &call, ConvDevice device)
 {
     Steps steps = steps_of(call);
-    WindowProduct &p = steps.product;
+    HaloProduct &p = steps.product;
     if (steps.relayouts) {
         const bool transposed = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && call.dtype == CUDA_OPS_FLOAT32;
         const cuda_ops_status status = conv2d_relayout(

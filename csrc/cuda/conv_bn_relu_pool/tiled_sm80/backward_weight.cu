@@ -9,6 +9,9 @@
 //   else  multiply-adds of float: a thread has 4 x 4 channels of all taps, and walks down a column with the nine
 //         neighbours in registers: 144 multiply-adds for 4 loads.
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int ROWS = WEIGHT_ROWS, RASTER_ROWS = ROWS + 2, TAPS = 9;
 static constexpr int OUT = 64, IN = 32; // channels of a block
@@ -51,7 +54,7 @@ __device__ __forceinline__ void multiply_tile_tf32(float (&sums)[THREAD_SUMS], u
         const auto load_row = [&](uint32_t(&of_row)[3][2], int row) {
 #pragma unroll
             for (int s = 0; s < 6; s++)
-                of_row[s / 2][s % 2] = load_shared_word(own[s / 2 + s % 2] + row * RASTER_ROW_BYTES);
+                ld_shared(of_row[s / 2][s % 2], own[s / 2 + s % 2] + row * RASTER_ROW_BYTES);
         };
         load_row(x[0], 0);
         load_row(x[1], 1);
@@ -62,15 +65,15 @@ __device__ __forceinline__ void multiply_tile_tf32(float (&sums)[THREAD_SUMS], u
             for (int h = 0; h < 2; h++) {
                 const uint32_t at = h * HALF_BYTES + row * TILE_COLUMNS * PIXEL_BYTES;
                 uint32_t a[2][4];
-                load_shared_words(a[0], left[0] + at);
-                load_shared_words(a[1], left[1] + at);
+                ld_shared_v4(a[0][0], a[0][1], a[0][2], a[0][3], left[0] + at);
+                ld_shared_v4(a[1][0], a[1][1], a[1][2], a[1][3], left[1] + at);
 #pragma unroll
                 for (int tap = 0; tap < TAPS; tap++) {
                     const uint32_t(&of_tap)[2] = x[(row + tap / 3) % 3][tap % 3];
 #pragma unroll
                     for (int f = 0; f < 2; f++) {
                         float *s = &sums[(tap * 4 + h * 2 + f) * 4];
-                        multiply_tf32(s[0], s[1], s[2], s[3], a[f], of_tap[0], of_tap[1]);
+                        mma_sync<float>(s[0], s[1], s[2], s[3], a[f], of_tap[0], of_tap[1]);
                     }
                 }
             }
@@ -95,13 +98,13 @@ __device__ __forceinline__ void multiply_tile_float(float (&sums)[THREAD_SUMS], 
         for (int row = 0; row < 2; row++)
 #pragma unroll
             for (int s = 0; s < 3; s++)
-                x[row][s] = load_shared(own[s] + row * RASTER_ROW_BYTES);
+                x[row][s] = ld_shared_v4_f32(own[s] + row * RASTER_ROW_BYTES);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
 #pragma unroll
             for (int s = 0; s < 3; s++)
-                x[(row + 2) % 3][s] = load_shared(own[s] + (row + 2) * RASTER_ROW_BYTES);
-            const float4 v = load_shared(left + row * TILE_COLUMNS * PIXEL_BYTES);
+                x[(row + 2) % 3][s] = ld_shared_v4_f32(own[s] + (row + 2) * RASTER_ROW_BYTES);
+            const float4 v = ld_shared_v4_f32(left + row * TILE_COLUMNS * PIXEL_BYTES);
             const float dy[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int tap = 0; tap < TAPS; tap++) {
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
             start_raster<RASTER_ROWS>(input, a.input, p, a.tiles, place, p.in_channels, first_in, thread);
             gradient.start(input + INPUT_BYTES, a.gradient, p, a.tiles, place, first_out, thread);
         }
-        copy_async_commit();
+        cp_async_commit_group();
     };
     float sums[THREAD_SUMS];
 #pragma unroll
@@ -245,7 +248,7 @@ static int64_t kinds_of(const tiled_problem &p)
 
 static int slots_of_a_block()
 {
-    return tiled_shared_limit() >= 4 * STAGE_BYTES ? 2 : 1;
+    return current_device().shared_bytes >= 4 * STAGE_BYTES ? 2 : 1;
 }
 
 // No more than have work for all of their slots: each block's sums are written, and read again.
@@ -266,7 +269,7 @@ static cuda_ops_status launch(const weight_arguments &a, cudaStream_t stream)
     const int64_t blocks = blocks_of(a.problem) * kinds_of(a.problem);
     if (blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cudaFuncSetAttribute(weight_kernel<TF32>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(weight_kernel<TF32>, bytes);
     launch_dependent(weight_kernel<TF32>, (unsigned int)blocks, slots * SLOT_THREADS, bytes, stream, a);
     return launch_status();
 }

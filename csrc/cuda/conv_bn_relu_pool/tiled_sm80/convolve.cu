@@ -16,6 +16,10 @@
 //   four
 //         loads of 16 bytes.
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int ROWS = CONVOLVE_ROWS, WARP_ROWS = ROWS / 2, RASTER_ROWS = ROWS + 2;
 static constexpr int RASTER_BYTES = RASTER_ROWS * RASTER_ROW_BYTES;
@@ -123,13 +127,13 @@ __device__ __forceinline__ void multiply_chunk(thread_sums<true, COLUMNS> &sums,
 #pragma unroll
                 for (int j = 0; j < FRAGMENTS; j += 2) {
                     uint32_t m[4];
-                    load_matrices(m, by + (tap * COLUMNS + j * 8) * PIXEL_BYTES);
+                    ldmatrix_x4(m, by + (tap * COLUMNS + j * 8) * PIXEL_BYTES);
                     b[tap][j][0] = m[0], b[tap][j][1] = m[1], b[tap][j + 1][0] = m[2], b[tap][j + 1][1] = m[3];
                 }
 #pragma unroll
             for (int row = 0; row < WARP_ROWS + 2; row++) {
                 uint32_t a[4];
-                load_matrices(a, from + row * RASTER_ROW_BYTES);
+                ldmatrix_x4(a, from + row * RASTER_ROW_BYTES);
 #pragma unroll
                 for (int tap = 0; tap < 3; tap++) {
                     const int to = row - tap;
@@ -137,8 +141,9 @@ __device__ __forceinline__ void multiply_chunk(thread_sums<true, COLUMNS> &sums,
                         continue;
 #pragma unroll
                     for (int j = 0; j < FRAGMENTS; j++)
-                        multiply_tf32(sums.value[to][0][2 * j], sums.value[to][0][2 * j + 1], sums.value[to][1][2 * j],
-                                      sums.value[to][1][2 * j + 1], a, b[tap][j][0], b[tap][j][1]);
+                        mma_sync<float>(sums.value[to][0][2 * j], sums.value[to][0][2 * j + 1],
+                                        sums.value[to][1][2 * j], sums.value[to][1][2 * j + 1], a, b[tap][j][0],
+                                        b[tap][j][1]);
                 }
             }
         }
@@ -163,7 +168,7 @@ __device__ __forceinline__ void multiply_chunk(thread_sums<false, COLUMNS> &sums
             float4 x[WARP_ROWS + 2];
 #pragma unroll
             for (int row = 0; row < WARP_ROWS + 2; row++)
-                x[row] = load_shared(from + row * RASTER_ROW_BYTES);
+                x[row] = ld_shared_v4_f32(from + row * RASTER_ROW_BYTES);
 #pragma unroll
             for (int k = 0; k < 4; k++)
 #pragma unroll
@@ -171,7 +176,7 @@ __device__ __forceinline__ void multiply_chunk(thread_sums<false, COLUMNS> &sums
                     float w[Sums::CHANNELS];
 #pragma unroll
                     for (int i = 0; i < Sums::CHANNELS; i += 4) {
-                        const float4 v = load_shared(right + ((tap * DEPTH + k) * COLUMNS + i) * 4);
+                        const float4 v = ld_shared_v4_f32(right + ((tap * DEPTH + k) * COLUMNS + i) * 4);
                         w[i] = v.x, w[i + 1] = v.y, w[i + 2] = v.z, w[i + 3] = v.w;
                     }
 #pragma unroll
@@ -270,7 +275,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
             else
                 start_raster<RASTER_ROWS>(raster, a.source, p, a.tiles, place, a.depth, chunk * DEPTH, thread);
         }
-        copy_async_commit();
+        cp_async_commit_group();
     };
     start(0, 0, 0);
     if (a.resident) {
@@ -405,12 +410,12 @@ int64_t tiled_convolve_blocks(const tiled_problem &p, bool backward)
 template <bool TF32, bool BACKWARD, int COLUMNS>
 static cuda_ops_status launch(convolve_arguments &a, cudaStream_t stream)
 {
-    const int slots = tiled_shared_limit() >= tiled_convolve_shared_bytes(2) + 4096 ? 2 : 1;
+    const int slots = current_device().shared_bytes >= tiled_convolve_shared_bytes(2) + 4096 ? 2 : 1;
     const int bytes = tiled_convolve_shared_bytes(slots);
     const int64_t grid = tiled_convolve_blocks(a.problem, BACKWARD) * a.kinds;
     if (grid > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
-    cudaFuncSetAttribute(convolve_kernel<TF32, BACKWARD, COLUMNS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(convolve_kernel<TF32, BACKWARD, COLUMNS>, bytes);
     launch_dependent(convolve_kernel<TF32, BACKWARD, COLUMNS>, (unsigned int)grid, slots * SLOT_THREADS, bytes, stream,
                      a);
     return launch_status();

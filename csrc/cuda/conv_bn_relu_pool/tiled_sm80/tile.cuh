@@ -6,7 +6,10 @@
 #include "conv_bn_relu_pool/paths.h"
 
 #include "common/common.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/shared_memory.cuh"
 
 // A tile in shared memory is a raster of pixels, each with DEPTH channels (128 bytes) side by side, whose eight chunks
 // of 16 bytes lie in the order of the exclusive or of their number with the pixel's column: eight neighbours in a row
@@ -62,16 +65,9 @@ __device__ __forceinline__ tile_place place_of(const tiling &t, int64_t tile)
 // cut by it, so that they repeat bit by bit on one kind of device.
 static inline int64_t tiled_blocks(int64_t work, int64_t kinds)
 {
-    int device = 0, processors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    const int processors = current_device().multiprocessors;
     const int64_t blocks = processors / kinds > 0 ? processors / kinds : 1;
     return blocks < work ? blocks : work;
-}
-
-static inline int tiled_shared_limit()
-{
-    return current_device().shared_bytes;
 }
 
 // ---- The launchers of the other files ------------------------------------------------------------------------------
@@ -105,16 +101,10 @@ cuda_ops_status tiled_weight_sum(float *grad_weight, const float4 *partial, cons
 
 // ---- Device functions ----------------------------------------------------------------------------------------------
 
-// To the nearest TF32, ties away from zero: the tensor cores cut off what they do not take.
+// The tensor cores cut off what they do not take.
 __device__ __forceinline__ float round_to_tf32(float value)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-    return __uint_as_float(bits);
-#else
-    return value;
-#endif
+    return __uint_as_float(cvt_rna_tf32(value));
 }
 
 template <bool TF32>
@@ -125,62 +115,9 @@ __device__ __forceinline__ float4 rounded(float4 v)
     return v;
 }
 
-// sum (16 x 8) += a (16 x 8) * b (8 x 8). With g = lane / 4 and t = lane % 4: a[0] to a[3] are (g, t), (g + 8, t), (g,
-// t + 4), (g + 8, t + 4), b0 and b1 (t, g) and (t + 4, g), the sums (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t +
-// 1).
-__device__ __forceinline__ void multiply_tf32(float &s0, float &s1, float &s2, float &s3, const uint32_t (&a)[4],
-                                              uint32_t b0, uint32_t b1)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(s0), "+f"(s1), "+f"(s2), "+f"(s3)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
-// Four matrices of 8 rows of 16 bytes: lane 8 m + i gives the address of row i of matrix m, lane 4 i + j gets word j.
-__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(address)
-                 : "memory");
-#endif
-}
-
 __device__ __forceinline__ void slot_barrier(int slot)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(slot + 1), "n"(SLOT_THREADS) : "memory");
-}
-
-__device__ __forceinline__ float4 load_shared(uint32_t address)
-{
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_shared(uint32_t address, float4 v)
-{
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-}
-__device__ __forceinline__ uint32_t load_shared_word(uint32_t address)
-{
-    uint32_t v;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-    return v;
-}
-__device__ __forceinline__ void load_shared_words(uint32_t (&v)[4], uint32_t address)
-{
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(address)
-                 : "memory");
+    bar_sync(slot + 1, SLOT_THREADS);
 }
 
 __device__ __forceinline__ void zero_shared(unsigned char *shared, int bytes)
@@ -233,7 +170,7 @@ __device__ __forceinline__ void start_raster(uint32_t raster, const float *input
         for (int i = 0; i < ROWS; i++, from += row_step)
             if (i < rows.count) {
                 const bool inside = exists && (unsigned int)(y + i) < (unsigned int)p.height;
-                copy_async<16>(to + i * RASTER_ROW_BYTES, inside ? from : input, inside ? 16 : 0);
+                cp_async<16>(to + i * RASTER_ROW_BYTES, inside ? from : input, inside ? 16 : 0);
             }
     }
 }
@@ -241,7 +178,7 @@ __device__ __forceinline__ void start_raster(uint32_t raster, const float *input
 template <int ROWS, bool TF32>
 __device__ __forceinline__ void finish_raster(uint32_t raster, const tiled_problem &p, const tiling &t, int thread)
 {
-    copy_async_wait<0>();
+    cp_async_wait_group<0>();
     if constexpr (TF32) {
         const raster_range rows = raster_rows<ROWS>(p, t), columns = range_of(t.across, p.width, RASTER_COLUMNS);
         for (int c = columns.begin + thread / 8; c < columns.begin + columns.count; c += SLOT_THREADS / 8) {
@@ -254,11 +191,11 @@ __device__ __forceinline__ void finish_raster(uint32_t raster, const tiled_probl
 #pragma unroll
                 for (int e = 0; e < TOGETHER; e++)
                     if (i + e < ROWS && i + e < rows.count)
-                        values[e] = load_shared(at + (i + e) * RASTER_ROW_BYTES);
+                        values[e] = ld_shared_v4_f32(at + (i + e) * RASTER_ROW_BYTES);
 #pragma unroll
                 for (int e = 0; e < TOGETHER; e++)
                     if (i + e < ROWS && i + e < rows.count)
-                        store_shared(at + (i + e) * RASTER_ROW_BYTES, rounded<true>(values[e]));
+                        st_shared_v4_f32(at + (i + e) * RASTER_ROW_BYTES, rounded<true>(values[e]));
             }
         }
     }
@@ -363,7 +300,7 @@ struct gradient_loader {
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     if (pair.in_raster[e] && pair.in_picture[e])
-                        copy_async<16>(pair.at[e], from + e * p.out_channels, 16);
+                        cp_async<16>(pair.at[e], from + e * p.out_channels, 16);
             }
         });
     }
@@ -378,7 +315,7 @@ struct gradient_loader {
         const float4 scale = __ldg(reinterpret_cast<const float4 *>(s.scale + from));
         const float4 slope = __ldg(reinterpret_cast<const float4 *>(s.slope + from));
         const float4 offset = __ldg(reinterpret_cast<const float4 *>(s.offset + from));
-        copy_async_wait<0>();
+        cp_async_wait_group<0>();
         for_windows(windows(p, t, place), thread, [&](int i, int row, int column) {
             const float4 dz =
                 make_float4(scale.x * grad[i].x, scale.y * grad[i].y, scale.z * grad[i].z, scale.w * grad[i].w);
@@ -390,7 +327,7 @@ struct gradient_loader {
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     if (pair.in_raster[e])
-                        v[e] = load_shared(pair.at[e]);
+                        v[e] = ld_shared_v4_f32(pair.at[e]);
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const auto make = [&](int byte, float value, float z, float by, float to_add) {
@@ -410,7 +347,7 @@ struct gradient_loader {
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     if (pair.in_raster[e])
-                        store_shared(pair.at[e], v[e]);
+                        st_shared_v4_f32(pair.at[e], v[e]);
             }
         });
     }

@@ -21,6 +21,7 @@
 // takes 3.4 (35 TFLOP/s of cuBLAS's 51) and weight 2.6. 64 pictures, bound by latency: 53 and 86 us.
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
+#include "common/fast_division.cuh"
 #include "common/value.cuh"
 
 static constexpr int THREADS = 256;
@@ -206,10 +207,10 @@ __device__ __forceinline__ void for_planes(const tiled_problem &p, const window_
     const int64_t windows = (int64_t)p.pooled_height * p.pooled_width;
     const int channels = min(p.out_channels - first_channel, GROUP);
     const int64_t base = (run.picture * p.out_channels + first_channel) * windows + run.first;
-    const uint32_t reciprocal = 0xffffffffu / (uint32_t)run.count + 1; // exact for numbers as small as these
+    const Divisor by_count = make_divisor((uint32_t)run.count);
 #pragma unroll 4
     for (int i = threadIdx.x; i < channels * run.count; i += THREADS) {
-        const int c = run.count == 1 ? i : (int)__umulhi((uint32_t)i, reciprocal), w = i - c * run.count;
+        const int c = quotient(i, by_count), w = i - c * run.count;
         action(c, w, base + c * windows + w);
     }
 }

@@ -12,10 +12,14 @@
 #include <type_traits>
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "ptx/cluster.cuh"
+#include "ptx/cvt.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int TILE = 16, WARPS = 8, THREADS = WARPS * WARP_SIZE;
 static_assert(TILE * TILE == THREADS, "a thread finishes one element");
@@ -59,7 +63,7 @@ __device__ __forceinline__ void load_line(uint32_t (&to)[4], const DirectOperand
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(to[e]) : "f"(v.element[e]));
+            to[e] = cvt_rna_tf32(v.element[e]);
     } else {
         memcpy(to, &v, 16);
     }
@@ -69,17 +73,8 @@ __device__ __forceinline__ void load_line(uint32_t (&to)[4], const DirectOperand
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t *a0, const uint32_t *a1, const uint32_t *b)
 {
-#define CUDA_OPS_DIRECT_MMA(KIND)                                                                                      \
-    asm volatile("mma.sync.aligned." KIND " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"           \
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                              \
-                 : "r"(a0[0]), "r"(a1[0]), "r"(a0[1]), "r"(a1[1]), "r"(b[0]), "r"(b[1]))
-    if constexpr (sizeof(T) == 4)
-        CUDA_OPS_DIRECT_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
-    else if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        CUDA_OPS_DIRECT_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
-    else
-        CUDA_OPS_DIRECT_MMA("m16n8k16.row.col.f32.f16.f16.f32");
-#undef CUDA_OPS_DIRECT_MMA
+    const uint32_t a[4] = {a0[0], a1[0], a0[1], a1[1]};
+    mma_sync<T>(sum, a, b[0], b[1]);
 }
 #endif
 
@@ -97,12 +92,12 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
     __shared__ __align__(8) uint64_t all_received;
     const uint32_t barrier = shared_address(&all_received);
     if constexpr (CLUSTER) {
-        rank = (int)cluster_rank();
+        rank = (int)cluster_ctarank();
         if (threadIdx.x == 0) {
-            barrier_init(barrier, 1);
-            fence_barrier_init();
+            mbarrier_init(barrier, 1);
+            fence_mbarrier_init();
             if (rank == 0)
-                barrier_expect(barrier, (work.splits - 1) * THREADS * 4);
+                mbarrier_arrive_expect_tx(barrier, (work.splits - 1) * THREADS * 4);
         }
         __syncthreads();
         cluster_arrive_relaxed();
@@ -157,10 +152,10 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
         if constexpr (CLUSTER) {
             cluster_wait(); // the first block's barrier is there
             if (rank > 0) {
-                send(address_in(shared_address(&received[rank - 1][threadIdx.x]), 0), x, address_in(barrier, 0));
+                st_async(mapa(shared_address(&received[rank - 1][threadIdx.x]), 0), x, mapa(barrier, 0));
                 return;
             }
-            barrier_wait_cluster(barrier, 0);
+            mbarrier_wait_cluster(barrier, 0);
             for (int other = 1; other < splits; other++)
                 x += received[other - 1][threadIdx.x];
         }

@@ -11,12 +11,14 @@
 
 #include <string.h>
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/paths.h"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 
 // A thread makes THREAD_M x THREAD_N, a warp's lanes are LANES_M x 32 / LANES_M.
 template <typename T_, int THREAD_M_, int THREAD_N_, int LANES_M_>
@@ -54,7 +56,7 @@ template <typename T>
 __device__ __forceinline__ void copy_16(char *shared, const T *global, int bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<16>(shared_address(shared), global, bytes);
+    cp_async<16>(shared_address(shared), global, bytes);
 #else
     vector16<T> v = {};
     if (bytes == 16)
@@ -70,7 +72,7 @@ template <typename T>
 __device__ __forceinline__ void copy_one(char *shared, const T *global, bool exists)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    copy_async<(int)sizeof(T)>(shared_address(shared), global, exists ? (int)sizeof(T) : 0);
+    cp_async<(int)sizeof(T)>(shared_address(shared), global, exists ? (int)sizeof(T) : 0);
 #else
     *(T *)shared = exists ? *global : T(0);
 #endif
@@ -170,9 +172,7 @@ __device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const
                 to[e][i] = v.element[e];
         }
     } else {
-        struct __align__(GROUP * sizeof(T)) Group {
-            T element[GROUP];
-        };
+        typedef aligned_vector<T, GROUP> Group;
         const char *const mine = slice + (piece * V * LINES + lane * GROUP) * (int)sizeof(T);
 #pragma unroll
         for (int e = 0; e < V; e++)
@@ -193,10 +193,7 @@ __device__ __forceinline__ void send_to(uint32_t rank, uint32_t place, const vec
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint4 bits;
     memcpy(&bits, &v, 16);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                     address_in(place, rank)),
-                 "r"(bits.x), "r"(bits.y), "r"(bits.z), "r"(bits.w), "r"(address_in(barrier, rank))
-                 : "memory");
+    st_async(mapa(place, rank), bits, mapa(barrier, rank));
 #endif
 }
 
@@ -285,9 +282,9 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (work.splits > 1) {
         if (threadIdx.x == 0) {
-            barrier_init(barrier, 1);
-            fence_barrier_init();
-            barrier_expect(barrier, C::SUM_BYTES);
+            mbarrier_init(barrier, 1);
+            fence_mbarrier_init();
+            mbarrier_arrive_expect_tx(barrier, C::SUM_BYTES);
         }
         __syncthreads();
         cluster_arrive_relaxed();
@@ -303,7 +300,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     for (int step = warp - C::STAGES * warps; step < steps; step += warps) {
         char *const slice = mine + stage * C::STAGE_BYTES;
         if (step >= 0) {
-            copy_async_wait<C::STAGES - 1>();
+            cp_async_wait_group<C::STAGES - 1>();
             __syncwarp();
 #pragma unroll(C::THREAD_M *C::THREAD_N <= 16 ? 2 : 1)
             for (int piece = 0; piece < 4; piece++) {
@@ -330,7 +327,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
             copy_slice(slice, a, k, depths, lane);
             copy_slice(slice + C::A_BYTES, b, k, depths, lane);
         }
-        copy_async_commit();
+        cp_async_commit_group();
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
     }
     __syncwarp();
@@ -360,7 +357,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
             const int to = piece / share; // in the cluster
             send_to(to, shared_address(received) + (rank * share + piece - to * share) * 16, v, barrier);
         }
-        barrier_wait_cluster(barrier, 0);
+        mbarrier_wait_cluster(barrier, 0);
         sums = received, count = work.splits, pitch = share * 16, first = rank * share, pieces = share;
     }
 #endif
@@ -402,9 +399,8 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
     work.chunk = each * C::DEPTH;
     // A warp's ring, no longer than it has slices for; its sums lie there in the end. Fewer warps where a block has
     // less room than Hopper's.
-    int most = 0, current = 0, bytes = 0;
-    cudaGetDevice(&current);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
+    const int most = current_device().shared_bytes;
+    int bytes = 0;
     for (;; warps /= 2) {
         const int64_t slices = ceil_div(each, warps), stages = slices < C::STAGES ? slices : C::STAGES;
         work.warp_bytes = (int)(stages * C::STAGE_BYTES > C::SUM_BYTES ? stages * C::STAGE_BYTES : C::SUM_BYTES);
@@ -419,7 +415,7 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
     const auto kernel = gemm_direct_cores_kernel<C, A_BY_DEPTH, B_BY_DEPTH>;
     allow_shared_memory(kernel, bytes);
     if (device.capability >= 90)
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        allow_clusters_of_16(kernel);
     const cudaError_t started =
         start_clusters(kernel, blocks, 32 * warps, work.splits, bytes, device.capability, call.stream, work);
     if (started != cudaSuccess && work.splits > PORTABLE_SPLITS) {

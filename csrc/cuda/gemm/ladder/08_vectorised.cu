@@ -6,6 +6,7 @@
 // tile. Leaves: two neighbouring lanes read pieces that are 32 bytes apart, of which the hardware serves a quarter at a
 // time; the transposed stores meet in the same banks; and nothing is multiplied while a tile is fetched.
 // float32 and float64. Where a pointer or a row is not aligned to 16 bytes, or a piece sticks out, element by element.
+#include "common/aligned_vector.cuh"
 #include "gemm/epilogue.cuh"
 
 static constexpr int TILE = 128;

@@ -8,6 +8,7 @@
 // the stores of the transposition spread over the banks. A slice is twice as deep: half as many barriers.
 // Leaves: while a slice is fetched nothing is multiplied, except by the SM's other block.
 // float32 and float64; unaligned rows and edges as in rung 8.
+#include "common/aligned_vector.cuh"
 #include "gemm/epilogue.cuh"
 
 static constexpr int TILE = 128;

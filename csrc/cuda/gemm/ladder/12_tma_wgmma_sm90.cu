@@ -10,7 +10,14 @@
 // on the table: a block's start and its results' way out are hidden by no other work; neighbouring blocks fetch the
 // same slices from the L2 cache; tiles come in plain order; there is one size of tile, and it leaves SMs idle where D
 // is small. Rung 13 mends the four.
+#include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 #if defined(CUDA_OPS_SM90A)
 
@@ -29,10 +36,10 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     const int steps = (work.k + C::K - 1) / C::K;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < C::STAGES; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, 2);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, 2);
         }
-        fence_barrier_init();
+        fence_mbarrier_init();
     }
     __syncthreads();
     wait_for_predecessor();
@@ -40,65 +47,66 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 
     int stage = 0, phase = 0;
     if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x != 0)
             return;
         const int batch_a = work.a_shared ? 0 : batch, batch_b = work.b_shared ? 0 : batch;
         for (int step = 0; step < steps; step++) {
-            barrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
-            barrier_expect(arrived, C::STAGE_BYTES);
+            mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
             const int k = step * C::K;
             if constexpr (C::A_MN_MAJOR)
                 for (int column = 0; column < C::A_COLUMNS; column++)
-                    copy_in(a + column * C::COLUMN_BYTES, &map_a, arrived, m + column * C::ROW, k, batch_a);
+                    tma_load_3d(a + column * C::COLUMN_BYTES, &map_a, arrived, m + column * C::ROW, k, batch_a);
             else
-                copy_in(a, &map_a, arrived, k, m, batch_a);
+                tma_load_3d(a, &map_a, arrived, k, m, batch_a);
             if constexpr (C::B_MN_MAJOR)
                 for (int column = 0; column < C::B_COLUMNS; column++)
-                    copy_in(b + column * C::COLUMN_BYTES, &map_b, arrived, n + column * C::ROW, k, batch_b);
+                    tma_load_3d(b + column * C::COLUMN_BYTES, &map_b, arrived, n + column * C::ROW, k, batch_b);
             else
-                copy_in(b, &map_b, arrived, k, n, batch_b);
+                tma_load_3d(b, &map_b, arrived, k, n, batch_b);
             if (++stage == C::STAGES) {
                 stage = 0;
                 phase ^= 1;
             }
         }
     } else {
-        take_registers<232>();
+        setmaxnreg_inc<232>();
         const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, my_row = group * C::GROUP_M;
         const uint32_t a_first = stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW);
-        const uint64_t a_tile = describe(a_first, C::COLUMN_BYTES, SWIZZLE_ATOM);
-        const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+        const uint64_t a_tile = wgmma_descriptor(a_first, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
+        const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
         // 32 bytes on along k: within the row, or 16 rows further.
         constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
         float sum[1][C::N / 2];
         int before = 0, buffer = 0;
         const Bias<C> bias = load_bias<C>(work, n, thread);
         for (int step = 0; step < steps; step++) {
-            barrier_wait(full + 8 * stage, phase);
-            const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+            mbarrier_wait(full + 8 * stage, phase);
+            const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
+                           b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum[0], advance(a, i * A_STEP), advance(b, i * B_STEP),
-                                                             step > 0 || i > 0);
-            wgmma_commit();
+                wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum[0], wgmma_advance(a, i * A_STEP),
+                                                             wgmma_advance(b, i * B_STEP), step > 0 || i > 0);
+            wgmma_commit_group();
             // This stage's products are under way; those of the stage before are done.
-            wgmma_wait<1>();
+            wgmma_wait_group<1>();
             if (step > 0 && thread == 0)
-                barrier_arrive(empty + 8 * before);
+                mbarrier_arrive(empty + 8 * before);
             before = stage;
             if (++stage == C::STAGES) {
                 stage = 0;
                 phase ^= 1;
             }
         }
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         char *const mine = shared + (buffers - shared_address(shared)) + group * C::BUFFERS * C::BUFFER_BYTES;
         store_tile<C>(sum, bias, work, &map_d, mine, buffer, batch, m + my_row, n, group, thread);
         if (C::BUFFERS > 0 && thread == 0)
-            wait_copied_out<0>();
+            bulk_wait_group_read<0>();
     }
 #endif
 }
@@ -129,7 +137,7 @@ static cuda_ops_status launch(const GemmCall &call)
     if (!mapped || tiles > INT32_MAX || p.batch > MAX_GRID)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_tma_wgmma_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     launch_dependent(kernel, dim3((unsigned int)tiles, (unsigned int)p.batch), 3 * WARPGROUP, C::SHARED_BYTES,
                      call.stream, map_a, map_b, map_d, work);
     return launch_status();

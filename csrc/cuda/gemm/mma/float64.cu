@@ -8,6 +8,9 @@
 // order. Measured on an H200 against cuBLAS: 1024^3 1.00, 2048^3 0.95, 4096^3 0.90 to 0.96, 5120 x 256 x 5120 1.02 to
 // 1.06, 5120 x 5120 x 256 0.81; small D 0.93 to 1.30.
 #include "gemm/mma/kernel.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 // M x N: a block's tile, made by WARPS_M x WARPS_N warps; K: a slice's depth, DEPTH: an instruction's; BLOCKS: that
 // share a multiprocessor.
@@ -95,7 +98,7 @@ __device__ __forceinline__ void copy_slice(double *to, Float64Copy<C, LINES, MN_
     for (int i = 0; i < S::ROWS / Copy::APART; i++, from += copy.apart) {
         const uint32_t target = there + i * Copy::APART * S::PITCH * 8;
         const int valid = i * Copy::APART < down ? bytes : 0; // the rest is written as zeros
-        copy_async<ALIGNED ? 16 : 8>(target, from, valid);
+        cp_async<ALIGNED ? 16 : 8>(target, from, valid);
     }
     copy.from += copy.slice;
 }
@@ -117,24 +120,14 @@ __device__ __forceinline__ void multiply_add(double (&d)[4], const double (&a)[D
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if constexpr (DEPTH == 8)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%0, %1, %2, %3};"
-                     : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-                     : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+        mma_sync_m16n8k8_f64(d, a, b);
     else
-        asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-                     "{%0, %1, %2, %3};"
-                     : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-                     : "d"(a[0]), "d"(a[1]), "d"(b[0]));
+        mma_sync_m16n8k4_f64(d, a, b[0]);
 #else
 #pragma unroll
     for (int i = 0; i < DEPTH / 4; i++) {
-        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                     : "+d"(d[0]), "+d"(d[1])
-                     : "d"(a[2 * i]), "d"(b[i]));
-        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                     : "+d"(d[2]), "+d"(d[3])
-                     : "d"(a[2 * i + 1]), "d"(b[i]));
+        mma_sync_m8n8k4_f64(d[0], d[1], a[2 * i], b[i]);
+        mma_sync_m8n8k4_f64(d[2], d[3], a[2 * i + 1], b[i]);
     }
 #endif
 }
@@ -183,7 +176,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
             }
             filling = filling + 1 == C::STAGES ? 0 : filling + 1;
             // A group a step even where there is nothing to load, so that the count of groups tells the step.
-            copy_async_commit();
+            cp_async_commit_group();
         };
         // The fragments of 8 of k, while those of the 8 before are multiplied.
         double left[2][C::ROWS][C::DEPTH / 2], right[2][C::COLUMNS][C::DEPTH / 4];
@@ -210,7 +203,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
         };
         // The next step's slices are there for all, and the stage that is loaded next has been read by all.
         auto wait = [&]() {
-            copy_async_wait<C::STAGES - 2>();
+            cp_async_wait_group<C::STAGES - 2>();
             __syncthreads();
         };
         for (int step = 0; step < C::STAGES - 1; step++)
@@ -295,7 +288,7 @@ static cuda_ops_status launch_float64(const MmaWork &given, cudaStream_t stream)
     constexpr int bytes = (ring > results ? ring : results) * (int)sizeof(double);
     static_assert(bytes * C::BLOCKS <= (C::STAGES > ShallowTile::STAGES ? 227 << 10 : 99 << 10),
                   "an SM's shared memory");
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     const int64_t tiles = work.tiles_m * work.tiles_n * work.batch * work.splits;
     if (work.parts == 1)
         work.whole = tiles;
@@ -399,7 +392,8 @@ cuda_ops_status gemm_mma_float64(const MmaWork &given, const cuda_ops_gemm_probl
         return tile == 1 ? launch_float64_transposed<SmallTile, true>(work, p, stream)
                          : launch_float64_transposed<SmallestTile, true>(work, p, stream);
     if (tile == 0 && work.splits == 1) {
-        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors, 0}, aligned);
+        // The plan asks for no more of the device.
+        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors, 0, 0}, aligned);
         if (plan.paired)
             return launch_float64_transposed<PairedTile, true>(work, p, stream);
         work.whole = plan.whole, work.parts = plan.parts;

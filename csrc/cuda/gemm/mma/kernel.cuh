@@ -7,6 +7,10 @@
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "ptx/cp_async.cuh"
+#include "ptx/cvt.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shared_memory.cuh"
 
 static constexpr int THREADS = 256;
 [[maybe_unused]] static constexpr int WARPS_M = 2, WARPS_N = 4; // unused where mma.sync is not
@@ -59,7 +63,7 @@ __device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch
         const T *const from = inside ? matrix + row * pitch + column : matrix;
         T *const there = to + r * S::PITCH + c;
         if constexpr (ALIGNED) {
-            copy_async<16>(shared_address(there), from, valid * (int)sizeof(T));
+            cp_async<16>(shared_address(there), from, valid * (int)sizeof(T));
         } else {
 #pragma unroll
             for (int e = 0; e < S::PER_PIECE; e++)
@@ -71,22 +75,9 @@ __device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch
 __device__ __forceinline__ void load_matrices(uint32_t (&d)[4], uint32_t from, bool transposed)
 {
     if (transposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(from)
-                     : "memory");
+        ldmatrix_x4_trans(d, from);
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                     : "r"(from)
-                     : "memory");
-}
-
-__device__ __forceinline__ uint32_t to_tf32(float value)
-{
-    uint32_t rounded;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-    return rounded;
+        ldmatrix_x4(d, from);
 }
 
 // An instruction's operands in a thread, g = lane / 4 and t = lane % 4. Left: rows g and g + 8, at k = t (or a pair of
@@ -108,11 +99,6 @@ __device__ __forceinline__ T slice_element(const T *slice, int line, int k)
     return MN_MAJOR ? slice[k * S::PITCH + line] : slice[line * S::PITCH + k];
 }
 
-__device__ __forceinline__ uint32_t operand(float value)
-{
-    return to_tf32(value);
-}
-
 // 16 lines from `line`, at k.
 template <typename T, bool MN_MAJOR, int LINES>
 __device__ __forceinline__ void load_left(typename Fragments<T>::Left &left, const T *slice, int line, int k)
@@ -126,10 +112,10 @@ __device__ __forceinline__ void load_left(typename Fragments<T>::Left &left, con
         load_matrices(left, shared_address(MN_MAJOR ? slice + p * S::PITCH + l : slice + l * S::PITCH + p), MN_MAJOR);
     } else {
         const int g = lane / 4, t = lane % 4;
-        left[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
-        left[1] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t));
-        left[2] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t + 4));
-        left[3] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t + 4));
+        left[0] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
+        left[1] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t));
+        left[2] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t + 4));
+        left[3] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t + 4));
     }
 }
 
@@ -148,35 +134,13 @@ __device__ __forceinline__ void load_right(typename Fragments<T>::Right &first, 
         first[0] = both[0], first[1] = both[1], second[0] = both[2], second[1] = both[3];
     } else {
         const int g = lane / 4, t = lane % 4;
-        first[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
-        first[1] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t + 4));
-        second[0] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t));
-        second[1] = operand(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t + 4));
+        first[0] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t));
+        first[1] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g, k + t + 4));
+        second[0] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t));
+        second[1] = cvt_rna_tf32(slice_element<T, MN_MAJOR, LINES>(slice, line + g + 8, k + t + 4));
     }
 }
 
-// d (16 x 8) += a * b.
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float)
-{
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 #endif
 
 template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR>
@@ -218,12 +182,12 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
                 load_slice<T, C::N, B_MN_MAJOR, ALIGNED>(stage + A_SIZE, b, work.ldb, n, work.n, k, k_end);
             }
             // A group a step even where there is nothing to load, so that the count of groups tells the step.
-            copy_async_commit();
+            cp_async_commit_group();
         };
         for (int step = 0; step < C::STAGES - 1; step++)
             load(step);
         for (int step = 0; step < steps; step++) {
-            copy_async_wait<C::STAGES - 2>();
+            cp_async_wait_group<C::STAGES - 2>();
             // This step's slices are there for all, and the stage that is loaded next has been read by all.
             __syncthreads();
             load(step + C::STAGES - 1);
@@ -242,7 +206,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
                 for (int i = 0; i < ROWS; i++)
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++)
-                        mma(sum[i][j], left[i], right[j], T());
+                        mma_sync<T>(sum[i][j], left[i], right[j][0], right[j][1]);
             }
         }
         // The ring is filled again for the next tile.
@@ -285,7 +249,7 @@ static cuda_ops_status launch(const MmaWork &work, cudaStream_t stream)
 {
     const auto kernel = gemm_mma_kernel<T, A_MN_MAJOR, B_MN_MAJOR, ALIGNED>;
     constexpr int bytes = MmaTile<T>::STAGES * stage_elements<T, A_MN_MAJOR, B_MN_MAJOR> * (int)sizeof(T);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    allow_shared_memory(kernel, bytes);
     const int64_t blocks = work.tiles_m * work.tiles_n * work.batch * work.splits, most = INT32_MAX;
     launch_dependent(kernel, dim3((unsigned int)(blocks < most ? blocks : most)), THREADS, bytes, stream, work);
     return launch_status();

@@ -10,6 +10,7 @@
 // registers, at a quarter of shared memory's traffic per flop that rung 12's wgmma needs, and every thread spends
 // instructions on addresses and copies. Measured on an H200 against cuBLAS: bfloat16 4096^3 0.28 to 0.31, TF32 0.24 to
 // 0.40 by storage order, float64 2048^3 0.96.
+#include "common/aligned_vector.cuh"
 #include "gemm/mma/kernel.cuh"
 
 static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t stride)

@@ -9,8 +9,14 @@
 #include "gemm/simt/parts.h"
 
 #if defined(CUDA_OPS_SM90A)
+#include "common/aligned_vector.cuh"
 #include "gemm/simt/kernel.cuh"
-#include "ptx/tma.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/wgmma.cuh"
 
 static constexpr int WARPS_M = 2, WARPS_N = 4, LANES_M = 4, THREAD_M = 16, THREAD_N = 8;
 static constexpr int WARP_M = LANES_M * THREAD_M, WARP_N = 32 / LANES_M * THREAD_N;
@@ -55,8 +61,8 @@ __device__ __forceinline__ void copy_wide(float *to, const float *from, int64_t 
         for (int r = 0; r < LINES / APART; r++, source += APART * stride)
 #pragma unroll
             for (int d = 0; d < DEPTH; d += 8)
-                copy_async<4>(target + (d * PITCH + r * APART) * 4, source + d,
-                              depth + d < depths && line + r * APART < lines ? 4 : 0);
+                cp_async<4>(target + (d * PITCH + r * APART) * 4, source + d,
+                            depth + d < depths && line + r * APART < lines ? 4 : 0);
     } else {
         constexpr int ACROSS = LINES / 4, APART = PRODUCERS / ACROSS; // threads of a depth, depths
         const int depth = thread / ACROSS, line = thread % ACROSS * 4;
@@ -64,7 +70,7 @@ __device__ __forceinline__ void copy_wide(float *to, const float *from, int64_t 
         const float *source = from + depth * stride + line;
 #pragma unroll
         for (int r = 0; r < DEPTH / APART; r++, source += APART * stride)
-            copy_async<16>(target + r * APART * PITCH * 4, source, depth + r * APART < depths && line < lines ? 16 : 0);
+            cp_async<16>(target + r * APART * PITCH * 4, source, depth + r * APART < depths && line < lines ? 16 : 0);
     }
 }
 
@@ -82,18 +88,18 @@ __device__ __forceinline__ void produce(float *ring, uint32_t full, uint32_t emp
         const float *a_from = a + batch * s.stride_a + (A_BY_DEPTH ? row * s.lda : row);
         const float *b_from = b + batch * s.stride_b + (B_BY_DEPTH ? column * s.ldb : column);
         for (int64_t k = 0; k < s.k; k += DEPTH) {
-            barrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
             float *const to = ring + stage * STAGE;
             copy_wide<TILE_M, A_BY_DEPTH>(to, a_from, s.lda, s.k - k, a_lines, thread);
             copy_wide<TILE_N, B_BY_DEPTH>(to + DEPTH * A_PITCH, b_from, s.ldb, s.k - k, b_lines, thread);
             // The thread's arrival, once its copies have landed.
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full + 8 * stage) : "memory");
+            cp_async_mbarrier_arrive_noinc(full + 8 * stage);
             a_from += A_BY_DEPTH ? DEPTH : DEPTH * s.lda;
             b_from += B_BY_DEPTH ? DEPTH : DEPTH * s.ldb;
             stage = stage + 1 == STAGES ? (phase ^= 1, 0) : stage + 1;
         }
     }
-    copy_async_wait_all();
+    cp_async_wait_all();
 }
 
 __device__ __forceinline__ void consume(const float *ring, float *results, uint32_t full, uint32_t empty, void *d,
@@ -105,7 +111,7 @@ __device__ __forceinline__ void consume(const float *ring, float *results, uint3
     const int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
     float *const mine = results + warp * WARP_M * WARP_N + lane_m * V * WARP_N + lane_n * V;
     // Unknown to the compiler, which else computes them anew in each slice.
-    const int a_offset = unknown(warp_row + lane_m * V), b_offset = unknown(DEPTH * A_PITCH + warp_column + lane_n * V);
+    const int a_offset = opaque(warp_row + lane_m * V), b_offset = opaque(DEPTH * A_PITCH + warp_column + lane_n * V);
     const int slices = (int)ceil_div(s.k, DEPTH);
     int stage = 0, phase = 0;
     for (int64_t tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
@@ -113,7 +119,7 @@ __device__ __forceinline__ void consume(const float *ring, float *results, uint3
         float sum[THREAD_M][THREAD_N] = {}, left[2][THREAD_M] = {}, right[2][THREAD_N] = {};
 #pragma unroll 1
         for (int slice = 0; slice < slices; slice++) {
-            barrier_wait(full + 8 * stage, phase);
+            mbarrier_wait(full + 8 * stage, phase);
             const float *a = ring + stage * STAGE + a_offset, *b = ring + stage * STAGE + b_offset;
             // Half a slice's code: the whole one's is more than fits the instruction cache, with the copying warps'.
 #pragma unroll 1
@@ -126,7 +132,7 @@ __device__ __forceinline__ void consume(const float *ring, float *results, uint3
                 }
             __syncwarp();
             if (lane == 0)
-                barrier_arrive(empty + 8 * stage);
+                mbarrier_arrive(empty + 8 * stage);
             stage = stage + 1 == STAGES ? (phase ^= 1, 0) : stage + 1;
         }
         add_outer_product(sum, left[1], right[1]);
@@ -163,17 +169,17 @@ __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
     const uint32_t full = shared_address(results + TILE_M * TILE_N), empty = full + 8 * STAGES;
     if (threadIdx.x == 0)
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(full + 8 * stage, PRODUCERS);
-            barrier_init(empty + 8 * stage, CONSUMERS / 32);
+            mbarrier_init(full + 8 * stage, PRODUCERS);
+            mbarrier_init(empty + 8 * stage, CONSUMERS / 32);
         }
     __syncthreads();
     wait_for_predecessor();
     release_successor();
     if (threadIdx.x >= CONSUMERS) {
-        give_registers<PRODUCER_REGISTERS>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         produce<A_BY_DEPTH, B_BY_DEPTH>(wide_shared, full, empty, a, b, s);
     } else {
-        take_registers<CONSUMER_REGISTERS>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(wide_shared, results, full, empty, d, preactivation, s, epilogue);
     }
 #endif
@@ -184,7 +190,7 @@ static cuda_ops_status launch_wide(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const auto kernel = gemm_simt_wide_kernel<A_BY_DEPTH, B_BY_DEPTH>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    const cudaError_t error = allow_shared_memory(kernel, SHARED_BYTES);
     if (error != cudaSuccess)
         return CUDA_OPS_CUDA_ERROR + (int)error;
     const int64_t tiles_m = ceil_div(p.m, TILE_M), tiles_n = ceil_div(p.n, TILE_N), tiles = tiles_m * tiles_n * p.batch;

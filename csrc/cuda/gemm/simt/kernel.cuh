@@ -6,9 +6,12 @@
 #ifndef CUDA_OPS_GEMM_SIMT_KERNEL_CUH
 #define CUDA_OPS_GEMM_SIMT_KERNEL_CUH
 
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "gemm/epilogue.cuh"
+#include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/shared_memory.cuh"
 
 // COUNT elements from global to shared memory without a register in between, zeros where `inside` is false. Before
 // sm_80 (and for halves, which are widened on the way) a load and a store.
@@ -21,7 +24,7 @@ __device__ __forceinline__ void copy_elements(A *shared, const T *global, bool i
     constexpr bool asynchronous = false;
 #endif
     if constexpr (asynchronous)
-        copy_async<(int)sizeof(T) * COUNT>(shared_address(shared), global, inside ? (int)sizeof(T) * COUNT : 0);
+        cp_async<(int)sizeof(T) * COUNT>(shared_address(shared), global, inside ? (int)sizeof(T) * COUNT : 0);
     else
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
@@ -192,9 +195,7 @@ static constexpr int simt_shared_bytes()
 template <typename To, typename A, int COUNT>
 __device__ __forceinline__ void store_row(To *to, const A (&value)[COUNT], int left, bool whole)
 {
-    struct __align__(COUNT * sizeof(To)) Piece {
-        To element[COUNT];
-    };
+    typedef aligned_vector<To, COUNT> Piece;
     Piece piece;
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
@@ -294,7 +295,7 @@ __device__ __forceinline__ void finish_rows(const SimtRows<T> &rows, const accum
         }
 #pragma unroll
         for (int e = 0; e < V; e++)
-            value[e] = activate(value[e], unknown(epilogue.activation));
+            value[e] = activate(value[e], opaque(epilogue.activation));
         if (wide)
             store_row(static_cast<float *>(rows.d) + at, value, rows.left, vectors);
         else
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     for (int stage = 0; stage < STAGES - 1; stage++) {
         copy_slice(a_source, shared + stage * STAGE, existing(stage));
         copy_slice(b_source, shared + stage * STAGE + DEPTH * A_PITCH, existing(stage));
-        copy_async_commit();
+        cp_async_commit_group();
     }
 
     A sum[TM][TN] = {};
@@ -357,7 +358,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     const int b_offset = my_column + warp_slice * STEPS * B_PITCH + DEPTH * A_PITCH;
     int read_stage = 0, write_stage = STAGES - 1;
     const A *read = shared;
-    copy_async_wait<STAGES - 2>();
+    cp_async_wait_group<STAGES - 2>();
     __syncthreads();
     load_fragment<A, TM, Tile::LANES_M>(left[0], read + a_offset);
     load_fragment<A, TN, Tile::LANES_N>(right[0], read + b_offset);
@@ -368,7 +369,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int p = 0; p < STEPS; p++) {
             if (p == STEPS - 1) {
                 // The next slice has landed, and all threads have read what the copies after this will overwrite.
-                copy_async_wait<STAGES - 2>();
+                cp_async_wait_group<STAGES - 2>();
                 __syncthreads();
                 read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
                 read = shared + read_stage * STAGE;
@@ -379,13 +380,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
             if (p == 0) {
                 copy_slice(a_source, shared + write_stage * STAGE, depths);
                 copy_slice(b_source, shared + write_stage * STAGE + DEPTH * A_PITCH, depths);
-                copy_async_commit();
+                cp_async_commit_group();
                 write_stage = write_stage == STAGES - 1 ? 0 : write_stage + 1;
             }
             add_outer_product(sum, left[p % 2], right[p % 2]);
         }
     }
-    copy_async_wait<0>();
+    cp_async_wait_group<0>();
 
     if constexpr (Tile::BY_SHARED) {
         __syncthreads();

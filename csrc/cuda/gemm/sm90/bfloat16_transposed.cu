@@ -3,10 +3,5 @@
 
 cuda_ops_status gemm_sm90_bfloat16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
-#if defined(CUDA_OPS_SM90A)
     return launch_either_b<__nv_bfloat16, true>(call, device, plan);
-#else
-    (void)call, (void)device, (void)plan;
-    return CUDA_OPS_INVALID_ARGUMENT;
-#endif
 }

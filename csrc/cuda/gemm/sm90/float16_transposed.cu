@@ -3,10 +3,5 @@
 
 cuda_ops_status gemm_sm90_float16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
-#if defined(CUDA_OPS_SM90A)
     return launch_either_b<__half, true>(call, device, plan);
-#else
-    (void)call, (void)device, (void)plan;
-    return CUDA_OPS_INVALID_ARGUMENT;
-#endif
 }

@@ -2,8 +2,17 @@
 #ifndef CUDA_OPS_GEMM_SM90_KERNEL_CUH
 #define CUDA_OPS_GEMM_SM90_KERNEL_CUH
 
+#include "common/aligned_vector.cuh"
+#include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
@@ -52,27 +61,27 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
         const int batch_a = work.a_shared ? 0 : place.batch, batch_b = work.b_shared ? 0 : place.batch;
         int k = place.k_begin;
         for (int step = 0; step < place.steps; step++, k += C::K) {
-            barrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
-            barrier_expect(arrived, C::STAGE_BYTES);
+            mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
             if constexpr (C::A_MN_MAJOR) {
                 constexpr int part = C::K / C::CLUSTER_N;
 #pragma unroll
                 for (int column = 0; column < C::A_COLUMNS; column++) {
                     const uint32_t to = a + column * C::COLUMN_BYTES + rank_n * part * SWIZZLE_ROW;
                     if constexpr (C::CLUSTER_N > 1)
-                        copy_in_multicast(to, map_a, arrived, place.m + column * C::ROW, k + rank_n * part, batch_a,
-                                          blocks_a);
+                        tma_load_3d_multicast(to, map_a, arrived, place.m + column * C::ROW, k + rank_n * part, batch_a,
+                                              blocks_a);
                     else
-                        copy_in(to, map_a, arrived, place.m + column * C::ROW, k, batch_a);
+                        tma_load_3d(to, map_a, arrived, place.m + column * C::ROW, k, batch_a);
                 }
             } else {
                 constexpr int part = C::M / C::CLUSTER_N;
                 if constexpr (C::CLUSTER_N > 1)
-                    copy_in_multicast(a + rank_n * part * SWIZZLE_ROW, map_a, arrived, k, place.m + rank_n * part,
-                                      batch_a, blocks_a);
+                    tma_load_3d_multicast(a + rank_n * part * SWIZZLE_ROW, map_a, arrived, k, place.m + rank_n * part,
+                                          batch_a, blocks_a);
                 else
-                    copy_in(a, map_a, arrived, k, place.m, batch_a);
+                    tma_load_3d(a, map_a, arrived, k, place.m, batch_a);
             }
             if constexpr (C::B_MN_MAJOR) {
                 constexpr int part = C::K / C::CLUSTER_M;
@@ -80,18 +89,18 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
                 for (int column = 0; column < C::B_COLUMNS; column++) {
                     const uint32_t to = b + column * C::COLUMN_BYTES + rank_m * part * SWIZZLE_ROW;
                     if constexpr (C::CLUSTER_M > 1)
-                        copy_in_multicast(to, map_b, arrived, place.n + column * C::ROW, k + rank_m * part, batch_b,
-                                          blocks_b);
+                        tma_load_3d_multicast(to, map_b, arrived, place.n + column * C::ROW, k + rank_m * part, batch_b,
+                                              blocks_b);
                     else
-                        copy_in(to, map_b, arrived, place.n + column * C::ROW, k, batch_b);
+                        tma_load_3d(to, map_b, arrived, place.n + column * C::ROW, k, batch_b);
                 }
             } else {
                 constexpr int part = C::N / C::CLUSTER_M;
                 if constexpr (C::CLUSTER_M > 1)
-                    copy_in_multicast(b + rank_m * part * SWIZZLE_ROW, map_b, arrived, k, place.n + rank_m * part,
-                                      batch_b, blocks_b);
+                    tma_load_3d_multicast(b + rank_m * part * SWIZZLE_ROW, map_b, arrived, k, place.n + rank_m * part,
+                                          batch_b, blocks_b);
                 else
-                    copy_in(b, map_b, arrived, k, place.n, batch_b);
+                    tma_load_3d(b, map_b, arrived, k, place.n, batch_b);
             }
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -103,7 +112,7 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
     // the last of them has. What the others send is waited for by whoever multiplies it.
     if constexpr (C::CLUSTER > 1)
         for (int i = 0; i < C::STAGES; i++) {
-            barrier_wait(empty + 8 * stage, phase ^ 1);
+            mbarrier_wait(empty + 8 * stage, phase ^ 1);
             if (++stage == C::STAGES) {
                 stage = 0;
                 phase ^= 1;
@@ -122,11 +131,11 @@ __device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thr
     }
     if constexpr (C::CLUSTER == 1) {
         if (thread == 0)
-            barrier_arrive(empty + 8 * stage);
+            mbarrier_arrive(empty + 8 * stage);
     } else {
         const int other_m = thread % C::CLUSTER_M, other_n = thread / C::CLUSTER_M;
         if (thread < C::CLUSTER && (other_m == rank_m || other_n == rank_n))
-            barrier_arrive_at(empty + 8 * stage, thread);
+            mbarrier_arrive_cluster(mapa(empty + 8 * stage, thread));
     }
 }
 
@@ -153,11 +162,8 @@ __device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, 
             for (int half = 0; half < 2; half++) {
                 const int in = place + 4 * half; // of 8 along k
                 const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
-                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(left.part[i][0][2 * half]), "=r"(left.part[i][0][2 * half + 1]),
-                               "=r"(left.part[i][1][2 * half]), "=r"(left.part[i][1][2 * half + 1])
-                             : "r"(from)
-                             : "memory");
+                ld_shared_v4(left.part[i][0][2 * half], left.part[i][0][2 * half + 1], left.part[i][1][2 * half],
+                             left.part[i][1][2 * half + 1], from);
             }
     } else {
         const uint32_t column = a + ((C::PINGPONG ? 0 : 2 * group) + warp / 2) * C::COLUMN_BYTES + quad % 2 * 8;
@@ -168,10 +174,7 @@ __device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, 
             for (int half = 0; half < 2; half++) {
                 const int in = place + 4 * half;
                 const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
-                asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                             : "=r"(left.part[i][0][2 * half]), "=r"(left.part[i][0][2 * half + 1])
-                             : "r"(from)
-                             : "memory");
+                ld_shared_v2(left.part[i][0][2 * half], left.part[i][0][2 * half + 1], from);
             }
     }
 }
@@ -187,16 +190,11 @@ __device__ __forceinline__ void turn_right(uint32_t to, uint32_t b, int group, i
         const int piece = warp % 4 * 2 + i; // of a row of 128 bytes
         const uint32_t from = b + warp / 4 * C::COLUMN_BYTES + k * SWIZZLE_ROW + (piece ^ (k % 8)) * 16;
         uint32_t x[4];
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(from)
-                     : "memory");
+        ld_shared_v4(x[0], x[1], x[2], x[3], from);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int n = 8 * warp + 4 * i + e; // a warp writes a whole row of 128 bytes
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * SWIZZLE_ROW + ((k / 4) ^ (n % 8)) * 16 + k % 4 * 4),
-                         "r"(x[e])
-                         : "memory");
+            st_shared(to + n * SWIZZLE_ROW + ((k / 4) ^ (n % 8)) * 16 + k % 4 * 4, x[e]);
         }
     }
 }
@@ -215,8 +213,8 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
 
     // Descriptions of stage 0's tiles.
     const uint32_t a_first = stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW);
-    const uint64_t a_tile = describe(a_first, C::COLUMN_BYTES, SWIZZLE_ATOM);
-    const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+    const uint64_t a_tile = wgmma_descriptor(a_first, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
+    const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
     constexpr int A_BLOCK = C::A_MN_MAJOR ? C::COLUMN_BYTES : 64 * SWIZZLE_ROW;
     constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
 
@@ -243,7 +241,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
         // Not before the other warpgroup has seen its last stage full: a barrier tells only the phase before its
         // present one from the others, so that it must not be asked two fills ahead.
         if (C::PINGPONG)
-            barrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
+            mbarrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
         mine++;
         if constexpr (C::B_TURNED) {
             // A through registers, and B turned. The products of the stage before are waited for first: registers that
@@ -252,57 +250,57 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             for (int step = 0; step < place.steps; step++) {
                 const uint32_t from = stages + stage * C::STAGE_BYTES;
                 const uint32_t to = stages + C::STAGES * C::STAGE_BYTES + turned * (C::TURNED_BYTES / 2);
-                barrier_wait(full + 8 * stage, phase);
-                wgmma_wait<0>();
+                mbarrier_wait(full + 8 * stage, phase);
+                wgmma_wait_group<0>();
                 Left<C> left;
                 load_left<C>(left, from, group, thread);
                 turn_right<C>(to, from + C::A_BYTES, group, thread);
-                fence_async_proxy();
+                fence_proxy_async();
                 release_stage<C>(empty, stage, thread, rank_m, rank_n);
-                named_barrier(3, 2 * WARPGROUP);
+                bar_sync(3, 2 * WARPGROUP);
                 turned ^= 1;
-                const uint64_t b = describe(to, C::COLUMN_BYTES, SWIZZLE_ATOM);
+                const uint64_t b = wgmma_descriptor(to, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
 #pragma unroll
                     for (int block = 0; block < C::BLOCKS; block++)
-                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * 32), 1);
-                wgmma_commit();
+                        wgmma<float, C::N, 0>(sum[block], left.part[i][block], wgmma_advance(b, i * 32), 1);
+                wgmma_commit_group();
                 if (++stage == C::STAGES) {
                     stage = 0;
                     phase ^= 1;
                 }
             }
-            wgmma_wait<0>();
+            wgmma_wait_group<0>();
         } else if constexpr (C::IN_REGISTERS) {
             // A through registers: the next stage's fragments are read while this one's products are made.
             Left<C> left = {}, next = {};
-            barrier_wait(full + 8 * stage, phase);
+            mbarrier_wait(full + 8 * stage, phase);
             if (C::PINGPONG && place.steps == 1)
                 hand_over(order, group, thread);
             load_left<C>(left, stages + stage * C::STAGE_BYTES, group, thread);
             for (int step = 0; step < place.steps; step++) {
-                const uint64_t b = advance(b_tile, stage * C::STAGE_BYTES);
+                const uint64_t b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
 #pragma unroll
                     for (int block = 0; block < C::BLOCKS; block++)
-                        wgmma_tf32<C::N>(sum[block], left.part[i][block], advance(b, i * B_STEP), 1);
-                wgmma_commit();
+                        wgmma<float, C::N, 0>(sum[block], left.part[i][block], wgmma_advance(b, i * B_STEP), 1);
+                wgmma_commit_group();
                 const int now = stage;
                 if (++stage == C::STAGES) {
                     stage = 0;
                     phase ^= 1;
                 }
                 if (step + 1 < place.steps) {
-                    barrier_wait(full + 8 * stage, phase);
+                    mbarrier_wait(full + 8 * stage, phase);
                     if (C::PINGPONG && step + 2 == place.steps)
                         hand_over(order, group, thread);
                     load_left<C>(next, stages + stage * C::STAGE_BYTES, group, thread);
                 }
-                wgmma_wait<0>();
+                wgmma_wait_group<0>();
                 release_stage<C>(empty, now, thread, rank_m, rank_n);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
@@ -315,20 +313,22 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
         } else {
             int before = stage;
             for (int step = 0; step < place.steps; step++) {
-                barrier_wait(full + 8 * stage, phase);
+                mbarrier_wait(full + 8 * stage, phase);
                 if (C::PINGPONG && step + 1 == place.steps)
                     hand_over(order, group, thread);
-                const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+                const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
+                               b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
 #pragma unroll
                     for (int block = 0; block < C::BLOCKS; block++)
-                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(
-                            sum[block], advance(a, i * A_STEP + block * A_BLOCK), advance(b, i * B_STEP), 1);
-                wgmma_commit();
+                        wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum[block],
+                                                                     wgmma_advance(a, i * A_STEP + block * A_BLOCK),
+                                                                     wgmma_advance(b, i * B_STEP), 1);
+                wgmma_commit_group();
                 // This stage's products are under way; those of the stage before are done.
-                wgmma_wait<1>();
+                wgmma_wait_group<1>();
                 if (step > 0)
                     release_stage<C>(empty, before, thread, rank_m, rank_n);
                 before = stage;
@@ -337,16 +337,16 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                     phase ^= 1;
                 }
             }
-            wgmma_wait<0>();
+            wgmma_wait_group<0>();
             release_stage<C>(empty, before, thread, rank_m, rank_n);
         }
         if constexpr (C::ONE_TILE) // both warpgroups have read the ring to the end, and no more comes
-            named_barrier(3, 2 * WARPGROUP);
+            bar_sync(3, 2 * WARPGROUP);
         store_tile<C>(sum, bias, work, map_d, buffers, buffer, (int64_t)place.split * work.batch + place.batch,
                       place.m + my_row, place.n, group, thread);
     }
     if (C::BUFFERS > 0 && thread == 0)
-        wait_copied_out<0>();
+        bulk_wait_group_read<0>();
 }
 #endif // CUDA_OPS_HOPPER_CODE
 
@@ -361,20 +361,20 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t buffers = stages + C::BUFFERS_FROM;
     const uint32_t full = stages + C::BARRIERS_FROM, empty = full + 8 * C::STAGES;
-    const uint32_t rank = C::CLUSTER > 1 ? cluster_rank() : 0;
+    const uint32_t rank = C::CLUSTER > 1 ? cluster_ctarank() : 0;
     const int rank_m = rank % C::CLUSTER_M, rank_n = rank / C::CLUSTER_M;
     if (threadIdx.x == 0) {
-        prefetch_map(&map_a);
-        prefetch_map(&map_b);
-        prefetch_map(&map_d);
+        prefetch_tensormap(&map_a);
+        prefetch_tensormap(&map_b);
+        prefetch_tensormap(&map_d);
         constexpr int arrivals = (C::PINGPONG ? 1 : 2) * (C::IN_REGISTERS ? 4 : 1) * (C::CLUSTER_M + C::CLUSTER_N - 1);
         for (int stage = 0; stage < C::STAGES; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, arrivals);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, arrivals);
         }
         for (int group = 0; group < 2; group++)
-            barrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
-        fence_barrier_init();
+            mbarrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
+        fence_mbarrier_init();
     }
     if constexpr (C::CLUSTER > 1)
         cluster_sync_relaxed();
@@ -385,12 +385,12 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
     release_successor();
     if (threadIdx.x / WARPGROUP == C::PRODUCER) {
         if constexpr (C::SHARING == 1)
-            give_registers<40>();
+            setmaxnreg_dec<40>();
         if (threadIdx.x % WARPGROUP == 0)
             produce<C>(work, &map_a, &map_b, stages, full, empty, rank_m, rank_n);
     } else {
         if constexpr (C::SHARING == 1)
-            take_registers<232>();
+            setmaxnreg_inc<232>();
         consume<C>(work, &map_d, stages, full, empty, shared + (buffers - shared_address(shared)), rank_m, rank_n);
     }
 #endif
@@ -443,7 +443,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     work.total = (int)total;
 
     const auto kernel = gemm_sm90_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     const int64_t room = device.multiprocessors * C::SHARING / C::CLUSTER;
     const int64_t clusters = C::ONE_TILE || total < room ? total : room;
     start_clusters(kernel, clusters * C::CLUSTER, C::THREADS, C::CLUSTER, C::SHARED_BYTES, device.capability,
@@ -496,20 +496,30 @@ static cuda_ops_status launch_small(const GemmCall &call, GemmDevice device, con
 template <typename T>
 static cuda_ops_status launch_small_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
     if (p.transpose_a)
         return p.transpose_b ? launch_small<T, true, false>(call, device, plan)
                              : launch_small<T, true, true>(call, device, plan);
     return p.transpose_b ? launch_small<T, false, false>(call, device, plan)
                          : launch_small<T, false, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 // A as it is stored: its two ways are in two files, which compile side by side.
 template <typename T, bool a_mn_major>
 static cuda_ops_status launch_either_b(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     return call.problem.transpose_b ? launch_halves<T, a_mn_major, false>(call, device, plan)
                                     : launch_halves<T, a_mn_major, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 #endif

@@ -5,8 +5,17 @@
 #ifndef CUDA_OPS_GEMM_SM90_PAIR_CUH
 #define CUDA_OPS_GEMM_SM90_PAIR_CUH
 
+#include "common/aligned_vector.cuh"
+#include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // MN-major is what the kernel calls A stored k x m and B stored k x n.
 template <typename T_, int TILE_N_, int STAGES_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
@@ -55,22 +64,22 @@ __device__ __forceinline__ void pair_produce(const GemmWork &work, const PairPla
     const int batch_a = work.a_shared ? 0 : place.batch, batch_b = work.b_shared ? 0 : place.batch;
     int stage = 0, phase = 0, k = place.first_step * C::K;
     for (int step = 0; step < place.steps; step++, k += C::K) {
-        barrier_wait(empty + 8 * stage, phase ^ 1);
+        mbarrier_wait(empty + 8 * stage, phase ^ 1);
         const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
-        barrier_expect(arrived, C::STAGE_BYTES);
+        mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
         if constexpr (C::A_MN_MAJOR) {
 #pragma unroll
             for (int column = 0; column < C::A_COLUMNS; column++)
-                copy_in(a + column * C::COLUMN_BYTES, map_a, arrived, place.m + column * C::ROW, k, batch_a);
+                tma_load_3d(a + column * C::COLUMN_BYTES, map_a, arrived, place.m + column * C::ROW, k, batch_a);
         } else {
-            copy_in(a, map_a, arrived, k, place.m, batch_a);
+            tma_load_3d(a, map_a, arrived, k, place.m, batch_a);
         }
         if constexpr (C::B_MN_MAJOR) {
 #pragma unroll
             for (int column = 0; column < C::B_COLUMNS; column++)
-                copy_in(b + column * C::COLUMN_BYTES, map_b, arrived, place.n + column * C::ROW, k, batch_b);
+                tma_load_3d(b + column * C::COLUMN_BYTES, map_b, arrived, place.n + column * C::ROW, k, batch_b);
         } else {
-            copy_in(b, map_b, arrived, k, place.n, batch_b);
+            tma_load_3d(b, map_b, arrived, k, place.n, batch_b);
         }
         if (++stage == C::STAGES) {
             stage = 0;
@@ -89,9 +98,9 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
     const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, my_row = group * C::GROUP_M;
     constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
     const uint64_t a_tile =
-        describe(stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW), C::COLUMN_BYTES,
-                 SWIZZLE_ATOM);
-    const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+        wgmma_descriptor(stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW),
+                         WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
+    const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
     const int first_column = place.n + rank * C::COLUMNS;
     const auto bias = load_bias<Half>(work, first_column, thread);
     float sum[C::N / 2];
@@ -100,61 +109,59 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
         sum[i] = 0;
     int stage = 0, phase = 0, before = 0;
     for (int step = 0; step < place.steps; step++) {
-        barrier_wait(full + 8 * stage, phase);
-        const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+        mbarrier_wait(full + 8 * stage, phase);
+        const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
+                       b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            wgmma<typename C::T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, advance(a, i * A_STEP),
-                                                                     advance(b, i * B_STEP), 1);
-        wgmma_commit();
+            wgmma<typename C::T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, wgmma_advance(a, i * A_STEP),
+                                                                     wgmma_advance(b, i * B_STEP), 1);
+        wgmma_commit_group();
         // This stage's products are under way; those of the stage before are done.
-        wgmma_wait<1>();
+        wgmma_wait_group<1>();
         if (step > 0 && thread == 0)
-            barrier_arrive(empty + 8 * before);
+            mbarrier_arrive(empty + 8 * before);
         before = stage;
         if (++stage == C::STAGES) {
             stage = 0;
             phase ^= 1;
         }
     }
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     cluster_wait(); // the other block's barriers are there
     const uint32_t arrived = empty + 8 * C::STAGES + 8 * group, mine = sums + group * C::SUM_BYTES + thread * 16;
-    const uint32_t to = address_in(mine, rank ^ 1), barrier = address_in(arrived, rank ^ 1);
+    const uint32_t to = mapa(mine, rank ^ 1), barrier = mapa(arrived, rank ^ 1);
     // Chosen value by value: a branch would have the sums in two places.
     float kept[1][C::COUNT];
 #pragma unroll
     for (int i = 0; i < C::COUNT; i += 4) {
         const float *const first = sum + i, *const second = sum + C::COUNT + i;
-        send(to + i * WARPGROUP * 4, rank ? first[0] : second[0], rank ? first[1] : second[1],
-             rank ? first[2] : second[2], rank ? first[3] : second[3], barrier);
+        const float4 theirs = make_float4(rank ? first[0] : second[0], rank ? first[1] : second[1],
+                                          rank ? first[2] : second[2], rank ? first[3] : second[3]);
+        st_async(to + i * WARPGROUP * 4, theirs, barrier);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             kept[0][i + j] = rank ? second[j] : first[j];
     }
-    barrier_wait_cluster(arrived, 0);
+    mbarrier_wait_cluster(arrived, 0);
 #pragma unroll
     for (int i = 0; i < C::COUNT; i += 4) {
-        float a, b, c, d;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-                     : "r"(mine + i * WARPGROUP * 4)
-                     : "memory");
-        kept[0][i] += a, kept[0][i + 1] += b, kept[0][i + 2] += c, kept[0][i + 3] += d;
+        const float4 part = ld_shared_v4_f32(mine + i * WARPGROUP * 4);
+        kept[0][i] += part.x, kept[0][i + 1] += part.y, kept[0][i + 2] += part.z, kept[0][i + 3] += part.w;
     }
     // Results leave by way of where the other's sums came to. What finishes them by pieces wants more room: the ring's,
     // which both warpgroups have read to the end.
     uint32_t buffers = sums + group * C::SUM_BYTES;
     if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
-        named_barrier(3, 2 * WARPGROUP);
+        bar_sync(3, 2 * WARPGROUP);
         buffers = stages + group * Half::BUFFERS * Half::BUFFER_BYTES;
     }
     int buffer = 0;
     store_tile<Half>(kept, bias, work, map_d, shared + (buffers - shared_address(shared)), buffer, place.batch,
                      place.m + my_row, first_column, group, thread);
     if (thread == 0)
-        wait_copied_out<0>();
+        bulk_wait_group_read<0>();
 }
 #endif // CUDA_OPS_HOPPER_CODE
 
@@ -169,20 +176,20 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t sums = stages + C::STAGES * C::STAGE_BYTES, full = sums + 2 * C::SUM_BYTES;
     const uint32_t empty = full + 8 * C::STAGES, arrived = empty + 8 * C::STAGES;
-    const int rank = (int)cluster_rank(); // which half of k it takes, and of the columns it keeps
+    const int rank = (int)cluster_ctarank(); // which half of k it takes, and of the columns it keeps
     if (threadIdx.x == 0) {
-        prefetch_map(&map_a);
-        prefetch_map(&map_b);
-        prefetch_map(&map_d);
+        prefetch_tensormap(&map_a);
+        prefetch_tensormap(&map_b);
+        prefetch_tensormap(&map_d);
         for (int stage = 0; stage < C::STAGES; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, 2);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, 2);
         }
         for (int group = 0; group < 2; group++)
-            barrier_init(arrived + 8 * group, 1);
-        fence_barrier_init();
+            mbarrier_init(arrived + 8 * group, 1);
+        fence_mbarrier_init();
         for (int group = 0; group < 2; group++)
-            barrier_expect(arrived + 8 * group, C::SUM_BYTES);
+            mbarrier_arrive_expect_tx(arrived + 8 * group, C::SUM_BYTES);
     }
     __syncthreads();
     // Waited for before the other block is written to. None must wait for it at the end: who has been given all that it
@@ -192,12 +199,12 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     release_successor();
     const PairPlace place = pair_place<C>(work, rank);
     if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
             pair_produce<C>(work, place, &map_a, &map_b, stages, full, empty, rank);
         cluster_wait(); // what has been arrived at
     } else {
-        take_registers<232>();
+        setmaxnreg_inc<232>();
         pair_consume<C>(work, place, &map_d, stages, sums, full, empty, rank, shared);
     }
 #endif
@@ -231,7 +238,7 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
     if (!mapped || total > INT32_MAX / 2)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_pair_kernel<C>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
     start_clusters(kernel, total * 2, 3 * WARPGROUP, 2, C::SHARED_BYTES, device.capability, call.stream, map_a, map_b,
                    map_d, work);
     return launch_status();
@@ -265,11 +272,16 @@ static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, con
 template <typename T>
 static cuda_ops_status launch_pairs_of(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     if (call.problem.transpose_a)
         return call.problem.transpose_b ? launch_pairs<T, true, false>(call, device, plan)
                                         : launch_pairs<T, true, true>(call, device, plan);
     return call.problem.transpose_b ? launch_pairs<T, false, false>(call, device, plan)
                                     : launch_pairs<T, false, true>(call, device, plan);
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+#endif
 }
 
 #endif

@@ -15,8 +15,8 @@
 // 256 products of 128 x 128 x 64 bfloat16 0.96 to 1.05, TF32 0.98 to 1.18.
 // benchmarks/notes/gemm.md has it all.
 #include "common/common.cuh"
+#include "common/tensor_map.h"
 #include "gemm/paths.h"
-#include "ptx/tma.cuh"
 
 Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
 {

@@ -5,8 +5,17 @@
 #include <string.h>
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
+#include "common/tensor_map.h"
 #include "gemm/paths.h"
+#include "ptx/arithmetic.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // Where two warpgroups take tiles in turn: lets the other one begin its tile. Every warp has to speak, and not one for
 // all: the other warpgroup answers when its own tile's last stage is full, which in tiles of one or two steps is at
@@ -19,7 +28,7 @@ __device__ __forceinline__ void hand_over(uint32_t order, int group, int thread)
 {
     __syncwarp();
     if (thread % 32 == 0)
-        barrier_arrive(order + 8 * (group ^ 1));
+        mbarrier_arrive(order + 8 * (group ^ 1));
 }
 
 // One tile of one configuration. MN-major is what the kernel calls A stored k x m and B stored k x n. ONE_TILE: a block
@@ -264,9 +273,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
                                                      int64_t matrix, int first_row, int column, int thread)
 {
     constexpr int ROWS = 2 * C::BLOCKS;
-    struct __align__(4 * ROWS) Rows {
-        float row[ROWS];
-    };
+    typedef aligned_vector<float, ROWS> Rows;
     float *const d = (float *)work.d + matrix * work.stride_d;
     const bool together = work.ldd % ROWS == 0 && work.stride_d % ROWS == 0 && (uintptr_t)work.d % sizeof(Rows) == 0;
     const int row = first_row + row_of<C>(thread, 0, 0);
@@ -280,7 +287,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
             Rows values;
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
-                values.row[r] = sum[r / 2][4 * i + r % 2 * 2 + e];
+                values.element[r] = sum[r / 2][4 * i + r % 2 * 2 + e];
             float *const to = d + c * work.ldd + row;
             if (together && row + ROWS <= work.m) {
                 *(Rows *)to = values;
@@ -288,7 +295,7 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
                     if (row + r < work.m)
-                        to[r] = values.row[r];
+                        to[r] = values.element[r];
             }
         }
 }
@@ -316,8 +323,8 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
         const uint32_t to_shared = shared_address(to);
         // The buffer's last copy out must have read it.
         if (thread == 0)
-            wait_copied_out<1>();
-        named_barrier(1 + group, WARPGROUP);
+            bulk_wait_group_read<1>();
+        bar_sync(1 + group, WARPGROUP);
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++) {
             // stmatrix takes the rows' addresses from the lanes: 0-15 the rows, 16-31 the same of the next 8 columns.
@@ -325,19 +332,21 @@ __device__ __forceinline__ void store_halves(const float (&sum)[C::BLOCKS][C::N 
 #pragma unroll
             for (int i = 0; i < C::CHUNK / 16; i++) {
                 const float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
-                store_matrices(to_shared + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
-                               pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
+                stmatrix_x4(to_shared + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
+                            pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
             }
         }
         const int column = first_column + C::CHUNK * chunk;
         if (work.copies_out) {
-            fence_async_proxy();
-            named_barrier(1 + group, WARPGROUP);
-            if (thread == 0)
-                copy_out(map_d, to_shared, column, first_row, (int)matrix);
+            fence_proxy_async();
+            bar_sync(1 + group, WARPGROUP);
+            if (thread == 0) {
+                tma_store_3d(map_d, to_shared, column, first_row, (int)matrix);
+                bulk_commit_group();
+            }
         } else {
             // D that the copy engine cannot write: by the threads, element by element, neighbours next to each other.
-            named_barrier(1 + group, WARPGROUP);
+            bar_sync(1 + group, WARPGROUP);
             T *const d = (T *)work.d + matrix * work.stride_d;
             for (int i = thread; i < C::GROUP_M * C::CHUNK; i += WARPGROUP) {
                 const int r = i / C::CHUNK, c = i % C::CHUNK;
@@ -361,8 +370,8 @@ __device__ __forceinline__ void copy_floats(const float (&sum)[C::BLOCKS][C::N /
     for (int chunk = 0; chunk < C::N / C::CHUNK; chunk++, buffer ^= 1) {
         char *const to = buffers + buffer * C::BUFFER_BYTES;
         if (thread == 0)
-            wait_copied_out<1>();
-        named_barrier(1 + group, WARPGROUP);
+            bulk_wait_group_read<1>();
+        bar_sync(1 + group, WARPGROUP);
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
@@ -373,10 +382,12 @@ __device__ __forceinline__ void copy_floats(const float (&sum)[C::BLOCKS][C::N /
                     *(float2 *)(to + piece_offset<C>(row_of<C>(thread, block, half), 2 * i + place / 2) +
                                 place % 2 * 8) = make_float2(s[0], s[1]);
                 }
-        fence_async_proxy();
-        named_barrier(1 + group, WARPGROUP);
-        if (thread == 0)
-            copy_out(map_d, shared_address(to), first_column + C::CHUNK * chunk, first_row, (int)matrix);
+        fence_proxy_async();
+        bar_sync(1 + group, WARPGROUP);
+        if (thread == 0) {
+            tma_store_3d(map_d, shared_address(to), first_column + C::CHUNK * chunk, first_row, (int)matrix);
+            bulk_commit_group();
+        }
     }
 }
 
@@ -392,19 +403,19 @@ __device__ __forceinline__ void store_lines(const float (&sum)[C::BLOCKS][C::N /
     // Pitches of an odd number of 16 bytes, by which the eight rows of a matrix meet all banks.
     const int lines = work.swapped ? C::N : 64, columns = work.swapped ? 64 : C::N, pitch = columns + 8;
     const uint32_t to = shared_address(buffer);
-    named_barrier(1 + group, WARPGROUP); // the last tile's have been read
+    bar_sync(1 + group, WARPGROUP); // the last tile's have been read
 #pragma unroll
     for (int i = 0; i < C::N / 16; i++) {
         const float *const s = sum[0] + 8 * i;
         const uint32_t a = pack<T>(s[0], s[1]), b = pack<T>(s[2], s[3]), c = pack<T>(s[4], s[5]),
                        d = pack<T>(s[6], s[7]);
         if (work.swapped)
-            store_matrices_transposed(
-                to + ((16 * i + lane / 16 * 8 + lane % 8) * pitch + 16 * warp + lane / 8 % 2 * 8) * 2, a, b, c, d);
+            stmatrix_x4_trans(to + ((16 * i + lane / 16 * 8 + lane % 8) * pitch + 16 * warp + lane / 8 % 2 * 8) * 2, a,
+                              b, c, d);
         else
-            store_matrices(to + ((16 * warp + lane % 16) * pitch + 16 * i + lane / 16 * 8) * 2, a, b, c, d);
+            stmatrix_x4(to + ((16 * warp + lane % 16) * pitch + 16 * i + lane / 16 * 8) * 2, a, b, c, d);
     }
-    named_barrier(1 + group, WARPGROUP);
+    bar_sync(1 + group, WARPGROUP);
     const int line = work.swapped ? first_column : first_row, column = work.swapped ? first_row : first_column;
     const int all_lines = work.swapped ? work.n : work.m, all_columns = work.swapped ? work.m : work.n;
     T *const d = (T *)work.d + matrix * work.stride_d;
@@ -478,7 +489,7 @@ __device__ __forceinline__ void store_pieces(const float (&sum)[C::BLOCKS][C::N 
 {
     typedef typename C::T T;
     constexpr int MANY = 16 / sizeof(T), PIECE = C::PIECE, COLUMNS = C::N - FIRST < PIECE ? C::N - FIRST : PIECE;
-    named_barrier(1 + group, WARPGROUP); // the last piece has been read
+    bar_sync(1 + group, WARPGROUP); // the last piece has been read
 #pragma unroll
     for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
@@ -489,7 +500,7 @@ __device__ __forceinline__ void store_pieces(const float (&sum)[C::BLOCKS][C::N 
                 *(float2 *)(buffer + sum_offset<C>(row_of<C>(thread, block, half), 8 * i + 2 * (thread % 4))) =
                     make_float2(s[0], s[1]);
             }
-    named_barrier(1 + group, WARPGROUP);
+    bar_sync(1 + group, WARPGROUP);
     // A thread takes neighbours in D: of a row of the tile, or of a column where D is made transposed.
     constexpr bool EITHER = C::IN_LINES || C::IN_REGISTERS;
     const bool swapped = EITHER && work.swapped;
@@ -513,10 +524,10 @@ __device__ __forceinline__ void store_pieces(const float (&sum)[C::BLOCKS][C::N 
             float x[MANY];
             read_sums(x, from, moved, swapped);
             const int left = swapped ? rows - r : work.n - c; // of the line
-            const bool whole = unknown(work.whole) && left >= MANY;
-            if (unknown(work.preactivation != nullptr))
+            const bool whole = opaque(work.whole) && left >= MANY;
+            if (opaque(work.preactivation != nullptr))
                 store_some<T>(work.preactivation, at, x, work.output_is_float, whole, left);
-            activate_quickly(x, unknown(work.activation));
+            activate_quickly(x, opaque(work.activation));
             store_some<T>(work.d, at, x, work.output_is_float, whole, left);
         }
     }

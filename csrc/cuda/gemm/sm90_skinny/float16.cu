@@ -3,10 +3,5 @@
 
 cuda_ops_status gemm_sm90_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
-#if defined(CUDA_OPS_SM90A)
     return launch_halves<__half>(call, device, plan);
-#else
-    (void)call, (void)device, (void)plan;
-    return CUDA_OPS_INVALID_ARGUMENT;
-#endif
 }

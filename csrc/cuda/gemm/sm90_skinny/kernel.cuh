@@ -4,10 +4,17 @@
 #define CUDA_OPS_GEMM_SM90_SKINNY_KERNEL_CUH
 
 #include "common/activation.cuh"
+#include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/tensor_map.h"
 #include "gemm/paths.h"
+#include "ptx/arithmetic.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 // M x N: what a block makes of the product as the kernel sees it, in which A and B may have changed places. M is what a
 // warpgroup multiplies. Two blocks share an SM. MN-major is what the kernel calls A stored k x m and B stored k x n.
@@ -95,9 +102,9 @@ __device__ __forceinline__ void store_lines(const SkinnyWork &work, float *tile,
         const int64_t to = matrix * work.stride_d + line * work.ldd + column;
         const int left = all_columns - column;
         const bool whole = work.whole && left >= MANY;
-        if (unknown(work.preactivation != nullptr))
+        if (opaque(work.preactivation != nullptr))
             store_some<Output>(work.preactivation, to, x, false, whole, left);
-        activate_quickly(x, unknown(work.activation));
+        activate_quickly(x, opaque(work.activation));
         store_some<Output>(work.d, to, x, false, whole, left);
     }
 }
@@ -112,7 +119,7 @@ __device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     // Pitches by which a warp's stores meet all banks.
     const int pitch = work.swapped ? C::M + 4 : C::N + 8;
-    named_barrier(1, WARPGROUP); // all have multiplied the last stage
+    bar_sync(1, WARPGROUP); // all have multiplied the last stage
 #pragma unroll
     for (int i = 0; i < C::N / 8; i++)
 #pragma unroll
@@ -126,7 +133,7 @@ __device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (
                 *(float2 *)(tile + r * pitch + c) = make_float2(x, y);
             }
         }
-    named_barrier(1, WARPGROUP);
+    bar_sync(1, WARPGROUP);
     const int lines = work.swapped ? C::N : C::M, columns = work.swapped ? C::M : C::N;
     const int first_line = work.swapped ? first_n : first_m, first_column = work.swapped ? first_m : first_n;
     if (work.output_is_float)
@@ -145,25 +152,22 @@ __device__ __forceinline__ bool add_cluster(const SkinnyWork &work, float (&sum)
         return true;
     cluster_wait(); // the first block's barrier is there
     if (rank > 0) {
-        const uint32_t barrier = address_in(arrived, 0);
-        const uint32_t to = address_in(sums + (rank - 1) * C::SUM_BYTES, 0) + threadIdx.x * 16;
+        const uint32_t barrier = mapa(arrived, 0);
+        const uint32_t to = mapa(sums + (rank - 1) * C::SUM_BYTES, 0) + threadIdx.x * 16;
 #pragma unroll
         for (int i = 0; i < C::N / 8; i++)
-            send(to + i * WARPGROUP * 16, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3], barrier);
+            st_async(to + i * WARPGROUP * 16, make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]),
+                     barrier);
         return false;
     }
-    barrier_wait_cluster(arrived, 0);
+    mbarrier_wait_cluster(arrived, 0);
 #pragma unroll 1
     for (int other = 1; other < work.splits; other++) {
         const uint32_t from = sums + (other - 1) * C::SUM_BYTES + threadIdx.x * 16;
 #pragma unroll
         for (int i = 0; i < C::N / 8; i++) {
-            float a, b, c, d;
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-                         : "r"(from + i * WARPGROUP * 16)
-                         : "memory");
-            sum[4 * i] += a, sum[4 * i + 1] += b, sum[4 * i + 2] += c, sum[4 * i + 3] += d;
+            const float4 part = ld_shared_v4_f32(from + i * WARPGROUP * 16);
+            sum[4 * i] += part.x, sum[4 * i + 1] += part.y, sum[4 * i + 2] += part.z, sum[4 * i + 3] += part.w;
         }
     }
     return true;
@@ -193,16 +197,16 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     const int first_step = (int)((int64_t)all_steps * rank / work.splits);
     const int steps = (int)((int64_t)all_steps * (rank + 1) / work.splits) - first_step;
     if (threadIdx.x == 0) {
-        prefetch_map(&map_a);
-        prefetch_map(&map_b);
+        prefetch_tensormap(&map_a);
+        prefetch_tensormap(&map_b);
         for (int stage = 0; stage < work.stages; stage++) {
-            barrier_init(full + 8 * stage, 1);
-            barrier_init(empty + 8 * stage, 1);
+            mbarrier_init(full + 8 * stage, 1);
+            mbarrier_init(empty + 8 * stage, 1);
         }
-        barrier_init(arrived_sums, 1);
-        fence_barrier_init();
+        mbarrier_init(arrived_sums, 1);
+        fence_mbarrier_init();
         if (work.splits > 1 && rank == 0)
-            barrier_expect(arrived_sums, (work.splits - 1) * C::SUM_BYTES);
+            mbarrier_arrive_expect_tx(arrived_sums, (work.splits - 1) * C::SUM_BYTES);
     }
     __syncthreads();
     if (work.splits > 1)
@@ -215,18 +219,18 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (threadIdx.x == WARPGROUP) {
             const int batch_a = work.a_shared ? 0 : batch, batch_b = work.b_shared ? 0 : batch;
             for (int step = 0; step < steps; step++) {
-                barrier_wait(empty + 8 * stage, phase ^ 1);
+                mbarrier_wait(empty + 8 * stage, phase ^ 1);
                 const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
                 const int k = (first_step + step) * C::K;
-                barrier_expect(arrived, C::STAGE_BYTES);
+                mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
                 if constexpr (C::A_MN_MAJOR)
-                    copy_in(a, &map_a, arrived, first_m, k, batch_a);
+                    tma_load_3d(a, &map_a, arrived, first_m, k, batch_a);
                 else
-                    copy_in(a, &map_a, arrived, k, first_m, batch_a);
+                    tma_load_3d(a, &map_a, arrived, k, first_m, batch_a);
                 if constexpr (C::B_MN_MAJOR)
-                    copy_in(b, &map_b, arrived, first_n, k, batch_b);
+                    tma_load_3d(b, &map_b, arrived, first_n, k, batch_b);
                 else
-                    copy_in(b, &map_b, arrived, k, first_n, batch_b);
+                    tma_load_3d(b, &map_b, arrived, k, first_n, batch_b);
                 if (++stage == work.stages) {
                     stage = 0;
                     phase ^= 1;
@@ -236,39 +240,39 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (work.splits > 1)
             cluster_wait(); // what has been arrived at
     } else {
-        const uint64_t a_tile = describe(stages, C::COLUMN_BYTES, SWIZZLE_ATOM);
-        const uint64_t b_tile = describe(stages + C::A_BYTES, C::COLUMN_BYTES, SWIZZLE_ATOM);
+        const uint64_t a_tile = wgmma_descriptor(stages, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
+        const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
         // 32 bytes on along k: within the row, or 16 rows further.
         constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
         float sum[C::N / 2];
         int before = 0;
         for (int step = 0; step < steps; step++) {
-            barrier_wait(full + 8 * stage, phase);
-            const uint64_t a = advance(a_tile, stage * C::STAGE_BYTES), b = advance(b_tile, stage * C::STAGE_BYTES);
+            mbarrier_wait(full + 8 * stage, phase);
+            const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
+                           b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, advance(a, i * A_STEP), advance(b, i * B_STEP),
-                                                             step > 0 || i > 0);
-            wgmma_commit();
+                wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, wgmma_advance(a, i * A_STEP),
+                                                             wgmma_advance(b, i * B_STEP), step > 0 || i > 0);
+            wgmma_commit_group();
             // This stage's products are under way; those of the stage before are done.
-            wgmma_wait<1>();
+            wgmma_wait_group<1>();
             if (step > 0 && threadIdx.x == 0)
-                barrier_arrive(empty + 8 * before);
+                mbarrier_arrive(empty + 8 * before);
             before = stage;
             if (++stage == work.stages) {
                 stage = 0;
                 phase ^= 1;
             }
         }
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         if (add_cluster<C>(work, sum, sums, arrived_sums, rank))
             store_sums<C>(work, sum, shared + (stages - shared_address(shared)), batch, first_m, first_n);
     }
 #endif
 }
 
-#if defined(CUDA_OPS_SM90A)
 template <typename C>
 static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
@@ -311,10 +315,9 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     if (!mapped || blocks > INT32_MAX || work.stages * C::STAGE_BYTES < C::LINE_BYTES)
         return CUDA_OPS_INVALID_ARGUMENT;
     const auto kernel = gemm_sm90_skinny_kernel<C>;
-    // The most it may ask for, whatever this call does: the attribute is the kernel's, and other threads launch it too.
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10);
-    start_clusters(kernel, blocks, C::THREADS, work.splits, C::shared_bytes(work.splits, work.stages),
-                   device.capability, call.stream, map_a, map_b, work);
+    const int bytes = C::shared_bytes(work.splits, work.stages);
+    allow_shared_memory(kernel, bytes);
+    start_clusters(kernel, blocks, C::THREADS, work.splits, bytes, device.capability, call.stream, map_a, map_b, work);
     return launch_status();
 }
 
@@ -336,6 +339,7 @@ static cuda_ops_status launch_tile(const GemmCall &call, GemmDevice device, cons
 template <typename T>
 static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
+#if defined(CUDA_OPS_SM90A)
     const cuda_ops_gemm_problem &p = call.problem;
     const bool a_mn_major = plan.swapped ? !p.transpose_b : p.transpose_a;
     const bool b_mn_major = plan.swapped ? p.transpose_a : !p.transpose_b;
@@ -344,7 +348,10 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
                           : launch_tile<T, true, false>(call, device, plan);
     return b_mn_major ? launch_tile<T, false, true>(call, device, plan)
                       : launch_tile<T, false, false>(call, device, plan);
-}
+#else
+    (void)call, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
 #endif
+}
 
 #endif

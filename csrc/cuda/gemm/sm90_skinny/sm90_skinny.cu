@@ -12,7 +12,6 @@
 // benchmarks/notes/gemm.md has what is measured.
 #include "common/common.cuh"
 #include "gemm/paths.h"
-#include "ptx/tma.cuh"
 
 Answer gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device)
 {

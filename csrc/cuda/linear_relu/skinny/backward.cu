@@ -78,7 +78,7 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 cudaStream_t stream)
 {
     if constexpr (!std::is_same<T, double>::value) {
-        const int shared_bytes = shared_bytes_of_a_block();
+        const int shared_bytes = current_device().shared_bytes;
         const bool fits =
             for_input.aligned && for_weight.aligned &&
             (sizeof(T) == 4 || (fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight)));
@@ -122,7 +122,7 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
     if (grad_weight == nullptr)
         for_weight.n = 0; // grad_bias alone
     for_weight.aligned = is_skinny_aligned(for_weight);
-    const int capability = compute_capability();
+    const int capability = current_device().capability;
     skinny_choice choice = choose_backward(rows, in_features, out_features);
     if (capability < 90)
         choice = {TILE_MEDIUM, 1};

@@ -23,7 +23,7 @@ static cuda_ops_status forward_aligned(const skinny_product<T, P, T, P> &p, skin
 {
     if (choice.tile == TILE_SMALL)
         return launch_skinny<typename Tiles::SMALL, true, true, false, true>(p, choice.splits, stream);
-    if (choice.tile == TILE_LARGE && Tiles::LARGE::shared_bytes(false) <= shared_bytes_of_a_block())
+    if (choice.tile == TILE_LARGE && Tiles::LARGE::shared_bytes(false) <= current_device().shared_bytes)
         return launch_skinny<typename Tiles::LARGE, true, true, false, true>(p, choice.splits, stream);
     return launch_skinny<typename Tiles::MEDIUM, true, true, false, true>(p, choice.splits, stream);
 }
@@ -54,7 +54,7 @@ static cuda_ops_status linear_relu_forward(T *output, const T *input, const P *w
     p.m = rows, p.n = out_features, p.k = in_features;
     p.a_pitch = p.b_pitch = in_features, p.output_pitch = out_features;
     p.relu = true, p.aligned = is_skinny_aligned(p);
-    const int capability = compute_capability();
+    const int capability = current_device().capability;
     skinny_choice choice = choose_forward(rows, out_features);
     if (capability < 90)
         choice.splits = 1;

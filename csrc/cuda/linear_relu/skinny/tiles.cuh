@@ -57,13 +57,4 @@ static inline int splits_for(int64_t tiles)
     return splits < 1 ? 1 : splits > LARGEST_CLUSTER ? LARGEST_CLUSTER : (int)splits;
 }
 
-// The most that a block may have on this GPU.
-static inline int shared_bytes_of_a_block()
-{
-    int device = 0, bytes = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return bytes;
-}
-
 #endif

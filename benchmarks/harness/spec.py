@@ -1,0 +1,105 @@
+"""What a bench_<op>.py declares: cases, and the implementations that are timed on them."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import cuda_ops
+
+OURS, PEER = "ours", "peer "
+BESIDE = ("rung ", PEER)
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "tf32": torch.float32,
+}
+# Outputs of the two convolutions of the MNIST CNN, by batch size.
+MNIST_SHAPES = [(64, 32, 28, 28), (64, 64, 14, 14), (1024, 32, 28, 28), (1024, 64, 14, 14)]
+MATRIX_SHAPES = [(8192, 768), (8192, 4096), (8192, 16384)]
+
+
+class BenchError(ValueError):
+    """Its message says in one line what is wrong and what to do."""
+
+
+class Make:
+    """Makes random tensors of the dtype and on the device of a run; floats require grad unless told otherwise."""
+
+    def __init__(self, device, dtype, seed=0):
+        self.device, self.dtype = torch.device(device), dtype
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+
+    def __call__(self, *shape, requires_grad=True) -> Tensor:
+        values = torch.randn(shape, generator=self.generator, device=self.device, dtype=self.dtype)
+        return values.requires_grad_(requires_grad)
+
+    def integers(self, *shape, high) -> Tensor:
+        return torch.randint(0, high, shape, generator=self.generator, device=self.device)
+
+
+@dataclass
+class Implementation:
+    name: str
+    function: Callable
+    prepare: Callable = lambda *args: args
+    """Turns a case's arguments into this implementation's (another layout, an optimizer), before the clock starts."""
+
+
+@dataclass
+class Case:
+    name: str
+    make: Callable[[Make], tuple]
+    elements: tuple[int, int] = (0, 0)
+    """Elements of the dtype that have to be read and written at the least, forward and backward."""
+    flops: tuple[float, float] = (0, 0)
+    bytes: tuple[int, int] = (0, 0)
+    """Bytes beside those elements, such as indices."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Where it is worth waiting for."""
+
+
+@dataclass
+class Bench:
+    op: str
+    cases: list[Case]
+    """The first one is what --quick runs."""
+    native: list[Implementation]
+    ours: Implementation | list[Implementation] | None = None
+    """Default: cuda_ops.functional.<op>. Several, as PyTorch's are, where a layout is the caller's to choose: their
+    names begin with "ours"."""
+    backward: bool = True
+    random: bool = False
+    """Whether the op draws random numbers or works in place, so that results are not compared."""
+    beside: Callable[[torch.device, torch.dtype, "Case"], list[Implementation]] | None = None
+    """What else is timed with a case, and is neither ours nor PyTorch's: rungs of a ladder, peers. Names begin with
+    one of BESIDE."""
+    report: Callable[[list[dict], Path], None] | None = None
+    """Is given all rows and the path of the CSV when it is written: for a table or a plot of its own."""
+
+    def implementations(self) -> list[Implementation]:
+        ours = self.ours
+        if ours is None:
+            if not hasattr(cuda_ops.functional, self.op):
+                raise BenchError(f"cuda_ops.functional has no {self.op} in this build")
+            ours = Implementation("ours", getattr(cuda_ops.functional, self.op))
+        return [*(ours if isinstance(ours, list) else [ours]), *self.native]
+
+
+def elementwise_cases(
+    shapes: Iterable[tuple], streams: tuple[int, int], inputs: int = 1, extra: tuple = ()
+) -> list[Case]:
+    """Cases of an op of `inputs` tensors of one shape, which moves so many such tensors forward and backward."""
+    return [
+        Case(
+            "x".join(map(str, shape)),
+            lambda make, shape=shape: (*(make(*shape) for _ in range(inputs)), *extra),
+            elements=(streams[0] * math.prod(shape), streams[1] * math.prod(shape)),
+        )
+        for shape in shapes
+    ]

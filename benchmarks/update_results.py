@@ -1,0 +1,466 @@
+"""Writes benchmarks/RESULTS.md, and the table of results in README.md, from the committed results.
+
+    python benchmarks/update_results.py [--check]
+
+README's table lies between `<!-- begin: results -->` and `<!-- end: results -->`. With --check nothing is written, and
+the exit status is 1 if a file is not what the results make of it (a test does that).
+"""
+
+import argparse
+import csv
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+GPU = "nvidia-h200"
+PRODUCTS = ["gemm", "matmul", "linear", "linear_gelu", "conv2d"]
+
+
+def load(name):
+    """The JSON of that name among the results, or None where it has not been committed yet."""
+    path = RESULTS / GPU / name
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def nothing_yet(command):
+    return [f"Not measured yet: `{command} --out benchmarks/results` does it."]
+
+
+def table(header, lines):
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines)]
+
+
+def rows(op):
+    lines = [line for line in (RESULTS / GPU / f"{op}.csv").read_text().splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+def mnist():
+    report = load("mnist/report.json")
+    if report is None:
+        return [
+            f"Not measured yet: `python -m cuda_ops mnist --epochs 3 --out benchmarks/results/{GPU}/mnist` does it."
+        ]
+    settings, native = report["settings"], report["backends"]["native"]
+    ours = {name: result for name, result in report["backends"].items() if name != "native"}
+    commit = ((load("check.json") or {}).get("mnist") or {}).get("commit") or report["versions"]["commit"]
+
+    def line(what, number, value):
+        theirs = value(native)
+        return [what, *(number.format(value(r)) for r in ours.values()), number.format(theirs)] + [
+            f"{theirs / value(r):.2f}" for r in ours.values()
+        ]
+
+    def milliseconds(phase):
+        return lambda result: result["milliseconds"][phase]["median"]
+
+    lines = [
+        line(f"{phase}, ms (median)", "{:.3f}", milliseconds(phase))
+        for phase in ("batch load", "forward", "backward", "update", "zero_grad", "whole step")
+    ]
+    if all((result.get("graph_milliseconds") or {}).get("median") for result in report["backends"].values()):
+        name = "whole step as one CUDA graph, ms (median)"
+        lines.append(line(name, "{:.3f}", lambda result: result["graph_milliseconds"]["median"]))
+    lines.append(line("peak memory, MB", "{:.0f}", lambda result: result["peak_memory_bytes"] / 1e6))
+    accuracy = [f"{r['test_accuracy']:.2%}" for r in (*ours.values(), native)]
+    lines.append(["test accuracy", *accuracy, *[""] * len(ours)])
+    names = list(ours) if len(ours) > 1 else ["cuda_ops"]
+    return [
+        f"![MNIST with cuda_ops and with PyTorch, side by side](results/{GPU}/mnist/report.png)",
+        "",
+        f"On one {report['device']['name']}, eager, {settings['dtype']} without TF32, {settings['epochs']} epochs of "
+        f"batches of {settings['batch_size']} (`{report['command']}`, commit `{commit[:7]}`):",
+        "",
+        *table(["", *names, "PyTorch", *(f"PyTorch / {name}" for name in names)], lines),
+    ]
+
+
+def race():
+    """The whole step: PyTorch as most use it, the fastest of PyTorch, the fastest of ours."""
+    report = load("mnist_step.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench mnist")
+    facts, lines = report["facts"], []
+
+    def cell(row):
+        return f"{row['median_us']:,.{1 if row['median_us'] < 1000 else 0}f}"
+
+    for precision in dict.fromkeys(row["precision"] for row in report["rows"]):
+        for batch in sorted({row["batch"] for row in report["rows"] if row["precision"] == precision}):
+            found = {r["variant"]: r for r in report["rows"] if (r["precision"], r["batch"]) == (precision, batch)}
+            theirs, ours = (
+                min((r for r in found.values() if r["ours"] == mine), key=lambda r: r["median_us"], default=None)
+                for mine in (False, True)
+            )
+            if theirs is None or ours is None:
+                continue
+            floor = report["floors"].get(precision, {}).get(str(batch))
+            eager = [found.get(name) for name in ("PyTorch eager NCHW", "fused eager")]
+            lines.append(
+                [
+                    f"{precision}, {batch:,}",
+                    *("–" if row is None else cell(row) for row in eager),
+                    f"{cell(theirs)} ({theirs['variant'].removeprefix('PyTorch ')})",
+                    f"{cell(ours)} ({ours['variant']})",
+                    f"**{theirs['median_us'] / ours['median_us']:.2f}**",
+                    "–" if floor is None else f"{floor:,.1f}",
+                ]
+            )
+    header = ["precision, batch", "PyTorch eager, µs", "fused eager, µs", "fastest PyTorch, µs", "fastest ours, µs"]
+    doubts = ["A quick run, of few samples."] if facts.get("quick") else []
+    if not any("compiled" in row["variant"] for row in report["rows"]):
+        doubts.append("torch.compile, which may be faster than the PyTorch shown, had no part in this run.")
+    for name, run in facts.items():
+        if name.startswith("of "):  # mnist_step.keep_other_precisions
+            doubts.append(f"The rows {name} are of {run}.")
+    if report["left_out"]:
+        kinds = {line.split(",")[0] for line in report["left_out"]}
+        count = len(report["left_out"])
+        missing = "1 time of {} is missing" if count == 1 else f"{count} times of {{}} are missing"
+        doubts.append(f"{missing.format(', '.join(sorted(kinds)))} (see `mnist_step.md`).")
+    return [
+        f"![microseconds a step against the batch size](results/{GPU}/mnist_step.png)",
+        "",
+        f"One training step on one {facts['device']} (PyTorch {facts['torch']}), wall time, medians "
+        f"(`python -m cuda_ops bench mnist`, commit `{facts['commit']}`, {facts['date']}). The floor is the time "
+        "that a copy and torch.mm of this run would need for the bytes and operations that no step can avoid. All: "
+        f"[mnist_step.md](results/{GPU}/mnist_step.md).",
+        "",
+        *table([*header, "PyTorch / ours", "floor, µs"], lines),
+        *(["", *(f"- {line}" for line in doubts)] if doubts else []),
+    ]
+
+
+def goal():
+    """Time to 99 % of the test set."""
+    report = load("mnist_99.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench mnist-99")
+    facts, lines = report["facts"], []
+    for name, result in report["variants"].items():
+        ms, accuracy, cold = result["milliseconds"], result["accuracy"], result["cold_seconds"]
+        lines.append(
+            [
+                name,
+                f"{ms['mean']:.1f} ± {ms['std']:.1f}",
+                f"{100 * accuracy['mean']:.2f} ± {100 * accuracy['std']:.2f}",
+                f"{100 * accuracy['min']:.2f}",
+                f"{result['seeds_at_goal']} of {result['seeds']}",
+                "–" if cold is None else f"{cold:.1f}",
+            ]
+        )
+    return [
+        f"From initial weights to 99 % of the test set, by plain SGD over {report['pictures']:,} images on one "
+        f"{facts['device']}, mean ± standard deviation over seeds; cold counts from the start of the process "
+        f"(`python -m cuda_ops bench mnist-99`, commit `{facts['commit']}`, {facts['date']}):",
+        "",
+        *table(["", "training, ms", "test accuracy, %", "lowest, %", "seeds at 99 %", "cold, s"], lines),
+    ]
+
+
+def check():
+    """What check_gpu.py has written: each step may name a commit of its own, where steps were run at several."""
+    report = load("check.json")
+    if report is None:
+        return ["Not measured yet: `make check-gpu` does it."]
+
+    def at(step):
+        commit = step.get("commit")
+        return f" (commit `{commit[:7]}`)" if commit else ""
+
+    whole = f" at commit `{report['commit'][:7]}`" if report.get("commit") else ""
+    lines = [
+        f"Checked on {report['gpu']}{whole} (PyTorch {report['torch']}, CUDA {report['cuda']}; `make check-gpu`, "
+        f"written to [check.json](results/{GPU}/check.json)):",
+        "",
+    ]
+    for name, what in (("tests", "tests"), ("large", "tests of more than 2³¹ elements")):
+        step = report.get(name) or {}
+        if "passed" in step:
+            counts = f"{step['passed']} passed, {step['failed']} failed, {step['skipped']} skipped"
+            chosen = f" (`pytest {step['arguments']}`)" if "-m " in step.get("arguments", "") else ""
+            lines.append(f"- {what}{chosen}: {counts}{at(step)}")
+        failures = step.get("failures", {})
+        reasons = failures.items() if isinstance(failures, dict) else ((test, "failed") for test in failures)
+        lines += [f"  - {test}: {why}" for test, why in reasons]
+    sanitizer = report.get("sanitizer") or {}
+    for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
+        if tool in sanitizer:
+            found = sanitizer[tool]
+            if not isinstance(found, str):
+                found = "; ".join(f"{ops}: {what.splitlines()[0]}" for ops, what in found.items()) + "; clean elsewhere"
+            version = f" {sanitizer['version']}" if sanitizer.get("version") else ""
+            lines.append(f"- compute-sanitizer{version} {tool}: {found}{at(sanitizer)}")
+    return lines
+
+
+def ratios(op):
+    """{(case, direction): {dtype: (fastest of ours, of PyTorch's variants)}}, in microseconds of GPU time."""
+    cases = {}
+    for row in rows(op):
+        if row["clock"] == "kernel" and not row["implementation"].startswith(("rung ", "peer ")):
+            times = cases.setdefault((row["case"], row["direction"]), {}).setdefault(row["dtype"], {})
+            times[row["implementation"]] = float(row["median_us"])
+    return {
+        key: {
+            dtype: tuple(
+                min(time for name, time in times.items() if name.startswith("ours") == mine) for mine in (True, False)
+            )
+            for dtype, times in by_dtype.items()
+        }
+        for key, by_dtype in cases.items()
+    }
+
+
+def runs_of(names):
+    """The facts of each op's run, as one line an op."""
+    lines = []
+    for op in names:
+        facts = dict(re.findall(r"^# (\w+): (.*)$", (RESULTS / GPU / f"{op}.csv").read_text(), re.MULTILINE))
+        lines.append(f"{op}: `{facts['commit'][:7]}`, {facts['date']}")
+    return "; ".join(lines)
+
+
+def products():
+    """What tensor cores multiply, in all precisions."""
+    names, lines = ["bfloat16", "float16", "tf32", "float32", "float64"], []
+    measured = [op for op in PRODUCTS if (RESULTS / GPU / f"{op}.csv").is_file()]
+    for op in measured:
+        for (case, direction), by_dtype in ratios(op).items():
+            cells = [f"{by_dtype[name][1] / by_dtype[name][0]:.2f}" if name in by_dtype else "–" for name in names]
+            lines.append([f"{op}, {case}", direction, *cells])
+    if not lines:
+        return nothing_yet("python -m cuda_ops bench matmul conv2d")
+    return [
+        "PyTorch's time (cuBLAS; of cuDNN the faster of NCHW and channels_last) over ours on one NVIDIA H200: GPU time "
+        "of one call, from replays of a CUDA graph over inputs that are cold in the L2. Above 1 ours is faster. "
+        f"`python -m cuda_ops bench {' '.join(PRODUCTS)} --dtype bfloat16 --dtype tf32 …`; commits and dates: "
+        f"{runs_of(measured)}.",
+        "",
+        *table(["op, case", "direction", *names], lines),
+    ]
+
+
+def ops():
+    lines, measured = [], []
+    for path in sorted((RESULTS / GPU).glob("*.csv")):
+        if not (ROOT / "benchmarks" / f"bench_{path.stem}.py").is_file() or path.stem in PRODUCTS:
+            continue  # a race, of columns of its own
+        measured.append(path.stem)
+        for (case, direction), by_dtype in ratios(path.stem).items():
+            if "float32" in by_dtype:
+                ours, theirs = by_dtype["float32"]
+                lines.append(
+                    [f"{path.stem}, {case}", direction, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}"]
+                )
+    if not lines:
+        return nothing_yet("python -m cuda_ops bench")
+    return [
+        "GPU time of one call on one NVIDIA H200, float32 without TF32, from replays of a CUDA graph over inputs that "
+        "are cold in the L2. PyTorch's side is the fastest of its variants; below 1 it is ahead. The CSV files hold "
+        "all cases and dtypes, the 10th and 90th percentiles and the wall time of eager calls. "
+        f"`python -m cuda_ops bench`; commits and dates: {runs_of(measured)}.",
+        "",
+        *table(["op, case", "direction", "cuda_ops, µs", "PyTorch, µs", "PyTorch / cuda_ops"], lines),
+    ]
+
+
+def formats():
+    """conv2d by memory format: in which one a model should keep its images."""
+    path = RESULTS / GPU / "conv2d.csv"
+    if not path.is_file():
+        return nothing_yet("python -m cuda_ops bench conv2d --dtype bfloat16 --dtype tf32")
+    cases = {}
+    for row in rows("conv2d"):
+        key = row["case"], row["dtype"], row["direction"], row["clock"]
+        cases.setdefault(key, {})[row["implementation"]] = float(row["median_us"])
+    lines = []
+    for clock in ("kernel", "wall"):
+        chosen = [times for key, times in cases.items() if key[3] == clock and len(times) == 4]
+        if not chosen:
+            continue
+        for name, ours, theirs in (
+            ("NCHW", ["ours"], ["eager"]),
+            ("channels_last", ["ours channels_last"], ["channels_last"]),
+            ("the faster on each side", ["ours", "ours channels_last"], ["eager", "channels_last"]),
+        ):
+            found = sorted(min(times[n] for n in theirs) / min(times[n] for n in ours) for times in chosen)
+            losses = sum(ratio < 1 for ratio in found)
+            what = "GPU time" if clock == "kernel" else "wall time of eager calls"
+            lines.append(
+                [
+                    f"{what}, {name}",
+                    f"{losses} of {len(found)}",
+                    *(f"{r:.2f}" for r in (found[0], found[len(found) // 2], found[-1])),
+                ]
+            )
+    return [
+        "PyTorch's time over ours on one NVIDIA H200, over all cases, dtypes and directions of conv2d's benchmark "
+        f"(`python -m cuda_ops bench conv2d --dtype bfloat16 --dtype tf32`; commit and date: {runs_of(['conv2d'])}). "
+        "Each row compares the two sides in the same memory format, the last of each clock in the format that suits "
+        "each side best.",
+        "",
+        *table(["", "rows below 1", "lowest", "median", "highest"], lines),
+    ]
+
+
+# --- README's table ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Headline:
+    """A row of README's table: one measurement of an op's CSV."""
+
+    what: str
+    op: str
+    case: str
+    dtype: str
+    direction: str
+    ours: tuple[str, ...] = ("ours",)
+    theirs: tuple[str, ...] = ("eager",)
+    clock: str = "kernel"
+
+
+LAST = ("ours channels_last",), ("channels_last",)
+HEADLINES = [
+    Headline(
+        "conv2d 64→64, 56×56, 3×3, bf16, channels_last",
+        "conv2d",
+        "64x64x56x56 to 64, 3x3",
+        "bfloat16",
+        "forward",
+        *LAST,
+    ),
+    Headline("batch_norm 64×64×56×56, fp32, backward", "batch_norm", "64x64x56x56", "float32", "backward"),
+    Headline("cross_entropy 8192×50304, fp32", "cross_entropy", "8192x50304", "float32", "forward"),
+    Headline("matmul 4096³, bf16", "matmul", "4096x4096x4096", "bfloat16", "forward"),
+    Headline("dropout 8192×4096, bf16, backward", "dropout", "8192x4096", "bfloat16", "backward"),
+    Headline(
+        "conv2d 256→512, 56×56, 1×1 stride 2, bf16, NCHW",
+        "conv2d",
+        "64x256x56x56 to 512, 1x1, stride 2",
+        "bfloat16",
+        "forward",
+    ),
+    Headline(
+        "conv2d 1→32, 28×28, 3×3, bf16, as one eager call (wall)",
+        "conv2d",
+        "64x1x28x28 to 32, 3x3",
+        "bfloat16",
+        "forward",
+        clock="wall",
+    ),
+]
+RACES = [("bf16", 64), ("fp32", 1024)]
+
+
+def duration(microseconds):
+    if microseconds >= 10_000:
+        return f"{microseconds / 1000:.1f} ms"
+    return f"{microseconds:,.0f} µs" if microseconds >= 1000 else f"{microseconds:.1f} µs"
+
+
+def headline_rows():
+    """What, ours, PyTorch's, their ratio, and the command, of what has been measured."""
+    lines = []
+    report = load("mnist_step.json") or {"rows": []}
+    for precision, batch in RACES:
+        found = [row for row in report["rows"] if (row["precision"], row["batch"]) == (precision, batch)]
+        sides = [[row for row in found if row["ours"] == mine] for mine in (True, False)]
+        if all(sides):
+            ours, theirs = (min(side, key=lambda row: row["median_us"]) for side in sides)
+            names = ours["variant"], theirs["variant"].removeprefix("PyTorch ")
+            what = f"MNIST training step, {precision}, batch {batch} ({names[0]}; {names[1]})"
+            lines.append((what, ours["median_us"], theirs["median_us"], "bench mnist"))
+    report = load("mnist_99.json")
+    if report:
+        means = {name: 1000 * result["milliseconds"]["mean"] for name, result in report["variants"].items()}
+        ours, theirs = (
+            min((m for name, m in means.items() if name.startswith("PyTorch") != mine), default=None)
+            for mine in (True, False)
+        )
+        if ours and theirs:
+            lines.append(("MNIST CNN trained to 99 %, bf16", ours, theirs, "bench mnist-99"))
+    for line in HEADLINES:
+        if not (RESULTS / GPU / f"{line.op}.csv").is_file():
+            continue
+        key = line.case, line.dtype, line.direction, line.clock
+        found = {
+            row["implementation"]: float(row["median_us"])
+            for row in rows(line.op)
+            if (row["case"], row["dtype"], row["direction"], row["clock"]) == key
+        }
+        ours, theirs = ([found[name] for name in names if name in found] for names in (line.ours, line.theirs))
+        if ours and theirs:
+            lines.append((line.what, min(ours), min(theirs), f"bench {line.op} --dtype {line.dtype}"))
+    return lines
+
+
+def headlines():
+    lines = [
+        [what, duration(ours), duration(theirs), f"**{theirs / ours:.2f}**", f"`{command}`"]
+        for what, ours, theirs, command in headline_rows()
+    ]
+    if not lines:
+        return nothing_yet("python -m cuda_ops bench")
+    return table(["one NVIDIA H200", "cuda_ops", "PyTorch", "PyTorch / cuda_ops", "`python -m cuda_ops …`"], lines)
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+PARTS = {
+    "A training step of the MNIST CNN": race,
+    "To 99 % of MNIST's test set": goal,
+    "MNIST side by side, by phase": mnist,
+    "Matrix products and convolutions": products,
+    "conv2d by memory format": formats,
+    "The other ops": ops,
+    "Checks on the GPU": check,
+}
+INTRODUCTION = """# Results
+
+Written from the files in [results/](results/) by `python benchmarks/update_results.py`; not edited by hand. Each number
+stands beside the command that measures it, the commit and the device. `bench` writes into `runs/bench`; with `--out
+benchmarks/results` into the folder that this page is made from. What was tried on the way, with its effect, is in
+[notes/](notes/).
+
+How it is measured: both sides in one process on the same inputs, in turns, after their results have been compared;
+medians, with the 10th and 90th percentile in the CSV files; PyTorch in the fastest of its variants. GPU time is that of
+replayed CUDA graphs, wall time that of eager calls with the host's part ([harness](harness/__init__.py))."""
+
+
+def results_page():
+    parts = [INTRODUCTION]
+    for title, part in PARTS.items():
+        parts.append("\n".join([f"## {title}", "", *part()]))
+    return "\n\n".join(parts) + "\n"
+
+
+def readme(text):
+    pattern = re.compile(r"(<!-- begin: results -->\n).*?(<!-- end: results -->)", re.DOTALL)
+    body = "\n".join(headlines()) + "\n"
+    text, count = pattern.subn(lambda match: match.group(1) + body + match.group(2), text)
+    if count != 1:
+        sys.exit(f"README.md: expected one pair of <!-- begin: results --> and <!-- end: results -->, got {count}")
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
+    arguments = parser.parse_args()
+    page, front = ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md"
+    new = {page: results_page(), front: readme(front.read_text())}
+    for path, text in new.items():
+        if arguments.check and (not path.is_file() or path.read_text() != text):
+            sys.exit(f"{path.relative_to(ROOT)} is out of date: run python benchmarks/update_results.py")
+        if not arguments.check:
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+// Facts about devices and kernels, kept (see device.h). The tables live until the process ends: a thread may launch
+// while others leave main().
+#include "common/device.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "common/common.cuh"
+
+// Facts of devices from here on are asked for each time.
+static constexpr int KEPT_DEVICES = 64;
+
+namespace
+{
+struct KernelFacts {
+    size_t shared_bytes = 0; // allowed
+    bool clusters_of_16 = false;
+    std::map<std::pair<int, size_t>, int> active_blocks; // of (threads, shared bytes)
+};
+
+struct KernelTable {
+    std::mutex mutex;
+    std::unordered_map<const void *, KernelFacts> kernels[KEPT_DEVICES];
+};
+} // namespace
+
+static KernelTable &kernel_table()
+{
+    static KernelTable *const table = new KernelTable;
+    return *table;
+}
+
+// The current device's number; negative where nothing is kept of it.
+static int kept_device()
+{
+    int device = -1;
+    if (cudaGetDevice(&device) != cudaSuccess) {
+        cudaGetLastError(); // no device: not an error of the next launch
+        return -1;
+    }
+    return device < KEPT_DEVICES ? device : -1;
+}
+
+static cuda_ops_status ask(Device &facts, int device)
+{
+    const auto attribute = [&](int &value, cudaDeviceAttr name) {
+        return cudaDeviceGetAttribute(&value, name, device) == cudaSuccess;
+    };
+    int major = 0, minor = 0;
+    if (!attribute(major, cudaDevAttrComputeCapabilityMajor) || !attribute(minor, cudaDevAttrComputeCapabilityMinor) ||
+        !attribute(facts.multiprocessors, cudaDevAttrMultiProcessorCount) ||
+        !attribute(facts.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin) ||
+        !attribute(facts.multiprocessor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor))
+        return launch_status();
+    facts.capability = 10 * major + minor;
+    return CUDA_OPS_SUCCESS;
+}
+
+extern "C" cuda_ops_status cuda_ops_device_facts_cuda(cuda_ops_device_facts *facts)
+{
+    static Device kept[KEPT_DEVICES];
+    static std::atomic<bool> known[KEPT_DEVICES];
+    static std::mutex mutex;
+    *facts = {};
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess)
+        return launch_status(); // and no error of the next launch
+    if (device < KEPT_DEVICES && known[device].load(std::memory_order_acquire)) {
+        *facts = kept[device];
+        return CUDA_OPS_SUCCESS;
+    }
+    Device found = {};
+    const cuda_ops_status status = ask(found, device);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    *facts = found;
+    if (device >= KEPT_DEVICES)
+        return CUDA_OPS_SUCCESS;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!known[device].load(std::memory_order_relaxed)) {
+        kept[device] = found;
+        known[device].store(true, std::memory_order_release);
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+Device current_device()
+{
+    Device facts;
+    cuda_ops_device_facts_cuda(&facts);
+    return facts;
+}
+
+cudaError_t allow_shared_memory(const void *kernel, size_t bytes)
+{
+    const int device = kept_device();
+    if (device < 0)
+        return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    KernelTable &table = kernel_table();
+    const std::lock_guard<std::mutex> lock(table.mutex);
+    KernelFacts &facts = table.kernels[device][kernel];
+    if (bytes <= facts.shared_bytes)
+        return cudaSuccess;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (error == cudaSuccess)
+        facts.shared_bytes = bytes;
+    return error;
+}
+
+cudaError_t allow_clusters_of_16(const void *kernel)
+{
+    const int device = kept_device();
+    if (device < 0)
+        return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    KernelTable &table = kernel_table();
+    const std::lock_guard<std::mutex> lock(table.mutex);
+    KernelFacts &facts = table.kernels[device][kernel];
+    if (facts.clusters_of_16)
+        return cudaSuccess;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    facts.clusters_of_16 = error == cudaSuccess;
+    return error;
+}
+
+static int ask_active_blocks(const void *kernel, int threads, size_t shared_bytes, cudaError_t *error)
+{
+    int blocks = 0;
+    *error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes);
+    return blocks > 0 ? blocks : 1;
+}
+
+int active_blocks(const void *kernel, int threads, size_t shared_bytes)
+{
+    cudaError_t error;
+    const int device = kept_device();
+    if (device < 0)
+        return ask_active_blocks(kernel, threads, shared_bytes, &error);
+    KernelTable &table = kernel_table();
+    const std::lock_guard<std::mutex> lock(table.mutex);
+    std::map<std::pair<int, size_t>, int> &known = table.kernels[device][kernel].active_blocks;
+    const auto found = known.find({threads, shared_bytes});
+    if (found != known.end())
+        return found->second;
+    const int blocks = ask_active_blocks(kernel, threads, shared_bytes, &error);
+    if (error == cudaSuccess)
+        known[{threads, shared_bytes}] = blocks;
+    return blocks;
+}

@@ -1,0 +1,25 @@
+// conv2d's sm90 path: backward_input with a stride, some stride phases in one launch, in 16 bits. An instance has a
+// file of its own, so that they compile side by side.
+#ifndef CUDA_OPS_CONV2D_SM90_BACKWARD_INPUT_STRIDED_CUH
+#define CUDA_OPS_CONV2D_SM90_BACKWARD_INPUT_STRIDED_CUH
+
+#include "conv2d/sm90/launch.cuh"
+
+template <typename T>
+static cuda_ops_status conv2d_sm90_backward_input_strided_16bit(const ConvProduct *products, int count,
+                                                                ConvDevice device, const ConvPlan &plan)
+{
+#if defined(CUDA_OPS_SM90A)
+    // clang-format off
+    switch (plan.tile) {
+    //                                                       M    N   cluster ping-pong stages
+    case 0: return conv2d_launch_backward_input_strided<Tile<T, 128, 128, 2, 1, true, 5, false, true>>(products, count, device, plan);
+    case 1: return conv2d_launch_backward_input_strided<Tile<T, 128, 64, 2, 1, false, 7, false, true>>(products, count, device, plan);
+    }
+    // clang-format on
+#endif
+    (void)products, (void)count, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+#endif

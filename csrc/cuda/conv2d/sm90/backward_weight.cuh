@@ -1,0 +1,26 @@
+// conv2d's sm90 path: backward_weight, in 16 bits. An instance has a file of its own, so that they compile side by
+// side.
+#ifndef CUDA_OPS_CONV2D_SM90_BACKWARD_WEIGHT_CUH
+#define CUDA_OPS_CONV2D_SM90_BACKWARD_WEIGHT_CUH
+
+#include "conv2d/sm90/launch.cuh"
+
+template <typename T>
+static cuda_ops_status conv2d_sm90_backward_weight_16bit(const ConvProduct &product, ConvDevice device,
+                                                         const ConvPlan &plan)
+{
+#if defined(CUDA_OPS_SM90A)
+    // clang-format off
+    switch (plan.tile) {
+    //                                                             M    N   cluster ping-pong stages
+    case 0: return conv2d_launch_backward_weight<Tile<T, 128, 256, 2, 1, false, 4, true, true>>(product, device, plan);
+    case 1: return conv2d_launch_backward_weight<Tile<T, 128, 192, 2, 1, true, 4, true, true>>(product, device, plan);
+    case 2: return conv2d_launch_backward_weight<Tile<T, 64, 192, 1, 1, true, 5, true, true>>(product, device, plan);
+    }
+    // clang-format on
+#endif
+    (void)product, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+#endif

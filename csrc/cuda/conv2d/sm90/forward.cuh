@@ -1,0 +1,26 @@
+// conv2d's sm90 path: forward, in 16 bits. An instance has a file of its own, so that they compile side by side.
+#ifndef CUDA_OPS_CONV2D_SM90_FORWARD_CUH
+#define CUDA_OPS_CONV2D_SM90_FORWARD_CUH
+
+#include "conv2d/sm90/launch.cuh"
+
+template <typename T>
+static cuda_ops_status conv2d_sm90_forward_16bit(const ConvProduct &product, ConvDevice device, const ConvPlan &plan)
+{
+#if defined(CUDA_OPS_SM90A)
+    // clang-format off
+    switch (plan.tile) {
+    //                                                             M    N   cluster ping-pong stages
+    case 0: return conv2d_launch_forward<Tile<T, 128, 256, 2, 1, false, 4, false, false>>(product, device, plan);
+    case 1: return conv2d_launch_forward<Tile<T, 128, 128, 2, 1, true, 5, false, false>>(product, device, plan);
+    case 2: return conv2d_launch_forward<Tile<T, 128, 64, 2, 1, false, 7, false, false>>(product, device, plan);
+    case 3: return conv2d_launch_forward<Tile<T, 128, 128, 1, 2, false, 5, false, false>>(product, device, plan);
+    case 4: return conv2d_launch_forward<Tile<T, 128, 256, 1, 1, false, 4, false, false>, CONV_SPLIT_K>(product, device, plan);
+    }
+    // clang-format on
+#endif
+    (void)product, (void)device, (void)plan;
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+#endif

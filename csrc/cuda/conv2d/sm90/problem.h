@@ -1,0 +1,79 @@
+// A product of conv2d's sm90 path, its plan and its launchers, for sm90.cu, which makes them, and for the files of
+// instances, which run them.
+#ifndef CUDA_OPS_CONV2D_SM90_PROBLEM_H
+#define CUDA_OPS_CONV2D_SM90_PROBLEM_H
+
+#include "conv2d/relayout.h"
+#include "conv2d/stride_phase.h"
+#include "ptx/tma.cuh"
+
+// A product as the kernel sees it. `source` is the tensor that TMA gathers by im2col: the pixels of `grid` (see
+// PixelGrid), and their taps, which are (0 .. kernel - 1) * dilation further on. Forward and backward_input have a row
+// of the matrix product per pixel, backward_weight has columns of (tap, channel) and sums over pixels.
+struct ConvProduct {
+    PixelGrid grid;
+    const void *source;
+    int64_t kernel_height, kernel_width, dilation_height, dilation_width;
+    int mirrored; // backward_input: tap 0 of the weight is the last tap of the grid
+
+    // `other` is the operand that is not gathered.
+    //   forward, backward_input   the weight as [columns][taps][channels], or, where `weight_by_channel`, as
+    //                             [channels][taps][columns]; result is [pixels][columns]
+    //   backward_weight           grad_output, of 16 bits as [pixels][columns], of TF32 as [columns][pitch]; result is
+    //                             [columns][taps][channels], or float splits of it with channels padded to the tile
+    const void *other;
+    int64_t columns, other_pitch;
+    int weight_by_channel;
+    void *result;
+    int result_is_float; // backward_weight: splits, or padded channels
+    const void *bias;
+    cuda_ops_dtype dtype;
+    cudaStream_t stream;
+
+    // backward_input with a stride: the product of one stride phase (conv2d/stride_phase.h), whose pixels are every
+    // stride-th of the result.
+    bool strided;
+    stride_phase_taps taps_y, taps_x;
+    int64_t result_height, result_width, result_y, result_x, stride_y, stride_x;
+};
+
+// A row of the table of tiles, the splits of k, and how many rows of tiles are scheduled as one band.
+struct ConvPlan {
+    int tile, splits, group;
+    double time; // expected, in microseconds
+};
+
+// Launchers, in a file for each dtype and product. TF32's forward is also its backward_input, of a transposed weight.
+cuda_ops_status conv2d_sm90_forward_bfloat16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_input_bfloat16(const ConvProduct &product, ConvDevice device,
+                                                    const ConvPlan &plan);
+// Stride phases, MOST_PHASES_TOGETHER at most, with the longest sums first.
+static constexpr int MOST_PHASES_TOGETHER = 4;
+cuda_ops_status conv2d_sm90_backward_input_strided_bfloat16(const ConvProduct *products, int count, ConvDevice device,
+                                                            const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_input_strided_float16(const ConvProduct *products, int count, ConvDevice device,
+                                                           const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_input_strided_tf32(const ConvProduct *products, int count, ConvDevice device,
+                                                        const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_weight_bfloat16(const ConvProduct &product, ConvDevice device,
+                                                     const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_forward_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_input_float16(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_weight_float16(const ConvProduct &product, ConvDevice device,
+                                                    const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_forward_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_weight_tf32(const ConvProduct &product, ConvDevice device, const ConvPlan &plan);
+cuda_ops_status conv2d_sm90_backward_weight_stride1_tf32(const ConvProduct &product, ConvDevice device,
+                                                         const ConvPlan &plan);
+
+static inline int64_t conv2d_taps(const ConvProduct &p)
+{
+    return p.kernel_height * p.kernel_width;
+}
+
+static inline int64_t conv2d_pixels(const PixelGrid &g)
+{
+    return g.images * g.grid_height * g.grid_width;
+}
+
+#endif

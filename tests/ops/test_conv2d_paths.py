@@ -1,0 +1,318 @@
+"""conv2d's paths on CUDA, forced and chosen: which takes which call, and that each is right."""
+
+import itertools
+
+import pytest
+import torch
+from support.conv2d_cases import FORMATS, PASSES, TOLERANCE, is_channels_last, native
+from support.opspec import Make, assert_close
+
+from cuda_ops._library import ops
+from cuda_ops.functional import conv2d
+
+pytestmark = pytest.mark.cuda
+
+# batch, input channels, output channels, size, kernel, stride, padding, dilation: what the paths differ in.
+PATH_CASES = [
+    (2, 64, 64, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1)),  # whole rows of 128 bytes in fp16
+    (3, 40, 72, (9, 13), (3, 2), (1, 1), (1, 0), (1, 1)),  # channels that fill no row, columns that fill no tile
+    (2, 8, 24, (17, 11), (5, 3), (1, 1), (2, 1), (1, 2)),  # dilation
+    (5, 264, 136, (7, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # several tiles of columns; of taps and channels
+    (2, 32, 40, (30, 33), (3, 3), (2, 3), (1, 1), (2, 1)),  # strides
+    (1, 16, 8, (5, 33), (1, 3), (1, 1), (3, 4), (1, 1)),  # more padding than kernel
+    (7, 24, 56, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1)),  # a product of matrices
+    (40, 32, 64, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1)),  # more tiles than there are blocks, splits of k
+    (2, 12, 20, (8, 7), (3, 3), (1, 1), (1, 1), (1, 1)),  # channels that TF32 can have, and fp16 cannot
+    (1, 3, 5, (6, 7), (2, 3), (1, 1), (1, 1), (1, 1)),  # and channels of none
+    (1, 32, 40, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1)),  # fewer pixels than one step of k
+    (3, 8, 136, (9, 8), (1, 1), (1, 1), (0, 0), (1, 1)),  # channels that do not fill one step of k
+]
+# Which of the cases each path can do, for 16-bit dtypes: of all passes, or by pass.
+CASES_OF_PATHS = {
+    "simt": {name: set(range(12)) for name in PASSES},
+    "sm90": {name: {*range(8), 10, 11} for name in PASSES},
+    "mma": {name: {*range(8), 10, 11} for name in PASSES},
+    "gemm_1x1": {name: {6, 11} for name in PASSES},
+    "sm90_halo": {
+        "forward": {0, 1, 2, 5, 6, 7, 10, 11},
+        "backward_input": {0, 1, 2, 5, 6, 7, 10, 11},
+        "backward_weight": set(),
+    },
+}
+
+
+@pytest.fixture
+def force(monkeypatch):
+    yield lambda path: monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", path)
+
+
+@pytest.fixture
+def allow_tf32():
+    before = torch.backends.cudnn.allow_tf32
+
+    def allow(allowed):
+        torch.backends.cudnn.allow_tf32 = allowed
+
+    yield allow
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def needs_hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+def needs_ampere():
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs a GPU of compute capability 8.0")
+
+
+def amid_nan(tensor):
+    """The same tensor in the midst of NaN: a kernel that reads beyond its ends shows it."""
+    memory = torch.full((tensor.numel() + 2048,), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    return torch.as_strided(memory, tensor.shape, tensor.stride(), 1024).copy_(tensor)
+
+
+def products_of_passes(case, dtype, weight_format=torch.channels_last, bias=True, groups=1):
+    """For each pass: its name, how conv2d_path is asked about it, the call, and the result in float64."""
+    batch, inputs, outputs, size, kernel, stride, padding, dilation = case
+    make = Make("cuda", dtype)
+    x = amid_nan(make(batch, inputs, *size).to(memory_format=torch.channels_last))
+    w = amid_nan(make(outputs, inputs // groups, *kernel).to(memory_format=weight_format))
+    b = amid_nan(make(outputs)) if bias else None
+    leaves = [t.double().cpu().contiguous().requires_grad_() for t in (x, w)]
+    expected = native(*leaves, b.double().cpu() if bias else None, stride, padding, dilation, groups)
+    g = amid_nan(Make("cuda", dtype, seed=1)(*expected.shape).to(memory_format=torch.channels_last))
+    expected_grads = torch.autograd.grad(expected, leaves, g.double().cpu())
+    parameters = stride, (padding[0], padding[0], padding[1], padding[1]), dilation, groups
+    calls = [
+        lambda: ops.conv2d_forward(x, w, b, *parameters),
+        lambda: ops.conv2d_backward_input(g, w, x.shape, True, *parameters),
+        lambda: ops.conv2d_backward_weight(g, x, w.shape, weight_format == torch.channels_last, *parameters),
+    ]
+    for name, call, result in zip(PASSES, calls, (expected.detach(), *expected_grads), strict=True):
+        yield name, lambda name=name: ops.conv2d_path(x, w, name, *parameters), call, result
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("path", CASES_OF_PATHS)
+def test_forced_paths(path, dtype, force, allow_tf32):
+    """Each path takes what it says it takes, is right there, the same twice, and refuses the rest by name."""
+    if path in ("sm90", "sm90_halo"):
+        needs_hopper()
+    if path == "mma":
+        needs_ampere()
+    allow_tf32(True)
+    force(path)
+    tf32 = dtype == torch.float32 and path != "simt"
+    taken = {name: set() for name in PASSES}
+    for index, case in enumerate(PATH_CASES):
+        for weight_format in FORMATS:
+            for name, asked, call, expected in products_of_passes(case, dtype, weight_format, bias=index % 2 == 0):
+                if asked() == path:
+                    taken[name].add(index)
+                    result = call()
+                    assert_close(result, expected, 1e-3 if tf32 else TOLERANCE[dtype], f"{name} {case} by {path}")
+                    assert torch.equal(result, call())
+                else:
+                    assert asked() == ""
+                    with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV2D_PATH={path} cannot .*{name}"):
+                        call()
+    for name in PASSES:
+        # Twelve channels are whole pieces of 16 bytes in float32 alone.
+        more = {8} if tf32 and path in ("sm90", "sm90_halo", "mma") and CASES_OF_PATHS[path][name] else set()
+        assert taken[name] == CASES_OF_PATHS[path][name] | more, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_halo_of_many_tiles(dtype, force, allow_tf32):
+    """Tiles of one slot, many to a block, again and again: a warpgroup whose warps drift apart once waited for good."""
+    needs_hopper()
+    allow_tf32(True)
+    force("sm90_halo")
+    make = Make("cuda", dtype)
+    x = make(1024, 32, 14, 14).detach().to(memory_format=torch.channels_last)
+    w = make(64, 32, 3, 3).detach().to(memory_format=torch.channels_last)
+    first = conv2d(x, w, padding=1)
+    for _ in range(200):
+        result = conv2d(x, w, padding=1)
+    assert torch.equal(result, first)
+
+
+# Strides, groups, odd channels and long kernels; the groups; and whether the sm90 path can do backward_input.
+STRIDED_CASES = [
+    ((2, 64, 128, (15, 16), (3, 3), (2, 2), (1, 1), (1, 1)), 1, True),  # residues of 4, 2, 2 and 1 taps
+    ((2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)), 1, True),  # and of none
+    ((1, 32, 32, (20, 20), (3, 3), (3, 2), (2, 1), (2, 3)), 1, True),  # dilation with strides
+    ((9, 264, 136, (15, 14), (5, 5), (2, 2), (2, 2), (1, 1)), 1, True),  # several tiles of rows and columns
+    ((2, 16, 16, (6, 5), (2, 2), (5, 7), (0, 1), (1, 1)), 1, False),  # strides beyond the kernel and the input
+    ((3, 48, 96, (11, 12), (3, 3), (1, 1), (1, 1), (1, 1)), 3, False),
+    ((2, 64, 64, (9, 10), (3, 2), (2, 1), (1, 1), (1, 1)), 8, False),  # groups of one 16-byte vector
+    (
+        (2, 8, 21, (9, 10), (3, 3), (1, 1), (1, 1), (1, 1)),
+        1,
+        False,
+    ),  # output channels that fill no vector: forward
+    ((2, 21, 8, (9, 10), (3, 3), (2, 2), (1, 1), (1, 1)), 1, False),  # and of input channels: backward_input
+    (
+        (1, 8, 8, (30, 300), (3, 3), (1, 1), (200, 1), (100, 1)),
+        1,
+        False,
+    ),  # beyond the limits of TMA's im2col descriptors
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case, groups, by_tensor", STRIDED_CASES)
+@pytest.mark.parametrize("path", ["mma", "sm90"])
+def test_strides_and_groups_on_tensor_cores(path, case, groups, by_tensor, dtype, force, allow_tf32):
+    needs_hopper() if path == "sm90" else needs_ampere()
+    allow_tf32(True)
+    force(path)
+    # What is read has channels in whole 16-byte vectors.
+    channels_read = {"forward": (1,), "backward_input": (2,), "backward_weight": (1, 2)}
+    for weight_format in FORMATS:
+        for name, asked, call, expected in products_of_passes(case, dtype, weight_format, groups=groups):
+            if path == "mma":
+                whole = all(case[i] // groups % 8 == 0 for i in channels_read[name])
+                assert asked() == ("mma" if whole else ""), name
+            elif name == "backward_input":
+                assert asked() == ("sm90" if by_tensor else "")
+            if asked() == path:
+                result = call()
+                tolerance = 1e-3 if dtype == torch.float32 else TOLERANCE[dtype]
+                assert_close(result, expected, tolerance, f"{name} {case} of {groups} groups")
+                assert torch.equal(result, call())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2, 64, 96, (8, 9), (1, 1), (2, 2), (0, 0), (1, 1)),
+        (3, 8, 136, (9, 8), (1, 1), (3, 2), (0, 0), (1, 1)),  # rows of the copy that are longer than the output
+        (1, 4, 5, (7, 6), (1, 1), (2, 1), (0, 0), (1, 1)),
+        (40, 132, 200, (14, 13), (1, 1), (1, 2), (0, 0), (1, 1)),  # splits of k, channels past a tile
+        (2, 16, 24, (1, 1), (1, 1), (2, 2), (0, 0), (1, 1)),  # one pixel
+    ],
+)
+def test_strides_by_gemm(case, force, allow_tf32):
+    """TF32's weight gradient of a 1x1 kernel copies what it reads of the input; no other product takes strides."""
+    needs_hopper()
+    force("gemm_1x1")
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        for weight_format in FORMATS:
+            for name, asked, call, expected in products_of_passes(case, torch.float32, weight_format):
+                takes = allowed and name == "backward_weight"
+                assert asked() == ("gemm_1x1" if takes else ""), name
+                if takes:
+                    result = call()
+                    assert_close(result, expected, 1e-3, name)
+                    assert torch.equal(result, call())
+
+
+def test_strides_by_gemm_off_their_alignment(force, allow_tf32):
+    """What cannot be copied by 16-byte vectors takes another path, or the product without a copy."""
+    needs_hopper()
+    allow_tf32(True)
+    for path, stride in ((None, 2), ("gemm_1x1", 1)):
+        if path:
+            force(path)
+        make, parameters = Make("cuda", torch.float32), ((stride, stride), (0,) * 4, (1, 1), 1)
+        x, w, g = make(2, 9, 9, 8), make(24, 8, 1, 1), make(2, 24, *(2 * [(9 - 1) // stride + 1]))
+        x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape).permute(0, 3, 1, 2)
+        assert x.data_ptr() % 16 and is_channels_last(x)
+        result = ops.conv2d_backward_weight(g.to(memory_format=torch.channels_last), x, w.shape, True, *parameters)
+        leaf = w.double().requires_grad_()
+        (expected,) = torch.autograd.grad(native(x.double(), leaf, stride=stride), leaf, g.double())
+        assert_close(result, expected, 1e-3)
+
+
+def test_tf32_is_obeyed(allow_tf32):
+    """Without torch.backends.cudnn.allow_tf32 results are those of float32, and with it they are not."""
+    needs_hopper()
+    for case in (PATH_CASES[0], PATH_CASES[6], PATH_CASES[3]):
+        for allowed in (False, True):
+            allow_tf32(allowed)
+            for name, asked, call, expected in products_of_passes(case, torch.float32):
+                assert asked() in (("sm90", "sm90_halo", "gemm_1x1") if allowed else ("simt", "gemm_1x1"))
+                error = (call().double().cpu() - expected).norm() / expected.norm()
+                assert (1e-5 < error < 1e-3) if allowed else error < TOLERANCE[torch.float32], f"{name} {case}"
+
+
+def test_unknown_path_is_refused(force):
+    image, weight = torch.ones(1, 1, 3, 3, device="cuda"), torch.ones(1, 1, 2, 2, device="cuda")
+    force("banana")
+    with pytest.raises(RuntimeError, match=r"conv2d: expected CUDA_OPS_CONV2D_PATH to be one of simt, .*, got banana"):
+        conv2d(image, weight)
+    with pytest.raises(RuntimeError, match=r"conv2d_path: expected product to be forward, .*, got sideways"):
+        ops.conv2d_path(image, weight, "sideways", (1, 1), (0, 0, 0, 0), (1, 1), 1)
+
+
+def test_choice_of_path(allow_tf32):
+    """By dtype, format, groups, size and channels; what no other path can do is simt's."""
+    needs_hopper()
+
+    def path(
+        dtype, inputs, outputs, size, kernel, name="forward", image_format=torch.channels_last, groups=1, stride=1
+    ):
+        image = torch.empty(2, inputs, size, size, device="cuda", dtype=dtype).to(memory_format=image_format)
+        weight = torch.empty(outputs, inputs // groups, kernel, kernel, device="cuda", dtype=dtype)
+        return ops.conv2d_path(image, weight, name, (stride,) * 2, (kernel // 2,) * 4, (1, 1), groups)
+
+    allow_tf32(True)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert path(dtype, 64, 64, 56, 3) == "sm90_halo"
+        assert path(dtype, 64, 64, 56, 3, "backward_input") == "sm90_halo"
+        assert path(dtype, 64, 64, 56, 3, "backward_weight") == "sm90"
+        for name in PASSES:
+            assert path(dtype, 256, 256, 14, 3, name) == "sm90"
+            tf32_weight = dtype == torch.float32 and name == "backward_weight"
+            assert path(dtype, 256, 256, 14, 1, name) == ("sm90" if tf32_weight else "gemm_1x1")
+            assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
+            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "simt")
+            assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
+            assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
+            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "simt"
+        assert path(dtype, 64, 256, 14, 1, "backward_weight", stride=2) == (
+            "gemm_1x1" if dtype == torch.float32 else "sm90"
+        )
+    allow_tf32(False)
+    assert path(torch.float32, 256, 256, 14, 3) == "simt"
+    assert path(torch.float64, 256, 256, 14, 3) == "simt"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_contiguous_images_are_copied_where_it_pays(dtype, allow_tf32):
+    """Large convolutions of contiguous tensors, or of one of each, take tensor cores, and keep their formats."""
+    needs_hopper()
+    allow_tf32(True)
+    parameters = (1, 1), (1, 1, 1, 1), (1, 1), 1
+    for formats in itertools.product(FORMATS, FORMATS):
+        make = Make("cuda", dtype)
+        image = make(16, 128, 14, 14).to(memory_format=formats[0])
+        weight = make(128, 128, 3, 3)
+        grad = make(16, 128, 14, 14).to(memory_format=formats[1])
+        assert all(ops.conv2d_path(image, weight, name, *parameters) == "sm90" for name in PASSES)
+        leaves = [t.double().cpu().contiguous().requires_grad_() for t in (image, weight)]
+        expected = native(*leaves, padding=1)
+        expected_grads = torch.autograd.grad(expected, leaves, grad.double().cpu())
+        results = [
+            ops.conv2d_forward(image, weight, None, *parameters),
+            ops.conv2d_backward_input(grad, weight, image.shape, formats[0] == torch.channels_last, *parameters),
+            ops.conv2d_backward_weight(grad, image, weight.shape, False, *parameters),
+        ]
+        for name, result, wanted in zip(PASSES, results, (expected.detach(), *expected_grads), strict=True):
+            assert_close(result, wanted, 1e-3 if dtype == torch.float32 else TOLERANCE[dtype], name)
+        assert [is_channels_last(r) for r in results] == [formats[0] == torch.channels_last] * 2 + [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_contiguous_images_of_1x1_kernels_are_copied_too(dtype, allow_tf32):
+    needs_hopper()
+    image, weight = (torch.empty(shape, device="cuda", dtype=dtype) for shape in ((64, 256, 28, 28), (512, 256, 1, 1)))
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        expected = "gemm_1x1" if allowed or dtype == torch.float16 else "simt"
+        for name in PASSES:
+            assert ops.conv2d_path(image, weight, name, (1, 1), (0,) * 4, (1, 1), 1) == expected

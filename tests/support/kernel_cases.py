@@ -1,0 +1,229 @@
+"""One small case of every kernel, for compute-sanitizer:
+
+    PYTHONPATH=.:tests python -m support.kernel_cases [--list] [case ...]
+
+Each op's small samples and its odd-sized ones (or those that its specification names), in every dtype, float32 with and
+without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
+then conv2d's paths, each forced in a case of its own, since these are the longest, the optimizer, and the rungs of the
+GEMM ladder. --list prints the cases' names. Values are the tests' business, not this program's: it only has to reach
+the kernels.
+"""
+
+import functools
+import itertools
+import os
+import sys
+import time
+
+import torch
+
+from support.opspec import Make, as_tuple, load_specs
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# The ops that have other kernels for float32 where TF32 is allowed.
+TF32 = {"conv2d", "conv_bn_relu_pool", "linear", "linear_relu", "matmul"}
+# compute-sanitizer slows a kernel by two orders of magnitude: the largest samples are for the tests.
+LARGEST = 20_000
+
+
+def run(spec, sample):
+    outputs = [o for o in as_tuple(spec.function(*sample.args, **sample.kwargs)) if o.requires_grad]
+    inputs = sample.differentiable()
+    if not (outputs and inputs):
+        return
+    torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+
+
+def channels_last(tensor):
+    if tensor.dim() != 4:
+        return tensor
+    return tensor.detach().contiguous(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
+
+
+def run_spec(spec):
+    for dtype, tf32 in [*((dtype, False) for dtype in DTYPES), *((torch.float32, True) for _ in TF32 & {spec.name})]:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+        make = Make("cuda", dtype, requires_grad=True)
+        samples = [*spec.small_samples(make), *spec.samples(make)]
+        for sample in samples if spec.kernel_samples is None else spec.kernel_samples(make):
+            if max(t.numel() for t in sample.tensors()) > LARGEST:
+                continue
+            run(spec, sample)
+            if spec.kernel_samples is None and any(t.dim() == 4 for t in sample.tensors()):
+                run(spec, sample.map(channels_last))
+
+
+def run_optimizer():
+    import cuda_ops
+
+    for dtype in DTYPES:
+        parameters = [torch.randn(n, device="cuda", dtype=dtype, requires_grad=True) for n in (0, 1, 33, 1025)]
+        for options in ({}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, {"maximize": True}):
+            optimizer = cuda_ops.optim.SGD(parameters, lr=0.1, **options)
+            for _ in range(2):
+                for parameter in parameters:
+                    parameter.grad = torch.randn_like(parameter)
+                optimizer.step()
+
+
+def run_rungs():
+    """Each rung of the GEMM ladder, at a size that no tile divides and at one that whole tiles do."""
+    from cuda_ops.functional import matmul
+    from cuda_ops.ladder import gemm
+
+    for rung in gemm.rungs.values():
+        if rung.device != "cuda":
+            continue
+        for dtype, tf32, (m, n, k) in itertools.product(DTYPES, [False, True], [(35, 79, 19), (136, 264, 96)]):
+            if tf32 and dtype != torch.float32:
+                continue
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            a, b = torch.randn(m, k, device="cuda").to(dtype), torch.randn(n, k, device="cuda").to(dtype)
+            for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T)):
+                if rung.runs(*operands):
+                    rung(*operands)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for m in (60, 124):  # rung 10's tiles for batches
+        a, b = torch.randn(300, m, 36, device="cuda"), torch.randn(300, 36, 60, device="cuda")
+        matmul(a, b)
+        matmul(a, b.mT.contiguous().mT)
+
+
+def run_conv_path(path, dtype, channels, kernel, size=(9, 7), groups=1, memory_format=torch.channels_last, stride=1):
+    """The products of one convolution that the path can make, at a size that no tile divides."""
+    from cuda_ops._library import ops
+
+    inputs, outputs = channels
+    last = memory_format == torch.channels_last
+    image = torch.randn(2, inputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
+    weight = torch.randn(outputs, inputs // groups, kernel, kernel, device="cuda").to(dtype)
+    bias = torch.randn(outputs, device="cuda").to(dtype)
+    padding = kernel // 2
+    size = [(extent + 2 * padding - kernel) // stride + 1 for extent in size]
+    grad = torch.randn(2, outputs, *size, device="cuda").to(dtype).to(memory_format=memory_format)
+    parameters = (stride,) * 2, (padding,) * 4, (1, 1), groups
+    os.environ["CUDA_OPS_CONV2D_PATH"] = path
+    for name, op, arguments in [
+        ("forward", ops.conv2d_forward, (image, weight, bias)),
+        ("backward_input", ops.conv2d_backward_input, (grad, weight, image.shape, last)),
+        ("backward_weight", ops.conv2d_backward_weight, (grad, image, weight.shape, last)),
+    ]:
+        if ops.conv2d_path(image, weight, name, *parameters) == path:
+            op(*arguments, *parameters)
+    del os.environ["CUDA_OPS_CONV2D_PATH"]
+
+
+def run_tensor_cores(path):
+    """conv2d's paths that are tiles of a matrix product: sizes and channels that no tile divides."""
+    torch.backends.cudnn.allow_tf32 = True
+    for dtype, kernel in itertools.product(DTYPES, [1, 3]):
+        run_conv_path(path, dtype, (40, 72), kernel)
+    if path in ("gemm_1x1", "sm90", "mma"):
+        for dtype, kernel, groups in itertools.product(DTYPES, [1, 3], [1, 3]):
+            run_conv_path(path, dtype, (24, 168), kernel, groups=groups, stride=2)
+
+
+# Sizes whose rows are whole 16-byte vectors, and others; in either memory format.
+DIRECT = list(itertools.product([(9, 7), (10, 24)], [torch.contiguous_format, torch.channels_last]))
+
+
+def run_few_channels():
+    for dtype, allowed in [
+        (torch.float32, False),
+        (torch.float32, True),
+        (torch.float16, True),
+        (torch.bfloat16, True),
+    ]:
+        torch.backends.cudnn.allow_tf32 = allowed
+        for (size, memory_format), (channels, kernel) in itertools.product(
+            DIRECT, [((1, 33), 3), ((3, 64), 7), ((3, 40), 3), ((4, 8), 1), ((3, 8), 5)]
+        ):
+            run_conv_path("few_channels", dtype, channels, kernel, size, 1, memory_format)
+        # Rows so long that the data gradient goes down the image in a loop.
+        run_conv_path("few_channels", dtype, (3, 8), 3, (9, 230), 1, torch.contiguous_format)
+        for (size, memory_format), kernel in itertools.product(DIRECT, [7, 3]):
+            run_conv_path("few_channels", dtype, (3, 40), kernel, size, 1, memory_format, stride=2)
+
+
+def run_depthwise():
+    for dtype, (size, memory_format) in itertools.product(DTYPES, DIRECT):
+        for channels, kernel in [((36, 36), 3), ((68, 68), 5), ((8, 8), 7), ((3, 6), 3), ((3, 3), 1)]:
+            run_conv_path("depthwise", dtype, channels, kernel, size, channels[0], memory_format)
+
+
+def run_plans():
+    """Each tile of rungs 11 (float64), 13, 14 and 15, with k whole and cut, at a size that no tile divides; a batch."""
+    from cuda_ops._library import ops
+
+    plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
+    plans += [(13, tile, 1, 0) for tile in range(16, 21)]  # two blocks to a tile, in a cluster
+    plans += [(14, tile, splits, swapped) for tile in range(3) for splits in (1, 2) for swapped in (0, 1)]
+    for plan, dtype in itertools.product(plans, [torch.float32, torch.float16, torch.bfloat16]):
+        a, b = (torch.randn(lines, 200, device="cuda").to(dtype) for lines in (72, 136))
+        for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):
+            try:
+                ops.gemm_planned(*operands, plan, allow_tf32=True)
+            except NotImplementedError:  # not for this dtype and these storage orders
+                continue
+    # More tiles than two a multiprocessor, so that blocks loop over them.
+    for tile, dtype in itertools.product(range(4, 8), [torch.float32, torch.bfloat16]):
+        a, b = (torch.randn(300, 16, 72, device="cuda").to(dtype) for _ in range(2))
+        for operands in ((a, b.mT), (a.mT, b), (a, b.mT.contiguous())):
+            try:
+                ops.gemm_planned(*operands, (13, tile, 1, 0), allow_tf32=True)
+            except NotImplementedError:
+                continue
+    for tile, splits in itertools.product(range(3), (1, 2)):
+        a, b = (torch.randn(lines, 200, device="cuda", dtype=torch.float64) for lines in (72, 134))
+        for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):
+            ops.gemm_planned(*operands, (11, tile, splits, 0))
+    for tile, splits, dtype in itertools.product(range(6), (1, 4), [torch.float32, torch.float64]):
+        a, b = (torch.randn(lines, 200, device="cuda", dtype=dtype) for lines in (72, 134))
+        for operands in ((a, b.T), (a, b.T.contiguous()), (a.T.contiguous().T, b.T.contiguous())):
+            ops.gemm_planned(*operands, (15, tile, splits, 0))
+
+
+def run_mnist_step():
+    """Images that two blocks share, where some have none; images of a block alone, where some have two or none; and
+    in rounds, where blocks have four or five. Two steps, so that all phases repeat."""
+    import cuda_ops
+    from cuda_ops.models import MnistCNN
+    from cuda_ops.training import MnistStep
+
+    for batch in (5, 130, 70, 600):
+        if MnistStep.why_not("cuda", batch) is not None:
+            continue
+        model = MnistCNN("fused").cuda()
+        images = torch.randint(256, (100, 28, 28), dtype=torch.uint8, device="cuda")
+        labels = torch.randint(10, (100,), device="cuda")
+        step = MnistStep(model, cuda_ops.optim.SGD(model.parameters(), lr=0.01), images, labels, label_smoothing=0.1)
+        step(torch.randint(100, (2, batch), device="cuda"))
+
+
+CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
+for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma"):
+    CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
+CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
+CASES |= {"sgd": run_optimizer, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
+
+
+def main():
+    if "--list" in sys.argv[1:]:
+        print("\n".join(CASES))
+        return
+    chosen = sys.argv[1:] or list(CASES)
+    if unknown := [name for name in chosen if name not in CASES]:
+        sys.exit(f"there is no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    # Backward in this thread. A thread of PyTorch's autograd that waits for Python while the process ends is killed by
+    # Python in the midst of C++ ("terminate called without an active exception", pytorch/pytorch#38228), which the
+    # sanitizer, under which all is slow, makes likely.
+    torch.autograd.set_multithreading_enabled(False)
+    for name in chosen:
+        start = time.perf_counter()
+        CASES[name]()
+        torch.cuda.synchronize()
+        print(f"# {name}: {time.perf_counter() - start:.1f} s\n{name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""RESULTS.md and README's table: made of the files that the commands write, and tolerant of those that are missing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import harness  # noqa: E402
+import mnist_99  # noqa: E402
+import mnist_report  # noqa: E402
+import mnist_step  # noqa: E402
+import update_results  # noqa: E402
+
+FACTS = {"device": "Test GPU", "torch": "2.0", "commit": "abc1234", "date": "2026-01-01 00:00 UTC"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder of results."""
+    monkeypatch.setattr(update_results, "RESULTS", tmp_path)
+    (tmp_path / update_results.GPU).mkdir()
+    return tmp_path / update_results.GPU
+
+
+def step_row(variant, median, batch=64, ours=False):
+    return {"precision": "bf16", "batch": batch, "variant": variant, "ours": ours, "samples": 3} | {
+        f"{name}_us": median for name in ("median", "p10", "p90")
+    }
+
+
+def test_without_results_every_part_names_its_command(folder):
+    for part in update_results.PARTS.values():
+        (line,) = part()
+        assert line.startswith("Not measured yet: `")
+
+
+def test_race(folder):
+    rows = [
+        step_row("PyTorch eager NCHW", 2000.0),
+        step_row("PyTorch compiled, graph", 200.0),
+        step_row("fused eager", 800.4, ours=True),
+        step_row("fused graph", 50.0, ours=True),
+        step_row("PyTorch eager NCHW", 9000.0, batch=1024),
+    ]
+    race = mnist_step.Race(FACTS, rows, {"bf16": {64: 12.34}}, left_out=["fused graph, bf16, batch 1024: too late"])
+    mnist_report.write(race, folder)
+    lines = update_results.race()
+    assert "| bf16, 64 | 2,000 | 800.4 | 200.0 (compiled, graph) | 50.0 (fused graph) | **4.00** | 12.3 |" in lines
+    assert not any("1,024" in line for line in lines if line.startswith("|"))  # nothing to compare with
+    assert lines[-1] == "- 1 time of fused graph is missing (see `mnist_step.md`)."
+    text = "\n".join(lines)
+    assert "quick" not in text
+    assert "torch.compile" not in text
+    # The CSV beside it is no op's.
+    assert update_results.ops()[0].startswith("Not measured yet")
+
+
+def test_race_says_what_it_lacks(folder):
+    rows = [step_row("PyTorch graph", 200.0), step_row("fused graph", 50.0, ours=True)]
+    mnist_report.write(mnist_step.Race({**FACTS, "quick": "yes"}, rows), folder)
+    lines = update_results.race()
+    assert "| bf16, 64 | – | – | 200.0 (graph) | 50.0 (fused graph) | **4.00** | – |" in lines
+    assert "- A quick run, of few samples." in lines
+    assert any(line.startswith("- torch.compile, which may be faster") for line in lines)
+
+
+def test_time_to_99_percent(folder):
+    variant = {
+        "seeds": 2,
+        "milliseconds": mnist_99.statistics_of([40.0, 42.0]),
+        "accuracy": mnist_99.statistics_of([0.9900, 0.9910]),
+        "seeds_at_goal": 2,
+        "cold_seconds": None,
+    }
+    found = {"facts": FACTS, "pictures": 70400, "variants": {"fused bf16": variant}}
+    (folder / "mnist_99.json").write_text(json.dumps(found))
+    lines = update_results.goal()
+    assert "| fused bf16 | 41.0 ± 1.4 | 99.05 ± 0.07 | 99.00 | 2 of 2 | – |" in lines
+    assert "70,400 images on one Test GPU" in lines[0]
+
+
+@pytest.mark.parametrize("failures", [["tests/a.py::b"], {"tests/a.py::b": "failed"}])
+def test_check_in_both_forms(folder, failures):
+    """As check_gpu.py writes it, and of steps that ran at commits of their own."""
+    whole = isinstance(failures, list)
+    step = {"passed": 3, "failed": 1, "skipped": 2, "failures": failures} | ({} if whole else {"commit": "f" * 40})
+    report = {
+        "gpu": "Test GPU",
+        "torch": "2.0",
+        "cuda": "13.0",
+        "tests": step,
+        "sanitizer": {"memcheck": {"add2": "1"}},
+    }
+    (folder / "check.json").write_text(json.dumps(report | ({"commit": "e" * 40} if whole else {})))
+    lines = update_results.check()
+    assert ("at commit `eeeeeee`" in lines[0]) == whole
+    assert lines[2:] == [
+        "- tests: 3 passed, 1 failed, 2 skipped" + ("" if whole else " (commit `fffffff`)"),
+        "  - tests/a.py::b: failed",
+        "- compute-sanitizer memcheck: add2: 1; clean elsewhere",
+    ]
+
+
+def test_mnist_of_three_backends(folder):
+    phases = ("batch load", "forward", "backward", "update", "zero_grad", "whole step")
+
+    def backend(milliseconds):
+        return {
+            "milliseconds": {phase: {"median": milliseconds} for phase in phases},
+            "graph_milliseconds": {"median": milliseconds / 10},
+            "peak_memory_bytes": 1e6 * milliseconds,
+            "test_accuracy": 0.98,
+        }
+
+    (folder / "mnist").mkdir()
+    report = {
+        "device": {"name": "Test GPU"},
+        "versions": {"commit": "abcdef123"},
+        "command": "python -m cuda_ops mnist",
+        "settings": {"dtype": "float32", "epochs": 3, "batch_size": 128},
+        "backends": {"fused": backend(1.0), "custom": backend(2.0), "native": backend(4.0)},
+    }
+    (folder / "mnist" / "report.json").write_text(json.dumps(report))
+    lines = update_results.mnist()
+    assert "commit `abcdef1`" in lines[2]
+    assert "|  | fused | custom | PyTorch | PyTorch / fused | PyTorch / custom |" in lines
+    assert "| whole step, ms (median) | 1.000 | 2.000 | 4.000 | 4.00 | 2.00 |" in lines
+    assert "| whole step as one CUDA graph, ms (median) | 0.100 | 0.200 | 0.400 | 4.00 | 2.00 |" in lines
+    assert "| test accuracy | 98.00% | 98.00% | 98.00% |  |  |" in lines
+
+
+def op_rows(folder, op, times):
+    """A CSV of one case: {implementation: GPU time}."""
+    case = next(line for line in update_results.HEADLINES if line.op == op)
+    rows = [
+        [op, case.case, case.dtype, case.direction, case.clock, name, us, us, us, 5, "cold", 1, 1, 50]
+        for name, us in times.items()
+    ]
+    rows = [dict(zip(harness.COLUMNS, row, strict=True)) for row in rows]
+    harness.write_csv(folder / f"{op}.csv", rows, FACTS)
+    return case
+
+
+def test_headlines_show_wins_and_losses(folder):
+    mnist_report.write(
+        mnist_step.Race(FACTS, [step_row("PyTorch graph", 200.0), step_row("one kernel", 25.0, ours=True)]), folder
+    )
+    win = op_rows(folder, "batch_norm", {"ours": 10.0, "eager": 25.0})
+    loss = op_rows(folder, "dropout", {"ours": 2000.0, "eager": 1000.0, "rung 1": 1.0})
+    lines = update_results.headlines()
+    assert (
+        "| MNIST training step, bf16, batch 64 (one kernel; graph) | 25.0 µs | 200.0 µs | **8.00** | `bench mnist` |"
+        in lines
+    )
+    assert f"| {win.what} | 10.0 µs | 25.0 µs | **2.50** | `bench batch_norm --dtype float32` |" in lines
+    assert f"| {loss.what} | 2,000 µs | 1,000 µs | **0.50** | `bench dropout --dtype bfloat16` |" in lines
+    assert len(lines) == 5
+
+
+def test_formats_are_compared_like_with_like(folder):
+    times = {"ours": 20.0, "ours channels_last": 5.0, "eager": 10.0, "channels_last": 8.0}
+    op_rows(folder, "conv2d", times)
+    lines = update_results.formats()
+    assert "| GPU time, NCHW | 1 of 1 | 0.50 | 0.50 | 0.50 |" in lines
+    assert "| GPU time, channels_last | 0 of 1 | 1.60 | 1.60 | 1.60 |" in lines
+    assert "| GPU time, the faster on each side | 0 of 1 | 1.60 | 1.60 | 1.60 |" in lines
+
+
+def test_readme_needs_its_markers():
+    text = "before\n<!-- begin: results -->\nold\n<!-- end: results -->\nafter\n"
+    new = update_results.readme(text)
+    assert new.startswith("before\n<!-- begin: results -->\n|") and new.endswith("<!-- end: results -->\nafter\n")
+    assert "old" not in new
+    with pytest.raises(SystemExit, match="expected one pair"):
+        update_results.readme("none")
