@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
 import torch  # noqa: E402
-from harness import DTYPES, BenchError, Make  # noqa: E402
+from harness.spec import DTYPES, BenchError, Make  # noqa: E402
 
 CHUNK = 1 << 26
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from .._arguments import expect, flag, number
+from .._arguments import check_tensors, check_tensors_or_none, expect, flag, number
 from .._autograd import autograd_function
 from .._fakes import register_fake
 from .._library import library
@@ -244,20 +244,23 @@ def _batch_norm(input, running_mean, running_var, num_batches_tracked, weight, b
     """The functional, with the number of batches, which training counts."""
     if (eps if type(eps) is float else number("batch_norm", "eps", eps)) <= 0.0:
         raise ValueError(f"batch_norm: expected eps to be positive, got {eps}")
-    if not flag("batch_norm", "training", training):
-        if running_mean is None or running_var is None:
-            name = "running_mean" if running_mean is None else "running_var"
-            raise RuntimeError(f"batch_norm: {name} must be defined in evaluation mode")
+    training = flag("batch_norm", "training", training)
+    if isinstance(running_mean, Tensor) and isinstance(running_var, Tensor):
+        if training:
+            return batch_norm_forward_tracking(
+                input, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps
+            )[0]
         number("batch_norm", "momentum", momentum)
         return batch_norm_forward_inference(input, weight, bias, running_mean, running_var, eps)
-    if running_mean is None and running_var is None:
-        number("batch_norm", "momentum", momentum)
-        return batch_norm_forward_training(input, weight, bias, eps)[0]
-    if running_mean is None or running_var is None:
+    check_tensors("batch_norm", input=input)
+    check_tensors_or_none("batch_norm", running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    number("batch_norm", "momentum", momentum)
+    if not training:
+        name = "running_mean" if running_mean is None else "running_var"
+        raise RuntimeError(f"batch_norm: {name} must be defined in evaluation mode")
+    if running_mean is not None or running_var is not None:
         raise ValueError("batch_norm: running_mean and running_var must either both be None or neither be None")
-    return batch_norm_forward_tracking(
-        input, weight, bias, running_mean, running_var, num_batches_tracked, momentum, eps
-    )[0]
+    return batch_norm_forward_training(input, weight, bias, eps)[0]
 
 
 class _Forward:

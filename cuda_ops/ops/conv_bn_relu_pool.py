@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .._arguments import check_tensors, expect, integer, number, pair
+from .._arguments import check_tensors, check_tensors_or_none, expect, integer, number, pair
 from .._fakes import register_fake
 from .._library import library, ops
 from .._modules import buffer, parameter
@@ -384,7 +384,10 @@ def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, trainin
             input, weight, bias, bn_weight, bn_bias, mean, variance, batches, momentum, eps, geometry
         )[0]
     number(OP, "momentum", momentum)
-    if mean is None or variance is None:
+    if not (isinstance(mean, Tensor) and isinstance(variance, Tensor)):
+        check_tensors_or_none(
+            OP, bias=bias, running_mean=mean, running_var=variance, bn_weight=bn_weight, bn_bias=bn_bias
+        )
         name = "running_mean" if mean is None else "running_var"
         raise RuntimeError(f"{OP}: {name} must be defined in evaluation mode")
     return conv_bn_relu_pool_inference(input, weight, bias, bn_weight, bn_bias, mean, variance, eps, geometry)

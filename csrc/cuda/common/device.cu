@@ -15,6 +15,11 @@ static constexpr int KEPT_DEVICES = 64;
 
 namespace
 {
+struct DeviceRecord {
+    Device facts;
+    int multiprocessor_shared_bytes;
+};
+
 struct KernelFacts {
     size_t shared_bytes = 0; // allowed
     bool clusters_of_16 = false;
@@ -44,39 +49,39 @@ static int kept_device()
     return device < KEPT_DEVICES ? device : -1;
 }
 
-static cuda_ops_status ask(Device &facts, int device)
+static cuda_ops_status ask(DeviceRecord &record, int device)
 {
     const auto attribute = [&](int &value, cudaDeviceAttr name) {
         return cudaDeviceGetAttribute(&value, name, device) == cudaSuccess;
     };
     int major = 0, minor = 0;
     if (!attribute(major, cudaDevAttrComputeCapabilityMajor) || !attribute(minor, cudaDevAttrComputeCapabilityMinor) ||
-        !attribute(facts.multiprocessors, cudaDevAttrMultiProcessorCount) ||
-        !attribute(facts.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin) ||
-        !attribute(facts.multiprocessor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor))
+        !attribute(record.facts.multiprocessors, cudaDevAttrMultiProcessorCount) ||
+        !attribute(record.facts.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin) ||
+        !attribute(record.multiprocessor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor))
         return launch_status();
-    facts.capability = 10 * major + minor;
+    record.facts.capability = 10 * major + minor;
     return CUDA_OPS_SUCCESS;
 }
 
-extern "C" cuda_ops_status cuda_ops_device_facts_cuda(cuda_ops_device_facts *facts)
+static cuda_ops_status current_record(DeviceRecord *record)
 {
-    static Device kept[KEPT_DEVICES];
+    static DeviceRecord kept[KEPT_DEVICES];
     static std::atomic<bool> known[KEPT_DEVICES];
     static std::mutex mutex;
-    *facts = {};
+    *record = {};
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess)
         return launch_status(); // and no error of the next launch
     if (device < KEPT_DEVICES && known[device].load(std::memory_order_acquire)) {
-        *facts = kept[device];
+        *record = kept[device];
         return CUDA_OPS_SUCCESS;
     }
-    Device found = {};
+    DeviceRecord found = {};
     const cuda_ops_status status = ask(found, device);
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    *facts = found;
+    *record = found;
     if (device >= KEPT_DEVICES)
         return CUDA_OPS_SUCCESS;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -87,11 +92,26 @@ extern "C" cuda_ops_status cuda_ops_device_facts_cuda(cuda_ops_device_facts *fac
     return CUDA_OPS_SUCCESS;
 }
 
+extern "C" cuda_ops_status cuda_ops_device_facts_cuda(cuda_ops_device_facts *facts)
+{
+    DeviceRecord record;
+    const cuda_ops_status status = current_record(&record);
+    *facts = record.facts;
+    return status;
+}
+
 Device current_device()
 {
-    Device facts;
-    cuda_ops_device_facts_cuda(&facts);
-    return facts;
+    DeviceRecord record;
+    current_record(&record);
+    return record.facts;
+}
+
+int multiprocessor_shared_bytes()
+{
+    DeviceRecord record;
+    current_record(&record);
+    return record.multiprocessor_shared_bytes;
 }
 
 cudaError_t allow_shared_memory(const void *kernel, size_t bytes)

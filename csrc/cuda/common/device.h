@@ -13,6 +13,9 @@ typedef cuda_ops_device_facts Device;
 // The current device. Zeros if there is none; that is no error of the next launch then.
 Device current_device();
 
+// The shared memory of one of its multiprocessors, which the blocks on it have between them.
+int multiprocessor_shared_bytes();
+
 // Lets `kernel` be launched on the current device with up to `bytes` of dynamic shared memory, and never with less than
 // it was allowed before: the attribute is the kernel's, and another thread's launch may need more.
 cudaError_t allow_shared_memory(const void *kernel, size_t bytes);

@@ -32,13 +32,6 @@ static constexpr Answer NEEDS_HALVES = {"takes float16 and bfloat16 alone"};
 static constexpr Answer NEEDS_ALIGNMENT = {"a tensor is not aligned to 16 bytes"};
 static constexpr Answer NOT_COMPILED = {"this build has no code for sm_90a"};
 
-// In the files of sm_90a alone: whether they have kernels in this build.
-#ifdef CUDA_OPS_SM90A
-static constexpr bool HAS_SM90A = true;
-#else
-static constexpr bool HAS_SM90A = false;
-#endif
-
 // A row. Pointers in a call are NULL where only its sizes are asked about, and count as aligned then.
 template <typename Call>
 struct Path {

@@ -41,7 +41,7 @@ static inline int spread_bytes(int bytes, int64_t blocks)
     const int64_t each = ceil_div(blocks, device.multiprocessors);
     if (each < 1 || each > MOST_EACH)
         return bytes;
-    const int share = device.multiprocessor_shared_bytes / ((int)each + 1);
+    const int share = multiprocessor_shared_bytes() / ((int)each + 1);
     const int spread = share < device.shared_bytes ? share : device.shared_bytes;
     return spread > bytes ? spread : bytes;
 }

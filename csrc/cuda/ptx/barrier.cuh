@@ -9,6 +9,12 @@ __device__ __forceinline__ void bar_sync(int barrier, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// The same with their number in the instruction.
+template <int THREADS>
+__device__ __forceinline__ void bar_sync(int barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
 // Arrives, and goes on.
 __device__ __forceinline__ void bar_arrive(int barrier, int threads)
 {

@@ -18,6 +18,13 @@
 #define CUDA_OPS_HOPPER_CODE 1
 #endif
 
+// Whether this build has such code, which the host asks before it launches.
+#if defined(CUDA_OPS_SM90A)
+static constexpr bool HAS_SM90A = true;
+#else
+static constexpr bool HAS_SM90A = false;
+#endif
+
 static constexpr int WARPGROUP = 128;
 
 // ---- operands in shared memory ----

@@ -22,8 +22,7 @@ extern "C" {
 typedef struct cuda_ops_device_facts {
     int capability; /* 75, 80, 90 */
     int multiprocessors;
-    int shared_bytes;                /* the most that a block may have */
-    int multiprocessor_shared_bytes; /* and what its blocks share */
+    int shared_bytes; /* the most that a block may have */
 } cuda_ops_device_facts;
 
 /* Of the current device; all zero, and an error, without one. */

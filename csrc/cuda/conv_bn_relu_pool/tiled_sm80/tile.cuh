@@ -117,7 +117,7 @@ __device__ __forceinline__ float4 rounded(float4 v)
 
 __device__ __forceinline__ void slot_barrier(int slot)
 {
-    bar_sync(slot + 1, SLOT_THREADS);
+    bar_sync<SLOT_THREADS>(slot + 1);
 }
 
 __device__ __forceinline__ void zero_shared(unsigned char *shared, int bytes)

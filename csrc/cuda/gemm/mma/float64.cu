@@ -393,7 +393,7 @@ cuda_ops_status gemm_mma_float64(const MmaWork &given, const cuda_ops_gemm_probl
                          : launch_float64_transposed<SmallestTile, true>(work, p, stream);
     if (tile == 0 && work.splits == 1) {
         // The plan asks for no more of the device.
-        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors, 0, 0}, aligned);
+        const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors, 0}, aligned);
         if (plan.paired)
             return launch_float64_transposed<PairedTile, true>(work, p, stream);
         work.whole = plan.whole, work.parts = plan.parts;

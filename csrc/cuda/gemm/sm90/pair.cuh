@@ -137,9 +137,10 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
 #pragma unroll
     for (int i = 0; i < C::COUNT; i += 4) {
         const float *const first = sum + i, *const second = sum + C::COUNT + i;
-        const float4 theirs = make_float4(rank ? first[0] : second[0], rank ? first[1] : second[1],
-                                          rank ? first[2] : second[2], rank ? first[3] : second[3]);
-        st_async(to + i * WARPGROUP * 4, theirs, barrier);
+        st_async(to + i * WARPGROUP * 4,
+                 make_float4(rank ? first[0] : second[0], rank ? first[1] : second[1], rank ? first[2] : second[2],
+                             rank ? first[3] : second[3]),
+                 barrier);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             kept[0][i + j] = rank ? second[j] : first[j];

@@ -12,10 +12,13 @@
 // benchmarks/notes/gemm.md has what is measured.
 #include "common/common.cuh"
 #include "gemm/paths.h"
+#include "ptx/wgmma.cuh"
 
 Answer gemm_sm90_skinny_supports(const GemmCall &call, GemmDevice device)
 {
     const cuda_ops_gemm_problem &p = call.problem;
+    if (!HAS_SM90A)
+        return NOT_COMPILED;
     if (const Answer answer = gemm_sm90_supports(call, device); !answer)
         return answer;
     return p.dtype != CUDA_OPS_FLOAT32 || (!p.transpose_a && p.transpose_b)
