@@ -49,17 +49,17 @@ DTYPES = {
 }
 
 # Ops whose products have one kernel each (in instances for dtypes and alignment): the file, and the kernels of forward
-# and backward.
+# and backward, or the functors of elementwise_kernel.
 ONE_KERNEL = {
-    "add2": ("add2.cu", "add2_forward_kernel", None),
+    "add2": ("add2.cu", "add2_forward", None),
     "avg_pool2d": ("avg_pool2d.cu", "avg_pool2d_forward_kernel", "avg_pool2d_backward_kernel"),
     "dropout": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
     "gather_normalize": ("gather_normalize.cu", "gather_normalize_kernel", None),
     "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),
     "nll_loss": ("nll_loss.cu", "nll_loss_forward_kernel", "nll_loss_backward_kernel"),
-    "polynomial": ("polynomial.cu", "polynomial_forward_kernel", "polynomial_backward_kernel"),
-    "relu": ("relu.cu", "relu_forward_kernel", "relu_backward_kernel"),
-    "square": ("square.cu", "square_forward_kernel", "square_backward_kernel"),
+    "polynomial": ("polynomial.cu", "polynomial_forward", "polynomial_backward"),
+    "relu": ("relu.cu", "relu_forward", "relu_backward"),
+    "square": ("square.cu", "square_forward", "square_backward"),
 }
 
 
@@ -358,9 +358,8 @@ def _kernels(products) -> dict[str, Kernel]:
         return {}
     found: dict[str, list] = {}
     for row in rows:
-        base = re.search(r"(\w+)(?=[<(]|$)", row["name"])
-        if base and base[1] in wanted:
-            found.setdefault(base[1], []).append(row)
+        for name in wanted.intersection(re.findall(r"\w+", row["name"])):
+            found.setdefault(name, []).append(row)
 
     def span(rows, key):
         return min(row[key] for row in rows), max(row[key] for row in rows)

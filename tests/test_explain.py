@@ -1,5 +1,8 @@
 """cuda_ops.explain: what it says of calls on GPUs that are assumed, and how its command reads them."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -181,6 +184,21 @@ def test_one_row_runs_and_the_others_say_why_not(op, args, capability, capsys):
 
 
 @needs_tables
+def test_files_and_kernels_are_those_of_the_sources():
+    root = Path(__file__).resolve().parent.parent
+    sources = [*(root / "csrc/cuda").rglob("*.cu"), *(root / "csrc/cuda").rglob("*.cuh")]
+    if not sources:
+        pytest.skip("needs the repository, whose sources these are")
+    texts = (re.sub(r'"[^"\n]*"', "", source.read_text()) for source in sources)  # less the tables' own words
+    words = set(re.findall(r"\w+", "\n".join(texts)))
+    for op, args in CALLS:
+        for product in cuda_ops.explain(op, *args, capability="9.0", show=False).products:
+            for path in product.paths:
+                assert (root / path.file).exists(), path
+                assert words.issuperset(path.kernels), path
+
+
+@needs_tables
 def test_a_path_can_be_forced(monkeypatch):
     call = meta(64, 3136), meta(128, 3136)
     monkeypatch.setenv("CUDA_OPS_LINEAR_RELU_PATH", "gemm")
@@ -224,6 +242,6 @@ def test_facts_that_are_given_decide():
 @pytest.mark.skipif(not torch.cuda.is_available() or not _library.has_cuda(), reason="needs a GPU")
 def test_kernels_of_the_path_that_runs_are_known():
     explanation = cuda_ops.explain(F.relu, torch.empty(3, device="cuda"), show=False)
-    assert set(explanation.kernels) == {"relu_forward_kernel", "relu_backward_kernel"}
+    assert set(explanation.kernels) == {"relu_forward", "relu_backward"}
     for kernel in explanation.kernels.values():
         assert 0 < kernel.registers[0] <= kernel.registers[1] <= 255
