@@ -44,7 +44,7 @@ def build(folder, defines, libraries):
         assert result.returncode == 0, result.stderr
         return target
 
-    sources = [*(ROOT / "csrc" / "apps" / "mnist").glob("*.c"), *(ROOT / "csrc" / "cpu").rglob("*.c")]
+    sources = [*(ROOT / "csrc" / "apps").rglob("*.c"), *(ROOT / "csrc" / "cpu").rglob("*.c")]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compile_one, sources))
     program = folder / "mnist"
