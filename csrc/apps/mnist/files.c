@@ -334,7 +334,6 @@ static void read_order(reader *r, mnist_start *start)
             memcpy(bytes, &order[i], 4);
             order[i] = little_endian(bytes);
             if (order[i] >= start->pictures || seen[order[i]]) {
-                free(seen); /* the leak sanitizer looks at exit too */
                 mnist_fail("file %s: in epoch %lld, index %u of a picture is %s", r->path, (long long)epoch, order[i],
                            order[i] >= start->pictures ? "beyond the training set" : "there twice");
             }
