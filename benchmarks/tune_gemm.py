@@ -73,8 +73,8 @@ def operands(m, n, k, dtype, order):
 
 
 def measure(row, dtype, order, cores, shared, samples):
-    """The row with its measured times: several lengths of k in one and two waves, of rung 13 a short one in four.
-    cores: not by TF32, and shorter lengths, which is what rung 15 then is for. shared: the tile has rows for blocks
+    """The row with its measured times: several lengths of k in one and two waves, of sm90 a short one in four.
+    cores: not by TF32, and shorter lengths, which is what direct then is for. shared: the tile has rows for blocks
     that have an SM to themselves and for others that share one."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
@@ -82,7 +82,7 @@ def measure(row, dtype, order, cores, shared, samples):
         tile_m, tile_n = tile_n, tile_m  # it makes D transposed
     room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
 
-    # Rung 13's tile of 80 columns: a block makes one, and it is chosen for D of one cluster tile's rows alone.
+    # sm90's tile of 80 columns: a block makes one, and it is chosen for D of one cluster tile's rows alone.
     flat = row["path"] == 13 and row["n"] == 80
 
     def time(tiles, k, splits):

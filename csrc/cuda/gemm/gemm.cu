@@ -48,7 +48,8 @@ static const GemmPath *path_numbered(int number)
     return nullptr;
 }
 
-// Rows of cluster tiles in a band of the sm90 path (see tile_coordinates): measured with fp16 and bf16's large products.
+// Rows of cluster tiles in a band of the sm90 path (see tile_coordinates), as measured with large products in fp16 and
+// bf16.
 static int band_of(const cuda_ops_gemm_problem &p, const GemmTime &t)
 {
     if (p.dtype == CUDA_OPS_FLOAT32)
