@@ -184,7 +184,8 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
                 const uint2 values = make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
                 const uint32_t packed_argmax = argmax[0] | argmax[1] << 8 | argmax[2] << 16 | argmax[3] << 24;
                 if constexpr (L::MEMBERS == 1) {
-                    const int pixel = (y + 1) * 16 + x + 1, vector = (2 * group + t.quad / 2) ^ (pixel >> 1 & 3);
+                    const int pixel = (y + 1) * 16 + x + 1,
+                              vector = swizzled_vector<TILE_PIXEL>(pixel, 2 * group + t.quad / 2);
                     *(uint2 *)(shared + L::AT_MAPS + number * TILE_BYTES + pixel * TILE_PIXEL + vector * 16 +
                                t.quad % 2 * 8) = values;
                     *(uint32_t *)(shared + L::AT_ARGMAX + number * L::ARGMAX_BYTES + (y * 16 + x) * CHANNELS1 +

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "common/common.cuh"
+#include "common/swizzle.cuh"
 #include "cuda_ops/mnist_step.h"
 #include "ptx/wgmma.cuh"
 

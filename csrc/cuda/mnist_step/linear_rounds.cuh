@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t chunks_of_stage(int stage)
 // The offset of a 16-byte vector of a row of a tile.
 __device__ __forceinline__ uint32_t in_chunk(int row, int vector)
 {
-    return row * CHUNK_ROW + ((vector ^ (row & 7)) << 4);
+    return row * CHUNK_ROW + swizzled_vector<CHUNK_ROW>(row, vector) * 16;
 }
 // Copies rows of 64 from device memory, `pitch` apart; from row `valid` on zeros.
 template <int rows, class L>

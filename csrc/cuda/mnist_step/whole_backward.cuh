@@ -127,8 +127,9 @@ __device__ __forceinline__ void backward1_whole(const Thread<L> &t, const char *
             uint32_t packed[4], where[4], b[2][2];
             {
                 const int pixel = y * 16 + t.lane / 16 * 8 + t.lane % 8;
-                ldmatrix_x4_trans(packed, input + pixel * TILE_PIXEL +
-                                              ((first_channel / 8 + t.lane / 8 % 2) ^ (pixel >> 1 & 3)) * 16);
+                ldmatrix_x4_trans(packed,
+                                  input + pixel * TILE_PIXEL +
+                                      swizzled_vector<TILE_PIXEL>(pixel, first_channel / 8 + t.lane / 8 % 2) * 16);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) { // rows row + 8 (i % 2), windows 2 quad + 8 (i / 2) and the next
@@ -313,8 +314,9 @@ __device__ __forceinline__ void make_input2(const Thread<L> &t, int i, const uin
                 m[e] = pack_pair(v[0] + v[8 + 2], v[1] + v[8 + 3]);
             }
             const int pixel = first * 16 + j * 8 + t.lane % 16;
-            stmatrix_x2_trans(input + i * INPUT_BYTES + pixel * TILE_PIXEL + (warp ^ (pixel >> 1 & 3)) * 16, m[0],
-                              m[1]);
+            stmatrix_x2_trans(input + i * INPUT_BYTES + pixel * TILE_PIXEL +
+                                  swizzled_vector<TILE_PIXEL>(pixel, warp) * 16,
+                              m[0], m[1]);
         }
     }
 }

@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t row_of_output2(const Thread<L> &t, int image
 {
     const int pixel = 16 + 1 + t.lane % 8 + t.lane / 16 * 8;
     return shared_address(shared + L::AT_GRADIENT) + image * GRAD_TILE_BYTES + pixel * GRAD_PIXEL +
-           ((2 * (t.warp % 4) + t.lane / 8 % 2) ^ (pixel & 7)) * 16;
+           swizzled_vector<GRAD_PIXEL>(pixel, 2 * (t.warp % 4) + t.lane / 8 % 2) * 16;
 }
 static constexpr int ROW_OF_OUTPUT2 = 16 * GRAD_PIXEL; // to the next one
 

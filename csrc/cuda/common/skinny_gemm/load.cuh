@@ -6,6 +6,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "common/swizzle.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/shared_memory.cuh"
@@ -136,7 +137,7 @@ __device__ __forceinline__ int chunk_index(int row, int chunk)
 {
     if constexpr (CHUNKS < 8)
         return row * CHUNKS + (chunk ^ (row & (CHUNKS - 1)));
-    return (chunk / 8 * ROWS + row) * 8 + (chunk % 8 ^ (row & 7));
+    return (chunk / 8 * ROWS + row) * 8 + swizzled_vector<128>(row, chunk % 8);
 }
 
 template <typename E, typename S>

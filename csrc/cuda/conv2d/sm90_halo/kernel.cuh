@@ -2,6 +2,7 @@
 #ifndef CUDA_OPS_CONV2D_SM90_HALO_KERNEL_CUH
 #define CUDA_OPS_CONV2D_SM90_HALO_KERNEL_CUH
 
+#include "common/activation.cuh"
 #include "common/tensor_map.h"
 #include "conv2d/relayout.h"
 #include "gemm/sm90/tile.cuh"

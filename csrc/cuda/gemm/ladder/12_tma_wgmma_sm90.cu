@@ -9,6 +9,7 @@
 // epilogue are not hidden; neighbouring blocks fetch the same slices from the L2, in plain order; one size of tile,
 // which leaves SMs idle where D is small. Rung 13 (gemm/sm90/) fixes the four.
 #include "common/tensor_map.h"
+#include "gemm/sm90/store.cuh"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/cp_async_bulk.cuh"
 #include "ptx/mbarrier.cuh"

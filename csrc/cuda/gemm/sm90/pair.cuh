@@ -7,6 +7,7 @@
 
 #include "common/aligned_vector.cuh"
 #include "common/tensor_map.h"
+#include "gemm/sm90/store.cuh"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
