@@ -4,8 +4,7 @@
 
 #include "common/common.cuh"
 
-// A convolution that keeps the size of pictures, and windows that meet each position once, are what the fused paths
-// have in common.
+// What the fused paths have in common: a convolution that keeps the images' size, and windows that do not overlap.
 static Answer is_block_3x3(const ConvBlockCall &call)
 {
     const cuda_ops_conv2d_sizes &c = call.sizes.conv;
@@ -193,7 +192,7 @@ extern "C" int cuda_ops_conv_bn_relu_pool_paths_cuda(cuda_ops_path_report *repor
     return report_paths(reports, room, table, call_of_sizes(*sizes, dtype), device);
 }
 
-// The row of the sizes or none: what another kept, a path cannot read.
+// No fallback to another row: backward's path must be the one whose forward stored the intermediate results.
 static cuda_ops_status run(const ConvBlockCall &call)
 {
     const Device device = current_device();
@@ -234,7 +233,7 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
     call.grad_input = grad_input, call.grad_weight = grad_weight, call.grad_bias = grad_bias;
     call.grad_norm_weight = grad_norm_weight, call.grad_norm_bias = grad_norm_bias;
     call.grad_output = grad_output, call.input = input, call.weight = weight, call.norm = norm;
-    // Read alone in this pass.
+    // Read-only in this pass.
     call.argmax = (uint8_t *)argmax, call.maximum = (void *)maximum, call.conv_output = (void *)conv_output;
     call.statistics = (double *)statistics;
     call.workspace = workspace, call.stream = stream;

@@ -1,34 +1,14 @@
-// conv_bn_relu_pool of pictures with one channel: 3x3, padding 1, pooled 2x2, in training. With p the nine pixels under
-// the kernel (0 outside of the picture) and n positions,
-//
-//     y = weight . p + bias,   mean = weight . E[p] + bias,   variance = weight^T Cov(p) weight
-//     output[window] = max over its four y of relu((y - mean) * scale + bn_bias),   scale = bn_weight * rstd,
-//     grad_weight = scale * (S - sum(dz) * E[p] - dot * rstd * Cov(p) weight),      rstd = 1 / sqrt(variance + eps)
-//     S = sum of dz * p where the maximum was,   dot = rstd * weight . (S - sum(dz) * E[p])
-//
-// so that y is never stored: forward reads pictures twice, and backward reads the pictures, grad_output and the places
-// of the maxima once. Four kernels:
-//
-// A. moments: E[p] and Cov(p) from the pictures' sums of products at the 13 lags that two taps can have, less what the
-//    border rows and columns lack (38 sums in all). A warp takes 28 columns of seven rows, a lane a column (two on
-//    either side hold neighbours'): it walks down with the 3 x 5 pixels around it in registers, each loaded once and
-//    passed on by shuffles. Sums of seven rows are in float, all beyond in double.
-// B. forward: each block adds A's few partial sums, makes the coefficients, and recomputes y from the pictures in its
-//    shared memory. Halves go through tensor cores: the 4 x 4 pixels of a window are the depth of exactly one
-//    m16n8k16 product, and the kernel in its four places of the window, for 32 channels, its 128 columns; channels are
-//    dealt out such that a thread ends up with 8 neighbouring ones of a window, a store of 16 bytes. float32 takes a
-//    lane for a channel with its weights in registers.
-// C. sums: S and sum(dz), by the same product turned round: its depth is windows, its rows (place, channel), its
-//    columns the 4 x 4 pixels.
-// D. gradients: adds the blocks' sums in a fixed order, in double.
-//
-// The place of a maximum is stored as one bit of a byte, 0x80 >> place, or 0 where relu gave 0: the sign of a byte that
-// was shifted left by `place` is then a mask for C.
-//
-// Bound by memory at best: B writes 3 bytes for each half in the pooled output, C reads them; float32 by arithmetic (36
-// FMA for 5 bytes). Measured on an H200, 32 channels: 64 pictures 11.2 us forward and 20.7 with backward (float32 12.5
-// and 22.6), latency alone; 4096 pictures 69.8 and 188 us (float32 124 and 245), where forward is 0.3 of a copy's 4.3
-// TB/s.
+// conv_bn_relu_pool of images with one channel (3x3, padding 1, pooled 2x2, in training). With p the nine pixels under
+// the kernel, 0 outside the image:
+//     y = weight . p + bias,  mean = weight . E[p] + bias,  variance = weight^T Cov(p) weight
+//     output[window] = max over its four y of relu((y - mean) * scale + bn_bias),  scale = bn_weight * rstd
+//     grad_weight = scale * (S - sum(dz) * E[p] - dot * rstd * Cov(p) weight)
+//     S = sum of dz * p at the argmax,  dot = rstd * weight . (S - sum(dz) * E[p])
+// y is never stored. Forward: A takes E[p] and Cov(p) from the images, B recomputes y, normalises and pools. Backward:
+// C makes S and sum(dz), D the gradients. In B and C a lane has a channel (float32) or a fragment of m16n8k16 (fp16,
+// bf16).
+// Bound by memory at best, float32 by arithmetic (36 FMA for 5 bytes), few images by latency. On an H200 forward of
+// 4096 images in bf16 runs at 0.3 of a copy's 4.3 TB/s (benchmarks/notes/mnist.md).
 #include "conv_bn_relu_pool/paths.h"
 
 #include "common/aligned_vector.cuh"
@@ -48,17 +28,22 @@ static constexpr int CHANNELS = 32; // of a block
 typedef cuda_ops_conv_bn_relu_pool_one_sizes one_sizes;
 
 // ---- A: moments ----
+//
+// E[p] and Cov(p) follow from the images' sums of products at the 13 lags between two taps, less what the border rows
+// and columns lack: 38 sums. A warp takes 28 columns of seven rows, a lane a column (two lanes on either side hold the
+// neighbours'), and walks down with the 3 x 5 pixels around it in registers; each pixel is loaded once and reaches the
+// other lanes by shuffles. Sums of seven rows are in float, everything beyond in double.
 
 static constexpr int LAGS = 13;
-// Sums of a thread: the lags, in the order of lag_index; all pixels; and of the first and the last row the pixels, and
-// their products with the pixels 0, 1 and 2 to the right.
+// A thread's sums: the lags, in the order of lag_index; all pixels; then for the first row and for the last row the
+// pixels, and their products with the pixels 0, 1 and 2 to the right.
 static constexpr int SUM = LAGS, FIRST_ROW = SUM + 1, LAST_ROW = FIRST_ROW + 4, THREAD_SUMS = LAST_ROW + 4;
-// Of the first and the last column: pixels, their products with the pixels 0, 1 and 2 below; and in the corners with
-// the first and the last row pixels and squares.
+// For the first column and for the last: the pixels, their products with the pixels 0, 1 and 2 below, and pixel and
+// square in the corners with the first and the last row.
 static constexpr int FIRST_COLUMN = THREAD_SUMS, LAST_COLUMN = FIRST_COLUMN + 8, SUMS = LAST_COLUMN + 8;
 static constexpr int MOST_MOMENT_BLOCKS = 132;
 static constexpr int MOMENT_THREADS = 512, MOMENT_WARPS = MOMENT_THREADS / WARP_SIZE;
-static constexpr int MOMENT_ROWS = 7;     // that a warp takes at once, and sums in float
+static constexpr int MOMENT_ROWS = 7;     // of a warp's segment, summed in float
 static constexpr int MOMENT_COLUMNS = 28; // of a warp: its lanes less two on either side
 
 __host__ __device__ constexpr int lag_index(int dy, int dx)
@@ -83,22 +68,21 @@ static moment_grid moment_grid_of(const one_sizes &s)
     return m;
 }
 
-// This lane's column of the rows of a segment and of the two below.
+// This lane's column of a segment's rows and of the two rows below.
 template <typename T>
 __device__ __forceinline__ void load_segment(float (&pixels)[MOMENT_ROWS + 2], const T *input, int64_t task,
                                              int64_t tasks, int x, const one_sizes &s, const moment_grid &m)
 {
-    const int64_t picture = task / m.segments;
-    const int begin = (int)(task - picture * m.segments) * MOMENT_ROWS;
-    const T *source = input + (picture * s.height + begin) * s.width + x;
+    const int64_t image = task / m.segments;
+    const int begin = (int)(task - image * m.segments) * MOMENT_ROWS;
+    const T *source = input + (image * s.height + begin) * s.width + x;
     const bool inside = x >= 0 && x < s.width && task < tasks;
 #pragma unroll
     for (int r = 0; r < MOMENT_ROWS + 2; r++)
         pixels[r] = inside && begin + r < s.height ? (float)load_as_accumulate(source[r * s.width]) : 0.0f;
 }
 
-// Lane i gets the warp's sum of total[i]. Lanes exchange halves of what they have left: 31 exchanges where sums that
-// all lanes get would take 5 for each of them.
+// Lane i gets the warp's sum of total[i] (a reduce-scatter): 31 shuffles, where a butterfly per sum would take 5 each.
 __device__ __forceinline__ double share_out_sums(const double (&total)[THREAD_SUMS], int lane)
 {
     static_assert(WARP_SIZE / 2 < THREAD_SUMS && THREAD_SUMS <= WARP_SIZE, "a lane for each sum");
@@ -129,7 +113,7 @@ __global__ void __launch_bounds__(MOMENT_THREADS)
     release_successor();
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int x = blockIdx.x * MOMENT_COLUMNS + lane - 2;
-    const bool mine = lane >= 2 && lane < 2 + MOMENT_COLUMNS; // others hold neighbours' columns
+    const bool mine = lane >= 2 && lane < 2 + MOMENT_COLUMNS; // the other lanes hold neighbours' columns
     double total[THREAD_SUMS];
 #pragma unroll
     for (int i = 0; i < THREAD_SUMS; i++)
@@ -216,10 +200,9 @@ __global__ void __launch_bounds__(MOMENT_THREADS)
     }
 }
 
-// ---- what B makes of them ----
+// ---- B's coefficients from the moments ----
 
-// The edge that a tap never meets: tap row 0 is under all rows of pixels but the last, tap row 2 under all but the
-// first.
+// The edge that a tap never reads: tap row 0 reads every row of pixels but the last, tap row 2 every row but the first.
 __device__ __forceinline__ int missed(int tap, int first, int last)
 {
     return tap == 0 ? last : tap == 2 ? first : -1;
@@ -242,8 +225,7 @@ __device__ __forceinline__ double tap_product(const double *sums, int k, int l)
         k = l;
         l = other;
     }
-    // Towards the edge that a tap misses, another tap is outside of the picture, unless it is in the same row or
-    // column.
+    // Towards the edge that one tap misses the other tap is out of bounds, unless both are in the same row or column.
     const int dy = l / 3 - k / 3, dx = l % 3 - k % 3;
     const int row = dy == 0 ? missed(k / 3, FIRST_ROW, LAST_ROW) : -1;
     const int column = dx == 0 ? missed(k % 3, FIRST_COLUMN, LAST_COLUMN) : -1;
@@ -254,13 +236,13 @@ __device__ __forceinline__ double tap_product(const double *sums, int k, int l)
     return sum;
 }
 
-// What is kept for backward: mean and variance of each channel, E[p], Cov(p).
+// Statistics kept for backward: mean and variance of each channel, then E[p] and Cov(p).
 __device__ __forceinline__ double *tap_means_of(double *statistics, int64_t channels)
 {
     return statistics + 2 * channels;
 }
 
-// A weight as the products take it: rounded to the dtype of the pictures.
+// A weight as it is multiplied: rounded to the images' dtype.
 template <typename T>
 __device__ __forceinline__ float rounded_weight(float weight)
 {
@@ -274,7 +256,7 @@ struct one_parameters {
 };
 
 struct one_coefficients {
-    float weight[TAPS][CHANNELS]; // with the sign of scale, so that the maximum of y is that of what comes of it
+    float weight[TAPS][CHANNELS]; // times the sign of scale, so that max(y) is where max(z) is
     float scale[CHANNELS], offset[CHANNELS];
 };
 
@@ -284,7 +266,7 @@ struct one_scratch {
     double parts[SUMS][PARTS], sums[SUMS], means[TAPS], covariance[TAPS][TAPS];
 };
 
-// Channels [first, first + CHANNELS) for the whole block; the first block of each also writes what is kept.
+// Channels [first, first + CHANNELS), by the whole block; the block that `writes` also stores the statistics.
 template <typename T>
 __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, double *statistics,
                                   const cuda_ops_running_statistics &running, const double *partials, int partial_count,
@@ -293,7 +275,7 @@ __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, dou
     const double count = (double)s.batch * s.height * s.width;
     const int part = threadIdx.x / SUMS, which = threadIdx.x % SUMS, channel = first + threadIdx.x;
     const bool inside = threadIdx.x < CHANNELS && channel < s.channels;
-    // Parameters are asked for before the sums, so that they are there when these are.
+    // The loads of the parameters are issued before those of the sums, to overlap the latencies.
     float weight[TAPS];
 #pragma unroll
     for (int k = 0; k < TAPS; k++)
@@ -373,19 +355,19 @@ __device__ void make_coefficients(one_coefficients &c, one_scratch &scratch, dou
     __syncthreads();
 }
 
-// ---- pictures in shared memory ----
+// ---- Images in shared memory ----
 
-// A unit of work is a band of rows of windows of one picture, with all pixels under it; a block takes some of them.
+// A unit of work is a band: some rows of windows of one image, with all pixels under them. A block takes several.
 struct band_grid {
-    int window_rows, window_columns; // of a picture
-    int rows, bands;                 // rows of windows in a band; bands in a picture
+    int window_rows, window_columns; // of an image
+    int rows, bands;                 // rows of windows in a band; bands in an image
     int pitch, tile;                 // pixels of a row and of a band in shared memory
     int units;                       // of a block
     int64_t all_units;
     unsigned int blocks;
 };
 
-static constexpr int WANTED_BLOCKS = 264; // two for each multiprocessor of the largest GPUs, which has room for them
+static constexpr int WANTED_BLOCKS = 264; // two, which fit, for each multiprocessor of the largest GPUs
 static constexpr int TILE_BYTES = 24 << 10;
 
 // The largest divisor of `number` that is not above `most`.
@@ -402,7 +384,7 @@ static band_grid band_grid_of(const one_sizes &s, int element_size)
     b.window_rows = s.height / 2;
     b.window_columns = s.width / 2;
     b.pitch = (s.width + 2 + 1) / 2 * 2;
-    // Bands of equal height, so that the windows of neighbouring units are neighbours. A small batch is cut finer.
+    // Bands of equal height, so that the windows of consecutive units are consecutive. Small batches get smaller bands.
     const int most_rows = (TILE_BYTES / element_size / b.pitch - 2) / 2;
     b.rows = divisor(b.window_rows, b.window_rows < most_rows ? b.window_rows : most_rows);
     while (b.rows > 4 && s.batch * (b.window_rows / b.rows) < WANTED_BLOCKS / 2)
@@ -411,15 +393,15 @@ static band_grid band_grid_of(const one_sizes &s, int element_size)
     b.tile = (2 * b.rows + 2) * b.pitch;
     b.all_units = s.batch * b.bands;
     const int64_t most = TILE_BYTES / element_size / b.tile > 0 ? TILE_BYTES / element_size / b.tile : 1;
-    // All blocks run at once, and each takes its units in rounds of equal size: a second wave, or a round that some
-    // blocks have and others have not, leaves multiprocessors idle.
+    // One wave of blocks, each with the same number of rounds: a second wave, or a round that only some blocks have,
+    // leaves multiprocessors idle.
     const int64_t each = ceil_div(b.all_units, WANTED_BLOCKS), rounds = ceil_div(each, most);
     b.units = (int)ceil_div(each, rounds);
     b.blocks = (unsigned int)ceil_div(b.all_units, b.units * rounds);
     return b;
 }
 
-// The columns of the border of 1 around the pictures, once and for all.
+// Zeros the padding's columns, which no load overwrites.
 template <typename U>
 __device__ __forceinline__ void clear_border(U *tiles, const one_sizes &s, const band_grid &b)
 {
@@ -430,8 +412,8 @@ __device__ __forceinline__ void clear_border(U *tiles, const one_sizes &s, const
     }
 }
 
-// Runs of N pixels of units [first, first + units), as U; `runs` to a line. Several runs of a thread are on their way
-// at once: their latency is most of what this costs.
+// Loads units [first, first + units) as aligned vectors of N pixels, `runs` to a line, and converts them to U. A thread
+// has several loads in flight, since this is bound by their latency.
 template <int N, typename U, typename T>
 __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t first, unsigned int runs,
                                           const one_sizes &s, const band_grid &b)
@@ -439,8 +421,8 @@ __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t firs
     typedef aligned_vector<T, N> run;
     constexpr unsigned int AT_ONCE = 4;
     const unsigned int tile_rows = 2 * b.rows + 2, count = b.units * tile_rows * runs;
-    const int64_t first_picture = first / b.bands;
-    const unsigned int first_band = (unsigned int)(first - first_picture * b.bands);
+    const int64_t first_image = first / b.bands;
+    const unsigned int first_band = (unsigned int)(first - first_image * b.bands);
     const unsigned int units = (unsigned int)(b.all_units - first < b.units ? b.all_units - first : b.units);
     for (unsigned int begin = threadIdx.x; begin < count; begin += AT_ONCE * THREADS) {
         run value[AT_ONCE];
@@ -449,14 +431,14 @@ __device__ __forceinline__ void load_runs(U *tiles, const T *input, int64_t firs
         for (unsigned int i = 0; i < AT_ONCE; i++) {
             const unsigned int index = begin + i * THREADS, line = index / runs, column = (index - line * runs) * N;
             const unsigned int unit = line / tile_rows, row = line - unit * tile_rows;
-            const unsigned int band = first_band + unit, picture = band / b.bands;
-            const int y = (int)((band - picture * b.bands) * 2 * b.rows + row) - 1;
+            const unsigned int band = first_band + unit, image = band / b.bands;
+            const int y = (int)((band - image * b.bands) * 2 * b.rows + row) - 1;
             target[i] = index < count ? tiles + unit * b.tile + row * b.pitch + 1 + column : nullptr;
 #pragma unroll
             for (int e = 0; e < N; e++)
                 value[i].element[e] = store_from_accumulate<T>(0.0f);
             if (index < count && unit < units && y >= 0 && y < s.height)
-                value[i] = *(const run *)(input + ((first_picture + picture) * s.height + y) * s.width + column);
+                value[i] = *(const run *)(input + ((first_image + image) * s.height + y) * s.width + column);
         }
 #pragma unroll
         for (unsigned int i = 0; i < AT_ONCE; i++)
@@ -481,7 +463,7 @@ __device__ __forceinline__ void load_tiles(U *tiles, const T *input, int64_t fir
 }
 
 struct one_strides {
-    int64_t picture, window, channel; // of output; the same for the places
+    int64_t image, window, channel; // of output and argmax
 };
 
 static one_strides strides_of(const one_sizes &s, const band_grid &b)
@@ -492,21 +474,23 @@ static one_strides strides_of(const one_sizes &s, const band_grid &b)
     return {windows * s.channels, 1, windows};
 }
 
-// The largest of the four values of a window, and its place as a bit; of equal ones the first.
-__device__ __forceinline__ float largest(float y0, float y1, float y2, float y3, unsigned int &place)
+// The largest of a window's four values, and its position as one bit of a byte, 0x80 >> position: shifted left by
+// `position`, the byte's sign is then a mask for C. Of equal values the first. (A byte of 0 says that relu gave 0.)
+__device__ __forceinline__ float largest(float y0, float y1, float y2, float y3, unsigned int &position)
 {
     const bool right = y1 > y0, lower_right = y3 > y2;
     const float upper = right ? y1 : y0, lower = lower_right ? y3 : y2;
     const bool down = lower > upper;
-    place = down ? (lower_right ? 0x10u : 0x20u) : (right ? 0x40u : 0x80u);
+    position = down ? (lower_right ? 0x10u : 0x20u) : (right ? 0x40u : 0x80u);
     return down ? lower : upper;
 }
 
-// ---- B, a lane for a channel ----
+// ---- B on CUDA cores: each block adds A's partial sums and makes the coefficients; a lane has a channel, with its
+// weights in registers ----
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    one_forward_kernel(T *output, uint8_t *places, double *statistics, cuda_ops_running_statistics running,
+    one_forward_kernel(T *output, uint8_t *argmax, double *statistics, cuda_ops_running_statistics running,
                        const double *partials, int partial_count, const T *input, one_parameters p, one_sizes s,
                        band_grid b, one_strides strides)
 {
@@ -531,12 +515,12 @@ __global__ void __launch_bounds__(THREADS)
         load_tiles(tiles, input, first, s, b);
         for (int line = warp; line < b.units * b.rows; line += WARPS) {
             const int unit = line / b.rows, row = line - unit * b.rows;
-            const int64_t at = first + unit, picture = at / b.bands;
-            const int window_row = (int)(at - picture * b.bands) * b.rows + row;
+            const int64_t at = first + unit, image = at / b.bands;
+            const int window_row = (int)(at - image * b.bands) * b.rows + row;
             if (at >= b.all_units)
                 continue;
             const float *tile = tiles + unit * b.tile + 2 * row * b.pitch;
-            const int64_t base = picture * strides.picture + (int64_t)window_row * b.window_columns * strides.window +
+            const int64_t base = image * strides.image + (int64_t)window_row * b.window_columns * strides.window +
                                  channel * strides.channel;
             float pixels[4][4];
 #pragma unroll
@@ -561,25 +545,25 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         y[i] += weight[k] * pixels[k / 3 + i / 2][k % 3 + i % 2];
-                unsigned int place;
-                const float z = largest(y[0], y[1], y[2], y[3], place) * scale + offset;
+                unsigned int position;
+                const float z = largest(y[0], y[1], y[2], y[3], position) * scale + offset;
                 const bool inactive = z <= 0.0f;
                 if (channel < s.channels) {
                     const int64_t i = base + column * strides.window;
                     output[i] = store_from_accumulate<T>(inactive ? 0.0f : z);
-                    places[i] = (uint8_t)(inactive ? 0u : place);
+                    argmax[i] = (uint8_t)(inactive ? 0u : position);
                 }
             }
         }
     }
 }
 
-// ---- C, a lane for a channel ----
+// ---- C on CUDA cores: a lane has a channel ----
 
 // For each channel S and sum(dz).
 static constexpr int GRADIENT_SUMS = TAPS + 1;
 
-// Adds the warps' sums, shared[warp][sum][channel], and leaves them in partials[channel][sum][block].
+// Adds the warps' sums, shared[warp][sum][channel], into partials[channel][sum][block].
 __device__ __forceinline__ void store_gradient_sums(float *partials, const float *shared, int warps, int first_channel,
                                                     const one_sizes &s)
 {
@@ -595,7 +579,7 @@ __device__ __forceinline__ void store_gradient_sums(float *partials, const float
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    one_sums_kernel(float *partials, const T *grad_output, const uint8_t *places, const T *input, one_sizes s,
+    one_sums_kernel(float *partials, const T *grad_output, const uint8_t *argmax, const T *input, one_sizes s,
                     band_grid b, one_strides strides)
 {
     extern __shared__ __align__(16) unsigned char dynamic_shared[];
@@ -614,19 +598,19 @@ __global__ void __launch_bounds__(THREADS)
         load_tiles(tiles, input, first, s, b);
         for (int line = warp; line < b.units * b.rows; line += WARPS) {
             const int unit = line / b.rows, row = line - unit * b.rows;
-            const int64_t at = first + unit, picture = at / b.bands;
-            const int window_row = (int)(at - picture * b.bands) * b.rows + row;
+            const int64_t at = first + unit, image = at / b.bands;
+            const int window_row = (int)(at - image * b.bands) * b.rows + row;
             if (at >= b.all_units || channel >= s.channels)
                 continue;
             const float *tile = tiles + unit * b.tile + 2 * row * b.pitch;
-            const int64_t base = picture * strides.picture + (int64_t)window_row * b.window_columns * strides.window +
+            const int64_t base = image * strides.image + (int64_t)window_row * b.window_columns * strides.window +
                                  channel * strides.channel;
 #pragma unroll 4
             for (int column = 0; column < b.window_columns; column++) {
                 const int64_t i = base + column * strides.window;
-                const unsigned int place = places[i];
-                const float dz = place ? (float)load_as_accumulate(grad_output[i]) : 0.0f;
-                const float *pixels = tile + 2 * column + (place & 0x50u ? 1 : 0) + (place & 0x30u ? b.pitch : 0);
+                const unsigned int position = argmax[i];
+                const float dz = position ? (float)load_as_accumulate(grad_output[i]) : 0.0f;
+                const float *pixels = tile + 2 * column + (position & 0x50u ? 1 : 0) + (position & 0x30u ? b.pitch : 0);
                 sums[TAPS] += dz;
 #pragma unroll
                 for (int k = 0; k < TAPS; k++)
@@ -641,7 +625,11 @@ __global__ void __launch_bounds__(THREADS)
     store_gradient_sums(partials, shared, WARPS, first_channel, s);
 }
 
-// ---- B and C by tensor cores, for halves ----
+// ---- B and C on tensor cores, in fp16 and bf16 ----
+//
+// In B the 4 x 4 pixels of a window are the k of one m16n8k16; its columns are the kernel at each of the window's four
+// positions, for 32 channels. Channels are permuted such that a thread ends up with 8 neighbouring ones of a window, a
+// 16-byte store. C is the transposed product: k is windows, the rows are (position, channel), the columns the pixels.
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define CUDA_OPS_ONE_TENSOR_CORES 1
@@ -654,7 +642,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
     return (uint32_t)*(const uint16_t *)&pair[0] | (uint32_t)*(const uint16_t *)&pair[1] << 16;
 }
 
-// Where the 4 x 4 pixels of each window of a block begin in `tiles`. Ends without a barrier.
+// The offset in `tiles` of each window's 4 x 4 pixels. Ends without a barrier.
 __device__ __forceinline__ void fill_corners(uint16_t *corners, const band_grid &b)
 {
     for (int window = threadIdx.x; window < b.units * b.rows * b.window_columns; window += THREADS) {
@@ -664,7 +652,7 @@ __device__ __forceinline__ void fill_corners(uint16_t *corners, const band_grid 
     }
 }
 
-// Windows that the units from `first` on have, and the whole tensor in front of them.
+// How many windows a block's units from `first` on have, and how many the tensor has before them.
 struct window_range {
     int count;
     int64_t before;
@@ -677,10 +665,10 @@ __device__ __forceinline__ window_range windows_of(int64_t first, const band_gri
     return {(int)(left < b.units ? left : b.units) * of_unit, first * of_unit};
 }
 
-// channels is a multiple of 8, and output and places are channels_last and aligned to 16 bytes.
+// channels is a multiple of 8, and output and argmax are channels_last and aligned to 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
-    one_forward_tensor_kernel(T *output, uint8_t *places, double *statistics, cuda_ops_running_statistics running,
+    one_forward_tensor_kernel(T *output, uint8_t *argmax, double *statistics, cuda_ops_running_statistics running,
                               const double *partials, int partial_count, const T *input, one_parameters p, one_sizes s,
                               band_grid b)
 {
@@ -694,30 +682,30 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int first_channel = blockIdx.y * CHANNELS, channel = first_channel + 8 * t;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
-    // The pictures were there before A began, which had waited for them before it let this kernel start.
+    // A waited for the images before it released this kernel, so that they can be read before A has finished.
     int64_t first = (int64_t)blockIdx.x * b.units;
     load_tiles(tiles, input, first, s, b);
     wait_for_predecessor();
     release_successor();
     make_coefficients<T>(c, scratch, statistics, running, partials, partial_count, p, s, first_channel,
                          blockIdx.x == 0);
-    // Column g of the tile of channels `block` is channel 8 * (g / 2) + 2 * block + g % 2.
-    uint32_t weight[4][4][2]; // [block][place]
+    // Column g of the fragment `block` is channel 8 * (g / 2) + 2 * block + g % 2.
+    uint32_t weight[4][4][2]; // [block][position]
     float scale[8], offset[8];
 #pragma unroll
     for (int block = 0; block < 4; block++)
 #pragma unroll
-        for (int place = 0; place < 4; place++)
+        for (int position = 0; position < 4; position++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float value[2];
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const int row = (2 * t + 8 * half) / 4 - place / 2, column = (2 * t + e) % 4 - place % 2;
+                    const int row = (2 * t + 8 * half) / 4 - position / 2, column = (2 * t + e) % 4 - position % 2;
                     const bool inside = row >= 0 && row < 3 && column >= 0 && column < 3;
                     value[e] = inside ? c.weight[row * 3 + column][8 * (g / 2) + 2 * block + g % 2] : 0.0f;
                 }
-                weight[block][place][half] = pack<T>(value[0], value[1]);
+                weight[block][position][half] = pack<T>(value[0], value[1]);
             }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -743,11 +731,11 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int block = 0; block < 4; block++) {
                 float y[4][4];
 #pragma unroll
-                for (int place = 0; place < 4; place++) {
+                for (int position = 0; position < 4; position++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        y[place][i] = 0.0f;
-                    mma_sync<T>(y[place], pixels, weight[block][place][0], weight[block][place][1]);
+                        y[position][i] = 0.0f;
+                    mma_sync<T>(y[position], pixels, weight[block][position][0], weight[block][position][1]);
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
@@ -755,12 +743,12 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const int i = 2 * half + e;
-                        unsigned int place;
-                        z[e] = largest(y[0][i], y[1][i], y[2][i], y[3][i], place) * scale[2 * block + e] +
+                        unsigned int position;
+                        z[e] = largest(y[0][i], y[1][i], y[2][i], y[3][i], position) * scale[2 * block + e] +
                                offset[2 * block + e];
                         const bool inactive = z[e] <= 0.0f;
                         z[e] = inactive ? 0.0f : z[e];
-                        where[half][block / 2] |= (inactive ? 0u : place) << (block % 2 * 16 + e * 8);
+                        where[half][block / 2] |= (inactive ? 0u : position) << (block % 2 * 16 + e * 8);
                     }
                     result[half][block] = pack<T>(z[0], z[1]);
                 }
@@ -772,7 +760,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                     const int64_t i = (windows.before + window) * s.channels + channel;
                     *(uint4 *)(output + i) =
                         make_uint4(result[half][0], result[half][1], result[half][2], result[half][3]);
-                    *(uint2 *)(places + i) = make_uint2(where[half][0], where[half][1]);
+                    *(uint2 *)(argmax + i) = make_uint2(where[half][0], where[half][1]);
                 }
             }
         }
@@ -780,18 +768,17 @@ __global__ void __launch_bounds__(THREADS, 2)
 #endif
 }
 
-// What C's warps read of grad_output and places is on its way to shared memory some steps ahead of its use: a step is
-// 16 windows of 32 channels, and with what a warp's registers hold of it (one step) memory is not busy. The pitches
-// keep the lanes' windows 2t apart in the banks.
-static constexpr int GRAD_PITCH = 80, PLACES_PITCH = 48, STEP_BYTES = 16 * (GRAD_PITCH + PLACES_PITCH);
+// C's warps copy grad_output and argmax to shared memory several steps ahead (a step is 16 windows of 32 channels): the
+// one step that fits in registers would leave memory idle. The pitches keep windows 2t in different banks.
+static constexpr int GRAD_PITCH = 80, ARGMAX_PITCH = 48, STEP_BYTES = 16 * (GRAD_PITCH + ARGMAX_PITCH);
 static constexpr int STEPS_AHEAD = 4, RING_BYTES = WARPS * STEPS_AHEAD * STEP_BYTES;
 
-// A warp's sums of dz * pixel, [place][channel][pixel], in shared memory; rows of 18 against bank conflicts.
+// A warp's sums of dz * pixel, [position][channel][pixel], in shared memory; rows of 18 against bank conflicts.
 static constexpr int PRODUCT_ROW = 18, PRODUCTS = 4 * CHANNELS * PRODUCT_ROW, WARPS_AT_ONCE = 4;
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 2)
-    one_sums_tensor_kernel(float *partials, const T *grad_output, const uint8_t *places, const T *input, one_sizes s,
+    one_sums_tensor_kernel(float *partials, const T *grad_output, const uint8_t *argmax, const T *input, one_sizes s,
                            band_grid b, int ring_offset)
 {
 #ifdef CUDA_OPS_ONE_TENSOR_CORES
@@ -805,18 +792,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     unsigned char *const ring = dynamic_shared + ring_offset + warp * STEPS_AHEAD * STEP_BYTES;
     clear_border(tiles, s, b);
     fill_corners(corners, b);
-    // What forward left, while the kernel before this one still runs; what a block takes first, of few channels.
+    // Prefetch what forward stored, while the kernel before this one still runs: each block its first units.
     const int64_t first_unit = (int64_t)blockIdx.x * b.units;
     if (first_unit < b.all_units && s.channels <= CHANNELS) {
         const window_range windows = windows_of(first_unit, b);
-        prefetch_lines(places + windows.before * s.channels, (int64_t)windows.count * s.channels);
-        const int64_t picture = first_unit / b.bands, left = s.batch - picture, some = b.units / b.bands + 1;
+        prefetch_lines(argmax + windows.before * s.channels, (int64_t)windows.count * s.channels);
+        const int64_t image = first_unit / b.bands, left = s.batch - image, some = b.units / b.bands + 1;
         const int64_t size = (int64_t)s.height * s.width;
-        prefetch_lines(input + picture * size, (some < left ? some : left) * size * (int64_t)sizeof(T));
+        prefetch_lines(input + image * size, (some < left ? some : left) * size * (int64_t)sizeof(T));
     }
     wait_for_predecessor();
     release_successor();
-    float products[4][2][2][4], sums[2][4]; // [channel][pair of places][pixels]
+    float products[4][2][2][4], sums[2][4]; // [channel][pair of positions][pixels]
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         sums[0][i] = sums[1][i] = 0.0f;
@@ -827,7 +814,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t one = pack<T>(1.0f, 1.0f), ones[2] = {one, one};
     for (int64_t first = (int64_t)blockIdx.x * b.units; first < b.all_units; first += (int64_t)gridDim.x * b.units) {
         const window_range windows = windows_of(first, b);
-        // Step number `step` of this warp: 16 windows, 64 bytes of gradients and 32 of places each.
+        // Starts a step of this warp: 16 windows, each with 64 bytes of gradients and 32 of argmax.
         const auto start_step = [&](int step) {
             unsigned char *const to = ring + step % STEPS_AHEAD * STEP_BYTES;
             const int begin = (step * WARPS + warp) * 16;
@@ -838,17 +825,17 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const int64_t at = (windows.before + (valid ? window : 0)) * s.channels + (valid ? of : 0);
                 cp_async<16>(shared_address(to + row * GRAD_PITCH + lane % 4 * 16), grad_output + at, valid ? 16 : 0);
             }
-            // Places: 16 bytes are 16 channels, of which the tensor may have the first 8 alone.
+            // Argmax: 16 bytes are 16 channels, of which the tensor may have the first 8 only.
             const int row = lane / 2, window = begin + row, of = first_channel + lane % 2 * 16;
-            unsigned char *const target = to + 16 * GRAD_PITCH + row * PLACES_PITCH + lane % 2 * 16;
+            unsigned char *const target = to + 16 * GRAD_PITCH + row * ARGMAX_PITCH + lane % 2 * 16;
             const bool valid = window < windows.count && of + 16 <= s.channels;
             const int64_t at = (windows.before + (window < windows.count ? window : 0)) * s.channels;
             if (whole_vectors) {
-                cp_async<16>(shared_address(target), places + at + (valid ? of : 0), valid ? 16 : 0);
+                cp_async<16>(shared_address(target), argmax + at + (valid ? of : 0), valid ? 16 : 0);
             } else {
                 const bool some = window < windows.count && of < s.channels;
-                const uint2 low = some ? *(const uint2 *)(places + at + of) : make_uint2(0, 0);
-                const uint2 high = valid ? *(const uint2 *)(places + at + of + 8) : make_uint2(0, 0);
+                const uint2 low = some ? *(const uint2 *)(argmax + at + of) : make_uint2(0, 0);
+                const uint2 high = valid ? *(const uint2 *)(argmax + at + of + 8) : make_uint2(0, 0);
                 *(uint4 *)target = make_uint4(low.x, low.y, high.x, high.y);
             }
             cp_async_commit_group();
@@ -860,7 +847,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         int step = 0;
         for (int begin = warp * 16; begin < windows.count; begin += WARPS * 16, step++) {
             cp_async_wait_group<STEPS_AHEAD - 2>();
-            __syncwarp(); // also: all lanes have read the step before, whose place the next start takes
+            __syncwarp(); // all lanes have read the step before, whose slot the next start_step overwrites
             const unsigned char *const from = ring + step % STEPS_AHEAD * STEP_BYTES;
             uint2 grad[4];
             uint32_t where[4], pixels[2][2] = {{0, 0}, {0, 0}};
@@ -868,7 +855,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int i = 0; i < 4; i++) { // windows 2t, 2t + 1 and these eight on
                 const int row = 2 * t + i % 2 + i / 2 * 8, window = begin + row;
                 grad[i] = *(const uint2 *)(from + row * GRAD_PITCH + 8 * g);
-                where[i] = *(const uint32_t *)(from + 16 * GRAD_PITCH + row * PLACES_PITCH + 4 * g);
+                where[i] = *(const uint32_t *)(from + 16 * GRAD_PITCH + row * ARGMAX_PITCH + 4 * g);
                 const uint16_t *corner =
                     (const uint16_t *)tiles + corners[window < windows.count ? window : 0] + g / 4 * b.pitch + g % 4;
                 pixels[0][i / 2] |= (uint32_t)corner[0] << (i % 2 * 16);
@@ -884,10 +871,10 @@ __global__ void __launch_bounds__(THREADS, 2)
                     const uint2 even = grad[2 * half], odd = grad[2 * half + 1];
                     dz[half] = __byte_perm(j < 2 ? even.x : even.y, j < 2 ? odd.x : odd.y, j % 2 ? 0x7632 : 0x5410);
 #pragma unroll
-                    for (int place = 0; place < 4; place++) {
+                    for (int position = 0; position < 4; position++) {
                         const uint32_t mask =
-                            prmt(where[2 * half] << place, where[2 * half + 1] << place, 0xCC88 + j * 0x1111);
-                        masked[half][place] = dz[half] & mask;
+                            prmt(where[2 * half] << position, where[2 * half + 1] << position, 0xCC88 + j * 0x1111);
+                        masked[half][position] = dz[half] & mask;
                     }
                     any[half][j] = masked[half][0] | masked[half][1] | masked[half][2] | masked[half][3];
                 }
@@ -913,7 +900,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             shared_sums[warp][4 * g + 2 * pair] = sums[pair][0];
             shared_sums[warp][4 * g + 2 * pair + 1] = sums[pair][2];
         }
-    // The warps' products, some of them at a time, where the pictures were.
+    // The products of WARPS_AT_ONCE warps at a time go where the images were.
     float *const shared = (float *)dynamic_shared;
     float total[2] = {0.0f, 0.0f};
     for (int round = 0; round < WARPS / WARPS_AT_ONCE; round++) {
@@ -923,47 +910,48 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int place = 0; place < 4; place++)
+                for (int position = 0; position < 4; position++)
 #pragma unroll
                     for (int tile = 0; tile < 2; tile++) {
-                        const float *from = &products[j][place / 2][tile][place % 2 * 2];
-                        *(float2 *)(mine + (place * CHANNELS + j) * PRODUCT_ROW + 8 * tile) =
+                        const float *from = &products[j][position / 2][tile][position % 2 * 2];
+                        *(float2 *)(mine + (position * CHANNELS + j) * PRODUCT_ROW + 8 * tile) =
                             make_float2(from[0], from[1]);
                     }
         }
         __syncthreads();
 #pragma unroll
-        for (int turn = 0; turn < 2; turn++) {
-            const int i = threadIdx.x + turn * THREADS, tap = i / CHANNELS;
+        for (int pass = 0; pass < 2; pass++) {
+            const int i = threadIdx.x + pass * THREADS, tap = i / CHANNELS;
             if (i < TAPS * CHANNELS)
                 for (int w = 0; w < WARPS_AT_ONCE; w++)
 #pragma unroll
-                    for (int place = 0; place < 4; place++) {
-                        const int pixel = (tap / 3 + place / 2) * 4 + tap % 3 + place % 2;
-                        total[turn] += shared[w * PRODUCTS + (place * CHANNELS + i % CHANNELS) * PRODUCT_ROW + pixel];
+                    for (int position = 0; position < 4; position++) {
+                        const int pixel = (tap / 3 + position / 2) * 4 + tap % 3 + position % 2;
+                        total[pass] +=
+                            shared[w * PRODUCTS + (position * CHANNELS + i % CHANNELS) * PRODUCT_ROW + pixel];
                     }
         }
     }
 #pragma unroll
-    for (int turn = 0; turn < 2; turn++) {
-        const int i = threadIdx.x + turn * THREADS, of_channel = first_channel + i % CHANNELS;
+    for (int pass = 0; pass < 2; pass++) {
+        const int i = threadIdx.x + pass * THREADS, of_channel = first_channel + i % CHANNELS;
         if (i >= GRADIENT_SUMS * CHANNELS || of_channel >= s.channels)
             continue;
         if (i >= TAPS * CHANNELS)
             for (int w = 0; w < WARPS; w++)
-                total[turn] += shared_sums[w][i % CHANNELS];
-        partials[((int64_t)of_channel * GRADIENT_SUMS + i / CHANNELS) * gridDim.x + blockIdx.x] = total[turn];
+                total[pass] += shared_sums[w][i % CHANNELS];
+        partials[((int64_t)of_channel * GRADIENT_SUMS + i / CHANNELS) * gridDim.x + blockIdx.x] = total[pass];
     }
 #endif
 }
 
-// Bytes of shared memory for the pictures and the windows' corners.
+// Bytes of shared memory for the images and the windows' offsets.
 static size_t tensor_shared(const band_grid &b)
 {
     return ((size_t)b.units * b.tile + (size_t)b.units * b.rows * b.window_columns) * sizeof(uint16_t);
 }
 
-// Whether the kernels for tensor cores may be used; the pointers are those of vectors.
+// Whether the tensor-core kernels apply; the pointers are those accessed as aligned vectors.
 static bool uses_tensor_cores(const one_sizes &s, const void *first, const void *second)
 {
     return current_device().capability >= 80 && s.output_channels_last && s.channels % 8 == 0 && is_aligned_16(first) &&
@@ -978,7 +966,7 @@ struct one_gradients {
     void *weight, *bias, *norm_weight, *norm_bias; // all but weight may be NULL
 };
 
-// A block for each channel, a warp for each sum.
+// A block has a channel, a warp one of its sums, added in a fixed order in double.
 template <typename T>
 __global__ void __launch_bounds__(GRADIENT_THREADS)
     one_gradients_kernel(one_gradients grads, const float *partials, int partial_count, const double *statistics,
@@ -990,7 +978,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     wait_for_predecessor();
     release_successor();
     const float *mine = partials + (channel * GRADIENT_SUMS + which) * partial_count;
-    // What the first threads make of the sums is asked for before these, so that it is there when they are.
+    // The loads that the first threads need after the sums are issued before them, to overlap the latencies.
     const int k = threadIdx.x;
     const bool makes = k < TAPS;
     const double *means = statistics + 2 * s.channels, *covariance = means + TAPS;
@@ -1063,7 +1051,7 @@ int64_t conv_bn_relu_pool_one_channel_workspace(const one_sizes *s)
 }
 
 template <typename T>
-static cuda_ops_status forward(T *output, uint8_t *places, double *statistics, double *partials,
+static cuda_ops_status forward(T *output, uint8_t *argmax, double *statistics, double *partials,
                                const cuda_ops_running_statistics &running, const T *input, const one_parameters &p,
                                const one_sizes &s, cudaStream_t stream)
 {
@@ -1076,42 +1064,42 @@ static cuda_ops_status forward(T *output, uint8_t *places, double *statistics, d
     const int partial_count = (int)(m.blocks * m.strips);
     const unsigned int channel_blocks = (unsigned int)ceil_div(s.channels, CHANNELS);
     if constexpr (sizeof(T) == 2)
-        if (uses_tensor_cores(s, output, places)) {
+        if (uses_tensor_cores(s, output, argmax)) {
             const band_grid b = band_grid_of(s, sizeof(T));
             launch_dependent(one_forward_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
-                             tensor_shared(b), stream, output, places, statistics, running, partials, partial_count,
+                             tensor_shared(b), stream, output, argmax, statistics, running, partials, partial_count,
                              input, p, s, b);
             return launch_status();
         }
     const band_grid b = band_grid_of(s, sizeof(float));
     launch_dependent(one_forward_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
-                     (size_t)b.units * b.tile * sizeof(float), stream, output, places, statistics, running, partials,
+                     (size_t)b.units * b.tile * sizeof(float), stream, output, argmax, statistics, running, partials,
                      partial_count, input, p, s, b, strides_of(s, b));
     return launch_status();
 }
 
 template <typename T>
 static cuda_ops_status backward(const one_gradients &grads, float *partials, const T *grad_output,
-                                const uint8_t *places, const double *statistics, const T *input,
+                                const uint8_t *argmax, const double *statistics, const T *input,
                                 const one_parameters &p, const one_sizes &s, cudaStream_t stream)
 {
     const unsigned int channel_blocks = (unsigned int)ceil_div(s.channels, CHANNELS);
     band_grid b = band_grid_of(s, sizeof(float));
     bool launched = false;
     if constexpr (sizeof(T) == 2)
-        if (uses_tensor_cores(s, grad_output, places)) {
+        if (uses_tensor_cores(s, grad_output, argmax)) {
             b = band_grid_of(s, sizeof(T));
             const size_t for_products = WARPS_AT_ONCE * PRODUCTS * sizeof(float);
             const size_t ring_offset = (tensor_shared(b) + 15) / 16 * 16, for_reading = ring_offset + RING_BYTES;
             const size_t bytes = for_products > for_reading ? for_products : for_reading;
             allow_shared_memory(one_sums_tensor_kernel<T>, bytes);
             launch_dependent(one_sums_tensor_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS), bytes, stream,
-                             partials, grad_output, places, input, s, b, (int)ring_offset);
+                             partials, grad_output, argmax, input, s, b, (int)ring_offset);
             launched = true;
         }
     if (!launched)
         launch_dependent(one_sums_kernel<T>, dim3(b.blocks, channel_blocks), dim3(THREADS),
-                         (size_t)b.units * b.tile * sizeof(float), stream, partials, grad_output, places, input, s, b,
+                         (size_t)b.units * b.tile * sizeof(float), stream, partials, grad_output, argmax, input, s, b,
                          strides_of(s, b));
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
@@ -1121,7 +1109,7 @@ static cuda_ops_status backward(const one_gradients &grads, float *partials, con
     return launch_status();
 }
 
-cuda_ops_status conv_bn_relu_pool_one_channel_forward(void *output, uint8_t *places, double *statistics,
+cuda_ops_status conv_bn_relu_pool_one_channel_forward(void *output, uint8_t *argmax, double *statistics,
                                                       void *workspace, const cuda_ops_running_statistics *running,
                                                       const void *input, const void *weight, const void *bias,
                                                       const cuda_ops_norm_parameters *norm, const one_sizes *s,
@@ -1134,11 +1122,11 @@ cuda_ops_status conv_bn_relu_pool_one_channel_forward(void *output, uint8_t *pla
     double *const partials = (double *)workspace;
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
-        return forward((float *)output, places, statistics, partials, *running, (const float *)input, p, *s, stream);
+        return forward((float *)output, argmax, statistics, partials, *running, (const float *)input, p, *s, stream);
     case CUDA_OPS_FLOAT16:
-        return forward((__half *)output, places, statistics, partials, *running, (const __half *)input, p, *s, stream);
+        return forward((__half *)output, argmax, statistics, partials, *running, (const __half *)input, p, *s, stream);
     case CUDA_OPS_BFLOAT16:
-        return forward((__nv_bfloat16 *)output, places, statistics, partials, *running, (const __nv_bfloat16 *)input, p,
+        return forward((__nv_bfloat16 *)output, argmax, statistics, partials, *running, (const __nv_bfloat16 *)input, p,
                        *s, stream);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -1147,7 +1135,7 @@ cuda_ops_status conv_bn_relu_pool_one_channel_forward(void *output, uint8_t *pla
 
 cuda_ops_status conv_bn_relu_pool_one_channel_backward(void *grad_weight, void *grad_bias, void *grad_norm_weight,
                                                        void *grad_norm_bias, void *workspace, const void *grad_output,
-                                                       const uint8_t *places, const double *statistics,
+                                                       const uint8_t *argmax, const double *statistics,
                                                        const void *input, const void *weight,
                                                        const cuda_ops_norm_parameters *norm, const one_sizes *s,
                                                        cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype,
@@ -1160,13 +1148,13 @@ cuda_ops_status conv_bn_relu_pool_one_channel_backward(void *grad_weight, void *
     float *const partials = (float *)workspace;
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
-        return backward(grads, partials, (const float *)grad_output, places, statistics, (const float *)input, p, *s,
+        return backward(grads, partials, (const float *)grad_output, argmax, statistics, (const float *)input, p, *s,
                         stream);
     case CUDA_OPS_FLOAT16:
-        return backward(grads, partials, (const __half *)grad_output, places, statistics, (const __half *)input, p, *s,
+        return backward(grads, partials, (const __half *)grad_output, argmax, statistics, (const __half *)input, p, *s,
                         stream);
     case CUDA_OPS_BFLOAT16:
-        return backward(grads, partials, (const __nv_bfloat16 *)grad_output, places, statistics,
+        return backward(grads, partials, (const __nv_bfloat16 *)grad_output, argmax, statistics,
                         (const __nv_bfloat16 *)input, p, *s, stream);
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;

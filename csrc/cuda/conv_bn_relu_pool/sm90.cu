@@ -1,27 +1,14 @@
 // conv_bn_relu_pool on Hopper's tensor cores: conv 3x3 (padding 1) -> batch norm (training) -> ReLU -> max pool 2x2 in
-// half precision, [batch][14][14][32] channels_last -> [batch][64][7][7].
-//
-// A convolution as nine shifted products. A picture lies in shared memory as [channels / 8][raster pixel][8 channels],
-// its raster 16 pixels wide with the padding around it, so that 8 neighbouring pixels are a core matrix of wgmma and a
-// kernel tap (dy, dx) is an offset of 16 dy + dx pixels in the start address: no im2col, no copies. Two of the 16
-// columns of a result are garbage and masked.
-//   forward  y[64 channels][224 pixels] += weight[64][32 of a tap] * picture: the weights stay in registers,
-//            72 a thread, for all pictures of a warpgroup, the 112 accumulators of a thread hold whole pooling windows.
-//            Statistics per picture in two passes over the accumulators, merged as Chan et al. do. y is stored as the
-//            accumulators lie, 16 bytes a thread and image row.
-//   pool     normalises, rectifies and pools in registers; writes the output, and for backward the convolution's value
-//            at the window's largest element and a 4-bit mask that tells which it was (0: rectified away).
-//   sums     per-channel sums of dz and dz (y - mean), from the pooled elements only.
-//   backward two warpgroups: the first makes dy = A dz + B + C y in accumulator layout, which is also the layout of
-//            wgmma's left operand, multiplies it with the picture (9 taps x 16 accumulators, kept over all pictures),
-//            and stores it to shared memory; the second multiplies the weights (96 registers) with that. There the 64
-//            rows of wgmma serve 32 channels: rows 8..15 of each warp compute tap row 1 where rows 0..7 compute tap row
-//            0, one image row apart, so that both meet in one thread's registers.
-//   reduce   adds the blocks' weight gradients in order.
-// Every sum has a fixed order: results repeat bit by bit on one kind of device. Bound by the tensor cores (21.7 MFLOP
-// a picture forward and backward) at large batches, together with the traffic of y. Measured on an H200, bfloat16,
-// 16384 pictures: forward 201 us, 0.86 of the pace of cuBLAS with 4096 x 4096 x 4096; pool 178 us, 0.87 of a copy's;
-// sums 56; backward 479 us, 0.72 of cuBLAS. 64 pictures, bound by latency: 6.2, 5.4, 1.8, 9.7, and 2.2 us for reduce.
+// fp16 or bf16, [batch][14][14][32] channels_last -> [batch][64][7][7].
+//     y[64][224 pixels] = sum over the nine taps of weight[64][32 of a tap] * image shifted by the tap
+// The image lies in shared memory as a raster 16 pixels wide with its padding, so that 8 neighbouring pixels are a core
+// matrix of wgmma and tap (dy, dx) is an offset of 16 dy + dx pixels in the descriptor's address: no im2col. Two of the
+// 16 columns of a result are masked. A warpgroup takes an image; five kernels: forward (y and its statistics), pool,
+// sums (of dz and dz (y - mean)), backward (both gradients from dy, which is not stored), reduce (of the blocks' weight
+// gradients, in order). Every sum has a fixed order: results repeat bitwise on one kind of device.
+// Bound by the tensor cores (21.7 MFLOP an image, both passes) and the traffic of y, small batches by latency. On an
+// H200, bf16, 16384 images: forward 0.86 and backward 0.72 of cuBLAS's rate at 4096^3, pool 0.87 of a copy's
+// (benchmarks/notes/mnist.md).
 #include "conv_bn_relu_pool/paths.h"
 
 #include "common/prefetch.cuh"
@@ -35,25 +22,25 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
 
-// Some are unused in the passes for architectures that get no kernels.
+// [[maybe_unused]]: by compilations for architectures that get no kernels.
 static constexpr int IN_CHANNELS = 32, OUT_CHANNELS = 64, SIDE = 14, POOLED = 7, TAPS = 9;
 static constexpr int PIXELS = SIDE * SIDE, WINDOWS = POOLED * POOLED;
-// A picture in shared memory: 16 x 16 raster pixels and two that garbage columns reach, each with its channels side by
-// side, in the swizzle of wgmma that is as wide as that; whole repeats of the swizzle.
+// An image in shared memory: 16 x 16 raster pixels and two more that the masked columns read, each with its channels
+// side by side, in the wgmma swizzle of that width; rounded up to whole repeats of the swizzle.
 static constexpr int TILE_PIXEL = IN_CHANNELS * 2, GRAD_PIXEL = OUT_CHANNELS * 2;
 static constexpr int TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
 // dy is read by products of 240 pixels, which reach 16 further.
 static constexpr int GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
 static_assert(TILE_PIXEL == 64 && GRAD_PIXEL == 128, "the swizzles below are those of 64 and 128 bytes");
-// Per picture in device memory, as the accumulators lie: for each row of windows 128 vectors (a thread's windows in
-// columns q), then 96 (those in columns q + 4 of the threads with q < 3), so that the garbage takes no room. y: the
-// four values of the window of channel r and of r + 8; raw: one of each; masks: 16 bytes a thread, in the byte per
-// output that other paths use.
+// Per image in device memory, in the accumulators' layout: for each row of windows 128 vectors (a thread's windows in
+// column q), then 96 (those in column q + 4, of the threads with q < 3), so that masked columns are not stored. y: the
+// four values of the window in channel r and in r + 8; raw: one of each; masks: 16 bytes a thread, which is the byte
+// per output that argmax has in the other paths.
 static constexpr int ROW_VECTORS = 224;
 static constexpr int Y_BYTES = POOLED * ROW_VECTORS * 16;
 static constexpr int RAW_BYTES = POOLED * ROW_VECTORS * 4;
 [[maybe_unused]] static constexpr int MASK_BYTES = OUT_CHANNELS * WINDOWS;
-static_assert(Y_BYTES == OUT_CHANNELS * PIXELS * 2 && RAW_BYTES == OUT_CHANNELS * WINDOWS * 2, "nothing but values");
+static_assert(Y_BYTES == OUT_CHANNELS * PIXELS * 2 && RAW_BYTES == OUT_CHANNELS * WINDOWS * 2, "no padding");
 static constexpr int POOLED_BYTES = OUT_CHANNELS * WINDOWS * 2;
 // Weights staged in shared memory as [tap][out channel][in channel]; the pitches spread rows and taps over the banks.
 static constexpr int WEIGHT_ROW = IN_CHANNELS * TAPS;
@@ -98,17 +85,16 @@ __device__ __forceinline__ float2 unpack(uint32_t word, __half)
     return __half22float2(*(const __half2 *)&word);
 }
 
-// Pictures of warpgroup `group` (of `groups`) in this block: first, first + step, ... A block gets a second warpgroup's
-// worth of pictures only when every block has work.
-__device__ __forceinline__ int64_t block_pictures(int64_t batch, int block, int blocks)
+// How many images a block has: block, block + blocks, ...
+__device__ __forceinline__ int64_t block_images(int64_t batch, int block, int blocks)
 {
     return batch > block ? (batch - block + blocks - 1) / blocks : 0;
 }
 
-// A picture's 784 vectors, in order of memory, to their chunks and raster pixels.
-__device__ __forceinline__ void load_tile(uint32_t tile, const void *input, int64_t picture, int thread)
+// Copies an image's 784 aligned vectors to their swizzled raster pixels.
+__device__ __forceinline__ void load_tile(uint32_t tile, const void *input, int64_t image, int thread)
 {
-    const char *from = (const char *)input + picture * (PIXELS * IN_CHANNELS * 2);
+    const char *from = (const char *)input + image * (PIXELS * IN_CHANNELS * 2);
 #pragma unroll
     for (int i = 0; i < 7; i++) {
         const int vector = thread + i * WARPGROUP;
@@ -133,7 +119,7 @@ __device__ __forceinline__ void stage_weight(T *staged, const void *weight, bool
     constexpr int THREADS = 2 * WARPGROUP, EACH = GRAD_WEIGHTS / 4 / THREADS;
     T w[EACH][4];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) { // all on their way at once
+    for (int i = 0; i < EACH; i++) { // all loads in flight at once
         const int vector = threadIdx.x + i * THREADS;
         if (is_float) {
             const float4 v = ((const float4 *)weight)[vector];
@@ -158,7 +144,7 @@ __device__ __forceinline__ void stage_weight(T *staged, const void *weight, bool
 }
 static_assert(GRAD_WEIGHTS / 4 % (2 * WARPGROUP) == 0, "whole rounds of vectors");
 
-// Sum of `value` over the slices of a channel (threads c, c + 64, ...), in order; every thread of the channel gets it.
+// The sum of `value` over a channel's slices (threads c, c + 64, ...), in order, for every thread of the channel.
 __device__ __forceinline__ float sum_slices(float value, float *scratch)
 {
     scratch[threadIdx.x] = value;
@@ -170,8 +156,8 @@ __device__ __forceinline__ float sum_slices(float value, float *scratch)
     return sum;
 }
 
-// affine[channel] = (scale, shift), batch norm's result being scale * y + shift, from the blocks' partial statistics,
-// by every block for itself; the first block writes them out too. Ends with a barrier.
+// affine[channel] = (scale, shift) of scale * y + shift, from the blocks' partial statistics. Every block computes all
+// of them; the first block also stores the statistics. Ends with a barrier.
 template <typename T, int threads>
 __device__ __forceinline__ void combine_statistics(float2 *affine, float *scratch, const Statistics &s,
                                                    const float2 *partial, int partials, int64_t batch)
@@ -185,7 +171,7 @@ __device__ __forceinline__ void combine_statistics(float2 *affine, float *scratc
         const int part = slice + i * SLICES;
         p[i] = part < partials ? __ldcg(partial + part * OUT_CHANNELS + channel) : make_float2(0.0f, 0.0f);
     }
-    // Blocks below `batch % partials` have one picture more.
+    // The first `batch % partials` blocks have one image more.
     const int least = (int)(batch / partials), more = (int)(batch % partials);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -223,16 +209,16 @@ __device__ __forceinline__ void combine_statistics(float2 *affine, float *scratc
     __syncthreads();
 }
 
-// A thread's vectors of one row of windows, of ROW_VECTORS: this one, and where q < 3 the one at SECOND.
+// A thread's vectors of a row of windows (of ROW_VECTORS): number `thread`, and where q < 3 the one below.
 static constexpr int SECOND_VECTORS = WARPGROUP;
 __device__ __forceinline__ int second_vector(int thread)
 {
     return SECOND_VECTORS + thread / 4 * 3 + thread % 4;
 }
 
-__device__ __forceinline__ void load_y(uint4 (&y)[SIDE], const void *ys, int64_t picture, int thread)
+__device__ __forceinline__ void load_y(uint4 (&y)[SIDE], const void *ys, int64_t image, int thread)
 {
-    const uint4 *from = (const uint4 *)((const char *)ys + picture * Y_BYTES);
+    const uint4 *from = (const uint4 *)((const char *)ys + image * Y_BYTES);
 #pragma unroll
     for (int row = 0; row < POOLED; row++) {
         y[2 * row] = from[row * ROW_VECTORS + thread];
@@ -240,15 +226,16 @@ __device__ __forceinline__ void load_y(uint4 (&y)[SIDE], const void *ys, int64_t
     }
 }
 
-// Normalises, rectifies and pools one picture, by one warpgroup. `pooled`: its part of shared memory, the picture's
-// output in order of memory; the caller copies it after a barrier.
+// A warpgroup normalises, rectifies and pools one image in registers. The output goes to `pooled` in shared memory,
+// which the caller copies after a barrier; for backward, y at the window's maximum and a 4-bit mask that tells which of
+// the four it was (0: relu gave 0).
 template <typename T>
-__device__ __forceinline__ void pool_picture(T *pooled, uint32_t *raws, uint8_t *masks_out, const uint4 (&y)[SIDE],
-                                             const float2 (&affine_of)[2], int64_t picture, int thread)
+__device__ __forceinline__ void pool_image(T *pooled, uint32_t *raws, uint8_t *masks_out, const uint4 (&y)[SIDE],
+                                           const float2 (&affine_of)[2], int64_t image, int thread)
 {
     const int r = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
     uint32_t masks[4] = {0, 0, 0, 0};
-    uint32_t *raw_out = (uint32_t *)((char *)raws + picture * RAW_BYTES);
+    uint32_t *raw_out = (uint32_t *)((char *)raws + image * RAW_BYTES);
 #pragma unroll
     for (int row = 0; row < POOLED; row++) {
         const uint32_t top[4] = {y[2 * row].x, y[2 * row].y, y[2 * row + 1].x, y[2 * row + 1].y};
@@ -264,7 +251,7 @@ __device__ __forceinline__ void pool_picture(T *pooled, uint32_t *raws, uint8_t 
 #pragma unroll
             for (int e = 1; e < 4; e++) {
                 const float z = fmaf(affine.x, v[e], affine.y);
-                if (z > best || z != z) { // NaN travels on, as in PyTorch
+                if (z > best || z != z) { // NaN propagates, as in PyTorch
                     best = z;
                     raw[i] = v[e];
                     mask = 1u << e;
@@ -285,42 +272,45 @@ __device__ __forceinline__ void pool_picture(T *pooled, uint32_t *raws, uint8_t 
     if (q == 3) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            masks[i] &= 0x00ff00ffu; // the garbage columns
+            masks[i] &= 0x00ff00ffu; // the masked columns
     }
-    ((uint4 *)(masks_out + picture * MASK_BYTES))[thread] = make_uint4(masks[0], masks[1], masks[2], masks[3]);
+    ((uint4 *)(masks_out + image * MASK_BYTES))[thread] = make_uint4(masks[0], masks[1], masks[2], masks[3]);
 }
 
 template <typename T>
-__device__ __forceinline__ void copy_pooled(void *output, const T *pooled, int64_t picture, int thread)
+__device__ __forceinline__ void copy_pooled(void *output, const T *pooled, int64_t image, int thread)
 {
     const uint4 *from = (const uint4 *)pooled;
-    uint4 *to = (uint4 *)((char *)output + picture * POOLED_BYTES);
+    uint4 *to = (uint4 *)((char *)output + image * POOLED_BYTES);
     for (int i = thread; i < POOLED_BYTES / 16; i += WARPGROUP)
         to[i] = from[i];
 }
 
+// y and its statistics. The weights stay in registers, 72 a thread, for all images of a warpgroup; the 112 accumulators
+// of a thread hold whole pooling windows and are stored in their own layout, 16 bytes a thread and image row.
+// Statistics of an image in two passes over the accumulators, merged as Chan et al. do.
 template <typename T>
 __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     forward_kernel(void *ys, float2 *partial, const void *input, const void *weight, bool is_float, int64_t batch)
 {
     extern __shared__ __align__(1024) char shared[];
-    // The same for a whole warp, which the compiler is to know: descriptors then stay in uniform registers.
+    // warp_uniform tells the compiler so, and descriptors stay in uniform registers.
     const int group = warp_uniform(threadIdx.x / WARPGROUP), thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
     char *tiles = shared + group * 2 * TILE_BYTES;
     T *staged = (T *)(shared + 4 * TILE_BYTES);
     zero_shared(shared, 4 * TILE_BYTES);
     __syncthreads();
-    // The weights, all blocks together, while the kernel before this one still runs.
+    // All blocks together prefetch the weights while the kernel before this one still runs.
     for (int line = blockIdx.x + threadIdx.x * gridDim.x; line < GRAD_WEIGHTS * (is_float ? 4 : 2) / CACHE_LINE;
          line += gridDim.x * blockDim.x)
         prefetch_global_l2((const char *)weight + line * CACHE_LINE);
     wait_for_predecessor();
     release_successor();
     const int64_t step = 2 * (int64_t)gridDim.x;
-    int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
-    if (picture < batch)
-        load_tile(shared_address(tiles), input, picture, thread);
+    int64_t image = blockIdx.x + (int64_t)group * gridDim.x;
+    if (image < batch)
+        load_tile(shared_address(tiles), input, image, thread);
     cp_async_commit_group();
     stage_weight(staged, weight, is_float);
     __syncthreads();
@@ -332,7 +322,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     float mean[2] = {0.0f, 0.0f}, m2[2] = {0.0f, 0.0f};
     int count = 0;
     const uint64_t descriptor = wgmma_descriptor(shared_address(tiles), WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
-    for (; picture < batch; picture += step) {
+    for (; image < batch; image += step) {
         const uint64_t tile = wgmma_advance(descriptor, (count & 1) * TILE_BYTES);
         cp_async_wait_group<0>();
         fence_proxy_async();
@@ -345,12 +335,12 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             wgmma<T, 224, 0>(d, a[k], wgmma_advance(tile, (tap / 3 * 16 + tap % 3) * TILE_PIXEL + k % 2 * 32), k > 0);
         }
         wgmma_commit_group();
-        // The other tile was last read by the previous picture's products, which are over in every warp.
-        if (picture + step < batch)
-            load_tile(shared_address(tiles) + (~count & 1) * TILE_BYTES, input, picture + step, thread);
+        // The other tile was read last by the previous image's products, which every warp has waited for.
+        if (image + step < batch)
+            load_tile(shared_address(tiles) + (~count & 1) * TILE_BYTES, input, image + step, thread);
         cp_async_commit_group();
         wgmma_wait_group<0>();
-        uint4 *y = (uint4 *)((char *)ys + picture * Y_BYTES);
+        uint4 *y = (uint4 *)((char *)ys + image * Y_BYTES);
 #pragma unroll
         for (int row = 0; row < POOLED; row++) {
             const float *v = d + row * 16;
@@ -360,7 +350,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                 y[row * ROW_VECTORS + second_vector(thread)] = make_uint4(
                     pack(v[4], v[5], T()), pack(v[6], v[7], T()), pack(v[12], v[13], T()), pack(v[14], v[15], T()));
         }
-        // Columns 14 and 15 are the second half of lanes with q = 3.
+        // Columns 14 and 15, which are masked, are the second vector of lanes with q = 3.
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float sum = 0.0f, rest = 0.0f;
@@ -389,7 +379,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
         }
         count++;
     }
-    // Both warpgroups' statistics, and the block's to device memory.
+    // Merges both warpgroups' statistics into the block's.
     __shared__ float2 statistics[2][OUT_CHANNELS];
     if (q == 0) {
         statistics[group][r] = make_float2(mean[0], m2[0]);
@@ -397,7 +387,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     }
     __syncthreads();
     if (threadIdx.x < OUT_CHANNELS) {
-        const float total = (float)block_pictures(batch, blockIdx.x, gridDim.x);
+        const float total = (float)block_images(batch, blockIdx.x, gridDim.x);
         const float second = (float)((int64_t)total / 2), first = total - second;
         const float2 x = statistics[0][threadIdx.x], z = statistics[1][threadIdx.x];
         const float delta = z.x - x.x;
@@ -418,24 +408,24 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
     const int r = thread / 32 * 16 + thread % 32 / 4;
     wait_for_predecessor();
     release_successor();
-    int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
+    int64_t image = blockIdx.x + (int64_t)group * gridDim.x;
     const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
     uint4 y[SIDE];
-    if (picture < batch)
-        load_y(y, ys, picture, thread);
+    if (image < batch)
+        load_y(y, ys, image, thread);
     combine_statistics<T, POOL_THREADS>(affine, scratch, s, partial, partials, batch);
     const float2 affine_of[2] = {affine[r], affine[r + 8]};
-    for (; picture < batch; picture += step) {
-        pool_picture(pooled[group], raws, masks, y, affine_of, picture, thread);
-        if (picture + step < batch)
-            load_y(y, ys, picture + step, thread);
+    for (; image < batch; image += step) {
+        pool_image(pooled[group], raws, masks, y, affine_of, image, thread);
+        if (image + step < batch)
+            load_y(y, ys, image + step, thread);
         bar_sync(1 + group, WARPGROUP);
-        copy_pooled(output, pooled[group], picture, thread);
+        copy_pooled(output, pooled[group], image, thread);
         bar_sync(1 + group, WARPGROUP);
     }
 }
 
-// partial[block][channel] = (sum of dz, sum of dz * (y - mean)) over the block's pictures.
+// partial[block][channel] = (sum of dz, sum of dz * (y - mean)) over the block's images.
 template <typename T>
 __global__ void __launch_bounds__(POOL_THREADS, 1)
     sums_kernel(float2 *partial, const void *grad_output, const uint32_t *raws, const uint8_t *masks_in,
@@ -445,10 +435,10 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
     const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
     char *grads = shared + group * 2 * POOLED_BYTES;
-    int64_t picture = blockIdx.x + (int64_t)group * gridDim.x;
+    int64_t image = blockIdx.x + (int64_t)group * gridDim.x;
     const int64_t step = (int64_t)POOL_GROUPS * gridDim.x;
-    // What forward left for the first pictures, while the kernel before this one still runs.
-    for (int64_t p = picture, i = 0; p < batch && i < 2; p += step, i++) {
+    // Prefetch what forward stored of the first images, while the kernel before this one still runs.
+    for (int64_t p = image, i = 0; p < batch && i < 2; p += step, i++) {
         if (thread < RAW_BYTES / CACHE_LINE)
             prefetch_global_l2((const char *)raws + p * RAW_BYTES + thread * CACHE_LINE);
         else if (thread - RAW_BYTES / CACHE_LINE < MASK_BYTES / CACHE_LINE)
@@ -474,13 +464,13 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
         }
         cp_async_commit_group();
     };
-    load(picture, 0);
-    for (int stage = 0; picture < batch; picture += step, stage ^= 1) {
+    load(image, 0);
+    for (int stage = 0; image < batch; image += step, stage ^= 1) {
 #pragma unroll
         for (int row = 0; row < POOLED; row++)
             raw[row] = raw_next[row];
         mask = mask_next;
-        load(picture + step, stage ^ 1);
+        load(image + step, stage ^ 1);
         cp_async_wait_group<1>();
         bar_sync(1 + group, WARPGROUP);
         const T *g = (const T *)(grads + stage * POOLED_BYTES);
@@ -522,6 +512,11 @@ __global__ void __launch_bounds__(POOL_THREADS, 1)
 
 static constexpr int BARRIER_FULL = 1, BARRIER_EMPTY = 3, BARRIER_FIRST = 5, BARRIER_SECOND = 6;
 
+// Both gradients, by two warpgroups. The first makes dy = scale dz + slope y + offset in accumulator layout, which is
+// also the layout of wgmma's left operand, multiplies it with the image (9 taps x 16 accumulators, kept over all
+// images), and stores it to shared memory; the second multiplies the weights (96 registers) with it. In the second the
+// 64 rows of wgmma serve 32 channels: rows 8..15 of each warp compute tap row 1 where rows 0..7 compute tap row 0, one
+// image row apart, so that both end up in one thread's registers.
 template <typename T>
 __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     backward_kernel(void *grad_input, float4 *grad_weight_partial, void *grad_bn_weight, void *grad_bn_bias,
@@ -538,7 +533,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     const uint32_t barriers = shared_address(end + WEIGHT_BYTES + 512);
     const int group = warp_uniform(threadIdx.x / WARPGROUP), thread = threadIdx.x % WARPGROUP;
     const int warp = thread / 32, lane = thread % 32, r = warp * 16 + lane / 4, q = lane % 4;
-    const int pictures = (int)block_pictures(batch, blockIdx.x, gridDim.x);
+    const int images = (int)block_images(batch, blockIdx.x, gridDim.x);
     __shared__ float2 scratch[2 * WARPGROUP];
     __shared__ float scales[OUT_CHANNELS];
     zero_shared(shared, 2 * GRAD_TILE_BYTES + 2 * TILE_BYTES);
@@ -551,18 +546,18 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     wait_for_predecessor();
     release_successor();
     auto load = [&](int i) { // by the first warpgroup
-        if (i >= pictures)
+        if (i >= images)
             return;
-        const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
+        const int64_t image = blockIdx.x + (int64_t)i * gridDim.x;
         const int stage = i & 1;
         if (thread == 0) {
             mbarrier_arrive_expect_tx(barriers + stage * 8, Y_BYTES + POOLED_BYTES);
-            bulk_load(shared_address(ys + stage * Y_BYTES), (const char *)ys_in + picture * Y_BYTES, Y_BYTES,
+            bulk_load(shared_address(ys + stage * Y_BYTES), (const char *)ys_in + image * Y_BYTES, Y_BYTES,
                       barriers + stage * 8);
-            bulk_load(shared_address(grads + stage * POOLED_BYTES), (const char *)grad_output + picture * POOLED_BYTES,
+            bulk_load(shared_address(grads + stage * POOLED_BYTES), (const char *)grad_output + image * POOLED_BYTES,
                       POOLED_BYTES, barriers + stage * 8);
         }
-        load_tile(shared_address(tiles + stage * TILE_BYTES), input, picture, thread);
+        load_tile(shared_address(tiles + stage * TILE_BYTES), input, image, thread);
     };
     if (group == 0) {
         load(0);
@@ -600,7 +595,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     store_value(grad_bn_weight, norm.dtype, channel, (double)(sum.y * rstd));
                 if (grad_bn_bias)
                     store_value(grad_bn_bias, norm.dtype, channel, (double)sum.x);
-                if (grad_bias) // batch norm takes the mean off again
+                if (grad_bias) // batch norm subtracts the mean, so that bias has no effect
                     store_value(grad_bias, bias_dtype, channel, (double)(sum.x * 0.0f));
             }
         }
@@ -615,21 +610,20 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
             for (int i = 0; i < 16; i++)
                 d[tap][i] = 0.0f;
-        // stmatrix: lane l gives the address of pixel l % 8 of matrix l / 8 (two channel chunks, then the next 8
-        // pixels).
+        // stmatrix: lane l has the address of pixel l % 8 of matrix l / 8 (two channel chunks, then the next 8 pixels).
         const int lane_pixel = 16 + 1 + lane % 8 + (lane >> 4) * 8;
         const uint32_t lane_offset = lane_pixel * GRAD_PIXEL + ((2 * warp + (lane >> 3 & 1)) ^ (lane_pixel & 7)) * 16;
         const uint4 *mask_of = (const uint4 *)masks_in + thread;
         const uint64_t descriptor = wgmma_descriptor(shared_address(tiles), WGMMA_SWIZZLE_64, 8 * TILE_PIXEL);
-        // Keeps a word or, where it is garbage, makes it zero.
+        // Zeros the masked columns' words.
         const uint32_t keep_second = q == 3 ? 0 : ~0u;
-        uint4 mask = pictures > 0 ? mask_of[(int64_t)blockIdx.x * (MASK_BYTES / 16)] : make_uint4(0, 0, 0, 0);
-        for (int i = 0; i < pictures; i++) {
+        uint4 mask = images > 0 ? mask_of[(int64_t)blockIdx.x * (MASK_BYTES / 16)] : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < images; i++) {
             const int stage = i & 1;
             const uint64_t tile = wgmma_advance(descriptor, stage * TILE_BYTES);
             const uint32_t grad_tile = shared_address(grad_tiles) + stage * GRAD_TILE_BYTES + lane_offset;
             const uint32_t masks[4] = {mask.x, mask.y, mask.z, mask.w};
-            if (i + 1 < pictures)
+            if (i + 1 < images)
                 mask = mask_of[(blockIdx.x + (int64_t)(i + 1) * gridDim.x) * (MASK_BYTES / 16)];
             cp_async_wait_group<1>();
             fence_proxy_async();
@@ -641,7 +635,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             const T *g = (const T *)(grads + stage * POOLED_BYTES) + r * WINDOWS + q;
 #pragma unroll
             for (int row = 0; row < POOLED; row++) {
-                // Where q = 3 the second vector is another thread's.
+                // Where q = 3 there is no second vector: any address in bounds will do.
                 const uint4 y0 = y[row * ROW_VECTORS + thread];
                 const uint4 y1 = y[row * ROW_VECTORS + SECOND_VECTORS + thread / 4 * 3 + (q < 3 ? q : 2)];
                 const uint32_t top[4] = {y0.x, y0.y, y1.x, y1.y}, low[4] = {y0.z, y0.w, y1.z, y1.w};
@@ -650,7 +644,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
 #pragma unroll
                 for (int w = 0; w < 4; w++) {
                     const float2 c = of[w % 2], t = unpack(top[w], T()), l = unpack(low[w], T());
-                    // For w >= 2 and q = 3 the element does not exist (its mask is 0); what is read is another's.
+                    // For w >= 2 and q = 3 the element does not exist: its mask is 0, and the address another's.
                     const float dz = scale[w % 2] *
                                      load_as_accumulate(
                                          g[w % 2 * 8 * WINDOWS + row * POOLED + w / 2 * 4 - (w / 2 && q == 3 ? 1 : 0)]);
@@ -678,7 +672,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                 if (row == POOLED - 1)
                     wgmma_wait_group<0>();
                 else
-                    wgmma_wait_group<1>(); // dy of the next two rows is made meanwhile
+                    wgmma_wait_group<1>(); // overlaps with making dy of the next two rows
             }
             bar_sync(BARRIER_FIRST, WARPGROUP);
             load(i + 2);
@@ -692,15 +686,15 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                     make_float4(d[tap][j * 4], d[tap][j * 4 + 1], d[tap][j * 4 + 2], d[tap][j * 4 + 3]);
     } else {
         if (!grad_input) {
-            for (int i = 0; i < pictures; i++) {
+            for (int i = 0; i < images; i++) {
                 bar_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
-                if (i + 2 < pictures)
+                if (i + 2 < images)
                     bar_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
             }
             return;
         }
-        // a[k]: depth 16 output channels of column tap f; k < 12: dy's row above, tap row 2 in rows 0..7 and tap row 1
-        // in rows 8..15; else dy's row below, tap row 0 in rows 0..7.
+        // a[k]: 16 output channels (its k) of tap column f. k < 12: dy's row above, tap row 2 in rows 0..7 and tap row
+        // 1 in rows 8..15; else dy's row below, tap row 0 in rows 0..7.
         uint32_t a[24][4];
         const T *fragment = staged + ((lane >> 4) * 8 + lane % 8) * WEIGHT_PITCH + warp * 8;
         const bool second = lane >> 3 & 1;
@@ -712,8 +706,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                 a[k][1] = a[k][3] = 0;
         }
         const uint64_t descriptor = wgmma_descriptor(shared_address(grad_tiles), WGMMA_SWIZZLE_128, 8 * GRAD_PIXEL);
-        for (int i = 0; i < pictures; i++) {
-            const int64_t picture = blockIdx.x + (int64_t)i * gridDim.x;
+        for (int i = 0; i < images; i++) {
+            const int64_t image = blockIdx.x + (int64_t)i * gridDim.x;
             const uint64_t grad_tile = wgmma_advance(descriptor, (i & 1) * GRAD_TILE_BYTES);
             bar_sync(BARRIER_FULL + (i & 1), 2 * WARPGROUP);
             float d[120];
@@ -725,10 +719,10 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                                  k > 0);
             wgmma_commit_group();
             wgmma_wait_group<0>();
-            if (i + 2 < pictures)
+            if (i + 2 < images)
                 bar_arrive(BARRIER_EMPTY + (i & 1), 2 * WARPGROUP);
-            // Rows 8..15 of a warp hold what belongs one image row up. Staged as [pixel][32 channels], the four vectors
-            // of a pixel rotated so that eight pixels fall into different banks.
+            // Rows 8..15 of a warp belong one image row up. Staged as [pixel][32 channels], the four vectors of a pixel
+            // swizzled so that eight pixels fall into different banks.
 #pragma unroll
             for (int j = 0; j < 28; j += 4) {
                 uint32_t m[4];
@@ -742,7 +736,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
                                   m[2], m[3]);
             }
             bar_sync(BARRIER_SECOND, WARPGROUP);
-            char *to = (char *)grad_input + picture * (PIXELS * IN_CHANNELS * 2);
+            char *to = (char *)grad_input + image * (PIXELS * IN_CHANNELS * 2);
 #pragma unroll
             for (int e = 0; e < 7; e++) {
                 const int vector = thread + e * WARPGROUP;
@@ -756,7 +750,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     }
 }
 
-// Adds the blocks' weight gradients: 16 slices of blocks by threads, in order, then the slices.
+// Adds the blocks' weight gradients in order: threads add 16 slices of the blocks, then the slices are added.
 __global__ void __launch_bounds__(REDUCE_SLICES * 32)
     reduce_kernel(void *grad_weight, const float4 *partial, int partials, cuda_ops_dtype dtype)
 {
@@ -767,7 +761,7 @@ __global__ void __launch_bounds__(REDUCE_SLICES * 32)
     constexpr int EACH = (MAX_BLOCKS + REDUCE_SLICES - 1) / REDUCE_SLICES;
     float4 p[EACH], sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) { // on their way together: their latency is most of what this kernel takes
+    for (int i = 0; i < EACH; i++) { // all in flight at once: their latency is most of this kernel's time
         const int part = slice + i * REDUCE_SLICES;
         p[i] = part < partials ? partial[(int64_t)part * (GRAD_WEIGHTS / 4) + index] : make_float4(0, 0, 0, 0);
     }
@@ -798,7 +792,7 @@ __global__ void __launch_bounds__(REDUCE_SLICES * 32)
     }
 }
 
-#else // passes for other architectures see the kernels' names alone: `supported` keeps them from being launched
+#else // compilations for other architectures see declarations only: `supports` keeps them from being launched
 
 template <typename T>
 __global__ void forward_kernel(void *, float2 *, const void *, const void *, bool, int64_t)
@@ -832,11 +826,12 @@ Answer conv_bn_relu_pool_sm90_supports(const ConvBlockCall &call, const Device &
     if (call.dtype != CUDA_OPS_BFLOAT16 && call.dtype != CUDA_OPS_FLOAT16)
         return NEEDS_HALVES;
     if (c.in_channels != IN_CHANNELS || c.out_channels != OUT_CHANNELS || c.in_height != SIDE || c.in_width != SIDE)
-        return no("takes 32 channels in, 64 out, pictures of 14 x 14 alone");
+        return no("takes only 32 channels in, 64 out, images of 14 x 14");
     return device.capability == 90 ? YES : NEEDS_90;
 }
 
-// One block a multiprocessor, a picture at least each: known from the batch alone, so that sums are cut alike.
+// At most a block for each of an H200's multiprocessors, each with an image at least. From the batch alone, so that
+// both passes split their sums alike.
 static int blocks_of(int64_t batch)
 {
     return (int)(batch < MAX_BLOCKS ? batch : MAX_BLOCKS);
