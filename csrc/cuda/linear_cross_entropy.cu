@@ -1,17 +1,10 @@
 // linear_cross_entropy: logits = input * weight^T + bias, loss = logsumexp(logits) - sum(q * logits) a row, and with
 // grad_logits = row_scale * (softmax(logits) - q)
 //     grad_input = grad_logits * weight,   grad_weight = grad_logits^T * input,   grad_bias = sum of grad_logits
-//
-// Few classes (up to 16, ten digits): one kernel does it all. A block holds weight in shared memory and takes 32 rows
-// at a time, eight neighbouring threads a row: they share out the features for the logits and for grad_input; for
-// grad_weight a thread keeps four features of all classes in registers, over all of the block's rows. The blocks of a
-// cluster add up their sums in the order of their ranks; where more blocks are wanted, a second kernel adds them.
-// Bound by latency: on an H200, 128 features and ten digits, bfloat16 beside float, it takes 7.8 us for 64 rows
-// and 29.5 us for 16384, far from memory (a fifteenth of a copy's 4.3 TB/s) and from arithmetic (4 TFLOP/s).
-//
-// Any number of classes: chunks of rows whose logits fit into 64 MB go through the products of skinny_gemm.cuh, and a
-// kernel between them that turns logits into their gradient. Bound by the products: 768 features, 50257 classes, 1024
-// rows in bfloat16 take 4.9 ms on an H200, 49 TFLOP/s.
+// Few classes (up to 16): one kernel for all of it, bound by latency. On an H200, 128 features and ten classes, bf16
+// beside float32 parameters: 7.8 us for 64 rows and 29.5 us for 16384, a fifteenth of a copy's 4.3 TB/s.
+// Any number of classes: chunks of rows, a product, a kernel that turns logits into their gradient, and two products,
+// which bound it: 768 features, 50257 classes, 1024 rows in bf16 take 4.9 ms on an H200, 49 TFLOP/s.
 #include "cuda_ops/linear_cross_entropy.h"
 
 #include "common/aligned_vector.cuh"
@@ -22,21 +15,26 @@
 #include "common/thread_group.cuh"
 #include "ptx/cluster.cuh"
 
-// Few classes
+// ---- Few classes ----
+//
+// A block holds weight in shared memory and takes 32 rows at a time, eight neighbouring threads a row, which split the
+// features for the logits and for grad_input. For grad_weight a thread keeps four features of all classes in registers,
+// over all of the block's rows. The blocks of a cluster add their sums in the order of their ranks; of more blocks than
+// a cluster has, a second kernel adds them.
 
 static constexpr int MOST_CLASSES = 16;
 static constexpr int64_t MOST_FEATURES = 1024;
 static constexpr int THREADS = 256;
-static constexpr int ROW_TEAM = 8; // threads of a row; each ends up with two classes' logits
+static constexpr int ROW_TEAM = 8; // threads of a row, each with the logits of two classes
 static constexpr int TILE_ROWS = THREADS / ROW_TEAM;
 static constexpr int LARGEST_CLUSTER = 8;
-static constexpr int64_t MOST_BLOCKS = 132; // a large GPU's multiprocessors; a constant, so that sums are cut alike
+static constexpr int64_t MOST_BLOCKS = 132; // a large GPU's; a constant, so that sums are split alike on all
 static_assert(MOST_CLASSES == 2 * ROW_TEAM, "two classes a thread");
 
 template <typename A>
 using four = aligned_vector<A, 4>;
 
-// Names as in the header. `quads`: groups of four features, the last one filled up with zeros.
+// Names as in the header. `quads`: groups of four features, the last one padded with zeros.
 template <typename T, typename P>
 struct head_problem {
     P *losses; // of rows, or the reduced one
@@ -55,13 +53,13 @@ struct head_problem {
     bool vectors; // whether four features at once may be loaded and stored
 };
 
-// Sums of a block: weight's, in whole quads, and bias's.
+// Number of a block's sums: of weight, in whole quads, and of bias.
 __host__ __device__ __forceinline__ int head_sums(int classes, int quads)
 {
     return classes * (quads * 4 + 1);
 }
 
-// In elements: weight and a tile of input; later, in their place, the slices' sums for grad_weight.
+// Elements of shared memory for weight and a tile of input, which the slices' sums for grad_weight overwrite later.
 __host__ __device__ __forceinline__ int head_tile_elements(int quads)
 {
     const int tile = (MOST_CLASSES + TILE_ROWS) * quads * 4, sums = THREADS / quads * MOST_CLASSES * quads * 4;
@@ -109,7 +107,7 @@ __device__ __forceinline__ void store_four(T *to, const four<A> &value, int vali
     }
 }
 
-// The sums over the eight threads of a row; each gets those of two classes, 2 * rank and the next.
+// A reduce-scatter over the eight threads of a row: each gets the sums of two classes, 2 * rank and the next.
 template <typename A>
 __device__ __forceinline__ void share_out_logits(A (&own)[2], A (&values)[MOST_CLASSES], int rank)
 {
@@ -128,7 +126,7 @@ __device__ __forceinline__ void share_out_logits(A (&own)[2], A (&values)[MOST_C
     own[1] = values[1];
 }
 
-// Losses and weights of a row (in its first thread) and the gradient of the two logits a thread has.
+// Replaces a thread's two logits by their gradients; the row's first thread adds the row's loss and weight.
 template <typename T, typename P>
 __device__ __forceinline__ void row_loss(accumulate_type<T> (&logits)[2], const head_problem<T, P> &p, int64_t row,
                                          int64_t t, accumulate_type<T> scale, int rank, double &loss_sum,
@@ -186,7 +184,7 @@ __device__ __forceinline__ void write_loss(const head_problem<T, P> &p, double l
     *p.total_weight = (accumulate_type<T>)weight;
 }
 
-// Element i of the sums goes to grad_weight or grad_bias.
+// Stores element i of the sums to grad_weight or grad_bias.
 template <typename T, typename P>
 __device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int i, accumulate_type<T> sum)
 {
@@ -199,11 +197,12 @@ __device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int 
     }
 }
 
-// cluster: whether the grid is one cluster (or one block), which finishes the sums itself; else each block leaves its
-// own in partial_sums [blocks][head_sums] and partial_losses [blocks][2].
-// CLASSES, at least p.classes: what the loops run to, without branches; weight has zeros for the classes beyond. Fewer
-// than MOST_CLASSES for float and halves from Hopper on: elsewhere one kernel does, and the file compiles sooner.
-// Turing has the products for any number of classes alone.
+// cluster: the grid is one cluster (or one block), which finishes the sums itself; else each block stores its own to
+// partial_sums [blocks][head_sums] and partial_losses [blocks][2].
+// CLASSES, at least p.classes, is the loops' length, without branches; weight has zeros for the classes beyond. An
+// instance with fewer than MOST_CLASSES exists for float32, fp16 and bf16 on Hopper only, to save compile time. Turing
+// always takes the path for any number of classes.
+// One long function: the main loop's sums, in registers, are what its end reduces over slices, warps and the cluster.
 template <typename T, typename P, int CLASSES>
 __global__ void __launch_bounds__(THREADS)
     linear_cross_entropy_kernel(head_problem<T, P> p, accumulate_type<T> *partial_sums, double *partial_losses,
@@ -322,7 +321,7 @@ __global__ void __launch_bounds__(THREADS)
         __syncthreads(); // input and grad_logits are overwritten by the next tile, or by the sums below
     }
 
-    // The block's sums: of the slices, and for bias of the warps, in order.
+    // The block's sums in order: over the slices, and for bias over the warps.
     loss_sum = block_sum(loss_sum, scratch);
     weight_sum = block_sum(weight_sum, scratch);
     const int count = with_gradient ? head_sums(p.classes, p.quads) : 0;
@@ -342,7 +341,7 @@ __global__ void __launch_bounds__(THREADS)
             if (threadIdx.x % WARP_SIZE < ROW_TEAM)
                 grad_logits[threadIdx.x / WARP_SIZE * MOST_CLASSES + 2 * rank + e] = bias_sums[e];
         }
-        four<A> *const slice_sums = weight; // in place of weight and input
+        four<A> *const slice_sums = weight; // overwrites weight and input
         if (with_weight && in_slice)
 #pragma unroll
             for (int c = 0; c < CLASSES; c++)
@@ -415,7 +414,7 @@ __global__ void __launch_bounds__(THREADS)
     cluster_sync(); // a block's shared memory must outlive the others' reads
 }
 
-// Adds up what the blocks of the kernel above left: 32 sums a block, eight slices of the blocks each.
+// Adds the partial sums of the kernel above: a block has 32 sums, a warp of it a slice of the blocks.
 template <typename T, typename P>
 __global__ void __launch_bounds__(THREADS)
     linear_cross_entropy_sums_kernel(head_problem<T, P> p, const accumulate_type<T> *partial_sums,
@@ -487,9 +486,9 @@ static cuda_ops_status small_head(head_problem<T, P> p, void *workspace, cudaStr
     return launch_status();
 }
 
-// Any number of classes
+// ---- Any number of classes ----
 
-// Rows of a chunk: logits of up to 64 MB, in whole tiles if there are that many.
+// Rows of a chunk: logits of up to 64 MB, in whole tiles if there are that many rows.
 static constexpr int64_t CHUNK_BYTES = 64 << 20;
 static constexpr int64_t MOST_CHUNK_ROWS = 16384;
 
@@ -510,9 +509,8 @@ static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
     return rows < whole ? rows : whole;
 }
 
-// A block a row: its loss into row_losses (NaN, weight 0 for a bad class), its gradient into grad_logits, which for
-// float and double is where the logits are. The row is filled up with zeros to the pitch: a product that converts it
-// loads whole vectors.
+// A block a row: its loss to row_losses (NaN with weight 0 for a bad class), its gradient to grad_logits, which for
+// float and double overwrites the logits. The row is padded with zeros to the pitch, since products load whole vectors.
 template <typename T, typename P>
 __global__ void __launch_bounds__(TEAM_THREADS)
     grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
@@ -586,13 +584,13 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// The product on tensor cores where there are some for T and the operands are aligned, else on the CUDA cores; float64
-// by one kernel, aligned or not.
+// A product on tensor cores for 16-bit T and aligned operands, else on CUDA cores; float64 has one kernel, aligned or
+// not.
 template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
           typename TP>
 static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
 {
-    // Logits have nothing to spare: exp is next.
+    // Each slice of k is summed by itself: exp magnifies the rounding errors of one long sum.
     typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, sizeof(accumulate_type<T>) == 4> plain_shape;
     p.aligned = is_skinny_aligned(p);
     if constexpr (sizeof(T) == 2) {
@@ -697,7 +695,7 @@ static Answer few_classes_supports(const HeadCall &call, const Device &device)
     const size_t needed = call.dtype == CUDA_OPS_FLOAT64
                               ? head_shared_bytes<double>((int)call.classes, (int)call.in_features)
                               : head_shared_bytes<float>((int)call.classes, (int)call.in_features);
-    return needed + 1024 <= (size_t)device.shared_bytes // 1 KB for what the kernel declares itself
+    return needed + 1024 <= (size_t)device.shared_bytes // 1 KB for the kernel's static shared memory
                ? YES
                : no("weight does not fit into the shared memory of a block");
 }
@@ -755,7 +753,7 @@ static HeadCall call_of_sizes(int64_t rows, int64_t in_features, int64_t classes
     return call;
 }
 
-// What the choice sees is known here, so that one row's bytes are enough.
+// The choice depends on these sizes alone, so that the workspace of one path is enough.
 extern "C" size_t cuda_ops_linear_cross_entropy_workspace_cuda(int64_t rows, int64_t in_features, int64_t classes,
                                                                cuda_ops_dtype dtype)
 {
@@ -791,7 +789,7 @@ cuda_ops_linear_cross_entropy_cuda(void *losses, void *total_weight, void *grad_
     return row == 2 ? no_path(table) : table.rows[row].launch(call, device);
 }
 
-// The gradients for grad_output = 1, times what it turned out to be
+// ---- The gradients for grad_output = 1, scaled by grad_output ----
 
 template <typename T, typename A>
 __device__ __forceinline__ void scale_array(T *output, const A *input, int64_t count, accumulate_type<T> factor)
@@ -814,7 +812,7 @@ __global__ void __launch_bounds__(THREADS)
     wait_for_predecessor();
     A factor = load_as_accumulate(*grad_output);
     if (total_weight)
-        factor /= *total_weight; // without any weight every gradient is zero, and stays so
+        factor /= *total_weight; // where all weights are zero every gradient is zero, and stays so
     const T *const inputs[] = {grad_input};
     for_elements(output_input, inputs, input_count, vectors, [&](int64_t, const auto &x, auto &y) {
 #pragma unroll
