@@ -1,4 +1,4 @@
-// The kernel that all ops share under the Autograd keys: see autograd.h for what it is told.
+// The kernel that all ops share under the Autograd keys; autograd.h describes the derivatives that it follows.
 #include "autograd.h"
 
 #include "checks.h"
@@ -81,11 +81,11 @@ struct Slot {
     std::vector<int> targets; // whose gradients need it, among the differentiable arguments
 };
 
-// All that autograd knows of an op.
+// An op's derivatives.
 struct Derivatives {
     std::string node_name;
     std::vector<int> arguments; // that are differentiable: indices in the schema
-    std::vector<int> returns;   // likewise; of an op that works in place, `written`
+    std::vector<int> returns;   // likewise; of an in-place op, `written`
     std::vector<int> constants; // arguments that must have no gradient
     int written = -1;           // the differentiable argument that the op writes into, if it does
     std::vector<Derivative> derivatives;
@@ -199,7 +199,7 @@ class Parser
         TORCH_INTERNAL_ASSERT(false, op_name(), ": no return ", name, " in tangent ", text);
     }
 
-    // The place of an argument among the differentiable ones.
+    // The index of an argument among the differentiable ones.
     int differentiable_argument(const std::string &name, const std::string &text) const
     {
         const auto found = std::find(result.arguments.begin(), result.arguments.end(), known_argument(name, text));

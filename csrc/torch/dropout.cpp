@@ -35,8 +35,8 @@ static cuda_ops_philox_state draw_on_cpu()
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// The CUDA generator is a Philox itself: its key, and the next piece of its offset. Under graph capture it gives
-// pointers, to which every replay writes anew.
+// The CUDA generator is a Philox itself: its key, and the next part of its offset. Under graph capture it gives
+// pointers, to which every replay writes new values.
 static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 {
     at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device);
@@ -56,8 +56,7 @@ static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 }
 #endif
 
-// The second output is what backward needs to draw the same numbers again: seed and offset, 2 int64 on the device of
-// input.
+// The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device.
 static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
                                                   const std::optional<Tensor> & /* call */)
 {
@@ -85,8 +84,8 @@ static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
     return {output, state};
 }
 
-// stride: the strides of forward's output. The mask belongs to places in memory, so that backward has to walk through
-// it in the same order, whatever the strides of grad_output.
+// stride: the strides of forward's output. The mask goes by the offset in memory, so that backward has to use the same
+// layout, whatever the strides of grad_output.
 static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, double p, at::IntArrayRef stride)
 {
     const char *const op = "dropout_backward";
