@@ -134,11 +134,11 @@ static constexpr int COUNT = sizeof(PATHS) / sizeof(PATHS[0]);
 
 static PathTable<ConvBlockCall, COUNT> table = {
     {"CUDA_OPS_CONV_BN_RELU_POOL_PATH"},
-    {{"one_channel", "conv_bn_relu_pool/one_channel.cu",
+    {{"one_channel", "conv_bn_relu_pool/one_channel/",
       "one_moments_kernel one_forward_kernel one_forward_tensor_kernel one_sums_kernel one_sums_tensor_kernel "
       "one_gradients_kernel",
       one_channel_supports, nullptr, one_channel_workspace, one_channel},
-     {"sm90", "conv_bn_relu_pool/sm90.cu", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
+     {"sm90", "conv_bn_relu_pool/sm90/", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
       sm90},
      {"tiled", "conv_bn_relu_pool/tiled_sm80/", "convolve_kernel weight_kernel", tiled_supports, nullptr,
       tiled_workspace, tiled},

@@ -31,7 +31,7 @@ Answer conv_bn_relu_pool_general_supports(const ConvBlockCall &call, const Devic
 int64_t conv_bn_relu_pool_general_workspace(const ConvBlockCall &call, const Device &device);
 cuda_ops_status conv_bn_relu_pool_general(const ConvBlockCall &call, const Device &device);
 
-// ---- one_channel.cu: images of one channel, in float32, float16 or bfloat16. The convolution's output is not stored;
+// ---- one_channel/: images of one channel, in float32, float16 or bfloat16. The convolution's output is not stored;
 // argmax, a byte for each output, has an encoding of its own.
 enum { CUDA_OPS_ONE_WIDEST = 1024 };
 
@@ -60,7 +60,7 @@ cuda_ops_status conv_bn_relu_pool_one_channel_backward(
     const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_one_sizes *sizes, cuda_ops_dtype dtype,
     cuda_ops_dtype weight_dtype, cudaStream_t stream);
 
-// ---- sm90.cu: the whole block on Hopper's tensor cores. input and grad_input are channels_last, output and
+// ---- sm90/: the whole block on Hopper's tensor cores. input and grad_input are channels_last, output and
 // grad_output contiguous; conv_output, argmax and maximum have a layout of their own. All aligned to 16 bytes.
 Answer conv_bn_relu_pool_sm90_supports(const ConvBlockCall &call, const Device &device);
 // Bytes of `workspace` of either pass, aligned to 16.
@@ -78,7 +78,7 @@ cuda_ops_status conv_bn_relu_pool_sm90_backward(void *grad_input, void *grad_wei
                                                 const void *weight, const cuda_ops_norm_parameters *norm, int64_t batch,
                                                 cuda_ops_dtype dtype, cuda_ops_dtype weight_dtype, cudaStream_t stream);
 
-// ---- tiled_sm80/tiled.cu: the whole block in float32. conv_output, argmax and maximum are always channels_last. All
+// ---- tiled_sm80/: the whole block in float32. conv_output, argmax and maximum are always channels_last. All
 // aligned to 16 bytes.
 struct cuda_ops_conv_bn_relu_pool_tiled_sizes {
     int64_t batch;
