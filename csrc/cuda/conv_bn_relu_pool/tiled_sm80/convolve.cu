@@ -234,6 +234,7 @@ __device__ __forceinline__ void add_moments(float (&mean)[CHANNELS], float (&squ
     }
 }
 
+// One long function: the pipeline of tiles and chunks, whose accumulators the epilogue stores and takes moments of.
 template <bool TF32, bool BACKWARD, int COLUMNS>
 __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __grid_constant__ convolve_arguments a)
 {
