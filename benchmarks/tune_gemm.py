@@ -29,8 +29,8 @@ TABLES = {
     "FLOAT32_TIMES": (torch.float32, "NN"),
     "FLOAT64_TIMES": (torch.float64, "NN"),
 }
-LAUNCH = 1.8  # the start of rung 13's tiles for batches, us: the shortest of those that have it from their line
-FIELDS = ("rung", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
+LAUNCH = 1.8  # the start of sm90's tiles for batches, us: the shortest of those that have it from their line
+FIELDS = ("path", "tile", "m", "n", "cluster_m", "cluster_n", "blocks", "splits", "start", "sum", "rest", "split")
 
 
 def seconds(call, samples):
@@ -73,32 +73,32 @@ def operands(m, n, k, dtype, order):
 
 
 def measure(row, dtype, order, cores, shared, samples):
-    """The row with its measured times: several lengths of k in one and two waves, of rung 13 a short one in four.
-    cores: not by TF32, and shorter lengths, which is what rung 15 then is for. shared: the tile has rows for blocks
+    """The row with its measured times: several lengths of k in one and two waves, of sm90 a short one in four.
+    cores: not by TF32, and shorter lengths, which is what direct then is for. shared: the tile has rows for blocks
     that have an SM to themselves and for others that share one."""
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     tile_m, tile_n = row["m"] * row["cluster_m"], row["n"] * row["cluster_n"]
-    if row["rung"] == 13 and dtype == torch.float32 and order == "NN":
+    if row["path"] == 13 and dtype == torch.float32 and order == "NN":
         tile_m, tile_n = tile_n, tile_m  # it makes D transposed
     room = processors * row["blocks"] // (row["cluster_m"] * row["cluster_n"])
 
-    # Rung 13's tile of 80 columns: a block makes one, and it is chosen for D of one cluster tile's rows alone.
-    flat = row["rung"] == 13 and row["n"] == 80
+    # sm90's tile of 80 columns: a block makes one, and it is chosen for D of one cluster tile's rows alone.
+    flat = row["path"] == 13 and row["n"] == 80
 
     def time(tiles, k, splits):
         m, n = (tile_m, tiles * tile_n) if flat else grid(tiles, tile_m, tile_n, order == "TN")
         a, b = operands(m, n, k, dtype, order)
-        plan = (row["rung"], row["tile"], splits, 0)
+        plan = (row["path"], row["tile"], splits, 0)
         return 1e6 * seconds(lambda: ops.gemm_planned(a, b, plan, allow_tf32=not cores), samples)
 
-    clustered = row["rung"] in (14, 15)  # k is cut among the blocks of a cluster
+    clustered = row["path"] in (14, 15)  # k is cut among the blocks of a cluster
     # Twice the blocks of a row for blocks alone on their SM are no second wave: they share it.
     alone = flat or (row["blocks"] == 1 and (clustered or shared))
-    batches = row["rung"] == 13 and row["blocks"] > 1  # these tiles are for batches of small matrices
+    batches = row["path"] == 13 and row["blocks"] > 1  # these tiles are for batches of small matrices
     waves = (1,) if alone else (1, 2)
     short = cores or batches
     pairs = [(wave, k) for wave in waves for k in ((64, 256, 1024) if short else (256, 1024, 2048))]
-    if row["rung"] == 13 and not alone:  # later waves begin while D is written
+    if row["path"] == 13 and not alone:  # later waves begin while D is written
         pairs.append((4, pairs[0][1]))
     points = [(wave, k, time(wave * room, k, 1)) for wave, k in pairs]
     equations = torch.tensor([[1.0, wave * k / 1024, wave] for wave, k, _ in points], dtype=torch.float64)
@@ -111,7 +111,7 @@ def measure(row, dtype, order, cores, shared, samples):
         start, total, rest = (torch.linalg.pinv(equations) @ wanted).flatten().tolist()
     row |= {"start": max(start, 1.0), "sum": total, "rest": max(rest, 0.0)}
     # What the second kernel costs, without the bytes of the splits (which the model in gemm.cu counts apart).
-    if (row["rung"] == 13 and row["splits"] > 1) or (row["rung"] == 11 and dtype == torch.float64):
+    if (row["path"] == 13 and row["splits"] > 1) or (row["path"] == 11 and dtype == torch.float64):
         tiles = max(1, room // 4)
         m, n = (tile_m, tiles * tile_n) if flat else grid(tiles, tile_m, tile_n, order == "TN")
         split_bytes = 2 * 2 * (8 if dtype == torch.float64 else 4) * m * n
@@ -127,7 +127,7 @@ def row_of(match):
 
 
 def shared_tiles():
-    """The tiles that have a row for several blocks an SM: table, rung, tile."""
+    """The tiles that have a row for several blocks an SM: table, path, tile."""
     found, kind = set(), None
     for line in FILE.read_text().splitlines():
         if match := re.match(r"static const GemmTime (\w+)\[\]", line):
@@ -135,7 +135,7 @@ def shared_tiles():
         if match := ROW.match(line):
             row = row_of(match)
             if row["blocks"] > 1:
-                found.add((kind, row["rung"], row["tile"]))
+                found.add((kind, row["path"], row["tile"]))
     return found
 
 
@@ -148,7 +148,7 @@ def tuned(samples):
         if match := ROW.match(line):
             row = row_of(match)
             dtype, order = TABLES[kind]
-            is_shared = (kind, row["rung"], row["tile"]) in shared
+            is_shared = (kind, row["path"], row["tile"]) in shared
             row = measure(row, dtype, order, kind.startswith("FLOAT"), is_shared, samples)
             line = "    {" + ", ".join(
                 f"{row[f]:5.2f}" if isinstance(row[f], float) else f"{row[f]:3d}" for f in FIELDS

@@ -40,60 +40,60 @@ __device__ __forceinline__ accumulate_type<T> share_of_class(const problem<T> &p
 
 // Without a reduction `losses` has a loss for each column. With one, a grid of one block writes the loss and
 // total_weight; a larger grid writes `partials`. ALL_COUNT: classes other than the target count too.
-template <typename T, int TEAM, bool STRIDED, bool ALL_COUNT>
-__global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4 : 2)
+template <typename T, int GROUP, bool STRIDED, bool ALL_COUNT>
+__global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4 : 2)
     cross_entropy_forward_kernel(T *losses, accumulate_type<T> *statistics, accumulate_type<T> *total_weight,
                                  double *partials, cuda_ops_index_error *error, problem<T> p,
                                  cuda_ops_reduction reduction)
 {
     typedef accumulate_type<T> A;
-    constexpr int SLOTS = TEAM_THREADS / TEAM;
-    __shared__ log_sum_exp<A> scratch[TEAM_THREADS];
-    __shared__ A sum_scratch[TEAM_THREADS];
+    constexpr int SLOTS = GROUP_THREADS / GROUP;
+    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
+    __shared__ A sum_scratch[GROUP_THREADS];
     __shared__ double partial_scratch[WARP_SIZE];
-    const team_place place = place_in_team(TEAM, STRIDED);
+    const group_position position = position_in_group(GROUP, STRIDED);
     double loss_sum = 0, weight_sum = 0;
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < p.columns; first += (int64_t)gridDim.x * SLOTS) {
-        const int64_t column = first + place.slot;
+        const int64_t column = first + position.slot;
         const int64_t offset = column_offset(column, p.classes, STRIDED ? p.inner : 1);
         const int64_t length = column < p.columns ? p.classes : 0;
-        const bool finishes = place.rank == 0 && column < p.columns;
+        const bool finishes = position.rank == 0 && column < p.columns;
         // The target's load overlaps with reading the column, its input's and weight's with the reduction.
         int64_t t = -1;
         if (finishes && !p.probabilities)
             t = p.target[column];
-        log_sum_exp<A> state = column_log_sum_exp<TEAM, STRIDED>(p.input + offset, length, p.inner, place.rank);
+        log_sum_exp<A> state = column_log_sum_exp<GROUP, STRIDED>(p.input + offset, length, p.inner, position.rank);
         A target_input = 0, target_weight = 0;
         if (finishes && !p.probabilities && t != p.ignore_index && is_class(t, p.classes)) {
             target_input = load_as_accumulate(p.input[offset + t * p.inner]);
             target_weight = class_weight(p, t);
         }
-        state = team_reduce<TEAM, STRIDED>(state, scratch);
+        state = group_reduce<GROUP, STRIDED>(state, scratch);
         const A log_sum = log_of_sum(state);
         A loss = 0, q_sum = 0;
         if (ALL_COUNT) {
             if (!STRIDED && !p.probabilities && !p.weight) { // all classes but the target count the same
                 const T *const inputs[1] = {p.input + offset};
-                for_row((T *)nullptr, inputs, length, place.rank, TEAM, [&](int64_t, const auto &x) {
+                for_row((T *)nullptr, inputs, length, position.rank, GROUP, [&](int64_t, const auto &x) {
 #pragma unroll
                     for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
                         loss += log_sum - (x[0][e] - state.maximum);
                 });
                 loss *= p.spread;
-                q_sum = place.rank == 0 ? p.spread * (A)length : A(0);
+                q_sum = position.rank == 0 ? p.spread * (A)length : A(0);
             } else {
 #pragma unroll 4
-                for (int64_t c = place.rank; c < length; c += TEAM) {
+                for (int64_t c = position.rank; c < length; c += GROUP) {
                     const int64_t at = offset + c * p.inner;
                     const A share = share_of_class(p, c, at);
                     loss += share * (log_sum - (load_as_accumulate(p.input[at]) - state.maximum));
                     q_sum += share;
                 }
             }
-            loss = team_reduce<TEAM, STRIDED>(loss, sum_scratch);
-            q_sum = team_reduce<TEAM, STRIDED>(q_sum, sum_scratch);
+            loss = group_reduce<GROUP, STRIDED>(loss, sum_scratch);
+            q_sum = group_reduce<GROUP, STRIDED>(q_sum, sum_scratch);
         }
         // No barrier from here to the end of the loop: one thread of each group finishes its column.
         if (!finishes)
@@ -136,18 +136,18 @@ __global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4 
 // total_weight is null unless the reduction was a mean. `vectors`: columns are rows, read and written as aligned
 // vectors; all classes but the target count the same.
 template <typename T>
-__global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 ? 4 : 2)
+__global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 ? 4 : 2)
     cross_entropy_backward_kernel(T *grad_input, const T *grad_output, const accumulate_type<T> *statistics,
                                   const accumulate_type<T> *total_weight, problem<T> p, bool grad_per_column,
-                                  team_shape shape, bool vectors)
+                                  group_shape shape, bool vectors)
 {
     typedef accumulate_type<T> A;
-    const team_place place = place_in_team(shape.team, shape.strided);
-    const int slots = TEAM_THREADS / shape.team;
+    const group_position position = position_in_group(shape.threads, shape.strided);
+    const int slots = GROUP_THREADS / shape.threads;
     const bool all_classes_count = p.probabilities || p.spread > 0;
     wait_for_predecessor();
     release_successor();
-    for (int64_t column = (int64_t)blockIdx.x * slots + place.slot; column < p.columns;
+    for (int64_t column = (int64_t)blockIdx.x * slots + position.slot; column < p.columns;
          column += (int64_t)gridDim.x * slots) {
         // None of these loads depends on another: all are in flight at once.
         const int64_t t = p.probabilities ? -1 : p.target[column];
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 ? 4 : 2)
         if (vectors) {
             const T *const inputs[1] = {p.input + offset};
             const A even_share = p.spread > A(0) ? scale * p.spread : A(0), share_of_target = scale * target_share;
-            for_row(grad_input + offset, inputs, p.classes, place.rank, shape.team, [&](int64_t c, auto &x) {
+            for_row(grad_input + offset, inputs, p.classes, position.rank, shape.threads, [&](int64_t c, auto &x) {
                 constexpr int COUNT = (int)(sizeof(x[0]) / sizeof(A));
                 const int target = c <= t && t < c + COUNT ? (int)(t - c) : -1;
 #pragma unroll
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 ? 4 : 2)
             continue;
         }
 #pragma unroll 4
-        for (int64_t c = place.rank; c < p.classes; c += shape.team) {
+        for (int64_t c = position.rank; c < p.classes; c += shape.threads) {
             const int64_t at = offset + c * p.inner;
             A value = factor * exp_for<T>((load_as_accumulate(p.input[at]) - maximum) - log_sum);
             if (all_classes_count)
@@ -195,14 +195,14 @@ __global__ void __launch_bounds__(TEAM_THREADS, sizeof(T) < 8 ? 4 : 2)
 // Few short columns: one block is faster, in several rounds, than several blocks and a second kernel.
 static constexpr int64_t ROUNDS_OF_ONE_BLOCK = 4;
 
-static team_shape forward_team(int64_t columns, int64_t classes, int64_t inner)
+static group_shape forward_group(int64_t columns, int64_t classes, int64_t inner)
 {
-    return choose_team(classes, inner, longest_of_warp(columns, 4));
+    return choose_group(classes, inner, longest_of_warp(columns, 4));
 }
 
 static int64_t forward_blocks(int64_t columns, int64_t classes, int64_t inner)
 {
-    return team_blocks(columns, forward_team(columns, classes, inner));
+    return group_blocks(columns, forward_group(columns, classes, inner));
 }
 
 template <typename T>
@@ -228,13 +228,13 @@ static cuda_ops_status cross_entropy_forward(T *losses, void *statistics, void *
                                              cuda_ops_index_error *error, const problem<T> &p,
                                              cuda_ops_reduction reduction, unsigned int grid, cudaStream_t stream)
 {
-    const team_shape shape = forward_team(p.columns, p.classes, p.inner);
+    const group_shape shape = forward_group(p.columns, p.classes, p.inner);
     const bool reduced = reduction != CUDA_OPS_REDUCTION_NONE;
-    CUDA_OPS_TEAM_DISPATCH(
-        shape, TEAM, STRIDED,
-        launch_dependent(p.probabilities || p.spread > 0 ? cross_entropy_forward_kernel<T, TEAM, STRIDED, true>
-                                                         : cross_entropy_forward_kernel<T, TEAM, STRIDED, false>,
-                         dim3(grid), dim3(TEAM_THREADS), 0, stream, losses, (accumulate_type<T> *)statistics,
+    CUDA_OPS_GROUP_DISPATCH(
+        shape, GROUP, STRIDED,
+        launch_dependent(p.probabilities || p.spread > 0 ? cross_entropy_forward_kernel<T, GROUP, STRIDED, true>
+                                                         : cross_entropy_forward_kernel<T, GROUP, STRIDED, false>,
+                         dim3(grid), dim3(GROUP_THREADS), 0, stream, losses, (accumulate_type<T> *)statistics,
                          (accumulate_type<T> *)total_weight, partials, error, p, reduction));
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !reduced || grid == 1)
@@ -248,12 +248,12 @@ static cuda_ops_status cross_entropy_backward(T *grad_input, const T *grad_outpu
                                               cuda_ops_reduction reduction, cudaStream_t stream)
 {
     typedef accumulate_type<T> A;
-    const team_shape shape = choose_team(p.classes, p.inner, longest_of_warp(p.columns, 2));
+    const group_shape shape = choose_group(p.classes, p.inner, longest_of_warp(p.columns, 2));
     const void *divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
     const bool vectors = p.inner == 1 && p.classes > WARP_SIZE && !p.probabilities && !(p.weight && p.spread > 0) &&
-                         lie_alike(grad_input, p.input);
-    launch_dependent(cross_entropy_backward_kernel<T>, dim3(clamp_grid(team_blocks(p.columns, shape))),
-                     dim3(TEAM_THREADS), 0, stream, grad_input, grad_output, (const A *)statistics, (const A *)divisor,
+                         same_alignment(grad_input, p.input);
+    launch_dependent(cross_entropy_backward_kernel<T>, dim3(clamp_grid(group_blocks(p.columns, shape))),
+                     dim3(GROUP_THREADS), 0, stream, grad_input, grad_output, (const A *)statistics, (const A *)divisor,
                      p, reduction == CUDA_OPS_REDUCTION_NONE, shape, vectors);
     return launch_status();
 }

@@ -25,11 +25,11 @@
 static constexpr int MOST_CLASSES = 16;
 static constexpr int64_t MOST_FEATURES = 1024;
 static constexpr int THREADS = 256;
-static constexpr int ROW_TEAM = 8; // threads of a row, each with the logits of two classes
-static constexpr int TILE_ROWS = THREADS / ROW_TEAM;
+static constexpr int ROW_GROUP = 8; // threads of a row, each with the logits of two classes
+static constexpr int TILE_ROWS = THREADS / ROW_GROUP;
 static constexpr int LARGEST_CLUSTER = 8;
 static constexpr int64_t MOST_BLOCKS = 132; // a large GPU's; a constant, so that sums are split alike on all
-static_assert(MOST_CLASSES == 2 * ROW_TEAM, "two classes a thread");
+static_assert(MOST_CLASSES == 2 * ROW_GROUP, "two classes a thread");
 
 template <typename A>
 using four = aligned_vector<A, 4>;
@@ -113,10 +113,10 @@ __device__ __forceinline__ void share_out_logits(A (&own)[2], A (&values)[MOST_C
 {
 #pragma unroll
     for (int step = 0; step < 3; step++) {
-        const int half = ROW_TEAM >> step;
+        const int half = ROW_GROUP >> step;
         const bool upper = rank & (half / 2);
 #pragma unroll
-        for (int i = 0; i < ROW_TEAM; i++)
+        for (int i = 0; i < ROW_GROUP; i++)
             if (i < half) {
                 const A sent = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
                 values[i] = kept + __shfl_xor_sync(FULL_WARP, sent, half / 2);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void row_loss(accumulate_type<T> (&logits)[2], const 
     for (int e = 0; e < 2; e++)
         if (2 * rank + e < p.classes)
             add_element(state, logits[e]);
-    state = team_reduce<ROW_TEAM, false>(state, (log_sum_exp<A> *)nullptr);
+    state = group_reduce<ROW_GROUP, false>(state, (log_sum_exp<A> *)nullptr);
     const A log_sum = log_of_sum(state);
     A loss = 0;
 #pragma unroll
@@ -161,7 +161,7 @@ __device__ __forceinline__ void row_loss(accumulate_type<T> (&logits)[2], const 
         }
         logits[e] = counts ? scale * gradient : A(0);
     }
-    loss = team_reduce<ROW_TEAM, false>(loss, (A *)nullptr);
+    loss = group_reduce<ROW_GROUP, false>(loss, (A *)nullptr);
     if (rank != 0 || row >= p.rows)
         return;
     if (!counts)
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(THREADS)
     four<A> *const input = weight + MOST_CLASSES * p.quads;
     A *const grad_logits = reinterpret_cast<A *>(shared) + head_tile_elements(p.quads);
     A *const sums = grad_logits + TILE_ROWS * MOST_CLASSES;
-    const int rank = threadIdx.x % ROW_TEAM, tile_row = threadIdx.x / ROW_TEAM;
+    const int rank = threadIdx.x % ROW_GROUP, tile_row = threadIdx.x / ROW_GROUP;
     const int slices = THREADS / p.quads, slice = threadIdx.x / p.quads, quad = threadIdx.x - slice * p.quads;
     const bool in_slice = slice < slices;
     const bool with_weight = p.grad_weight != nullptr;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         A values[MOST_CLASSES] = {};
 #pragma unroll 2
-        for (int q = rank; q < p.quads; q += ROW_TEAM) {
+        for (int q = rank; q < p.quads; q += ROW_GROUP) {
             const four<A> x = input[tile_row * p.quads + q];
             four<A> w[CLASSES];
 #pragma unroll
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(THREADS)
             for (int c = 0; c < CLASS_QUADS; c++)
                 gradient[c] = gradients[c];
 #pragma unroll 2
-            for (int q = rank; q < p.quads; q += ROW_TEAM) {
+            for (int q = rank; q < p.quads; q += ROW_GROUP) {
                 four<A> sum = {};
 #pragma unroll
                 for (int c = 0; c < CLASSES; c++) {
@@ -336,9 +336,9 @@ __global__ void __launch_bounds__(THREADS)
     if (with_gradient) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            bias_sums[e] += __shfl_xor_sync(FULL_WARP, bias_sums[e], ROW_TEAM);
-            bias_sums[e] += __shfl_xor_sync(FULL_WARP, bias_sums[e], 2 * ROW_TEAM);
-            if (threadIdx.x % WARP_SIZE < ROW_TEAM)
+            bias_sums[e] += __shfl_xor_sync(FULL_WARP, bias_sums[e], ROW_GROUP);
+            bias_sums[e] += __shfl_xor_sync(FULL_WARP, bias_sums[e], 2 * ROW_GROUP);
+            if (threadIdx.x % WARP_SIZE < ROW_GROUP)
                 grad_logits[threadIdx.x / WARP_SIZE * MOST_CLASSES + 2 * rank + e] = bias_sums[e];
         }
         four<A> *const slice_sums = weight; // overwrites weight and input
@@ -512,14 +512,14 @@ static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
 // A block a row: its loss to row_losses (NaN with weight 0 for a bad class), its gradient to grad_logits, which for
 // float and double overwrites the logits. The row is padded with zeros to the pitch, since products load whole vectors.
 template <typename T, typename P>
-__global__ void __launch_bounds__(TEAM_THREADS)
+__global__ void __launch_bounds__(GROUP_THREADS)
     grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
                        const accumulate_type<T> *logits, const int64_t *target, const P *row_scale, int64_t first_row,
                        int64_t classes, int64_t pitch, int64_t ignore_index, accumulate_type<T> keep,
                        accumulate_type<T> spread, bool with_gradient)
 {
     typedef accumulate_type<T> A;
-    __shared__ log_sum_exp<A> scratch[TEAM_THREADS];
+    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
     __shared__ A sum_scratch[WARP_SIZE];
     release_successor();
     wait_for_predecessor();
@@ -528,20 +528,20 @@ __global__ void __launch_bounds__(TEAM_THREADS)
     T *const gradient = grad_logits + blockIdx.x * pitch;
     const bool ignored = t == ignore_index, bad = !ignored && !is_class(t, classes);
     const log_sum_exp<A> state =
-        team_log_sum_exp<TEAM_THREADS, false>(x, ignored || bad ? 0 : classes, 1, threadIdx.x, scratch);
+        group_log_sum_exp<GROUP_THREADS, false>(x, ignored || bad ? 0 : classes, 1, threadIdx.x, scratch);
     const A log_sum = log_of_sum(state);
     const A target_logit = ignored || bad ? A(0) : x[t];
     __syncthreads(); // the gradient may be written where target_logit was read
     A loss = 0;
     if (ignored || bad) {
         if (with_gradient)
-            for (int64_t c = threadIdx.x; c < pitch; c += TEAM_THREADS)
+            for (int64_t c = threadIdx.x; c < pitch; c += GROUP_THREADS)
                 gradient[c] = store_from_accumulate<T>(A(0));
         loss = bad ? A(CUDART_NAN) : A(0);
     } else {
         const A scale = row_scale ? (A)load_as_accumulate(row_scale[row]) : A(1);
         if (with_gradient || spread > A(0)) {
-            for (int64_t c = threadIdx.x; c < classes; c += TEAM_THREADS) {
+            for (int64_t c = threadIdx.x; c < classes; c += GROUP_THREADS) {
                 const A shifted = x[c] - state.maximum;
                 loss += log_sum - shifted;
                 if (with_gradient)
@@ -629,7 +629,7 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, 
             if (status != CUDA_OPS_SUCCESS)
                 return status;
         }
-        launch_dependent(grad_logits_kernel<T, P>, dim3((unsigned int)count), dim3(TEAM_THREADS), 0, stream,
+        launch_dependent(grad_logits_kernel<T, P>, dim3((unsigned int)count), dim3(GROUP_THREADS), 0, stream,
                          grad_logits, row_losses, reduced ? nullptr : p.losses, p.error, logits, p.target, p.row_scale,
                          first, classes, pitch, p.ignore_index, p.keep, p.spread, with_gradient);
         status = launch_status();

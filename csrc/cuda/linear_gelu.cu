@@ -167,7 +167,7 @@ struct GeluCall {
     void *workspace;
     int64_t rows, in_features, out_features;
     bool tanh, allow_tf32;
-    int rung;
+    int path;
     cuda_ops_dtype dtype;
     cudaStream_t stream;
 };
@@ -194,7 +194,7 @@ static cuda_ops_gemm_problem activated_product(const GeluCall &call)
 
 static Answer fused_supports(const GeluCall &call, const Device &device)
 {
-    return gemm_rung_on(activated_product(call), device, call.rung) >= 0
+    return gemm_path_on(activated_product(call), device, call.path) >= 0
                ? YES
                : no("the GEMM's kernel for this product cannot store the preactivation too");
 }
@@ -202,13 +202,13 @@ static Answer fused_supports(const GeluCall &call, const Device &device)
 static int64_t fused_workspace(const GeluCall &call, const Device &)
 {
     const cuda_ops_gemm_problem problem = activated_product(call);
-    return cuda_ops_gemm_workspace_cuda(&problem, call.rung);
+    return cuda_ops_gemm_workspace_cuda(&problem, call.path);
 }
 
 static cuda_ops_status fused(const GeluCall &call, const Device &)
 {
     const cuda_ops_gemm_problem problem = activated_product(call);
-    return cuda_ops_gemm_cuda(call.output, call.input, call.weight, call.bias, call.workspace, &problem, call.rung,
+    return cuda_ops_gemm_cuda(call.output, call.input, call.weight, call.bias, call.workspace, &problem, call.path,
                               call.stream);
 }
 
@@ -220,7 +220,7 @@ static Answer two_kernels_supports(const GeluCall &call, const Device &)
 static int64_t two_kernels_workspace(const GeluCall &call, const Device &)
 {
     const cuda_ops_gemm_problem problem = plain_product(call);
-    return cuda_ops_gemm_workspace_cuda(&problem, call.rung);
+    return cuda_ops_gemm_workspace_cuda(&problem, call.path);
 }
 
 static cuda_ops_status activate(const GeluCall &call)
@@ -240,7 +240,7 @@ static cuda_ops_status two_kernels(const GeluCall &call, const Device &)
 {
     const cuda_ops_gemm_problem problem = plain_product(call);
     const cuda_ops_status status = cuda_ops_gemm_cuda(call.preactivation, call.input, call.weight, call.bias,
-                                                      call.workspace, &problem, call.rung, call.stream);
+                                                      call.workspace, &problem, call.path, call.stream);
     return status == CUDA_OPS_SUCCESS ? activate(call) : status;
 }
 
@@ -251,22 +251,22 @@ static PathTable<GeluCall, 2> table = {
       two_kernels_workspace, two_kernels}}};
 
 static GeluCall call_of_sizes(int64_t rows, int64_t in_features, int64_t out_features, bool with_preactivation,
-                              cuda_ops_gelu gelu, int allow_tf32, int rung, cuda_ops_dtype dtype)
+                              cuda_ops_gelu gelu, int allow_tf32, int path, cuda_ops_dtype dtype)
 {
     GeluCall call = {};
     // Where only the sizes are asked about, the address of one that is aligned.
     call.preactivation = with_preactivation ? (void *)(uintptr_t)256 : nullptr;
     call.rows = rows, call.in_features = in_features, call.out_features = out_features;
-    call.tanh = gelu == CUDA_OPS_GELU_TANH, call.allow_tf32 = allow_tf32 != 0, call.rung = rung, call.dtype = dtype;
+    call.tanh = gelu == CUDA_OPS_GELU_TANH, call.allow_tf32 = allow_tf32 != 0, call.path = path, call.dtype = dtype;
     return call;
 }
 
 extern "C" int64_t cuda_ops_linear_gelu_forward_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features,
                                                                int with_preactivation, cuda_ops_gelu gelu,
-                                                               int allow_tf32, int rung, cuda_ops_dtype dtype)
+                                                               int allow_tf32, int path, cuda_ops_dtype dtype)
 {
     return path_workspace(
-        table, call_of_sizes(rows, in_features, out_features, with_preactivation != 0, gelu, allow_tf32, rung, dtype));
+        table, call_of_sizes(rows, in_features, out_features, with_preactivation != 0, gelu, allow_tf32, path, dtype));
 }
 
 extern "C" int cuda_ops_linear_gelu_paths_cuda(cuda_ops_path_report *reports, int room, int64_t rows,
@@ -283,14 +283,14 @@ extern "C" int cuda_ops_linear_gelu_paths_cuda(cuda_ops_path_report *reports, in
 extern "C" cuda_ops_status cuda_ops_linear_gelu_forward_cuda(void *output, void *preactivation, const void *input,
                                                              const void *weight, const void *bias, void *workspace,
                                                              int64_t rows, int64_t in_features, int64_t out_features,
-                                                             cuda_ops_gelu gelu, int allow_tf32, int rung,
+                                                             cuda_ops_gelu gelu, int allow_tf32, int path,
                                                              cuda_ops_dtype dtype, cuda_ops_stream stream)
 {
     if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
         return CUDA_OPS_INVALID_ARGUMENT;
     if (rows == 0 || out_features == 0)
         return CUDA_OPS_SUCCESS;
-    GeluCall call = call_of_sizes(rows, in_features, out_features, false, gelu, allow_tf32, rung, dtype);
+    GeluCall call = call_of_sizes(rows, in_features, out_features, false, gelu, allow_tf32, path, dtype);
     call.output = output, call.preactivation = preactivation;
     call.input = input, call.weight = weight, call.bias = bias;
     call.workspace = workspace, call.stream = stream;

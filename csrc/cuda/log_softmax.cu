@@ -13,74 +13,74 @@
 #include "common/thread_group.cuh"
 
 // `vectors`: columns are rows, and all arrays have the same alignment modulo 16 bytes.
-template <typename T, int TEAM, bool STRIDED>
-__global__ void __launch_bounds__(TEAM_THREADS)
+template <typename T, int GROUP, bool STRIDED>
+__global__ void __launch_bounds__(GROUP_THREADS)
     log_softmax_forward_kernel(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner, bool vectors)
 {
     typedef accumulate_type<T> A;
-    constexpr int SLOTS = TEAM_THREADS / TEAM;
-    __shared__ log_sum_exp<A> scratch[TEAM_THREADS];
-    const team_place place = place_in_team(TEAM, STRIDED);
+    constexpr int SLOTS = GROUP_THREADS / GROUP;
+    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
+    const group_position position = position_in_group(GROUP, STRIDED);
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < columns; first += (int64_t)gridDim.x * SLOTS) {
-        const int64_t column = first + place.slot;
+        const int64_t column = first + position.slot;
         const int64_t offset = column_offset(column, cols, STRIDED ? inner : 1);
         const int64_t length = column < columns ? cols : 0;
         const log_sum_exp<A> state =
-            team_log_sum_exp<TEAM, STRIDED>(input + offset, length, inner, place.rank, scratch);
+            group_log_sum_exp<GROUP, STRIDED>(input + offset, length, inner, position.rank, scratch);
         const A log_sum = log_of_sum(state);
         if (!STRIDED && vectors) {
             const T *const inputs[1] = {input + offset};
-            for_row(output + offset, inputs, length, place.rank, TEAM, [&](int64_t, auto &x) {
+            for_row(output + offset, inputs, length, position.rank, GROUP, [&](int64_t, auto &x) {
 #pragma unroll
                 for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
                     x[0][e] = (x[0][e] - state.maximum) - log_sum;
             });
             continue;
         }
-        for (int64_t c = place.rank; c < length; c += TEAM) {
+        for (int64_t c = position.rank; c < length; c += GROUP) {
             const int64_t at = offset + c * inner;
             output[at] = store_from_accumulate<T>((load_as_accumulate(input[at]) - state.maximum) - log_sum);
         }
     }
 }
 
-template <typename T, int TEAM, bool STRIDED>
-__global__ void __launch_bounds__(TEAM_THREADS)
+template <typename T, int GROUP, bool STRIDED>
+__global__ void __launch_bounds__(GROUP_THREADS)
     log_softmax_backward_kernel(T *grad_input, const T *grad_output, const T *output, int64_t columns, int64_t cols,
                                 int64_t inner, bool vectors)
 {
     typedef accumulate_type<T> A;
-    constexpr int SLOTS = TEAM_THREADS / TEAM;
-    __shared__ A scratch[TEAM_THREADS];
-    const team_place place = place_in_team(TEAM, STRIDED);
+    constexpr int SLOTS = GROUP_THREADS / GROUP;
+    __shared__ A scratch[GROUP_THREADS];
+    const group_position position = position_in_group(GROUP, STRIDED);
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * SLOTS; first < columns; first += (int64_t)gridDim.x * SLOTS) {
-        const int64_t column = first + place.slot;
+        const int64_t column = first + position.slot;
         const int64_t offset = column_offset(column, cols, STRIDED ? inner : 1);
         const int64_t length = column < columns ? cols : 0;
         A sum = 0;
         if (!STRIDED && vectors) {
             const T *const grads[1] = {grad_output + offset}, *const both[2] = {grad_output + offset, output + offset};
-            for_row((T *)nullptr, grads, length, place.rank, TEAM, [&](int64_t, const auto &g) {
+            for_row((T *)nullptr, grads, length, position.rank, GROUP, [&](int64_t, const auto &g) {
 #pragma unroll
                 for (int e = 0; e < (int)(sizeof(g[0]) / sizeof(A)); e++)
                     sum += g[0][e];
             });
-            sum = team_reduce<TEAM, STRIDED>(sum, scratch);
-            for_row(grad_input + offset, both, length, place.rank, TEAM, [&](int64_t, auto &x) {
+            sum = group_reduce<GROUP, STRIDED>(sum, scratch);
+            for_row(grad_input + offset, both, length, position.rank, GROUP, [&](int64_t, auto &x) {
 #pragma unroll
                 for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
                     x[0][e] -= exp_for<T>(x[1][e]) * sum;
             });
             continue;
         }
-        for (int64_t c = place.rank; c < length; c += TEAM)
+        for (int64_t c = position.rank; c < length; c += GROUP)
             sum += load_as_accumulate(grad_output[offset + c * inner]);
-        sum = team_reduce<TEAM, STRIDED>(sum, scratch);
-        for (int64_t c = place.rank; c < length; c += TEAM) {
+        sum = group_reduce<GROUP, STRIDED>(sum, scratch);
+        for (int64_t c = position.rank; c < length; c += GROUP) {
             const int64_t at = offset + c * inner;
             const A softmax = exp_for<T>(load_as_accumulate(output[at]));
             grad_input[at] = store_from_accumulate<T>(load_as_accumulate(grad_output[at]) - softmax * sum);
@@ -307,12 +307,13 @@ template <typename T>
 static cuda_ops_status forward_thread_group(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
                                             cudaStream_t stream)
 {
-    const team_shape shape = choose_team(cols, inner, longest_of_warp(columns, 4));
-    const dim3 grid(clamp_grid(team_blocks(columns, shape)));
-    CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
-                           if constexpr (STRIDED || TEAM >= WARP_SIZE) // shorter rows: above
-                           launch_dependent(log_softmax_forward_kernel<T, TEAM, STRIDED>, grid, dim3(TEAM_THREADS), 0,
-                                            stream, output, input, columns, cols, inner, lie_alike(output, input)));
+    const group_shape shape = choose_group(cols, inner, longest_of_warp(columns, 4));
+    const dim3 grid(clamp_grid(group_blocks(columns, shape)));
+    CUDA_OPS_GROUP_DISPATCH(shape, GROUP, STRIDED,
+                            if constexpr (STRIDED || GROUP >= WARP_SIZE) // shorter rows: above
+                            launch_dependent(log_softmax_forward_kernel<T, GROUP, STRIDED>, grid, dim3(GROUP_THREADS),
+                                             0, stream, output, input, columns, cols, inner,
+                                             same_alignment(output, input)));
     return launch_status();
 }
 
@@ -341,13 +342,14 @@ template <typename T>
 static cuda_ops_status backward_thread_group(T *grad_input, const T *grad_output, const T *output, int64_t columns,
                                              int64_t cols, int64_t inner, cudaStream_t stream)
 {
-    const team_shape shape = choose_team(cols, inner, longest_of_warp(columns, 2));
-    const dim3 grid(clamp_grid(team_blocks(columns, shape)));
-    const bool vectors = lie_alike(grad_input, grad_output) && lie_alike(grad_input, output);
-    CUDA_OPS_TEAM_DISPATCH(shape, TEAM, STRIDED,
-                           if constexpr (STRIDED || TEAM >= WARP_SIZE) // shorter rows: above
-                           launch_dependent(log_softmax_backward_kernel<T, TEAM, STRIDED>, grid, dim3(TEAM_THREADS), 0,
-                                            stream, grad_input, grad_output, output, columns, cols, inner, vectors));
+    const group_shape shape = choose_group(cols, inner, longest_of_warp(columns, 2));
+    const dim3 grid(clamp_grid(group_blocks(columns, shape)));
+    const bool vectors = same_alignment(grad_input, grad_output) && same_alignment(grad_input, output);
+    CUDA_OPS_GROUP_DISPATCH(shape, GROUP, STRIDED,
+                            if constexpr (STRIDED || GROUP >= WARP_SIZE) // shorter rows: above
+                            launch_dependent(log_softmax_backward_kernel<T, GROUP, STRIDED>, grid, dim3(GROUP_THREADS),
+                                             0, stream, grad_input, grad_output, output, columns, cols, inner,
+                                             vectors));
     return launch_status();
 }
 
@@ -390,8 +392,8 @@ static cuda_ops_status row(const LogSoftmaxCall &call, const Device &)
 // Contiguous rows of up to 32 values always take the other path, so that there is no instance for them here.
 static Answer thread_group_supports(const LogSoftmaxCall &call, const Device &)
 {
-    const team_shape shape = choose_team(call.cols, call.inner);
-    return shape.strided || shape.team >= WARP_SIZE ? YES : no("has no kernel for rows of up to 32 values");
+    const group_shape shape = choose_group(call.cols, call.inner);
+    return shape.strided || shape.threads >= WARP_SIZE ? YES : no("has no kernel for rows of up to 32 values");
 }
 
 static cuda_ops_status thread_group(const LogSoftmaxCall &call, const Device &)

@@ -57,13 +57,13 @@ template <typename T>
 __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, const int64_t *target, const T *weight,
                                          const accumulate_type<T> *total_weight, int64_t columns, int64_t classes,
                                          int64_t inner, int64_t ignore_index, bool grad_per_column, bool vectors,
-                                         team_shape shape)
+                                         group_shape shape)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
-    const team_place place = place_in_team(shape.team, shape.strided);
-    const int slots = TEAM_THREADS / shape.team;
-    for (int64_t column = (int64_t)blockIdx.x * slots + place.slot; column < columns;
+    const group_position position = position_in_group(shape.threads, shape.strided);
+    const int slots = GROUP_THREADS / shape.threads;
+    for (int64_t column = (int64_t)blockIdx.x * slots + position.slot; column < columns;
          column += (int64_t)gridDim.x * slots) {
         const int64_t t = target[column];
         A value = 0;
@@ -75,14 +75,14 @@ __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, co
                 value /= *total_weight;
         }
         const int64_t offset = column_offset(column, classes, inner);
-        for (int64_t v = place.rank; vectors && v < classes / V::size; v += shape.team) {
+        for (int64_t v = position.rank; vectors && v < classes / V::size; v += shape.threads) {
             V vector;
 #pragma unroll
             for (int e = 0; e < V::size; e++)
                 vector.element[e] = store_from_accumulate<T>(v * V::size + e == t ? value : A(0));
             reinterpret_cast<V *>(grad_input + offset)[v] = vector;
         }
-        for (int64_t c = place.rank; !vectors && c < classes; c += shape.team)
+        for (int64_t c = position.rank; !vectors && c < classes; c += shape.threads)
             grad_input[offset + c * inner] = store_from_accumulate<T>(c == t ? value : A(0));
     }
 }
@@ -119,9 +119,9 @@ static cuda_ops_status nll_loss_backward(T *grad_input, const T *grad_output, co
                                          int64_t ignore_index, cuda_ops_reduction reduction, cudaStream_t stream)
 {
     const bool vectors = inner == 1 && classes % vector16<T>::size == 0 && is_aligned_16(grad_input);
-    const team_shape shape = choose_team(vectors ? classes / vector16<T>::size : classes, inner);
+    const group_shape shape = choose_group(vectors ? classes / vector16<T>::size : classes, inner);
     const void *divisor = reduction == CUDA_OPS_REDUCTION_MEAN ? total_weight : nullptr;
-    nll_loss_backward_kernel<<<clamp_grid(team_blocks(columns, shape)), TEAM_THREADS, 0, stream>>>(
+    nll_loss_backward_kernel<<<clamp_grid(group_blocks(columns, shape)), GROUP_THREADS, 0, stream>>>(
         grad_input, grad_output, target, weight, (const accumulate_type<T> *)divisor, columns, classes, inner,
         ignore_index, reduction == CUDA_OPS_REDUCTION_NONE, vectors, shape);
     return launch_status();

@@ -90,14 +90,14 @@ cuda_ops_gemm_problem dense_problem(int64_t m, int64_t n, int64_t k, bool transp
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-int forced_gemm_rung(const char *op)
+int forced_gemm_path(const char *op)
 {
     const char *const value = std::getenv("CUDA_OPS_GEMM_PATH");
     if (!value || !*value)
         return CUDA_OPS_GEMM_FASTEST;
     std::string names;
     for (int number = 1; number < 100; number++)
-        if (const char *const name = cuda_ops_gemm_rung_name_cuda(number)) {
+        if (const char *const name = cuda_ops_gemm_path_name_cuda(number)) {
             if (std::strcmp(name, value) == 0)
                 return number;
             names += names.empty() ? name : std::string(", ") + name;
@@ -106,17 +106,17 @@ int forced_gemm_rung(const char *op)
 }
 
 static cuda_ops_status launch_gemm(const Tensor &d, const void *a, const void *b, const void *bias,
-                                   const cuda_ops_gemm_problem &problem, int rung, cuda_ops_stream stream)
+                                   const cuda_ops_gemm_problem &problem, int path, cuda_ops_stream stream)
 {
-    const Tensor workspace = at::empty({cuda_ops_gemm_workspace_cuda(&problem, rung)}, d.options().dtype(at::kByte));
-    return cuda_ops_gemm_cuda(d.data_ptr(), a, b, bias, workspace.data_ptr(), &problem, rung, stream);
+    const Tensor workspace = at::empty({cuda_ops_gemm_workspace_cuda(&problem, path)}, d.options().dtype(at::kByte));
+    return cuda_ops_gemm_cuda(d.data_ptr(), a, b, bias, workspace.data_ptr(), &problem, path, stream);
 }
 
-void check_forced_gemm(const char *op, int rung, cuda_ops_status status, const Tensor &d,
+void check_forced_gemm(const char *op, int path, cuda_ops_status status, const Tensor &d,
                        const cuda_ops_gemm_problem &problem)
 {
-    TORCH_CHECK_NOT_IMPLEMENTED(rung == CUDA_OPS_GEMM_FASTEST || status != CUDA_OPS_INVALID_ARGUMENT, op,
-                                ": CUDA_OPS_GEMM_PATH=", cuda_ops_gemm_rung_name_cuda(rung),
+    TORCH_CHECK_NOT_IMPLEMENTED(path == CUDA_OPS_GEMM_FASTEST || status != CUDA_OPS_INVALID_ARGUMENT, op,
+                                ": CUDA_OPS_GEMM_PATH=", cuda_ops_gemm_path_name_cuda(path),
                                 " cannot do this product on this device: m ", problem.m, ", n ", problem.n, ", k ",
                                 problem.k, ", ", problem.transpose_a ? "T" : "N", problem.transpose_b ? "T" : "N", ", ",
                                 d.scalar_type(), problem.allow_tf32 ? " (TF32 allowed)" : "");
@@ -125,9 +125,9 @@ void check_forced_gemm(const char *op, int rung, cuda_ops_status status, const T
 cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
                           const cuda_ops_gemm_problem &problem)
 {
-    const int rung = forced_gemm_rung(op);
-    const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, rung, current_stream(op));
-    check_forced_gemm(op, rung, status, d, problem);
+    const int path = forced_gemm_path(op);
+    const cuda_ops_status status = launch_gemm(d, a, b, bias, problem, path, current_stream(op));
+    check_forced_gemm(op, path, status, d, problem);
     return status;
 }
 #endif
@@ -146,7 +146,7 @@ static bool gemm_rung_runs(const Tensor &a, const Tensor &b, int64_t rung, bool 
     const c10::OptionalDeviceGuard guard(at::device_of(a));
     cuda_ops_gemm_problem problem = problem_of(with_layout(a), with_layout(b), dtype);
     problem.allow_tf32 = allow_tf32;
-    return cuda_ops_gemm_rung_cuda(&problem, static_cast<int>(rung)) == rung;
+    return cuda_ops_gemm_path_cuda(&problem, static_cast<int>(rung)) == rung;
 #else
     (void)dtype, (void)allow_tf32;
     return false;
@@ -192,12 +192,12 @@ static Tensor gemm_rung(const Tensor &a, const Tensor &b, int64_t rung, bool all
     return d;
 }
 
-// One way of a rung that has several (gemm.h's plan), for the tests and for benchmarks/tune_gemm.py.
+// A path by a plan of the caller's (gemm.h), for the tests and for benchmarks/tune_gemm.py.
 static Tensor gemm_planned(const Tensor &a, const Tensor &b, at::IntArrayRef plan, bool allow_tf32)
 {
     const char *const op = "gemm_planned";
     const cuda_ops_dtype dtype = check_operands(op, a, b, 3);
-    TORCH_CHECK(plan.size() == 4, op, ": expected plan to be rung, tile, splits and swapped, got ", plan.size(),
+    TORCH_CHECK(plan.size() == 4, op, ": expected plan to be path, tile, splits and swapped, got ", plan.size(),
                 " numbers");
     TORCH_CHECK_NOT_IMPLEMENTED(a.is_cuda(), op, ": expected a to be on CUDA, got ", a.device());
     const c10::OptionalDeviceGuard guard(at::device_of(a));
@@ -214,8 +214,8 @@ static Tensor gemm_planned(const Tensor &a, const Tensor &b, at::IntArrayRef pla
     const cuda_ops_status status =
         cuda_ops_gemm_planned_cuda(d.data_ptr(), left.const_data_ptr(), right.const_data_ptr(), nullptr,
                                    workspace.data_ptr(), &problem, &chosen, current_stream(op));
-    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_INVALID_ARGUMENT, op, ": rung ", plan[0], " has no way ", plan,
-                                " for this product on this device");
+    TORCH_CHECK_NOT_IMPLEMENTED(status != CUDA_OPS_INVALID_ARGUMENT, op, ": path ", plan[0],
+                                " cannot do this product on this device by plan ", plan);
     check_status(op, status);
 #else
     (void)dtype, (void)allow_tf32;
@@ -224,7 +224,7 @@ static Tensor gemm_planned(const Tensor &a, const Tensor &b, at::IntArrayRef pla
 }
 
 // The plan that a product of a and b has by itself.
-static std::vector<int64_t> gemm_plan(const Tensor &a, const Tensor &b, int64_t rung, bool allow_tf32)
+static std::vector<int64_t> gemm_plan(const Tensor &a, const Tensor &b, int64_t path, bool allow_tf32)
 {
     const char *const op = "gemm_plan";
     const cuda_ops_dtype dtype = check_operands(op, a, b, 3);
@@ -234,10 +234,10 @@ static std::vector<int64_t> gemm_plan(const Tensor &a, const Tensor &b, int64_t 
     cuda_ops_gemm_problem problem = problem_of(with_layout(a), with_layout(b), dtype);
     problem.allow_tf32 = allow_tf32;
     cuda_ops_gemm_plan plan = {};
-    check_status(op, cuda_ops_gemm_plan_cuda(&plan, &problem, static_cast<int>(rung)));
-    return {plan.rung, plan.tile, plan.splits, plan.swapped};
+    check_status(op, cuda_ops_gemm_plan_cuda(&plan, &problem, static_cast<int>(path)));
+    return {plan.path, plan.tile, plan.splits, plan.swapped};
 #else
-    (void)dtype, (void)rung, (void)allow_tf32;
+    (void)dtype, (void)path, (void)allow_tf32;
     return {};
 #endif
 }
@@ -249,7 +249,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("gemm_rung(Tensor a, Tensor b, int rung, *, bool allow_tf32=False) -> Tensor");
     library.def("gemm_rung_runs(Tensor a, Tensor b, int rung, *, bool allow_tf32=False) -> bool");
     library.def("gemm_planned(Tensor a, Tensor b, int[] plan, *, bool allow_tf32=False) -> Tensor");
-    library.def("gemm_plan(Tensor a, Tensor b, int rung=0, *, bool allow_tf32=False) -> int[]");
+    library.def("gemm_plan(Tensor a, Tensor b, int path=0, *, bool allow_tf32=False) -> int[]");
     CUDA_OPS_IMPLEMENT(library, "gemm_rung", cuda_ops::gemm_rung);
     CUDA_OPS_IMPLEMENT(library, "gemm_planned", cuda_ops::gemm_planned);
     CUDA_OPS_IMPLEMENT(library, "gemm_plan", cuda_ops::gemm_plan);

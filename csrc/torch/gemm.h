@@ -21,15 +21,15 @@ cuda_ops_gemm_problem dense_problem(int64_t m, int64_t n, int64_t k, bool transp
                                     cuda_ops_dtype dtype);
 
 #ifdef CUDA_OPS_WITH_CUDA
-// The rung of the path that the environment's CUDA_OPS_GEMM_PATH names, read at each call; CUDA_OPS_GEMM_FASTEST
+// The number of the path that the environment's CUDA_OPS_GEMM_PATH names, read at each call; CUDA_OPS_GEMM_FASTEST
 // without it.
-int forced_gemm_rung(const char *op);
+int forced_gemm_path(const char *op);
 
-// Throws NotImplementedError where a product's status is that the forced rung cannot do it. d: the product's result.
-void check_forced_gemm(const char *op, int rung, cuda_ops_status status, const Tensor &d,
+// Throws NotImplementedError where a product's status is that the forced path cannot do it. d: the product's result.
+void check_forced_gemm(const char *op, int path, cuda_ops_status status, const Tensor &d,
                        const cuda_ops_gemm_problem &problem);
 
-// Throws NotImplementedError where the forced rung cannot do the problem.
+// Throws NotImplementedError where the forced path cannot do the problem.
 cuda_ops_status gemm_cuda(const char *op, const Tensor &d, const void *a, const void *b, const void *bias,
                           const cuda_ops_gemm_problem &problem);
 #endif

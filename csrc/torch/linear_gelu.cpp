@@ -34,15 +34,15 @@ static cuda_ops_status forward_cuda(const Tensor &output, const Tensor &preactiv
 {
     const char *const op = "linear_gelu";
     const bool allow_tf32 = at::globalContext().allowTF32CuBLAS();
-    const int rung = forced_gemm_rung(op);
+    const int path = forced_gemm_path(op);
     const int64_t bytes = cuda_ops_linear_gelu_forward_workspace_cuda(
-        rows, w.size(1), w.size(0), preactivation.defined(), gelu, allow_tf32, rung, dtype);
+        rows, w.size(1), w.size(0), preactivation.defined(), gelu, allow_tf32, path, dtype);
     const Tensor workspace = at::empty({bytes}, x.options().dtype(at::kByte));
     const cuda_ops_status status = cuda_ops_linear_gelu_forward_cuda(
         output.data_ptr(), preactivation.defined() ? preactivation.data_ptr() : nullptr, x.const_data_ptr(),
-        w.const_data_ptr(), bias, workspace.data_ptr(), rows, w.size(1), w.size(0), gelu, allow_tf32, rung, dtype,
+        w.const_data_ptr(), bias, workspace.data_ptr(), rows, w.size(1), w.size(0), gelu, allow_tf32, path, dtype,
         current_stream(op));
-    check_forced_gemm(op, rung, status, output, dense_problem(rows, w.size(0), w.size(1), false, true, dtype));
+    check_forced_gemm(op, path, status, output, dense_problem(rows, w.size(0), w.size(1), false, true, dtype));
     return status;
 }
 

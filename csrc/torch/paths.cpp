@@ -123,7 +123,7 @@ static PathRows gemm_paths(at::ScalarType type, int64_t m, int64_t n, int64_t k,
     p.allow_tf32 = allow_tf32 && type == at::kFloat;
     (void)forced, (void)device;
     return CUDA_OPS_PATHS(device, cuda_ops_gemm_paths_cuda(reports, room, &p,
-                                                           forced_number(cuda_ops_gemm_rung_name_cuda, forced), facts));
+                                                           forced_number(cuda_ops_gemm_path_name_cuda, forced), facts));
 }
 
 static PathRows linear_relu_paths(bool backward, at::ScalarType type, at::ScalarType parameter_type, int64_t rows,

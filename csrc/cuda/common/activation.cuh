@@ -1,5 +1,5 @@
-// What a product's epilogue may apply to a sum, and gelu's slope; "quickly": in fewer instructions, to some 1.5e-7, for
-// results that are rounded to 16 bits, or whose operands were rounded to TF32.
+// Activations of a product's epilogue, and gelu's derivative. The functions named _quickly take fewer instructions,
+// with an error of some 1.5e-7: for results that are rounded to 16 bits, or whose operands were rounded to TF32.
 #ifndef CUDA_OPS_COMMON_ACTIVATION_CUH
 #define CUDA_OPS_COMMON_ACTIVATION_CUH
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ double gelu_tanh(double x)
     return x / (1 + exp(-1.59576912160573071 * x * (1 + 0.044715 * x * x)));
 }
 
-// The normal distribution's function by Abramowitz and Stegun's 7.1.26: a polynomial in t times bell, exp(-x^2 / 2),
-// is what is beyond |x|.
+// The normal distribution function by Abramowitz and Stegun's 7.1.26: the tail beyond |x| is bell, exp(-x^2 / 2), times
+// a polynomial in t.
 __device__ __forceinline__ float normal_share(float x, float bell)
 {
     const float t = rcp_approx_ftz(fmaf(0.3275911f * 0.70710678f, fabsf(x), 1.0f));
@@ -56,7 +56,7 @@ __device__ __forceinline__ float gelu_slope_quickly(float x)
     return fmaf(0.3989422804f * x, bell, normal_share(x, bell));
 }
 
-// The tanh's share, 1 / (1 + exp(-2 u)).
+// 1 / (1 + exp(-2 u)), which is (1 + tanh(u)) / 2.
 __device__ __forceinline__ float tanh_share(float x)
 {
     return rcp_approx_ftz(1.0f + ex2_approx_ftz(x * fmaf(-0.1029432396f * x, x, -2.3022081991f)));
@@ -86,7 +86,8 @@ __device__ __forceinline__ A activate(A x, int activation)
     }
 }
 
-// gelu_quickly of each, step by step: one after the other the compiler keeps few registers and waits for each step.
+// gelu_quickly of all elements, interleaved: one element after the other, the compiler uses few registers and waits for
+// each step.
 template <int COUNT>
 __device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
 {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void gelu_quickly(float (&x)[COUNT])
 #pragma unroll
     for (int e = 0; e < COUNT; e++) {
         beyond[e] *= t[e];
-        const float above = x[e] > 0.0f ? 1.0f : 0.0f; // as a predicate it would be one of seven
+        const float above = x[e] > 0.0f ? 1.0f : 0.0f; // there are only seven predicate registers
         x[e] *= fmaf(above, fmaf(-2.0f, beyond[e], 1.0f), beyond[e]);
     }
 }
@@ -148,7 +149,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high)
     return packed;
 }
 
-// Both back, as they were rounded.
+// The two values of a pair, as they were rounded.
 template <typename T>
 __device__ __forceinline__ void unpack(uint32_t packed, float &low, float &high)
 {
@@ -163,8 +164,8 @@ __device__ __forceinline__ void unpack(uint32_t packed, float &low, float &high)
     }
 }
 
-// Neighbours in a line, of which `left` are left, as T or as float; x becomes what was stored. whole: all are, and 16
-// bytes may be written at once.
+// Stores adjacent elements of a row, of which `left` are in bounds, as T or as float; x becomes what was stored. whole:
+// all are in bounds, and 16 bytes may be written at once.
 template <typename T, int COUNT>
 __device__ __forceinline__ void store_some(void *to, int64_t at, float (&x)[COUNT], bool as_float, bool whole, int left)
 {

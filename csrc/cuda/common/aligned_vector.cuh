@@ -1,6 +1,6 @@
-// Vectors of a few elements that one load or store moves, and their elements in the accumulation type. Halves go in and
-// out by pairs, as they lie in registers: element by element, each would be moved to a register of its own first, and
-// that as soon as it is loaded, which costs instructions and, above all, registers.
+// Vectors of a few elements that one load or store moves, and their elements in the accumulation type. fp16 and bf16
+// are converted by pairs, as they lie in registers: element by element, each would be moved to a register of its own as
+// soon as it is loaded, which costs instructions and, above all, registers.
 #ifndef CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
 #define CUDA_OPS_COMMON_ALIGNED_VECTOR_CUH
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ aligned_vector<T, COUNT> vector_of_equal(accumulate_t
     return vector_of<T>(values);
 }
 
-// What is there, or `otherwise`.
+// The vector at `from` if it is `there`, else `otherwise`.
 template <typename T, int COUNT>
 __device__ __forceinline__ aligned_vector<T, COUNT> load_vector_or(const aligned_vector<T, COUNT> *from, bool there,
                                                                    const aligned_vector<T, COUNT> &otherwise)
@@ -82,8 +82,8 @@ __device__ __forceinline__ aligned_vector<T, COUNT> load_vector_or(const aligned
     return p;
 }
 
-// By one instruction, where the compiler would store 16 bytes in words: it does so with vectors that are made under a
-// condition. It may not move other accesses to memory across.
+// Stores by one instruction, where the compiler would store 16 bytes in words, as it does with vectors that are
+// computed under a condition. No other memory access may be moved across it.
 template <typename T, int COUNT>
 __device__ __forceinline__ void store_vector(aligned_vector<T, COUNT> *to, const aligned_vector<T, COUNT> &p)
 {

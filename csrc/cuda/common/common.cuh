@@ -1,4 +1,4 @@
-// Shared by the CUDA kernels: the only copy of what more than one of them needs.
+// What all CUDA kernels share: accumulation types, index arithmetic, warp and block reductions, dispatch by dtype.
 #ifndef CUDA_OPS_COMMON_COMMON_CUH
 #define CUDA_OPS_COMMON_COMMON_CUH
 
@@ -10,7 +10,7 @@
 #include "cuda_ops/core.h"
 #include "ptx/griddepcontrol.cuh"
 
-// Halves are stored, never computed with: each kernel loads an element, computes in accumulate_type, and stores it.
+// fp16 and bf16 are stored, never computed with: a kernel loads an element, computes in accumulate_type, and stores it.
 template <typename T>
 struct accumulate {
     typedef float type;
@@ -67,7 +67,7 @@ __host__ __device__ __forceinline__ constexpr int64_t ceil_div(int64_t a, int64_
     return (a + b - 1) / b;
 }
 
-// Enough blocks to fill every GPU there is several times over; kernels that clamp their grid to it loop (grid-stride).
+// Fills every GPU several times over; kernels whose grid is clamped to it loop (grid-stride).
 static constexpr int64_t MAX_GRID = 65535;
 
 static inline unsigned int clamp_grid(int64_t blocks)
@@ -88,8 +88,8 @@ __device__ __forceinline__ int64_t global_thread_count()
 static constexpr int WARP_SIZE = 32;
 static constexpr unsigned int FULL_WARP = 0xffffffffu;
 
-// `value` is the same in the whole warp, and the compiler is to know it: what is made of it stays in uniform registers,
-// where wgmma wants its descriptors. Else each is moved there first, and the tensor cores wait.
+// Tells the compiler that `value` is the same in the whole warp, so that what is computed from it stays in uniform
+// registers, where wgmma wants its descriptors. Otherwise each is moved there first, and the tensor cores wait.
 __device__ __forceinline__ int warp_uniform(int value)
 {
     return __shfl_sync(FULL_WARP, value, 0);

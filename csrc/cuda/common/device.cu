@@ -1,5 +1,5 @@
-// Facts about devices and kernels, kept (see device.h). The tables live until the process ends: a thread may launch
-// while others leave main().
+// Facts about devices and kernels, cached (see device.h). The tables are never freed: a thread may launch while others
+// leave main().
 #include "common/device.h"
 
 #include <atomic>
@@ -10,8 +10,8 @@
 
 #include "common/common.cuh"
 
-// Facts of devices from here on are asked for each time.
-static constexpr int KEPT_DEVICES = 64;
+// Facts of devices from this number on are not cached.
+static constexpr int CACHED_DEVICES = 64;
 
 namespace
 {
@@ -28,7 +28,7 @@ struct KernelFacts {
 
 struct KernelTable {
     std::mutex mutex;
-    std::unordered_map<const void *, KernelFacts> kernels[KEPT_DEVICES];
+    std::unordered_map<const void *, KernelFacts> kernels[CACHED_DEVICES];
 };
 } // namespace
 
@@ -38,15 +38,15 @@ static KernelTable &kernel_table()
     return *table;
 }
 
-// The current device's number; negative where nothing is kept of it.
-static int kept_device()
+// The current device's number; negative where nothing is cached for it.
+static int cached_device()
 {
     int device = -1;
     if (cudaGetDevice(&device) != cudaSuccess) {
-        cudaGetLastError(); // no device: not an error of the next launch
+        cudaGetLastError(); // no device; the next launch must not report it
         return -1;
     }
-    return device < KEPT_DEVICES ? device : -1;
+    return device < CACHED_DEVICES ? device : -1;
 }
 
 static cuda_ops_status ask(DeviceRecord &record, int device)
@@ -66,14 +66,14 @@ static cuda_ops_status ask(DeviceRecord &record, int device)
 
 static cuda_ops_status current_record(DeviceRecord *record)
 {
-    static DeviceRecord kept[KEPT_DEVICES];
-    static std::atomic<bool> known[KEPT_DEVICES];
+    static DeviceRecord kept[CACHED_DEVICES];
+    static std::atomic<bool> known[CACHED_DEVICES];
     static std::mutex mutex;
     *record = {};
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess)
-        return launch_status(); // and no error of the next launch
-    if (device < KEPT_DEVICES && known[device].load(std::memory_order_acquire)) {
+        return launch_status(); // and clears the error
+    if (device < CACHED_DEVICES && known[device].load(std::memory_order_acquire)) {
         *record = kept[device];
         return CUDA_OPS_SUCCESS;
     }
@@ -82,7 +82,7 @@ static cuda_ops_status current_record(DeviceRecord *record)
     if (status != CUDA_OPS_SUCCESS)
         return status;
     *record = found;
-    if (device >= KEPT_DEVICES)
+    if (device >= CACHED_DEVICES)
         return CUDA_OPS_SUCCESS;
     const std::lock_guard<std::mutex> lock(mutex);
     if (!known[device].load(std::memory_order_relaxed)) {
@@ -116,7 +116,7 @@ int multiprocessor_shared_bytes()
 
 cudaError_t allow_shared_memory(const void *kernel, size_t bytes)
 {
-    const int device = kept_device();
+    const int device = cached_device();
     if (device < 0)
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     KernelTable &table = kernel_table();
@@ -132,7 +132,7 @@ cudaError_t allow_shared_memory(const void *kernel, size_t bytes)
 
 cudaError_t allow_clusters_of_16(const void *kernel)
 {
-    const int device = kept_device();
+    const int device = cached_device();
     if (device < 0)
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     KernelTable &table = kernel_table();
@@ -155,7 +155,7 @@ static int ask_active_blocks(const void *kernel, int threads, size_t shared_byte
 int active_blocks(const void *kernel, int threads, size_t shared_bytes)
 {
     cudaError_t error;
-    const int device = kept_device();
+    const int device = cached_device();
     if (device < 0)
         return ask_active_blocks(kernel, threads, shared_bytes, &error);
     KernelTable &table = kernel_table();

@@ -1,5 +1,5 @@
-// What launchers ask the driver about devices and kernels. Each thing is asked once a device and kept, since a question
-// costs a good part of what a launch does; any thread may ask.
+// What launchers ask the driver about devices and kernels. Each answer is cached per device, since a query costs a good
+// part of a launch. Thread-safe.
 #ifndef CUDA_OPS_COMMON_DEVICE_H
 #define CUDA_OPS_COMMON_DEVICE_H
 
@@ -10,21 +10,21 @@
 
 typedef cuda_ops_device_facts Device;
 
-// The current device. Zeros if there is none; that is no error of the next launch then.
+// The current device. All zeros if there is none, and no error is left for the next launch to report.
 Device current_device();
 
-// The shared memory of one of its multiprocessors, which the blocks on it have between them.
+// The shared memory of a multiprocessor, shared by its resident blocks.
 int multiprocessor_shared_bytes();
 
-// Lets `kernel` be launched on the current device with up to `bytes` of dynamic shared memory, and never with less than
-// it was allowed before: the attribute is the kernel's, and another thread's launch may need more.
+// Allows `kernel` to be launched on the current device with up to `bytes` of dynamic shared memory; never lowers what
+// was allowed before, which another thread's launch may need.
 cudaError_t allow_shared_memory(const void *kernel, size_t bytes);
 
-// Lets it be launched in clusters of 16, where the device can.
+// Allows clusters of 16, where the device can run them.
 cudaError_t allow_clusters_of_16(const void *kernel);
 
-// Blocks of `threads` with `shared_bytes` of dynamic shared memory, which it has been allowed, that a multiprocessor of
-// the current device runs at once; at least 1.
+// Blocks of `threads` with `shared_bytes` of dynamic shared memory (allowed before) that a multiprocessor of the
+// current device runs at once; at least 1.
 int active_blocks(const void *kernel, int threads, size_t shared_bytes);
 
 template <typename... Parameters>

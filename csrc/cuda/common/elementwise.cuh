@@ -1,5 +1,5 @@
-// Elementwise loops over arrays of one dtype: a thread takes 16 bytes of each array (4 floats, 8 halves) at a time, in
-// a grid-stride loop; the tail, and arrays that do not all begin at a multiple of 16 bytes, go element by element.
+// Elementwise loops over arrays of one dtype: a thread takes 16 bytes of each array (4 fp32, 8 fp16 or bf16) at a time,
+// in a grid-stride loop; the tail, and arrays that are not all 16-byte aligned, go element by element.
 #ifndef CUDA_OPS_COMMON_ELEMENTWISE_CUH
 #define CUDA_OPS_COMMON_ELEMENTWISE_CUH
 
@@ -10,7 +10,7 @@
 
 static constexpr int ELEMENTWISE_THREADS = 256;
 
-// How many 16-byte vectors the arrays are read in; 0 if one of them is misaligned.
+// The number of 16-byte vectors of the arrays; 0 if one of them is misaligned.
 template <typename T, typename... Arrays>
 static inline int64_t vectors_of(int64_t count, const T *array, const Arrays *...arrays)
 {
@@ -22,8 +22,8 @@ static inline unsigned int elementwise_grid(int64_t count, int64_t vectors)
     return clamp_grid(ceil_div(vectors > 0 ? vectors : count, ELEMENTWISE_THREADS));
 }
 
-// By a whole grid: function(i, x, y) is given elements i, i + 1, ... of input k as x[k], and fills y, which is stored
-// to the same places of output; x[k] and y have as many elements as a vector, or one. Output may be one of the inputs.
+// For a whole grid: function(i, x, y) gets elements i, i + 1, ... of input k as x[k], and fills y, which is stored at
+// the same index of output; x[k] and y have as many elements as a vector, or one. Output may be one of the inputs.
 template <typename T, int INPUTS, typename F>
 __device__ __forceinline__ void for_elements(T *output, const T *const (&inputs)[INPUTS], int64_t count,
                                              int64_t vectors, F function)

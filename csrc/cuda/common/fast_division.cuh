@@ -1,4 +1,4 @@
-// Division of indices by a number that is known before the launch: by a multiplication with its inverse, made on the
+// Division of indices by a number that is known before the launch: by multiplication with its inverse, computed on the
 // host, instead of some twenty instructions.
 #ifndef CUDA_OPS_COMMON_FAST_DIVISION_CUH
 #define CUDA_OPS_COMMON_FAST_DIVISION_CUH
@@ -21,8 +21,8 @@ static inline Divider divider_by(uint32_t divisor)
     return {(uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - divisor)) / divisor + 1), shift};
 }
 
-// Of numbers that stay below 2^32 when multiplied by the divisor, as indices of a tile do: by one multiplication, whose
-// inverse, 2^32 / value rounded up, a kernel may make too.
+// Of numbers that stay below 2^32 when multiplied by the divisor, such as indices in a tile: one multiplication with
+// the inverse, 2^32 / value rounded up, which a kernel may compute too.
 struct Divisor {
     uint32_t value, inverse;
 };

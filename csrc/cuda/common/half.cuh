@@ -1,7 +1,7 @@
 // The part of CUDA's cuda_fp16.h and cuda_bf16.h that the kernels use, under the same names and with the same
-// instructions. Those two are 20,000 lines of arithmetic that kernels which only store halves never ask for, and every
-// file parsed them once for each architecture: 1.5 of the 5.5 CPU seconds of a small one. A file that needs more of
-// them includes them before this one, which then leaves its own out.
+// instructions. Those headers are 20,000 lines of arithmetic that is never used here, parsed once for each file and
+// architecture: 1.5 of a small file's 5.5 CPU seconds. A file that needs more of them includes them before this one,
+// which then leaves its own definitions out.
 #ifndef CUDA_OPS_COMMON_HALF_CUH
 #define CUDA_OPS_COMMON_HALF_CUH
 
@@ -88,7 +88,7 @@ __device__ __forceinline__ __nv_bfloat162 __floats2bfloat162_rn(float x, float y
 #endif
 }
 
-// 0xffff in each half where a <= b, and 0 where it is not or one of them is NaN.
+// 0xffff in each 16 bits where a <= b, and 0 where it is not or one of them is NaN.
 __device__ __forceinline__ unsigned int __hle2_mask(__half2 a, __half2 b)
 {
     return set_le_f16x2(reinterpret_cast<unsigned int &>(a), reinterpret_cast<unsigned int &>(b));

@@ -1,4 +1,4 @@
-// Launches with attributes: kernels that begin beside the one before, and clusters.
+// Launches with attributes: programmatic dependent launch and clusters.
 #ifndef CUDA_OPS_COMMON_LAUNCH_CUH
 #define CUDA_OPS_COMMON_LAUNCH_CUH
 
@@ -28,8 +28,9 @@ static inline void launch_dependent(void (*kernel)(Parameters...), dim3 grid, di
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...); // its error is launch_status()'s
 }
 
-// launch_dependent in clusters of `cluster` blocks along x. The kernel has been told of its shared memory if that is
-// more than 48 KB. Before Hopper (`capability` below 90) blocks go without clusters, and the kernel counts on it.
+// launch_dependent in clusters of `cluster` blocks along x. More than 48 KB of shared memory must have been allowed
+// before (allow_shared_memory). Before Hopper (`capability` below 90) there are no clusters, and the kernel must work
+// without.
 template <typename... Parameters>
 static inline cudaError_t start_clusters(void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
                                          int shared_bytes, int capability, cudaStream_t stream,
@@ -51,7 +52,7 @@ static inline cudaError_t start_clusters(void (*kernel)(Parameters...), int64_t 
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// The same for whatever device is current, its shared memory told.
+// The same for the current device, with its shared memory allowed.
 template <typename... Parameters>
 static inline void launch_dependent_clusters(void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
                                              int shared_bytes, cudaStream_t stream,

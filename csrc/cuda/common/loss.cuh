@@ -1,9 +1,9 @@
-// What the losses over classes share on CUDA: the record of a bad class index and the two stages of a reduction.
+// What the losses over classes share: the record of an invalid class index, and the two stages of a reduction.
 //
-// A mean or a sum is taken in two launches, so that it needs no atomics and comes out the same every time: each block
-// of the first leaves (sum of losses, sum of weights) in the workspace, one block adds those up in the second. Both in
-// double: it is one addition a column, and the mean of any number of losses is then exact to float's last place. Where
-// one block takes all columns it writes the result at once.
+// A mean or a sum takes two launches, without atomics, and repeats bitwise: each block of the first leaves (sum of
+// losses, sum of weights) in the workspace, and one block adds those up in the second. Both in double: that is one
+// addition a column, and makes the mean of any number of losses exact in float32. Where one block takes
+// all columns it writes the result at once.
 #ifndef CUDA_OPS_COMMON_LOSS_CUH
 #define CUDA_OPS_COMMON_LOSS_CUH
 
@@ -12,7 +12,7 @@
 #include "common/common.cuh"
 #include "cuda_ops/loss.h"
 
-// Grids of the first stage; beyond it blocks loop. It fills the largest GPU, and the second stage stays short.
+// The largest grid of the first stage, beyond which blocks loop: it fills any GPU and keeps the second stage short.
 static constexpr int64_t MAX_PARTIALS = 4096;
 
 static inline unsigned int clamp_to_partials(int64_t blocks)
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool is_class(int64_t target, int64_t classes)
     return 0 <= target && target < classes;
 }
 
-// Takes the record if it is free, and completes it before the host can see it as complete.
+// Takes the record if it is free, and writes it before it is marked as complete for the host.
 __device__ __forceinline__ void record_bad_index(cuda_ops_index_error *error, int64_t position, int64_t value,
                                                  int64_t classes)
 {
@@ -64,9 +64,9 @@ __device__ __forceinline__ void write_loss(T *loss, accumulate_type<T> *total_we
     *total_weight = (accumulate_type<T>)weight;
 }
 
-static constexpr int REDUCE_THREADS = 512, PARTIALS_UNDER_WAY = MAX_PARTIALS / REDUCE_THREADS;
+static constexpr int REDUCE_THREADS = 512, PARTIALS_IN_FLIGHT = MAX_PARTIALS / REDUCE_THREADS;
 
-// Second stage, one block; it is on its way while the first one runs.
+// Second stage, one block; it starts while the first one runs.
 template <typename T>
 __global__ void __launch_bounds__(REDUCE_THREADS)
     loss_reduce_kernel(T *loss, accumulate_type<T> *total_weight, const double *partials, int count, bool mean)
@@ -75,15 +75,15 @@ __global__ void __launch_bounds__(REDUCE_THREADS)
     wait_for_predecessor();
     release_successor();
     double sum = 0, weight = 0;
-    for (int first = threadIdx.x; first < count; first += PARTIALS_UNDER_WAY * REDUCE_THREADS) {
-        double pairs[PARTIALS_UNDER_WAY][2];
+    for (int first = threadIdx.x; first < count; first += PARTIALS_IN_FLIGHT * REDUCE_THREADS) {
+        double pairs[PARTIALS_IN_FLIGHT][2];
 #pragma unroll
-        for (int i = 0; i < PARTIALS_UNDER_WAY; i++)
+        for (int i = 0; i < PARTIALS_IN_FLIGHT; i++)
 #pragma unroll
             for (int k = 0; k < 2; k++)
                 pairs[i][k] = first + i * REDUCE_THREADS < count ? partials[2 * (first + i * REDUCE_THREADS) + k] : 0;
 #pragma unroll
-        for (int i = 0; i < PARTIALS_UNDER_WAY; i++) {
+        for (int i = 0; i < PARTIALS_IN_FLIGHT; i++) {
             sum += pairs[i][0];
             weight += pairs[i][1];
         }

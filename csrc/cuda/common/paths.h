@@ -1,5 +1,5 @@
-// Tables of paths: what an op with several kernels chooses by (cuda_ops/paths.h). The op's paths.h says what a call is;
-// its table and its launchers, which hand a call to run_path, path_workspace or report_paths, are in <op>.cu.
+// Tables of paths, by which an op with several kernels chooses one (cuda_ops/paths.h). What a call is stands in the
+// op's paths.h; the table, and the launchers that call run_path, path_workspace or report_paths, in <op>.cu.
 #ifndef CUDA_OPS_COMMON_PATHS_H
 #define CUDA_OPS_COMMON_PATHS_H
 
@@ -25,7 +25,7 @@ static constexpr Answer no(const char *why)
     return {why};
 }
 
-// What several tables answer.
+// Answers that several tables give.
 static constexpr Answer NEEDS_80 = {"needs compute capability 8.0 or later"};
 static constexpr Answer NEEDS_90 = {"needs compute capability 9.0"};
 static constexpr Answer NEEDS_HALVES = {"takes float16 and bfloat16 alone"};
@@ -42,7 +42,7 @@ struct Path {
     cuda_ops_status (*launch)(const Call &call, const Device &device);
 };
 
-// What an op's variable in the environment said when it was read last: a row's index, or one of these.
+// What an op's environment variable said when it was read last: a row's index, or one of these.
 struct ForcedPath {
     enum { NONE = -1, UNKNOWN = -2 };
 
@@ -108,8 +108,8 @@ static cuda_ops_status no_path(PathTable<Call, COUNT> &table)
                                            : CUDA_OPS_PATH_CANNOT;
 }
 
-// A path may find, when it launches, that it cannot after all (no driver that makes tensor maps): then the next does
-// it.
+// A path may find at its launch that it cannot take the call after all (a driver without tensor maps); then the next
+// one does.
 template <typename Call, int COUNT>
 static cuda_ops_status run_path(PathTable<Call, COUNT> &table, const Call &call)
 {
@@ -122,8 +122,8 @@ static cuda_ops_status run_path(PathTable<Call, COUNT> &table, const Call &call)
     return no_path(table);
 }
 
-// For any row that may take the call: its pointers, which are not known here, may be less aligned than what counts as
-// aligned, and then it falls to a later row.
+// Enough for every row that may take the call: the pointers, unknown here, may be less aligned than assumed, and the
+// call then falls to a later row.
 template <typename Call, int COUNT>
 static int64_t path_workspace(PathTable<Call, COUNT> &table, const Call &call)
 {

@@ -1,4 +1,4 @@
-// Where the elements of pooled tensors lie, for max_pool2d and avg_pool2d.
+// The indices of pooled tensors' elements, for max_pool2d and avg_pool2d.
 #ifndef CUDA_OPS_COMMON_POOL2D_CUH
 #define CUDA_OPS_COMMON_POOL2D_CUH
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ int64_t divide(int64_t *index, int64_t divisor)
     return quotient;
 }
 
-// The element at place `index` of the memory of a tensor of this height and width.
+// The coordinates of the element at `index` in memory, in a tensor of this height and width.
 template <bool CHANNELS_LAST>
 __device__ __forceinline__ pool_position locate(int64_t index, int64_t channels, int32_t height, int32_t width)
 {

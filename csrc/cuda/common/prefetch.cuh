@@ -6,8 +6,8 @@
 
 static constexpr int CACHE_LINE = 128;
 
-// `bytes` from `begin` on to the L2, by a block. There they are up to date whoever writes them: what a kernel will need
-// may be asked for before wait_for_predecessor(), while the kernel before it still runs.
+// Prefetches `bytes` from `begin` on to the L2, by a block. The L2 is coherent whoever writes later, so that a kernel
+// may ask for what it will need before wait_for_predecessor(), while the kernel before still runs.
 __device__ __forceinline__ void prefetch_lines(const void *begin, int64_t bytes)
 {
     for (int64_t at = (int64_t)threadIdx.x * CACHE_LINE; at < bytes; at += (int64_t)blockDim.x * CACHE_LINE)

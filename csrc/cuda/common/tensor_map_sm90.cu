@@ -1,5 +1,4 @@
-// Tensor maps: what the copy engine is told about a matrix. Encoded by the driver on the host, in well under a
-// microsecond each, and passed to kernels by value.
+// Tensor maps: TMA's descriptors of tensors, encoded on the host by the driver in well under a microsecond each.
 #include "common/tensor_map.h"
 
 #include "common/aligned_vector.cuh"
@@ -71,42 +70,42 @@ static bool within(int64_t value, int64_t least, int64_t most)
     return least <= value && value <= most;
 }
 
-// How far the last place of a line of the grid lies beyond the picture's last row or column.
-static int64_t last_place(int64_t start, int64_t step, int64_t places, int64_t extent)
+// How far the last pixel of a row or column of the grid lies beyond the image's last one.
+static int64_t last_offset(int64_t start, int64_t step, int64_t pixels, int64_t extent)
 {
-    return start + (places - 1) * step - (extent - 1);
+    return start + (pixels - 1) * step - (extent - 1);
 }
 
-bool pixel_map_possible(const PixelGrid &g, const void *picture, int64_t element_size)
+bool pixel_map_possible(const PixelGrid &g, const void *images, int64_t element_size)
 {
     const int64_t most = INT32_MAX - 1024, row = g.width * g.channels, image = row * g.height;
-    // The corners of the grid are signed bytes, the distance of places goes to 8.
-    return is_aligned_16(picture) && g.channels * element_size % 16 == 0 && within(g.images, 1, most) &&
+    // The corners of the grid are signed bytes, and the stride is at most 8.
+    return is_aligned_16(images) && g.channels * element_size % 16 == 0 && within(g.images, 1, most) &&
            within(g.height, 1, most) && within(g.width, 1, most) && within(g.channels, 1, most) &&
            image * element_size < (int64_t)1 << 40 && within(g.start_y, -128, 127) && within(g.start_x, -128, 127) &&
-           within(last_place(g.start_y, g.step_y, g.grid_height, g.height), -128, 127) &&
-           within(last_place(g.start_x, g.step_x, g.grid_width, g.width), -128, 127) && within(g.step_y, 1, 8) &&
+           within(last_offset(g.start_y, g.step_y, g.grid_height, g.height), -128, 127) &&
+           within(last_offset(g.start_x, g.step_x, g.grid_width, g.width), -128, 127) && within(g.step_y, 1, 8) &&
            within(g.step_x, 1, 8) && within(g.grid_height, 1, most) && within(g.grid_width, 1, most) &&
            g.images * g.grid_height <= most / g.grid_width;
 }
 
-bool make_pixel_map(CUtensorMap *map, const void *picture, cuda_ops_dtype dtype, bool round_to_tf32, const PixelGrid &g,
+bool make_pixel_map(CUtensorMap *map, const void *images, cuda_ops_dtype dtype, bool round_to_tf32, const PixelGrid &g,
                     int channels, int pixels)
 {
     static const EncodeIm2col encode_im2col = (EncodeIm2col)find_in_driver("cuTensorMapEncodeIm2col");
     const int64_t element_size = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-    if (!encode_im2col || !pixel_map_possible(g, picture, element_size))
+    if (!encode_im2col || !pixel_map_possible(g, images, element_size))
         return false;
     const cuuint64_t sizes[4] = {(cuuint64_t)g.channels, (cuuint64_t)g.width, (cuuint64_t)g.height,
                                  (cuuint64_t)g.images};
     const cuuint64_t pitch = g.channels * element_size;
     const cuuint64_t pitches[3] = {pitch, pitch * g.width, pitch * g.width * g.height};
     const int first[2] = {(int)g.start_x, (int)g.start_y};
-    const int last[2] = {(int)last_place(g.start_x, g.step_x, g.grid_width, g.width),
-                         (int)last_place(g.start_y, g.step_y, g.grid_height, g.height)};
+    const int last[2] = {(int)last_offset(g.start_x, g.step_x, g.grid_width, g.width),
+                         (int)last_offset(g.start_y, g.step_y, g.grid_height, g.height)};
     const cuuint32_t steps[4] = {1, (cuuint32_t)g.step_x, (cuuint32_t)g.step_y, 1};
-    return encode_im2col(map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(picture), sizes, pitches, first,
-                         last, (cuuint32_t)channels, (cuuint32_t)pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode_im2col(map, type_of(dtype, round_to_tf32), 4, const_cast<void *>(images), sizes, pitches, first, last,
+                         (cuuint32_t)channels, (cuuint32_t)pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                          channels * element_size == SWIZZLE_ROW ? CU_TENSOR_MAP_SWIZZLE_128B
                                                                 : CU_TENSOR_MAP_SWIZZLE_64B,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

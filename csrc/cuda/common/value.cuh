@@ -1,11 +1,11 @@
-// Values by channel, parameters and statistics, whose dtype is known at run time alone.
+// Per-channel values, parameters and statistics, whose dtype is known at run time only.
 #ifndef CUDA_OPS_COMMON_VALUE_CUH
 #define CUDA_OPS_COMMON_VALUE_CUH
 
 #include "common/common.cuh"
 
-// Per-channel values of any dtype, in double. The kernels that use them have a thread or a warp for a channel, so that
-// a dtype that is looked up at run time costs nothing, and one instance serves all mixes.
+// Per-channel values of any dtype, in double. The kernels that use them have a thread or a warp a channel, so that a
+// dtype looked up at run time costs nothing, and one instance serves all combinations.
 __device__ __forceinline__ double load_value(const void *values, cuda_ops_dtype dtype, int64_t index)
 {
     switch (dtype) {
@@ -20,8 +20,8 @@ __device__ __forceinline__ double load_value(const void *values, cuda_ops_dtype 
     }
 }
 
-// For values that are asked for some time before their use: float32, which they mostly are, is not converted here, so
-// that nothing waits for it yet.
+// For values that are loaded some time before their use: float32, the common case, is not converted here, so that
+// nothing waits for the load yet.
 __device__ __forceinline__ float load_value_early(const void *values, cuda_ops_dtype dtype, int64_t index)
 {
     return dtype == CUDA_OPS_FLOAT32 ? ((const float *)values)[index] : (float)load_value(values, dtype, index);
@@ -44,8 +44,8 @@ __device__ __forceinline__ void store_value(void *values, cuda_ops_dtype dtype, 
     }
 }
 
-// What the values of a channel are taken relative to: the median of three of them, which a single value far from the
-// others (a first one, say) cannot be. Relative to a value that is far off, all others would lose their last digits.
+// The offset that the values of a channel are taken relative to: the median of three of them, which an outlier (as a
+// first value) cannot be. Relative to an outlier all other values would lose their last digits.
 template <typename A>
 __device__ __forceinline__ A middle_of(A a, A b, A c)
 {

@@ -60,7 +60,7 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
     if (!reads_all_pixels(s) && !(reads_inside && transposes(call, device)))
         return no("it leaves pixels of input out");
     const cuda_ops_gemm_problem p = problem_of(call, transposes(call, device) ? conv2d_transposed_input_pitch(s) : 0);
-    return gemm_rung_on(p, device) >= 0 ? YES : no("the GEMM has no kernel for the product");
+    return gemm_path_on(p, device) >= 0 ? YES : no("the GEMM has no kernel for the product");
 }
 
 // The weight gradient in TF32 is the sm90 path's where that can: it transposes grad_output instead of input, which is

@@ -1,4 +1,4 @@
-// Shared by rungs 4 to 10: what the simple rungs take, and the epilogue of those that take everything.
+// Shared by the kernels on the CUDA cores (paths 4 to 10): the epilogue, and what the teaching kernels support.
 #ifndef CUDA_OPS_GEMM_EPILOGUE_CUH
 #define CUDA_OPS_GEMM_EPILOGUE_CUH
 
@@ -6,7 +6,7 @@
 #include "common/common.cuh"
 #include "gemm/paths.h"
 
-// D = A * B and no more. The rungs of the lesson compute this; 4 and 10 take every problem.
+// D = A * B and no more: all that the ladder's kernels 5 to 9 compute. naive and simt take every problem.
 static inline bool is_plain_product(const cuda_ops_gemm_problem &p)
 {
     return !p.transpose_a && !p.transpose_b && p.batch == 1 && p.alpha == 1 && p.output_dtype == p.dtype &&
@@ -32,8 +32,9 @@ static inline unsigned int tile_count(const cuda_ops_gemm_problem &p, int rows, 
     return (unsigned int)(ceil_div(p.m, rows) * ceil_div(p.n, columns));
 }
 
-// The dynamic shared memory of a block that needs `bytes`, so that no more of `blocks` share a multiprocessor than have
-// to: while the kernel before is under way, those that are free already would be given more of them, and end last.
+// The dynamic shared memory to ask for where a block needs `bytes`: so much that no more of `blocks` share a
+// multiprocessor than have to. While the previous kernel still runs, the multiprocessors that are already free would
+// otherwise take more than their share, and finish last.
 static inline int spread_bytes(int bytes, int64_t blocks)
 {
     constexpr int MOST_EACH = 4; // each block has 1 KB more, which then still fits
@@ -50,7 +51,7 @@ static inline int spread_bytes(int bytes, int64_t blocks)
 struct Epilogue {
     double alpha;
     const void *bias;
-    int bias_float32, output_float32; // with halves: float32 instead of T
+    int bias_float32, output_float32; // with fp16 and bf16: float32 instead of T
     cuda_ops_gemm_activation activation;
 };
 
@@ -68,7 +69,7 @@ __device__ __forceinline__ accumulate_type<T> bias_at(const Epilogue &epilogue, 
     return load_as_accumulate(static_cast<const T *>(epilogue.bias)[column]);
 }
 
-// All but gelu.
+// Everything but gelu.
 template <typename T>
 __device__ __forceinline__ accumulate_type<T> finish_simply(accumulate_type<T> sum, const Epilogue &epilogue,
                                                             int64_t column)

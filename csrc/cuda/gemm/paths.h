@@ -1,4 +1,4 @@
-// What the rungs of the ladder share: how one is called, and the table's rows. gemm.cu holds the table.
+// What all paths share: a call, a row of the table, a plan. gemm.cu holds the table.
 #ifndef CUDA_OPS_GEMM_PATHS_H
 #define CUDA_OPS_GEMM_PATHS_H
 
@@ -20,13 +20,15 @@ struct GemmCall {
 
 typedef Device GemmDevice;
 
-// What cuda_ops_gemm_rung_cuda says of a device.
-int gemm_rung_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int rung = CUDA_OPS_GEMM_FASTEST);
+// The numbers of the paths that production takes, and of tma_wgmma (ladder/).
+enum { GEMM_SIMT = 10, GEMM_MMA, GEMM_TMA_WGMMA, GEMM_SM90, GEMM_SM90_SKINNY, GEMM_DIRECT };
 
-// Each rung's file ends with the three functions of its row. `supports` sees the call's pointers too (alignment), which
-// are NULL when only the problem is asked about; NULL counts as aligned. `workspace` may be NULL for a rung that needs
-// none.
-struct GemmRung {
+// cuda_ops_gemm_path_cuda for any device.
+int gemm_path_on(const cuda_ops_gemm_problem &problem, GemmDevice device, int path = CUDA_OPS_GEMM_FASTEST);
+
+// A row of the table. `supports` sees the call's pointers too (alignment); they are NULL where only the problem is
+// asked about, and NULL counts as aligned. `workspace` may be NULL for a path that needs none.
+struct GemmPath {
     int number;
     const char *name, *file, *kernels; // cuda_ops_path_report's
     Answer (*supports)(const GemmCall &call, GemmDevice device);
@@ -36,7 +38,7 @@ struct GemmRung {
 
 static constexpr Answer GEMM_NEEDS_TF32 = {"takes float32 only where TF32 is allowed"};
 
-// The product that makes D transposed: D^T = op(B)^T op(A)^T. The pitches of D stay D's.
+// The call with A and B exchanged: D^T = op(B)^T op(A)^T. The pitches of D stay D's.
 static inline GemmCall exchanged(const GemmCall &call)
 {
     GemmCall other = call;
@@ -50,61 +52,61 @@ static inline GemmCall exchanged(const GemmCall &call)
     return other;
 }
 
-// How a problem is done: the rung, its tile's number, the pieces that k is split in, whether A and B change
-// places so that D is made transposed (rung 14, rung 13's tile of 80 columns and its pairs; for TF32 rung 13 sees to it
-// by itself), and the cluster tiles that are walked as one band (rung 13). gemm.cu picks one by shape.
+// How a problem is done: the path, its tile's number, the splits of k, whether A and B are exchanged so that the kernel
+// makes D^T (sm90_skinny, sm90's tile of 80 columns and its pairs; for TF32 sm90 sees to it by itself), and the rows of
+// cluster tiles in a band (sm90). gemm.cu picks one by shape.
 struct GemmPlan {
-    int rung, tile, splits, swapped, group;
+    int path, tile, splits, swapped, group;
 };
 GemmPlan gemm_sm90_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
-// Whether it has the tile for the problem's dtype and storage order.
+// Whether sm90 has the tile for the problem's dtype and storage order.
 bool gemm_sm90_takes(const cuda_ops_gemm_problem &problem, int tile, bool swapped);
 int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &problem, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-// Its parts by dtype and storage of A.
+// By dtype and storage of A, a file each.
 cuda_ops_status gemm_sm90_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_bfloat16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_float16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
-// Tiles that two blocks make together, each with half of k.
+// Tiles that a cluster of two blocks makes, each block with half of k.
 cuda_ops_status gemm_sm90_pair_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_pair_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_small_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 int64_t gemm_sm90_tf32_bytes(const cuda_ops_gemm_problem &problem, int tile);
-bool gemm_sm90_tf32_turns(const cuda_ops_gemm_problem &problem);
+bool gemm_sm90_tf32_transposes_d(const cuda_ops_gemm_problem &problem);
 
-// Rung 14's.
+// sm90_skinny's.
 GemmPlan gemm_sm90_skinny_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_sm90_skinny_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_skinny_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_sm90_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
-// Rung 15's. float64, and float32 where TF32 is not to be used, go by the CUDA cores and have tiles to choose from.
+// direct's. float64, and float32 without TF32, run on the CUDA cores and have several tiles.
 bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &problem, GemmDevice device);
 GemmPlan gemm_direct_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 cuda_ops_status gemm_direct_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_direct_float64(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
-// Rung 11's. float64 has three tiles, and its cuts of k are the plan's.
+// mma's. float64 has three tiles, and takes its splits of k from the plan.
 GemmPlan gemm_mma_float64_plan(const cuda_ops_gemm_problem &problem, GemmDevice device);
 int64_t gemm_mma_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan);
 cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const GemmPlan &plan);
 
-// How many waves of float64's tile 0 its products take with k whole, where the last wave's tiles may be cut.
+// Waves of float64's tile 0 that a product takes with k whole, where the tiles of the last wave may be split.
 double gemm_mma_float64_waves(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
-// About how long rung 10 takes in float32.
+// The time that simt is expected to take in float32.
 double gemm_simt_microseconds(const cuda_ops_gemm_problem &problem, GemmDevice device);
 
-// For rungs that split k: piece i leaves its products, neither scaled nor finished, at workspace[i][batch][m][n] in the
-// accumulation type; gemm_add_pieces makes D of them.
-int64_t gemm_pieces_bytes(const cuda_ops_gemm_problem &problem, int64_t pieces);
-cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces);
+// For paths that split k: split i leaves its sums, without alpha, bias and activation, at workspace[i][batch][m][n] in
+// the accumulation type; gemm_add_splits makes D of them.
+int64_t gemm_splits_bytes(const cuda_ops_gemm_problem &problem, int64_t splits);
+cuda_ops_status gemm_add_splits(const GemmCall &call, int64_t splits);
 
 // clang-format off
 // 4 to 10: CUDA cores.

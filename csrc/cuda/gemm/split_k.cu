@@ -1,6 +1,5 @@
-// Split k: D = activation(alpha * sum over pieces, in order, of partial + bias), for the rungs that cut the common
-// dimension among blocks; the preactivation beside it where it is to be kept. Bound by memory: reads 4 bytes (float64:
-// 8) an element and piece.
+// Split k: D = activation(alpha * sum over splits, in order, of partial + bias), and the preactivation where it is to
+// be kept. One thread an element. Bound by memory: reads 4 bytes (float64: 8) per element and split.
 #include "common/activation.cuh"
 #include "common/common.cuh"
 #include "gemm/paths.h"
@@ -8,8 +7,8 @@
 static constexpr int THREADS = 256;
 
 template <typename T>
-__global__ void gemm_add_pieces_kernel(void *d, const accumulate_type<T> *partial, const void *bias,
-                                       const __grid_constant__ cuda_ops_gemm_problem p, int64_t pieces)
+__global__ void gemm_add_splits_kernel(void *d, const accumulate_type<T> *partial, const void *bias,
+                                       const __grid_constant__ cuda_ops_gemm_problem p, int64_t splits)
 {
     typedef accumulate_type<T> A;
     wait_for_predecessor();
@@ -17,8 +16,8 @@ __global__ void gemm_add_pieces_kernel(void *d, const accumulate_type<T> *partia
     const int64_t count = p.batch * p.m * p.n;
     for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
         A sum = partial[i];
-        for (int64_t piece = 1; piece < pieces; piece++)
-            sum += partial[piece * count + i];
+        for (int64_t split = 1; split < splits; split++)
+            sum += partial[split * count + i];
         const int64_t row = i / p.n, column = i - row * p.n, matrix = row / p.m;
         sum *= (A)p.alpha;
         if (bias)
@@ -41,17 +40,17 @@ __global__ void gemm_add_pieces_kernel(void *d, const accumulate_type<T> *partia
     }
 }
 
-int64_t gemm_pieces_bytes(const cuda_ops_gemm_problem &p, int64_t pieces)
+int64_t gemm_splits_bytes(const cuda_ops_gemm_problem &p, int64_t splits)
 {
-    return pieces > 1 ? pieces * p.batch * p.m * p.n * (p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
+    return splits > 1 ? splits * p.batch * p.m * p.n * (p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
 }
 
-cuda_ops_status gemm_add_pieces(const GemmCall &call, int64_t pieces)
+cuda_ops_status gemm_add_splits(const GemmCall &call, int64_t splits)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const dim3 grid(clamp_grid(ceil_div(p.batch * p.m * p.n, THREADS)));
     CUDA_OPS_DISPATCH(p.dtype, T,
-                      launch_dependent(gemm_add_pieces_kernel<T>, grid, THREADS, 0, call.stream, call.d,
-                                       (const accumulate_type<T> *)call.workspace, call.bias, p, pieces));
+                      launch_dependent(gemm_add_splits_kernel<T>, grid, THREADS, 0, call.stream, call.d,
+                                       (const accumulate_type<T> *)call.workspace, call.bias, p, splits));
     return launch_status();
 }

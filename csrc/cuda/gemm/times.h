@@ -1,16 +1,16 @@
-// How long the tiles of rungs 10, 11 and 13 to 15 take, which the choice in gemm.cu goes by. Measured and written by
+// How long a tile takes: what the choice in gemm.cu is based on. Measured and written by
 // `python benchmarks/tune_gemm.py` on an NVIDIA H200; not to be edited by hand.
 //     microseconds = start + waves * (sum * k / 1024 + rest), a wave being as many blocks as the GPU holds at once
-// m x n: the tile; cluster: its blocks that make neighbouring tiles, m and n (halves' tiles of
-// rung 13 from 16 on are of 128 rows, which two blocks make together, each with half of k: two of 64); blocks: that
-// share an SM, rung 14's tiles alone and by two, rung 15's and float64's small ones of rung 11 alone and with others;
-// splits: the most pieces that k may be cut in, and `split` what a cut costs: rung 13's beside the bytes of the pieces,
-// those of rungs 14 and 15 for each piece but the first.
+// path: its number in gemm.cu's table (10 simt, 11 mma, 13 sm90, 14 sm90_skinny, 15 direct). m x n: the tile; cluster:
+// its blocks, along m and n (sm90's 16-bit tiles from 16 on are of 128 rows, which two blocks make together, each with
+// half of k: two of 64). blocks: that share an SM; sm90_skinny has rows for one and two, direct and mma's small float64
+// tiles for one and several. splits: the most splits of k, and `split` what they cost: sm90's beside the bytes of the
+// partial sums, sm90_skinny's and direct's for each split but the first.
 #ifndef CUDA_OPS_GEMM_TIMES_H
 #define CUDA_OPS_GEMM_TIMES_H
 
 struct GemmTime {
-    int rung, tile, m, n, cluster_m, cluster_n, blocks, splits;
+    int path, tile, m, n, cluster_m, cluster_n, blocks, splits;
     double start, sum, rest, split;
 };
 
@@ -72,8 +72,8 @@ static const GemmTime TF32_TN_TIMES[] = {
     { 15,   0,  16,  16,   1,   1,   4,   8,  1.19, 11.91,  1.39,  0.50},
     { 11,   0, 128, 128,   1,   1,   2,  32,  5.75, 96.02,  8.71,  8.00},
 };
-// The CUDA cores: rung 15 (rung 10's times, by a model of its own, are beside it), in float64 with rung 11 too. float32's
-// rows are not the tuner's yet: they are fitted to the times of 24 products of 60 ways each (benchmarks/notes/gemm.md).
+// The CUDA cores: direct (simt has a model of its own), and in float64 mma too. The float32 rows are not the tuner's
+// yet: they are fitted to the times of 24 products with 60 plans each (benchmarks/notes/gemm.md).
 static const GemmTime FLOAT32_TIMES[] = {
     { 15,   0,  16,  16,   1,   1,   1,  16,  1.00,  4.12,  0.92,  0.20},
     { 15,   0,  16,  16,   1,   1,   4,  16,  1.00, 13.18,  2.88,  0.67},

@@ -80,8 +80,8 @@ Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device
     for (const cuda_ops_gemm_problem &problem :
          {product(call, call.rows, call.out_features, call.in_features, 0, 1), input_product(call),
           product(call, call.out_features, call.in_features, call.rows, 1, 0)}) {
-        const int rung = gemm_rung_on(problem, device);
-        if (rung < 12 || rung > 14)
+        const int path = gemm_path_on(problem, device);
+        if (path < GEMM_TMA_WGMMA || path > GEMM_SM90_SKINNY)
             return no("one of the three products would not go by TMA and wgmma");
     }
     return YES;

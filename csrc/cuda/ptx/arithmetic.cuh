@@ -26,7 +26,7 @@ __device__ __forceinline__ float max_nan(float a, float b)
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
-// Of two pairs of bf16, half by half; a NaN passes for nothing. sm_80.
+// Of two pairs of bf16, element by element; the other value where one is NaN. sm_80.
 __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t result;

@@ -1,7 +1,7 @@
-// cp.async.bulk (sm_90): the copy engine moves contiguous bytes, a multiple of 16 from and to multiples of 16. One
-// thread asks. Into shared memory an mbarrier counts the bytes: mbarrier_arrive_expect_tx announces them, mbarrier_wait
-// waits. Out of it groups are committed and waited for as cp.async's are. ptx/tma.cuh has the copies of boxes of a
-// tensor.
+// cp.async.bulk (sm_90): TMA copies of contiguous bytes, a multiple of 16, from and to 16-byte aligned addresses,
+// issued by one thread. Into shared memory an mbarrier counts the bytes: mbarrier_arrive_expect_tx announces them,
+// mbarrier_wait waits. Out of it groups are committed and waited for as cp.async's are. ptx/tma.cuh has the copies of
+// boxes of a tensor.
 #ifndef CUDA_OPS_PTX_CP_ASYNC_BULK_CUH
 #define CUDA_OPS_PTX_CP_ASYNC_BULK_CUH
 
@@ -37,13 +37,13 @@ __device__ __forceinline__ void bulk_wait_group()
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Shared memory written by ordinary stores (cp.async and stmatrix too) becomes visible to the copy engine and to wgmma;
-// each writing thread calls it, then a barrier follows.
+// Makes shared memory written by ordinary stores (and by cp.async and stmatrix) visible to TMA and to wgmma; each
+// writing thread calls it, then a barrier follows.
 __device__ __forceinline__ void fence_proxy_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Device memory written by ordinary stores, here or by those whose barrier was waited for, becomes visible to it.
+// The same for device memory written by ordinary stores, by this thread or by those whose barrier it waited for.
 __device__ __forceinline__ void fence_proxy_async_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -25,7 +25,7 @@ __device__ __forceinline__ float cvt_f32_f16(uint16_t bits)
     asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(bits));
     return result;
 }
-// Of the lower and of the upper half of a pair, which is taken apart within: as two operands each would be moved to a
+// Of the lower and of the upper 16 bits of a pair, which is unpacked within: as two operands each would be moved to a
 // register of its own.
 __device__ __forceinline__ float cvt_f32_f16_low(uint32_t pair)
 {
@@ -76,7 +76,7 @@ __device__ __forceinline__ float cvt_f32_bf16(uint16_t bits)
     return result;
 }
 
-// 0xffff in each half where a <= b, else, and for a NaN, 0. Of bf16 from sm_90 on.
+// 0xffff in each 16 bits where a <= b, else, and for a NaN, 0. Of bf16 from sm_90 on.
 __device__ __forceinline__ uint32_t set_le_f16x2(uint32_t a, uint32_t b)
 {
     uint32_t mask;

@@ -9,7 +9,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
-// Makes the initialised barriers visible to the copy engine and to the cluster.
+// Makes the initialised barriers visible to TMA and to the cluster.
 __device__ __forceinline__ void fence_mbarrier_init()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

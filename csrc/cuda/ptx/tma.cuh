@@ -1,7 +1,7 @@
-// TMA (sm_90), cp.async.bulk.tensor: the copy engine moves boxes of a tensor, which a CUtensorMap describes
-// (common/tensor_map.h), to and from shared memory, and swizzles them on the way. Elements outside of the tensor read
-// as zero and are not written. Coordinates are in elements, the innermost dimension first. Counted and waited for like
-// ptx/cp_async_bulk.cuh's copies.
+// TMA (sm_90), cp.async.bulk.tensor: copies boxes of a tensor, described by a CUtensorMap (common/tensor_map.h), to and
+// from shared memory, and swizzles them on the way. Elements out of bounds read as zero and are not written.
+// Coordinates are in elements, the innermost dimension first. Counted and waited for like the copies of
+// ptx/cp_async_bulk.cuh.
 #ifndef CUDA_OPS_PTX_TMA_CUH
 #define CUDA_OPS_PTX_TMA_CUH
 
@@ -22,7 +22,8 @@ __device__ __forceinline__ void tma_load_3d(uint32_t to, const CUtensorMap *map,
                  "l"(map), "r"(barrier), "r"(inner), "r"(outer), "r"(batch)
                  : "memory");
 }
-// The same into each block of the cluster whose bit is set in `blocks`, at the same address, with its own barrier told.
+// Multicast: the same into each block of the cluster whose bit is set in `blocks`, at the same address, counted by its
+// own barrier.
 __device__ __forceinline__ void tma_load_3d_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier, int inner,
                                                       int outer, int batch, uint16_t blocks)
 {

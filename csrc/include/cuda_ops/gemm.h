@@ -1,4 +1,4 @@
-/* gemm: D = activation(alpha * op(A) op(B) + bias), on CUDA by a ladder of kernels; D = op(A) op(B) on the CPU.
+/* gemm: D = activation(alpha * op(A) op(B) + bias), on CUDA by one of several kernels; D = op(A) op(B) on the CPU.
  *
  *   op(A)  m x k   A is stored m x k, or k x m where transpose_a is set
  *   op(B)  k x n   B is stored k x n, or n x k where transpose_b is set
@@ -8,7 +8,7 @@
  * All are row-major; lda, ldb and ldd are the distances in elements between the starts of two rows as they are stored.
  * With batch > 1, product i takes A + i * stride_a, B + i * stride_b, D + i * stride_d (in elements; a stride of zero
  * shares A or B among the products) and the same bias. k = 0 makes D activation(bias).
- * D overlaps none of the others. Every element is summed in an order that depends on the problem, the rung and the
+ * D overlaps none of the others. Every element is summed in an order that depends on the problem, the path and the
  * model of GPU alone, so that results repeat bit by bit.
  */
 #ifndef CUDA_OPS_GEMM_H
@@ -35,14 +35,14 @@ typedef struct cuda_ops_gemm_problem {
     int64_t stride_a, stride_b, stride_d;
     double alpha;
     int transpose_a, transpose_b;
-    cuda_ops_dtype dtype;        /* of A and B; halves and TF32 are accumulated in float32 */
-    cuda_ops_dtype output_dtype; /* of D: dtype, or float32 with halves */
-    cuda_ops_dtype bias_dtype;   /* dtype, or float32 with halves; of no meaning without a bias */
+    cuda_ops_dtype dtype;        /* of A and B; fp16, bf16 and TF32 are accumulated in float32 */
+    cuda_ops_dtype output_dtype; /* of D: dtype, or float32 with fp16 and bf16 */
+    cuda_ops_dtype bias_dtype;   /* dtype, or float32 with fp16 and bf16; of no meaning without a bias */
     cuda_ops_gemm_activation activation;
     int allow_tf32; /* float32 operands may be rounded to TF32; otherwise they are multiplied as they are */
     /* NULL, or where the kernel leaves alpha * op(A) op(B) + bias besides, stored as D is (output_dtype, ldd, stride_d)
-     * and apart from it; D is then the activation of what was stored there. Rungs 10, 13 (with k
-     * whole) and 14 can; see cuda_ops_gemm_rung_cuda. */
+     * and apart from it; D is then the activation of what was stored there. The paths simt, sm90 (with k whole) and
+     * sm90_skinny can; see cuda_ops_gemm_path_cuda. */
     void *preactivation;
 } cuda_ops_gemm_problem;
 
@@ -59,41 +59,41 @@ int64_t cuda_ops_matmul_workspace_cpu(void);
 cuda_ops_status cuda_ops_matmul_cpu(void *d, const void *a, const void *b, void *workspace,
                                     const cuda_ops_gemm_problem *problem, int64_t index, cuda_ops_gemm_block block);
 
-/* The rungs: kernels by number, 4 (naive) to 13 (clusters, persistent), and 14 and 15 for small and skinny products.
- * Zero stands for the fastest known for the problem on the current device. 62 is rung 6 with dynamic shared memory, 71
- * rung 7 with one-dimensional tiles. */
-enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_RUNG = 4, CUDA_OPS_GEMM_LAST_RUNG = 15 };
+/* Paths by number, which is that of their rung in the ladder: 4 (naive) to 13 (sm90: clusters, persistent), 14
+ * (sm90_skinny) and 15 (direct) for skinny and small products. 62 is rung 6 with dynamic shared memory, 71 rung 7 with
+ * one-dimensional tiles. Zero stands for the fastest known for the problem on the current device. */
+enum { CUDA_OPS_GEMM_FASTEST = 0, CUDA_OPS_GEMM_FIRST_PATH = 4, CUDA_OPS_GEMM_LAST_PATH = 15 };
 
-/* The rung that a call with `rung` would run on the current device: `rung` itself if that can do the problem, for
- * CUDA_OPS_GEMM_FASTEST the choice, and -1 if the rung cannot (dtype, alignment, device) or there is none. */
-int cuda_ops_gemm_rung_cuda(const cuda_ops_gemm_problem *problem, int rung);
+/* The path that a call with `path` would take on the current device: `path` itself if it supports the problem, for
+ * CUDA_OPS_GEMM_FASTEST the choice, and -1 if it does not (dtype, alignment, device) or there is none. */
+int cuda_ops_gemm_path_cuda(const cuda_ops_gemm_problem *problem, int path);
 
-/* The table for a call with `rung` whose operands are aligned (paths.h): fills in at most `room` reports, and returns
+/* The table for a call with `path` whose operands are aligned (paths.h): fills in at most `room` reports, and returns
  * how many rows there are. device: NULL for the current one. */
-int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem, int rung,
+int cuda_ops_gemm_paths_cuda(cuda_ops_path_report *reports, int room, const cuda_ops_gemm_problem *problem, int path,
                              const cuda_ops_device_facts *device);
 
-/* A rung's name, such as "mma", which CUDA_OPS_GEMM_PATH takes; NULL for a number without one. */
-const char *cuda_ops_gemm_rung_name_cuda(int rung);
+/* A path's name, such as "mma", which CUDA_OPS_GEMM_PATH takes; NULL for a number without one. */
+const char *cuda_ops_gemm_path_name_cuda(int path);
 
 /* Bytes of workspace for that call, on the current device; aligned to 256, for the call alone. Zero: may be NULL. */
-int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *problem, int rung);
+int64_t cuda_ops_gemm_workspace_cuda(const cuda_ops_gemm_problem *problem, int path);
 
-/* CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_rung_cuda says -1. */
+/* CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_path_cuda says -1. */
 cuda_ops_status cuda_ops_gemm_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
-                                   const cuda_ops_gemm_problem *problem, int rung, cuda_ops_stream stream);
+                                   const cuda_ops_gemm_problem *problem, int path, cuda_ops_stream stream);
 
-/* How a rung does a problem, for those that have several ways: the number of its tile, the pieces that k is cut in, and
- * whether A and B change places (rung 14, and one tile of rung 13). For tests and for tuning: what a rung does by
- * itself is better. */
+/* How a path does a problem: the number of its tile, the splits of k, and whether A and B are exchanged so that the
+ * kernel makes D transposed (sm90_skinny and some tiles of sm90). For tests and for tuning: a path's own choice is
+ * better. */
 typedef struct cuda_ops_gemm_plan {
-    int rung, tile, splits, swapped;
+    int path, tile, splits, swapped;
 } cuda_ops_gemm_plan;
 
-/* The plan of a call with `rung`. CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_rung_cuda says -1. */
-cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem, int rung);
+/* The plan of a call with `path`. CUDA_OPS_INVALID_ARGUMENT where cuda_ops_gemm_path_cuda says -1. */
+cuda_ops_status cuda_ops_gemm_plan_cuda(cuda_ops_gemm_plan *plan, const cuda_ops_gemm_problem *problem, int path);
 int64_t cuda_ops_gemm_planned_workspace_cuda(const cuda_ops_gemm_problem *problem, const cuda_ops_gemm_plan *plan);
-/* CUDA_OPS_INVALID_ARGUMENT where the rung has no such way. */
+/* CUDA_OPS_INVALID_ARGUMENT where the path has no such tile, split or order. */
 cuda_ops_status cuda_ops_gemm_planned_cuda(void *d, const void *a, const void *b, const void *bias, void *workspace,
                                            const cuda_ops_gemm_problem *problem, const cuda_ops_gemm_plan *plan,
                                            cuda_ops_stream stream);

@@ -37,16 +37,16 @@ cuda_ops_status cuda_ops_linear_gelu_backward_cpu(void *grad_preactivation, cons
 
 /* On CUDA the product is that of gemm.h, with bias and activation in its epilogue, and the preactivation beside the
  * output where it is kept for the gradient (NULL: it is not). Where no kernel can leave both, the preactivation is what
- * the product leaves, and a second kernel makes output of it. rung: the GEMM's, or CUDA_OPS_GEMM_FASTEST; where it
+ * the product leaves, and a second kernel makes output of it. path: the GEMM's, or CUDA_OPS_GEMM_FASTEST; where it
  * cannot make the product, CUDA_OPS_INVALID_ARGUMENT. workspace: of as many bytes as the query for the same sizes says,
  * aligned to 256; zero: may be NULL. */
 int64_t cuda_ops_linear_gelu_forward_workspace_cuda(int64_t rows, int64_t in_features, int64_t out_features,
                                                     int with_preactivation, cuda_ops_gelu gelu, int allow_tf32,
-                                                    int rung, cuda_ops_dtype dtype);
+                                                    int path, cuda_ops_dtype dtype);
 cuda_ops_status cuda_ops_linear_gelu_forward_cuda(void *output, void *preactivation, const void *input,
                                                   const void *weight, const void *bias, void *workspace, int64_t rows,
                                                   int64_t in_features, int64_t out_features, cuda_ops_gelu gelu,
-                                                  int allow_tf32, int rung, cuda_ops_dtype dtype,
+                                                  int allow_tf32, int path, cuda_ops_dtype dtype,
                                                   cuda_ops_stream stream);
 /* The table of the forward pass (paths.h): fills in at most `room` reports, and returns how many rows there are.
  * device: NULL for the current one. */

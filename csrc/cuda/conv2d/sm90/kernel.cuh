@@ -80,11 +80,12 @@ __device__ __forceinline__ int tiles_of(const StridePhasesWork &work)
 
 // Overloads that of gemm/sm90/kernel.cuh; the index of the phase stands for that of the split.
 template <typename C>
-__device__ __forceinline__ Place place_of(const StridePhasesWork &work, int index, int rank_m, int rank_n)
+__device__ __forceinline__ TileCoordinates tile_coordinates(const StridePhasesWork &work, int index, int rank_m,
+                                                            int rank_n)
 {
     int which;
     const GemmWork &gemm = product_of(work, index, which).gemm;
-    Place at = place_of<C>(gemm, index, rank_m, rank_n);
+    TileCoordinates at = tile_coordinates<C>(gemm, index, rank_m, rank_n);
     at.split = which;
     return at;
 }
@@ -181,7 +182,7 @@ __device__ __forceinline__ void conv2d_produce(const Works &works, const CUtenso
         const ConvWork &work = product_of(works, index, which);
         const CUtensorMap *const map_a = maps_a + which;
         const GemmWork &gemm = work.gemm;
-        const Place at = place_of<C>(gemm, index, rank_m, rank_n);
+        const TileCoordinates at = tile_coordinates<C>(gemm, index, rank_m, rank_n);
         constexpr int rows_a = (C::A_MN_MAJOR ? C::K : C::M) / C::CLUSTER_N;
         constexpr int rows_b = (C::B_MN_MAJOR ? C::K : C::N) / C::CLUSTER_M;
         PixelCoordinate pixel = {};
@@ -259,7 +260,7 @@ __device__ __forceinline__ void conv2d_produce_shifted(const ConvWork &work, con
         blocks_b |= 1 << i;
     int stage = 0, phase = 0;
     for (int index = blockIdx.x / C::CLUSTER; index < work.gemm.total; index += gridDim.x / C::CLUSTER) {
-        const Place at = place_of<C>(work.gemm, index, rank_m, rank_n);
+        const TileCoordinates at = tile_coordinates<C>(work.gemm, index, rank_m, rank_n);
         int channels[COPIES], shifts[COPIES], columns[COPIES];
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
@@ -345,7 +346,7 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
 #pragma unroll
                 for (int i = 0; i < C::CHUNK / 16; i++) {
                     const float *const s = sum[block] + C::CHUNK / 2 * chunk + 8 * i;
-                    stmatrix_x4(shared_address(to) + piece_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
+                    stmatrix_x4(shared_address(to) + swizzled_offset<C>(row, 2 * i + lane / 16), pack<T>(s[0], s[1]),
                                 pack<T>(s[2], s[3]), pack<T>(s[4], s[5]), pack<T>(s[6], s[7]));
                 }
             }
@@ -357,7 +358,7 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], No
             for (int r = thread / VECTORS; r < C::GROUP_M; r += WARPGROUP / VECTORS)
                 if (first_row + r < work.m && column < work.n)
                     *(uint4 *)((T *)work.d + strided_row_offset(work, first_row + r) + column) =
-                        *(const uint4 *)(to + piece_offset<C>(r, thread % VECTORS));
+                        *(const uint4 *)(to + swizzled_offset<C>(r, thread % VECTORS));
         }
     }
 }
@@ -395,7 +396,7 @@ __device__ __forceinline__ void conv2d_block(const Works &works, const Sums &sum
             mbarrier_init(empty + 8 * stage, arrivals);
         }
         for (int group = 0; group < 2; group++)
-            mbarrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
+            mbarrier_init(empty + 8 * (C::STAGES + group), ORDER_ARRIVALS);
         fence_mbarrier_init();
     }
     if constexpr (C::CLUSTER > 1)
@@ -454,7 +455,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 template <typename C, int MINE>
 __device__ __forceinline__ void exchange_and_store(float (&sum)[C::BLOCKS][C::N / 2], const GemmWork &work,
                                                    const CUtensorMap *map_d, char *exchange, char *buffers,
-                                                   const Place &at, int group, int thread)
+                                                   const TileCoordinates &at, int group, int thread)
 {
     typedef Tile<typename C::T, C::M, C::N / 2, 1, 1, false, 4, false, false> Half;
     constexpr int COUNT = C::N / 4; // sums of half a tile a thread
@@ -523,7 +524,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     } else {
         setmaxnreg_inc<232>();
         const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP;
-        const Place at = place_of<C>(work.gemm, index, 0, 0);
+        const TileCoordinates at = tile_coordinates<C>(work.gemm, index, 0, 0);
         const uint64_t a_tile = wgmma_descriptor(stages + group * C::GROUP_M * SWIZZLE_ROW, WGMMA_SWIZZLE_128,
                                                  SWIZZLE_ATOM, C::COLUMN_BYTES);
         const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);

@@ -177,7 +177,7 @@ __device__ __forceinline__ void consume_halo(const HaloWork &work, uint32_t weig
         for (int chunk = 0; chunk < work.chunks; chunk++) {
             mbarrier_wait(full + 8 * stage, phase);
             if (chunk + 1 == work.chunks)
-                hand_over(order, group, thread);
+                order_arrive(order, group, thread);
             uint32_t pixels = stages + stage * work.stage_bytes + last;
             wgmma_fence();
             for (int t = 0, s = 0; t < taps; t++, tap += C::TAP_BYTES) {
@@ -235,8 +235,8 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             mbarrier_init(full + 8 * stage, 1);
             mbarrier_init(empty + 8 * stage, 1);
         }
-        mbarrier_init(order, TURN_ARRIVALS);
-        mbarrier_init(order + 8, TURN_ARRIVALS);
+        mbarrier_init(order, ORDER_ARRIVALS);
+        mbarrier_init(order + 8, ORDER_ARRIVALS);
         mbarrier_init(ready, 1);
         fence_mbarrier_init();
     }

@@ -1,12 +1,14 @@
-// Rung 15: D = activation(alpha * op(A) op(B) + bias) for small products, of any alignment: in halves and TF32 here; in
-// float32 and float64 on the CUDA cores by the kernel of gemm/direct/simt.cuh, in gemm/direct/simt_float32.cu and
-// simt_float64.cu. A block makes a tile of 16 x 16. Its eight warps share k: each loads the fragments of mma.sync
-// straight from device memory into registers, with no shared memory, no barrier and no ring to fill on the way, and the
-// warps' sums are added up in their order at the end. A thread takes 16 bytes of a line: which of the instruction's
-// places in k it calls them is free, as long as A and B agree. Fixes of the rungs before: a product that takes a
-// microsecond or two is all start and end, and this has the shortest; rows that are no multiple of 16 bytes cost single
-// loads, but no path of their own. Leaves on the table: every tile reads its lines anew, so that beyond a few hundred
-// rows and columns the rungs with larger tiles win.
+// gemm, direct path: D = activation(alpha * op(A) op(B) + bias) for small products of any alignment. Here fp16, bf16
+// and TF32; float32 and float64 on the CUDA cores are in gemm/direct/simt.cuh.
+//
+// A block makes a tile of 16 x 16. Its eight warps split k: each loads the fragments of mma.sync from device memory
+// straight into registers (no shared memory, no barrier, no pipeline to fill), and the warps' sums are added in order
+// at the end. A thread loads 16 contiguous bytes along k; which k index of the instruction each element stands for is
+// free, as long as A and B agree.
+//
+// Bound by latency: a product of a microsecond or two is all start and end, and these are the shortest. Rows that are
+// no multiple of 16 bytes are loaded element by element, by the same kernel. Every tile reads its operands anew, so
+// that beyond a few hundred rows and columns the paths with larger tiles win.
 #include <string.h>
 
 #include <type_traits>
@@ -27,7 +29,7 @@ static_assert(TILE * TILE == THREADS, "a thread finishes one element");
 struct DirectOperand {
     const void *first;
     int64_t lines, line_stride, k_stride, matrix_stride;
-    int vectors; // a line's neighbours along k may be loaded 16 bytes at a time
+    int vectors; // contiguous k of a line (a row of A, a column of B) may be loaded 16 bytes at a time
 };
 
 struct DirectWork {
@@ -37,14 +39,14 @@ struct DirectWork {
     int64_t k, ldd, stride_d, tiles_m, tiles_n, tiles;
     float alpha;
     int activation, bias_is_float, output_is_float;
-    int splits; // blocks of a cluster that share k; 1: no cluster
+    int splits; // blocks of a cluster that split k; 1: no cluster
 };
 
-static constexpr int MOST_SPLITS = 8; // blocks of a cluster that every Hopper GPU takes
+static constexpr int MOST_SPLITS = 8; // the largest cluster that every Hopper GPU runs
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-// A thread's elements of one line from `k` on, as the registers of two instructions.
+// 16 bytes of one line from `k` on: a thread's elements for two instructions.
 template <typename T>
 __device__ __forceinline__ void load_line(uint32_t (&to)[4], const DirectOperand &operand, const T *matrix,
                                           int64_t line, int64_t k, int64_t k_end)
@@ -78,13 +80,13 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t *a0
 }
 #endif
 
-// CLUSTER: the blocks of a cluster of work.splits share k; a kernel of its own, for what it costs the other.
+// CLUSTER: the work.splits blocks of a cluster split k. An instance of its own, since it would slow the other one down.
 template <typename T, bool CLUSTER>
 __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_constant__ DirectWork work)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     __shared__ float sums[WARPS][TILE][TILE + 1];
-    constexpr int DEPTH = 4 * (16 / sizeof(T)), TOGETHER = 1; // of k in a step, and steps whose loads are under way
+    constexpr int DEPTH = 4 * (16 / sizeof(T)), TOGETHER = 1; // k of a step, and steps whose loads are in flight
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
     int rank = 0;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -105,10 +107,10 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
 #endif
     const int splits = CLUSTER ? work.splits : 1;
     const int64_t first = blockIdx.x / splits, apart = gridDim.x / splits;
-    for (int64_t index = first; index < work.tiles; index += apart) { // once, where clusters share k
+    for (int64_t index = first; index < work.tiles; index += apart) { // one round where clusters split k
         const int64_t outer = index / work.tiles_n, matrix = outer / work.tiles_m;
         const int64_t m = (outer - matrix * work.tiles_m) * TILE, n = (index - outer * work.tiles_n) * TILE;
-        if (index == first) { // the divisions are long, and need not wait
+        if (index == first) { // after the divisions above, which are long and need no data
             wait_for_predecessor();
             release_successor();
         }
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
             x += sums[w][i][j];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
         if constexpr (CLUSTER) {
-            cluster_wait(); // the first block's barrier is there
+            cluster_wait(); // the first block's barrier is initialised
             if (rank > 0) {
                 st_async(mapa(shared_address(&received[rank - 1][threadIdx.x]), 0), x, mapa(barrier, 0));
                 return;
@@ -172,16 +174,16 @@ __global__ void __launch_bounds__(THREADS) gemm_direct_kernel(const __grid_const
             else
                 ((T *)work.d)[to] = store_from_accumulate<T>(x);
         }
-        __syncthreads(); // the sums are overwritten by the block's next tile
+        __syncthreads(); // before the next tile overwrites the sums
     }
 #endif
 }
 
-static DirectOperand operand_of(const void *matrix, int64_t lines, int64_t pitch, int64_t stride, bool by_depth,
+static DirectOperand operand_of(const void *matrix, int64_t lines, int64_t pitch, int64_t stride, bool k_major,
                                 int64_t size)
 {
-    const int vectors = by_depth && is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
-    return {matrix, lines, by_depth ? pitch : 1, by_depth ? 1 : pitch, stride, vectors};
+    const int vectors = k_major && is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
+    return {matrix, lines, k_major ? pitch : 1, k_major ? 1 : pitch, stride, vectors};
 }
 
 bool gemm_direct_uses_cores(const cuda_ops_gemm_problem &p, GemmDevice device)

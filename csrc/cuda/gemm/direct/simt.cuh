@@ -1,11 +1,12 @@
-// Rung 15 on the CUDA cores: float32 without TF32, and float64. gemm/direct/mma.cu tells what the rung is for.
-// A block makes one tile of D, and all of its warps make all of it: they share k, a slice of 64 bytes of every line in
-// turn, which each warp copies into shared memory for itself (cp.async), so that no warp waits for another before the
-// end. Then the warps' sums are added up in their order. Where tiles are fewer than multiprocessors, the blocks of a
-// cluster (Hopper) share k as well: each adds a part of the tile, which the others send into its shared memory, so that
-// the sums of all blocks are added in order at one time, and no second kernel reads them back.
-// A thread's lines are neighbours, GROUP at a time. Both operands are copied as they are stored: of one stored along k
-// a thread reads 16 bytes of k of each of its lines, of one stored along m or n its lines at one depth.
+// gemm, direct path on the CUDA cores: float32 without TF32, and float64 (gemm/direct/mma.cu says what the path is
+// for).
+//
+// A block makes one tile of D, and its warps split k: each takes every so many-th slice of 64 bytes of k, copies it to
+// shared memory for itself (cp.async), and so waits for no other warp before the end, when the warps' sums are added in
+// order. Where tiles are fewer than multiprocessors, the blocks of a cluster (Hopper) split k as well: each block adds
+// up a part of the tile, which the others send to its shared memory, so that all blocks add at the same time and no
+// second kernel is needed. A thread's lines are contiguous, GROUP at a time. Operands stay in their storage order: of a
+// K-major one a thread reads 16 bytes of k of each of its lines, of an MN-major one its lines at one k.
 #ifndef CUDA_OPS_GEMM_DIRECT_SIMT_CUH
 #define CUDA_OPS_GEMM_DIRECT_SIMT_CUH
 
@@ -28,9 +29,9 @@ struct CoresTile {
     static constexpr int THREAD_M = THREAD_M_, THREAD_N = THREAD_N_, LANES_M = LANES_M_, LANES_N = 32 / LANES_M_;
     static constexpr int M = THREAD_M * LANES_M, N = THREAD_N * LANES_N;
     static constexpr int GROUP_M = THREAD_M < V ? THREAD_M : V, GROUP_N = V;
-    static constexpr int DEPTH = 4 * V; // of a slice: 64 bytes of a line
+    static constexpr int DEPTH = 4 * V; // k of a slice: 64 bytes of a line
     static constexpr int A_BYTES = M * 64, STAGE_BYTES = (M + N) * 64;
-    static constexpr int SUM_BYTES = M * N * (int)sizeof(T), SUM_PIECES = SUM_BYTES / 16;
+    static constexpr int SUM_BYTES = M * N * (int)sizeof(T), SUM_VECTORS = SUM_BYTES / 16;
     static constexpr int STAGES = 3, MOST_WARPS = 8;
     static_assert(THREAD_N % V == 0 && THREAD_M % GROUP_M == 0, "whole groups");
 };
@@ -44,14 +45,14 @@ struct CoresOperand {
 struct CoresWork {
     CoresOperand a, b;
     void *d;
-    int64_t k, chunk, ldd, stride_d; // k in pieces of `chunk`, a block of the cluster each
+    int64_t k, chunk, ldd, stride_d; // each block of the cluster sums `chunk` of k
     uint32_t tiles_m, tiles_n;
     int splits, split_bits; // a power of two
     int warp_bytes, whole;  // whole: 16 bytes of a line of D may be written at once
     Epilogue epilogue;
 };
 
-// 16 bytes, of which the first `bytes` exist, and zeros for the rest. Before sm_80 a load and a store.
+// Copies 16 bytes, of which the first `bytes` are in bounds; the rest become zeros. Before sm_80 a load and a store.
 template <typename T>
 __device__ __forceinline__ void copy_16(char *shared, const T *global, int bytes)
 {
@@ -77,95 +78,94 @@ __device__ __forceinline__ void copy_one(char *shared, const T *global, bool exi
     *(T *)shared = exists ? *global : T(0);
 #endif
 }
-// The line that is number i of the thread's in lane `lane` (of LANES along this side).
+// The i-th line of the thread in lane `lane` of the LANES along this side.
 template <int GROUP, int LANES>
 __device__ __forceinline__ int line_of(int i, int lane)
 {
     return i / GROUP * (GROUP * LANES) + lane * GROUP + i % GROUP;
 }
 
-// Where 16 bytes of a line stored along k lie in a slice: pieces, and the halves of 128 bytes that they lie in, are
-// exchanged so that lanes, which read lines GROUP apart and up to eight at one time, meet all banks. All of it is
-// exclusive or, so that what is the thread's and what is known when compiling come apart.
+// The offset in a slice of a 16-byte vector of a K-major line. Vectors, and the two 64 bytes of each 128,
+// are permuted by XOR so that the lanes, which read lines GROUP apart, eight at a time, meet all banks. XOR alone
+// separates the part known at compile time from the thread's.
 template <int GROUP>
-__device__ __forceinline__ constexpr int piece_at(int line, int piece)
+__device__ __forceinline__ constexpr int vector_offset(int line, int vector)
 {
-    return line * 64 ^ (line / (4 * GROUP) & 1) * 64 ^ (line / GROUP & 3) * 16 ^ piece * 16;
+    return line * 64 ^ (line / (4 * GROUP) & 1) * 64 ^ (line / GROUP & 3) * 16 ^ vector * 16;
 }
 
-// A warp's copies of LINES lines of one operand, slice by slice.
-template <typename T, int LINES, int GROUP, bool BY_DEPTH>
+// What a lane needs to copy its share of the slices of one operand, LINES lines each.
+template <typename T, int LINES, int GROUP, bool K_MAJOR>
 struct CoresSource {
     static constexpr int V = 16 / (int)sizeof(T), DEPTH = 4 * V;
-    static constexpr int PIECES = BY_DEPTH ? 4 : LINES / V; // of 16 bytes in a row as it is stored
-    static constexpr int ROWS = 32 / PIECES;                // that a warp copies at one time
-    static constexpr int ROUNDS = (BY_DEPTH ? LINES : DEPTH) / ROWS;
-    static_assert(PIECES <= 32 && ROUNDS > 0, "whole rounds");
-    const T *from; // this lane's first piece
+    static constexpr int VECTORS = K_MAJOR ? 4 : LINES / V; // 16-byte vectors in a stored row
+    static constexpr int ROWS = 32 / VECTORS;               // copied by a warp at a time
+    static constexpr int ROUNDS = (K_MAJOR ? LINES : DEPTH) / ROWS;
+    static_assert(VECTORS <= 32 && ROUNDS > 0, "whole rounds");
+    const T *from; // this lane's first vector
     int64_t pitch, step;
     int vectors, lines;
 };
 
-template <typename T, int LINES, int GROUP, bool BY_DEPTH>
-__device__ __forceinline__ void start_source(CoresSource<T, LINES, GROUP, BY_DEPTH> &source,
-                                             const CoresOperand &operand, uint32_t matrix, int64_t first, int64_t begin,
-                                             int lane)
+template <typename T, int LINES, int GROUP, bool K_MAJOR>
+__device__ __forceinline__ void start_source(CoresSource<T, LINES, GROUP, K_MAJOR> &source, const CoresOperand &operand,
+                                             uint32_t matrix, int64_t first, int64_t begin, int lane)
 {
-    typedef CoresSource<T, LINES, GROUP, BY_DEPTH> S;
+    typedef CoresSource<T, LINES, GROUP, K_MAJOR> S;
     source.pitch = operand.pitch;
-    source.step = BY_DEPTH ? 1 : operand.pitch;
+    source.step = K_MAJOR ? 1 : operand.pitch;
     source.vectors = operand.vectors;
     source.lines = operand.lines - first < LINES ? (int)(operand.lines - first) : LINES;
     source.from = (const T *)operand.first + matrix * operand.matrix_stride +
-                  (BY_DEPTH ? first * operand.pitch + begin : begin * operand.pitch + first);
+                  (K_MAJOR ? first * operand.pitch + begin : begin * operand.pitch + first);
     if (source.vectors)
-        source.from += lane / S::PIECES * operand.pitch + lane % S::PIECES * S::V;
+        source.from += lane / S::VECTORS * operand.pitch + lane % S::VECTORS * S::V;
 }
 
-// The slice from depth `k` on, of which `depths` exist.
-template <typename T, int LINES, int GROUP, bool BY_DEPTH>
-__device__ __forceinline__ void copy_slice(char *shared, const CoresSource<T, LINES, GROUP, BY_DEPTH> &source,
-                                           int64_t k, int depths, int lane)
+// Copies the slice that starts at `k`, of which `depths` are in bounds.
+template <typename T, int LINES, int GROUP, bool K_MAJOR>
+__device__ __forceinline__ void copy_slice(char *shared, const CoresSource<T, LINES, GROUP, K_MAJOR> &source, int64_t k,
+                                           int depths, int lane)
 {
-    typedef CoresSource<T, LINES, GROUP, BY_DEPTH> S;
+    typedef CoresSource<T, LINES, GROUP, K_MAJOR> S;
     const T *from = source.from + k * source.step;
     if (source.vectors) {
-        const int row = lane / S::PIECES, piece = lane % S::PIECES;
-        const int rows = (BY_DEPTH ? source.lines : depths) - row;
-        const int rest = ((BY_DEPTH ? depths : source.lines) - piece * S::V) * (int)sizeof(T);
+        const int row = lane / S::VECTORS, vector = lane % S::VECTORS;
+        const int rows = (K_MAJOR ? source.lines : depths) - row;
+        const int rest = ((K_MAJOR ? depths : source.lines) - vector * S::V) * (int)sizeof(T);
         const int bytes = rest < 0 ? 0 : rest < 16 ? rest : 16;
         const int64_t step = S::ROWS * source.pitch;
-        char *const to = shared + (BY_DEPTH ? piece_at<GROUP>(row, piece) : row * LINES * (int)sizeof(T) + piece * 16);
+        char *const to =
+            shared + (K_MAJOR ? vector_offset<GROUP>(row, vector) : row * LINES * (int)sizeof(T) + vector * 16);
 #pragma unroll
         for (int i = 0; i < S::ROUNDS; i++, from += step) {
-            const int there = BY_DEPTH ? piece_at<GROUP>(S::ROWS * i, 0) : S::ROWS * i * LINES * (int)sizeof(T);
-            copy_16(BY_DEPTH ? shared + ((int)(to - shared) ^ there) : to + there, from,
-                    S::ROWS * i < rows ? bytes : 0);
+            const int there = K_MAJOR ? vector_offset<GROUP>(S::ROWS * i, 0) : S::ROWS * i * LINES * (int)sizeof(T);
+            copy_16(K_MAJOR ? shared + ((int)(to - shared) ^ there) : to + there, from, S::ROWS * i < rows ? bytes : 0);
         }
     } else {
 #pragma unroll 2
         for (int e = lane; e < LINES * S::DEPTH; e += 32) {
-            const int line = BY_DEPTH ? e / S::DEPTH : e % LINES, d = BY_DEPTH ? e % S::DEPTH : e / LINES;
-            copy_one(shared + (BY_DEPTH ? piece_at<GROUP>(line, d / S::V) + d % S::V * (int)sizeof(T)
-                                        : (d * LINES + line) * (int)sizeof(T)),
-                     from + (BY_DEPTH ? line * source.pitch + d : d * source.pitch + line),
+            const int line = K_MAJOR ? e / S::DEPTH : e % LINES, d = K_MAJOR ? e % S::DEPTH : e / LINES;
+            copy_one(shared + (K_MAJOR ? vector_offset<GROUP>(line, d / S::V) + d % S::V * (int)sizeof(T)
+                                       : (d * LINES + line) * (int)sizeof(T)),
+                     from + (K_MAJOR ? line * source.pitch + d : d * source.pitch + line),
                      line < source.lines && d < depths);
         }
     }
 }
 
-// A thread's lines of 16 bytes of k.
-template <typename T, int COUNT, int GROUP, int LANES, bool BY_DEPTH>
-__device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const char *slice, int lane, int piece)
+// A thread's lines, at the k of one 16-byte vector.
+template <typename T, int COUNT, int GROUP, int LANES, bool K_MAJOR>
+__device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const char *slice, int lane, int vector)
 {
     constexpr int V = 16 / (int)sizeof(T), LINES = COUNT * LANES;
-    if constexpr (BY_DEPTH) {
-        // Lines that are an odd number on lie in the other half of 128 bytes; the rest are constants.
-        const int mine = piece_at<GROUP>(lane * GROUP, piece);
+    if constexpr (K_MAJOR) {
+        // The XOR of bit 6 chooses one of two base addresses; the rest is a constant offset.
+        const int mine = vector_offset<GROUP>(lane * GROUP, vector);
         const char *const half[2] = {slice + mine, slice + (mine ^ 64)};
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const int there = piece_at<GROUP>(line_of<GROUP, LANES>(i, 0), 0);
+            const int there = vector_offset<GROUP>(line_of<GROUP, LANES>(i, 0), 0);
             const vector16<T> v = *(const vector16<T> *)(half[there / 64 % 2] + there / 128 * 128);
 #pragma unroll
             for (int e = 0; e < V; e++)
@@ -173,7 +173,7 @@ __device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const
         }
     } else {
         typedef aligned_vector<T, GROUP> Group;
-        const char *const mine = slice + (piece * V * LINES + lane * GROUP) * (int)sizeof(T);
+        const char *const mine = slice + (vector * V * LINES + lane * GROUP) * (int)sizeof(T);
 #pragma unroll
         for (int e = 0; e < V; e++)
 #pragma unroll
@@ -186,21 +186,21 @@ __device__ __forceinline__ void load_lines(T (&to)[16 / sizeof(T)][COUNT], const
     }
 }
 
-// 16 bytes to the same place in block `rank` of the cluster, whose barrier counts them.
+// Sends 16 bytes to the same address in block `rank` of the cluster, whose barrier counts them.
 template <typename T>
-__device__ __forceinline__ void send_to(uint32_t rank, uint32_t place, const vector16<T> &v, uint32_t barrier)
+__device__ __forceinline__ void send_to(uint32_t rank, uint32_t address, const vector16<T> &v, uint32_t barrier)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint4 bits;
     memcpy(&bits, &v, 16);
-    st_async(mapa(place, rank), bits, mapa(barrier, rank));
+    st_async(mapa(address, rank), bits, mapa(barrier, rank));
 #endif
 }
 
-// Finishes and stores sums of the tile: piece `index` of those that lie one after the other as the lanes hold them.
+// The epilogue of one 16-byte vector of the tile's sums; `index` counts vectors in the order the lanes hold them.
 template <typename C>
-__device__ __forceinline__ void store_piece(const CoresWork &work, vector16<typename C::T> v, int index, int64_t matrix,
-                                            int64_t first_m, int64_t first_n)
+__device__ __forceinline__ void finish_vector(const CoresWork &work, vector16<typename C::T> v, int index,
+                                              int64_t matrix, int64_t first_m, int64_t first_n)
 {
     typedef typename C::T T;
     constexpr int V = C::V, ACROSS = C::THREAD_N / V;
@@ -231,14 +231,14 @@ __device__ __forceinline__ void store_piece(const CoresWork &work, vector16<type
                 to[e] = v.element[e];
 }
 
-// 16 bytes of sums, from `count` places `pitch` apart, added in their order. count is a power of two.
+// The sum, in order, of the `count` 16-byte vectors that are `pitch` apart; count is a power of two.
 template <typename T>
 __device__ __forceinline__ vector16<T> add_up(const char *from, int count, int pitch)
 {
     constexpr int V = 16 / (int)sizeof(T);
     vector16<T> total = *(const vector16<T> *)from;
 #pragma unroll 1
-    for (int i = 1; i < count; i += 2) { // pairs, of which the last has one
+    for (int i = 1; i < count; i += 2) { // in pairs; the last one is single
         const vector16<T> v = *(const vector16<T> *)(from + i * pitch);
         vector16<T> w = {};
         if (i + 1 < count)
@@ -250,9 +250,9 @@ __device__ __forceinline__ vector16<T> add_up(const char *from, int count, int p
     return total;
 }
 
-// A_BY_DEPTH: A is stored m x k, else k x m; B_BY_DEPTH: B is stored n x k, else k x n. Loops are unrolled no further
-// than they must be: a kernel of a few microseconds waits for its instructions as for its operands.
-template <typename C, bool A_BY_DEPTH, bool B_BY_DEPTH>
+// A_K_MAJOR: A is stored m x k, else k x m; B_K_MAJOR: B is stored n x k, else k x n. Loops are unrolled no further
+// than needed: a kernel of a few microseconds waits for its instructions as it does for its operands.
+template <typename C, bool A_K_MAJOR, bool B_K_MAJOR>
 __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     gemm_direct_cores_kernel(const __grid_constant__ CoresWork work)
 {
@@ -267,12 +267,12 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     const int64_t begin = rank * work.chunk, rest = work.k - begin;
     const int64_t depth = rest < work.chunk ? rest : work.chunk;
     const int steps = depth > 0 ? (int)((depth + C::DEPTH - 1) / C::DEPTH) : 0;
-    // Bit 0 of the lane goes along the longer side and bit 1 along the shorter: see rung 9.
+    // Bit 0 of the lane runs along the longer side, bit 1 along the shorter: see ladder/09_warp_tile.cu.
     const int bits_a = (lane >> 1 & 1) | lane >> 4 << 1, bits_b = (lane & 1) | (lane >> 2 & 3) << 1;
     const int lane_m = C::LANES_M == 4 ? bits_a : bits_b, lane_n = C::LANES_M == 4 ? bits_b : bits_a;
-    static_assert(C::LANES_M == 4 || C::LANES_M == 8, "two ways to deal out lanes");
-    CoresSource<T, C::M, C::GROUP_M, A_BY_DEPTH> a;
-    CoresSource<T, C::N, C::GROUP_N, B_BY_DEPTH> b;
+    static_assert(C::LANES_M == 4 || C::LANES_M == 8, "the two lane layouts");
+    CoresSource<T, C::M, C::GROUP_M, A_K_MAJOR> a;
+    CoresSource<T, C::N, C::GROUP_N, B_K_MAJOR> b;
     start_source(a, work.a, matrix, first_m, begin, lane);
     start_source(b, work.b, matrix, first_n, begin, lane);
 
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
 
     T sum[C::THREAD_M][C::THREAD_N] = {};
     int stage = 0;
-    // The first rounds only copy.
+    // The first STAGES rounds only copy.
 #pragma unroll 1
     for (int step = warp - C::STAGES * warps; step < steps; step += warps) {
         char *const slice = mine + stage * C::STAGE_BYTES;
@@ -303,18 +303,19 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
             cp_async_wait_group<C::STAGES - 1>();
             __syncwarp();
 #pragma unroll(C::THREAD_M *C::THREAD_N <= 16 ? 2 : 1)
-            for (int piece = 0; piece < 4; piece++) {
+            for (int vector = 0; vector < 4; vector++) {
                 T left[V][C::THREAD_M], right[V][C::THREAD_N];
-                load_lines<T, C::THREAD_M, C::GROUP_M, C::LANES_M, A_BY_DEPTH>(left, slice, lane_m, piece);
-                load_lines<T, C::THREAD_N, C::GROUP_N, C::LANES_N, B_BY_DEPTH>(right, slice + C::A_BYTES, lane_n,
-                                                                               piece);
+                load_lines<T, C::THREAD_M, C::GROUP_M, C::LANES_M, A_K_MAJOR>(left, slice, lane_m, vector);
+                load_lines<T, C::THREAD_N, C::GROUP_N, C::LANES_N, B_K_MAJOR>(right, slice + C::A_BYTES, lane_n,
+                                                                              vector);
 #pragma unroll
                 for (int e = 0; e < V; e++)
 #pragma unroll
                     for (int i = 0; i < C::THREAD_M; i++)
 #pragma unroll
                         for (int j = 0; j < C::THREAD_N; j++) {
-                            const int c = i % 2 ? C::THREAD_N - 1 - j : j; // one factor stays, for the register banks
+                            // Consecutive FMAs share a factor, which spares the register banks.
+                            const int c = i % 2 ? C::THREAD_N - 1 - j : j;
                             sum[i][c] += left[e][i] * right[e][c];
                         }
             }
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     }
     __syncwarp();
 
-    // Sums lie as the lanes hold them, so that those of all warps and blocks are added place by place.
+    // Sums are stored in lane order, so that those of all warps and blocks can be added vector by vector.
 #pragma unroll
     for (int i = 0; i < C::THREAD_M; i++)
 #pragma unroll
@@ -345,28 +346,28 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
         }
     __syncthreads();
     const char *sums = shared;
-    int count = warps, pitch = work.warp_bytes, first = 0, pieces = C::SUM_PIECES;
+    int count = warps, pitch = work.warp_bytes, first = 0, vectors = C::SUM_VECTORS;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (work.splits > 1) {
-        // Every block adds its share of the tile.
-        const int share = C::SUM_PIECES >> work.split_bits;
-        cluster_wait(); // every block's barrier is there
+        // Every block adds up its share of the tile.
+        const int share = C::SUM_VECTORS >> work.split_bits;
+        cluster_wait(); // every block's barrier is initialised
 #pragma unroll 1
-        for (int piece = threadIdx.x; piece < C::SUM_PIECES; piece += blockDim.x) {
-            const vector16<T> v = add_up<T>(sums + piece * 16, count, pitch);
-            const int to = piece / share; // in the cluster
-            send_to(to, shared_address(received) + (rank * share + piece - to * share) * 16, v, barrier);
+        for (int vector = threadIdx.x; vector < C::SUM_VECTORS; vector += blockDim.x) {
+            const vector16<T> v = add_up<T>(sums + vector * 16, count, pitch);
+            const int to = vector / share; // in the cluster
+            send_to(to, shared_address(received) + (rank * share + vector - to * share) * 16, v, barrier);
         }
         mbarrier_wait_cluster(barrier, 0);
-        sums = received, count = work.splits, pitch = share * 16, first = rank * share, pieces = share;
+        sums = received, count = work.splits, pitch = share * 16, first = rank * share, vectors = share;
     }
 #endif
 #pragma unroll 1
-    for (int piece = threadIdx.x; piece < pieces; piece += blockDim.x)
-        store_piece<C>(work, add_up<T>(sums + piece * 16, count, pitch), first + piece, matrix, first_m, first_n);
+    for (int vector = threadIdx.x; vector < vectors; vector += blockDim.x)
+        finish_vector<C>(work, add_up<T>(sums + vector * 16, count, pitch), first + vector, matrix, first_m, first_n);
 }
 
-static constexpr int PORTABLE_SPLITS = 8; // blocks of a cluster that every Hopper GPU takes
+static constexpr int PORTABLE_SPLITS = 8; // the largest cluster that every Hopper GPU runs
 
 static inline CoresOperand cores_operand(const void *matrix, int64_t lines, int64_t pitch, int64_t stride,
                                          int64_t batch, int64_t size)
@@ -375,7 +376,7 @@ static inline CoresOperand cores_operand(const void *matrix, int64_t lines, int6
     return {matrix, lines, pitch, stride, vectors};
 }
 
-template <typename C, bool A_BY_DEPTH, bool B_BY_DEPTH>
+template <typename C, bool A_K_MAJOR, bool B_K_MAJOR>
 static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice device, int warps, int wanted)
 {
     typedef typename C::T T;
@@ -397,8 +398,8 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
         return CUDA_OPS_INVALID_ARGUMENT;
     work.tiles_m = (uint32_t)tiles_m, work.tiles_n = (uint32_t)tiles_n;
     work.chunk = each * C::DEPTH;
-    // A warp's ring, no longer than it has slices for; its sums lie there in the end. Fewer warps where a block has
-    // less room than Hopper's.
+    // A warp's pipeline has no more stages than the warp has slices; its sums lie there in the end. Fewer warps where a
+    // block has less shared memory than on Hopper.
     const int most = current_device().shared_bytes;
     int bytes = 0;
     for (;; warps /= 2) {
@@ -408,19 +409,19 @@ static cuda_ops_status cores_launch_kernel(const GemmCall &call, GemmDevice devi
         if (bytes <= most || warps == 1)
             break;
     }
-    // Products of a block a multiprocessor are so short that they gain more by beginning beside the kernel before; and
-    // clusters do not come to all multiprocessors alike.
+    // Not for one block a multiprocessor: such products are so short that they gain more by starting beside the kernel
+    // before. Nor for clusters, which are not spread evenly over the multiprocessors anyway.
     if (blocks > device.multiprocessors && work.splits == 1)
         bytes = spread_bytes(bytes, blocks);
-    const auto kernel = gemm_direct_cores_kernel<C, A_BY_DEPTH, B_BY_DEPTH>;
+    const auto kernel = gemm_direct_cores_kernel<C, A_K_MAJOR, B_K_MAJOR>;
     allow_shared_memory(kernel, bytes);
     if (device.capability >= 90)
         allow_clusters_of_16(kernel);
     const cudaError_t started =
         start_clusters(kernel, blocks, 32 * warps, work.splits, bytes, device.capability, call.stream, work);
     if (started != cudaSuccess && work.splits > PORTABLE_SPLITS) {
-        cudaGetLastError(); // a device whose multiprocessors do not come by sixteen
-        return cores_launch_kernel<C, A_BY_DEPTH, B_BY_DEPTH>(call, device, warps, PORTABLE_SPLITS);
+        cudaGetLastError(); // a device that cannot run clusters of 16
+        return cores_launch_kernel<C, A_K_MAJOR, B_K_MAJOR>(call, device, warps, PORTABLE_SPLITS);
     }
     return launch_status();
 }
@@ -436,7 +437,7 @@ static cuda_ops_status cores_launch(const GemmCall &call, GemmDevice device, int
                          : cores_launch_kernel<C, true, false>(call, device, warps, wanted);
 }
 
-// The tiles and their warps, as gemm/times.h numbers them.
+// The tiles and their numbers of warps, as gemm/times.h numbers them.
 template <typename T>
 static cuda_ops_status cores_launch_tile(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {

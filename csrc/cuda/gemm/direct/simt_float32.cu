@@ -1,4 +1,4 @@
-// Rung 15 for float32, on the CUDA cores.
+// gemm, direct path on the CUDA cores: float32.
 #include "gemm/direct/simt.cuh"
 
 cuda_ops_status gemm_direct_float32(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

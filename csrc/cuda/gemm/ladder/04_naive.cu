@@ -1,10 +1,9 @@
 // gemm, rung 4: one thread makes one element of D, and reads its row of A and its column of B from global memory.
 //     D[i][j] = activation(alpha * sum over p of A[i][p] * B[p][j] + bias[j])
-// Threads: blocks of 32 x 32. threadIdx.x, which runs fastest within a warp, goes along the rows of D, as one writes it
-// down when (x, y) is taken for (i, j).
-// Fixes: the loops of one core become 132 SMs x 2048 threads. The kernel takes every dtype, transpose, batch and
-// epilogue. Leaves: the 32 lanes of a warp read 32 rows of A at once, so that a load of 4 useful bytes each touches 32
-// lines, and write D in the same way. Bound by the L1's lines.
+// Threads: blocks of 32 x 32. threadIdx.x, which runs fastest within a warp, goes along the rows of D, as (x, y) is
+// naively taken for (i, j). Takes every dtype, storage order, batch and epilogue. Fixes: the loops of one core become
+// 132 SMs x 2048 threads. Leaves: the 32 lanes of a warp read 32 rows of A at once, so that a load of 4 useful bytes
+// each touches 32 cache lines, and write D in the same way. Bound by the L1's lines.
 #include "gemm/epilogue.cuh"
 
 static constexpr int TILE = 32;

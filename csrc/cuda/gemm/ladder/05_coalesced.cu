@@ -1,10 +1,9 @@
-// gemm, rung 5: rung 4 with the two directions of a block exchanged.
+// gemm, rung 5: rung 4 with threadIdx.x along a row of D.
 //     D[i][j] = sum over p of A[i][p] * B[p][j]
-// Threads: blocks of 32 x 32; threadIdx.x goes along a row of D.
-// Fixes: the lanes of a warp now read 32 neighbours of one row of B (one line of 128 bytes for float32), the same
-// element of A (one broadcast), and write neighbours of D: 2 lines a step where rung 4 touched 33.
-// Leaves: every multiply-add still takes two loads; A is read n / 32 times over and B m / 32 times. Bound by the L1's
-// rate of loads, of which the arithmetic needs two for each of its instructions.
+// Threads: blocks of 32 x 32. Fixes: the lanes of a warp now read 32 adjacent elements of one row of B (one cache line
+// of 128 bytes for float32) and the same element of A (a broadcast), and write adjacent elements of D: 2 lines a step
+// where rung 4 touched 33. Leaves: every multiply-add still takes two loads; A is read n / 32 times over and B m / 32
+// times. Bound by the L1's rate of loads.
 #include "gemm/epilogue.cuh"
 
 static constexpr int TILE = 32;

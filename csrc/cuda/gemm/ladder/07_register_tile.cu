@@ -9,7 +9,7 @@
 // apart, meet in the same banks; and while a tile is fetched nothing is multiplied.
 #include "gemm/epilogue.cuh"
 
-// What a block fetches of an operand: ROWS x COLUMNS elements from (row, column) on, zeros beyond the edges.
+// A block loads ROWS x COLUMNS elements of an operand from (row, column) on, zeros beyond the edges.
 template <int ROWS, int COLUMNS, int THREADS, typename T>
 __device__ __forceinline__ void load_tile(accumulate_type<T> (&tile)[ROWS][COLUMNS], const T *matrix, int64_t row,
                                           int64_t column, int64_t rows, int64_t columns, int64_t stride)

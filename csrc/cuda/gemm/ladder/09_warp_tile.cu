@@ -1,13 +1,12 @@
-// gemm, rung 9: the threads of a warp make one compact piece of D together.
+// gemm, rung 9: the threads of a warp make one compact part of D together.
 //     D[i][j] = sum over p of A[i][p] * B[p][j]
-// Threads: a block of 256 makes 128 x 128 of D, each of its 8 warps 32 x 64, a lane 8 x 8 of that in pieces of 16 bytes
-// that lie a warp's width apart (LANES_M x LANES_N lanes). Slices of 16 along k.
-// Fixes: a load of A's or B's elements by a whole warp covers 4 or 8 neighbouring pieces of 16 bytes, each wanted by
-// several lanes, without a bank conflict; lanes i ^ 1 share their piece of A and lanes i ^ 2 that of B, which lets the
-// hardware serve half a warp at a time. The rows of A's transposed tile are 4 words longer than they need be, so that
-// the stores of the transposition spread over the banks. A slice is twice as deep: half as many barriers.
-// Leaves: while a slice is fetched nothing is multiplied, except by the SM's other block.
-// float32 and float64; unaligned rows and edges as in rung 8.
+// Threads: a block of 256 makes 128 x 128 of D, each of its 8 warps 32 x 64, a lane 8 x 8 of that in 16-byte vectors
+// that lie a warp's width apart (LANES_M x LANES_N lanes). Slices of 16 along k. Fixes: a warp's load from shared
+// memory covers 4 or 8 adjacent vectors, each wanted by several lanes, without a bank conflict; lanes i ^ 1 share their
+// vector of A and lanes i ^ 2 that of B, which lets the hardware serve 16 lanes at a time. The rows of A's transposed
+// tile are padded by 4 words, so that the transposing stores spread over the banks. A slice is twice as deep: a barrier
+// half as often. Leaves: while a slice is fetched nothing is multiplied, except by the SM's other block. float32 and
+// float64; unaligned rows and edges as in rung 8.
 #include "common/aligned_vector.cuh"
 #include "gemm/epilogue.cuh"
 
@@ -21,18 +20,18 @@ static constexpr int WARPS_N = TILE / WARP_N;
 static_assert(TILE / WARP_M * WARPS_N * 32 == THREADS, "the warps make up the tile");
 
 template <typename T>
-__device__ __forceinline__ vector16<T> load_piece(const T *matrix, int64_t row, int64_t column, int64_t rows,
-                                                  int64_t columns, int64_t stride, bool aligned)
+__device__ __forceinline__ vector16<T> load_vector(const T *matrix, int64_t row, int64_t column, int64_t rows,
+                                                   int64_t columns, int64_t stride, bool aligned)
 {
     constexpr int V = vector16<T>::size;
     const T *const from = matrix + row * stride + column;
     if (aligned && row < rows && column + V <= columns)
         return *reinterpret_cast<const vector16<T> *>(from);
-    vector16<T> piece;
+    vector16<T> vector;
 #pragma unroll
     for (int e = 0; e < V; e++)
-        piece.element[e] = row < rows && column + e < columns ? from[e] : T(0);
-    return piece;
+        vector.element[e] = row < rows && column + e < columns ? from[e] : T(0);
+    return vector;
 }
 
 template <typename T>
@@ -40,7 +39,7 @@ __global__ void __launch_bounds__(THREADS, 8 / sizeof(T))
     gemm_warp_tile_kernel(T *d, const T *a, const T *b, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb,
                           int64_t ldd, bool a_aligned, bool b_aligned, bool d_aligned)
 {
-    constexpr int V = vector16<T>::size, A_ROW = DEPTH / V, B_ROW = TILE / V, PIECES = PER_THREAD / V;
+    constexpr int V = vector16<T>::size, A_ROW = DEPTH / V, B_ROW = TILE / V, VECTORS = PER_THREAD / V;
     __shared__ __align__(16) T a_tile[DEPTH][TILE + 4], b_tile[DEPTH][TILE];
     const int64_t tiles_n = ceil_div(n, TILE);
     const int64_t row = blockIdx.x / tiles_n * TILE, column = blockIdx.x % tiles_n * TILE;
@@ -50,25 +49,25 @@ __global__ void __launch_bounds__(THREADS, 8 / sizeof(T))
     T sum[PER_THREAD][PER_THREAD] = {};
     for (int64_t p = 0; p < k; p += DEPTH) {
 #pragma unroll
-        for (int piece = threadIdx.x; piece < TILE * A_ROW; piece += THREADS) {
-            const int line = piece / A_ROW, depth = piece % A_ROW * V;
-            const vector16<T> v = load_piece(a, row + line, p + depth, m, k, lda, a_aligned);
+        for (int vector = threadIdx.x; vector < TILE * A_ROW; vector += THREADS) {
+            const int line = vector / A_ROW, depth = vector % A_ROW * V;
+            const vector16<T> v = load_vector(a, row + line, p + depth, m, k, lda, a_aligned);
 #pragma unroll
             for (int e = 0; e < V; e++)
                 a_tile[depth + e][line] = v.element[e];
         }
 #pragma unroll
-        for (int piece = threadIdx.x; piece < DEPTH * B_ROW; piece += THREADS) {
-            const int depth = piece / B_ROW, line = piece % B_ROW * V;
+        for (int vector = threadIdx.x; vector < DEPTH * B_ROW; vector += THREADS) {
+            const int depth = vector / B_ROW, line = vector % B_ROW * V;
             *reinterpret_cast<vector16<T> *>(&b_tile[depth][line]) =
-                load_piece(b, p + depth, column + line, k, n, ldb, b_aligned);
+                load_vector(b, p + depth, column + line, k, n, ldb, b_aligned);
         }
         __syncthreads();
 #pragma unroll
         for (int q = 0; q < DEPTH; q++) {
-            vector16<T> left[PIECES], right[PIECES];
+            vector16<T> left[VECTORS], right[VECTORS];
 #pragma unroll
-            for (int i = 0; i < PIECES; i++) {
+            for (int i = 0; i < VECTORS; i++) {
                 left[i] = *reinterpret_cast<const vector16<T> *>(&a_tile[q][my_row + i * LANES_M * V]);
                 right[i] = *reinterpret_cast<const vector16<T> *>(&b_tile[q][my_column + i * LANES_N * V]);
             }
@@ -84,12 +83,12 @@ __global__ void __launch_bounds__(THREADS, 8 / sizeof(T))
     for (int i = 0; i < PER_THREAD; i++) {
         const int64_t r = row + my_row + i / V * LANES_M * V + i % V;
 #pragma unroll
-        for (int piece = 0; piece < PIECES; piece++) {
-            const int64_t c = column + my_column + piece * LANES_N * V;
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const int64_t c = column + my_column + vector * LANES_N * V;
             vector16<T> v;
 #pragma unroll
             for (int e = 0; e < V; e++)
-                v.element[e] = sum[i][piece * V + e];
+                v.element[e] = sum[i][vector * V + e];
             if (d_aligned && r < m && c + V <= n)
                 *reinterpret_cast<vector16<T> *>(d + r * ldd + c) = v;
             else

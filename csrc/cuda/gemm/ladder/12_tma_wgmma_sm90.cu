@@ -1,15 +1,13 @@
-// Rung 12: D = activation(alpha * op(A) op(B) + bias) by Hopper's own instructions: the copy engine (TMA) and wgmma.
-// A block makes one tile of 128 x 256 with three warpgroups that have parts of their own. One thread of the first does
-// nothing but ask the copy engine for slices of 64 along k (128 bytes), which come to a ring of four stages in shared
-// memory, swizzled so that wgmma reads them without bank conflicts. The other two multiply 64 rows each, 64 x 256 x 16
-// in one instruction, both operands from shared memory, the accumulators in registers that the first warpgroup gave up
-// (setmaxnreg). Two mbarriers a stage say "full" and "empty": no thread waits for another but through them. Results
-// leave by way of shared memory and the copy engine. Takes A stored m x k, 16-bit operands with B either way and TF32
-// with B stored n x k; rung 13 takes the rest. Fixes of rung 11: no registers, no instructions and no barriers of the
-// whole block for moving data, and operands are read from shared memory once a warpgroup instead of once a warp. Leaves
-// on the table: a block's start and its results' way out are hidden by no other work; neighbouring blocks fetch the
-// same slices from the L2 cache; tiles come in plain order; there is one size of tile, and it leaves SMs idle where D
-// is small. Rung 13 mends the four.
+// gemm, rung 12: D = activation(alpha * op(A) op(B) + bias) by Hopper's own instructions, TMA and wgmma. A block makes
+// one tile of 128 x 256 with three specialised warpgroups. One thread of the first, the producer, issues the TMA loads
+// of slices of 64 along k (128 bytes) into a four-stage pipeline in shared memory, swizzled so that wgmma reads them
+// without bank conflicts. The two consumers multiply 64 rows each, 64 x 256 x 16 an instruction, operands from shared
+// memory, accumulators in registers that the producer gave up (setmaxnreg). Two mbarriers a stage, full and empty, are
+// all that threads wait for. Results leave through shared memory and TMA. Takes A stored m x k, 16-bit operands with B
+// either way and TF32 with B stored n x k. Fixes of rung 11: no registers, instructions or block-wide barriers for
+// moving data; operands are read from shared memory once a warpgroup, not once a warp. Leaves: a block's start and
+// epilogue are not hidden; neighbouring blocks fetch the same slices from the L2, in plain order; one size of tile,
+// which leaves SMs idle where D is small. Rung 13 (gemm/sm90/) fixes the four.
 #include "common/tensor_map.h"
 #include "gemm/sm90/tile.cuh"
 #include "ptx/cp_async_bulk.cuh"
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
                 wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum[0], wgmma_advance(a, i * A_STEP),
                                                              wgmma_advance(b, i * B_STEP), step > 0 || i > 0);
             wgmma_commit_group();
-            // This stage's products are under way; those of the stage before are done.
+            // This stage's products are in flight; the previous stage's are done.
             wgmma_wait_group<1>();
             if (step > 0 && thread == 0)
                 mbarrier_arrive(empty + 8 * before);

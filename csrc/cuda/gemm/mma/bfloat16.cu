@@ -1,4 +1,4 @@
-// Rung 11 for bfloat16.
+// gemm, mma path: bfloat16.
 #include "gemm/mma/kernel.cuh"
 
 cuda_ops_status gemm_mma_bfloat16(const MmaWork &work, const cuda_ops_gemm_problem &p, bool aligned,

@@ -1,30 +1,32 @@
-// Rung 11 for float64, a kernel of its own: D = activation(alpha * op(A) op(B) + bias) by mma.sync, 16 x 8 x 8 and
-// 16 x 8 x 4 on Hopper (before it 8 x 8 x 4). The tensor cores' 128 multiply-adds a cycle and SM are slow beside shared
-// memory, so that nothing counts but keeping them busy: a block makes a tile of 64 x 128 or 128 x 64, of small D 32 x
-// 64 or 32 x 32, from a ring of slices of 32 or 16 along k, which cp.async copies several ahead (16 bytes at a time, or
-// 8, which fits any address); fragments are read while those before are multiplied, each element straight to the
-// register where the instruction wants it. With the padding none of the ways of reading meets a bank twice. Where the
-// last wave has few tiles, k of those is cut, so that they fill the GPU too, and a second kernel adds the parts in
-// order. Measured on an H200 against cuBLAS: 1024^3 1.00, 2048^3 0.95, 4096^3 0.90 to 0.96, 5120 x 256 x 5120 1.02 to
-// 1.06, 5120 x 5120 x 256 0.81; small D 0.93 to 1.30.
+// gemm, mma path in float64: D = activation(alpha * op(A) op(B) + bias) by mma.sync, m16n8k8 and m16n8k4 on Hopper,
+// m8n8k4 before.
+//
+// A block makes a tile of 64 x 128 or 128 x 64, of small D 32 x 64 or 32 x 32, from a pipeline of slices of 32 or 16 of
+// k, which cp.async copies several ahead (16 bytes at a time, or 8, which any alignment allows). Fragments are read
+// while the previous ones are multiplied, each element straight to the register the instruction wants; padding avoids
+// bank conflicts in both storage orders. Where the last wave has few tiles, their k is split so that they fill the GPU,
+// and a second kernel adds the parts in order.
+//
+// Bound by the tensor cores (128 multiply-adds a cycle and SM). Measured on an H200 against cuBLAS: 1024^3 1.00, 2048^3
+// 0.95, 4096^3 0.90 to 0.96, 5120 x 256 x 5120 1.02 to 1.06, 5120 x 5120 x 256 0.81; small D 0.93 to 1.30.
 #include "gemm/mma/kernel.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shared_memory.cuh"
 
-// M x N: a block's tile, made by WARPS_M x WARPS_N warps; K: a slice's depth, DEPTH: an instruction's; BLOCKS: that
-// share a multiprocessor.
+// M x N: a block's tile, made by WARPS_M x WARPS_N warps; K: of a slice, DEPTH: k of an instruction; BLOCKS: that share
+// a multiprocessor.
 template <int M_, int N_, int K_, int WARPS_M_, int WARPS_N_, int STAGES_, int BLOCKS_, int DEPTH_>
 struct Float64Tile {
     static constexpr int M = M_, N = N_, K = K_, STAGES = STAGES_, BLOCKS = BLOCKS_, DEPTH = DEPTH_;
     static constexpr int WARPS_ACROSS = WARPS_N_, THREADS = 32 * WARPS_M_ * WARPS_N_;
     static constexpr int WARP_M = M / WARPS_M_, WARP_N = N / WARPS_N_, ROWS = WARP_M / 16, COLUMNS = WARP_N / 8;
 };
-// Hopper: where tiles are few, all warps of a multiprocessor on one; where they are many, two blocks of four warps, of
-// which one works on while the other waits, with tiles of 64 x 32 a warp, for which shared memory is read least. Twice
-// the sums leave registers for fragments of 4 of k alone. Small D by tiles of a fourth and an eighth, of which several
-// blocks share a multiprocessor (Hopper, 16 bytes at a time): the choice's tiles 1 and 2. Before Hopper: the ring that
-// every GPU from sm_80 on holds. Each kernel is compiled for its devices alone.
+// Hopper: with few tiles, one block of eight warps a multiprocessor (Deep); with many, two blocks of four warps with 64
+// x 32 a warp (Paired), which read shared memory least, and of which one works while the other waits. Their sums leave
+// registers for fragments of k = 4 only. Small D: tiles of a fourth and an eighth, of which several blocks share a
+// multiprocessor (Hopper, 16-byte copies): tiles 1 and 2 of the choice. Before Hopper: the stages that every GPU from
+// sm_80 on has shared memory for (Shallow). Each is compiled for its devices only.
 typedef Float64Tile<64, 128, 32, 2, 4, 4, 1, 8> DeepTile;
 typedef Float64Tile<128, 64, 16, 2, 2, 3, 2, 4> PairedTile;
 typedef Float64Tile<64, 128, 16, 2, 4, 2, 1, 8> ShallowTile;
@@ -40,16 +42,17 @@ __host__ __device__ constexpr bool is_compiled()
 #endif
 }
 
-// A slice's line of K (or row of `lines`), padded.
+// One operand's slice in shared memory, in its storage order, padded.
 template <typename C, int LINES_, bool MN_MAJOR>
 struct Float64Slice {
     static constexpr int LINES = LINES_, ROWS = MN_MAJOR ? C::K : LINES, WIDTH = MN_MAJOR ? LINES : C::K;
     static constexpr int PITCH = WIDTH + 4, SIZE = ROWS * PITCH;
 };
 
-// Where tile `index` of all lies. Bands of 8 rows of tiles, so that the blocks that run together share what they read.
-__device__ __forceinline__ void place_tile(const MmaWork &work, int64_t index, int tile_m, int tile_n, int64_t &m,
-                                           int64_t &n, int64_t &outer)
+// The first row and column of tile `index`, and its matrix. Tiles are walked in bands of 8 rows of tiles, so that
+// blocks that run together share what they read.
+__device__ __forceinline__ void tile_coordinates(const MmaWork &work, int64_t index, int tile_m, int tile_n, int64_t &m,
+                                                 int64_t &n, int64_t &outer)
 {
     const int64_t tiles = work.tiles_m * work.tiles_n, in = index % tiles;
     const int64_t band = in / (8 * work.tiles_n), rest = in % (8 * work.tiles_n);
@@ -59,7 +62,7 @@ __device__ __forceinline__ void place_tile(const MmaWork &work, int64_t index, i
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-// What a thread copies of an operand's slices: one or two neighbours of every APART-th row, from its first.
+// What a thread copies of an operand's slices: one or two adjacent elements of every APART-th row.
 template <typename C, int LINES, bool MN_MAJOR, bool ALIGNED>
 struct Float64Copy {
     typedef Float64Slice<C, LINES, MN_MAJOR> S;
@@ -83,7 +86,7 @@ __device__ __forceinline__ void start_copy(Float64Copy<C, LINES, MN_MAJOR, ALIGN
     copy.slice = MN_MAJOR ? C::K * pitch : C::K;
 }
 
-// The next slice, of which `k_left` (> 0) is inside.
+// Copies the next slice, of which `k_left` (> 0) are in bounds.
 template <typename C, int LINES, bool MN_MAJOR, bool ALIGNED>
 __device__ __forceinline__ void copy_slice(double *to, Float64Copy<C, LINES, MN_MAJOR, ALIGNED> &copy, int64_t k_left)
 {
@@ -103,8 +106,8 @@ __device__ __forceinline__ void copy_slice(double *to, Float64Copy<C, LINES, MN_
     copy.from += copy.slice;
 }
 
-// An element of a slice, 8 bytes. A warp's lanes ask for lines g = 0..7 at k = t = 0..3, and pitches of 4 beyond a
-// multiple of 16 let each half of it meet all banks once, whichever way the slice lies.
+// An element of a slice. A warp's lanes ask for lines g = 0..7 at k = t = 0..3; a pitch of a multiple of 16 plus 4 lets
+// each half-warp meet every bank once, in both storage orders.
 template <typename C, int LINES, bool MN_MAJOR>
 __device__ __forceinline__ double element_of(const double *slice, int line, int k)
 {
@@ -112,9 +115,9 @@ __device__ __forceinline__ double element_of(const double *slice, int line, int 
     return slice[MN_MAJOR ? k * PITCH + line : line * PITCH + k];
 }
 
-// d (16 x 8) += a * b over 4 or 8 of k. a: lines g and g + 8 at t, then at t + 4; b: line g at t and t + 4. Each lies
-// in registers as it was read: the instruction wants its operands side by side, and a move would wait for the products
-// before to have read theirs.
+// d (16 x 8) += a * b over 4 or 8 of k. a: lines g and g + 8 at t, then at t + 4; b: line g at t and t + 4. Each
+// element is read into its register of the instruction's operand: a move would have to wait until the previous products
+// have read theirs.
 template <int DEPTH>
 __device__ __forceinline__ void multiply_add(double (&d)[4], const double (&a)[DEPTH / 2], const double (&b)[DEPTH / 4])
 {
@@ -145,14 +148,15 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int my_m = warp / C::WARPS_ACROSS * C::WARP_M, my_n = warp % C::WARPS_ACROSS * C::WARP_N;
     const int64_t tiles = work.tiles_m * work.tiles_n * work.batch * work.splits;
-    const int64_t pieces = work.whole + (tiles - work.whole) * work.parts;
+    const int64_t items = work.whole + (tiles - work.whole) * work.parts;
     wait_for_predecessor();
     release_successor();
-    for (int64_t index = blockIdx.x; index < pieces; index += gridDim.x) {
+    for (int64_t index = blockIdx.x; index < items; index += gridDim.x) {
         const bool is_part = index >= work.whole;
         const int64_t part = is_part ? (index - work.whole) % work.parts : 0;
         int64_t m, n, outer;
-        place_tile(work, is_part ? work.whole + (index - work.whole) / work.parts : index, C::M, C::N, m, n, outer);
+        tile_coordinates(work, is_part ? work.whole + (index - work.whole) / work.parts : index, C::M, C::N, m, n,
+                         outer);
         const int64_t split = outer / work.batch, batch = outer % work.batch;
         const double *const a = (const double *)work.a + batch * work.stride_a;
         const double *const b = (const double *)work.b + batch * work.stride_b;
@@ -175,10 +179,10 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
                 copy_slice(stage + A_SIZE, copy_b, left);
             }
             filling = filling + 1 == C::STAGES ? 0 : filling + 1;
-            // A group a step even where there is nothing to load, so that the count of groups tells the step.
+            // One group a step even where nothing is loaded, so that the number of pending groups tells the step.
             cp_async_commit_group();
         };
-        // The fragments of 8 of k, while those of the 8 before are multiplied.
+        // Double-buffered fragments: the next ones are read while the present ones are multiplied.
         double left[2][C::ROWS][C::DEPTH / 2], right[2][C::COLUMNS][C::DEPTH / 4];
         auto fetch = [&](int to, int stage, int k) {
             const double *const a_slice = float64_ring + stage * STAGE, *const b_slice = a_slice + A_SIZE;
@@ -201,7 +205,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
                 for (int j = 0; j < C::COLUMNS; j++)
                     multiply_add<C::DEPTH>(sum[i][j], left[from][i], right[from][j]);
         };
-        // The next step's slices are there for all, and the stage that is loaded next has been read by all.
+        // All threads see the next step's slices, and have read the stage that is loaded next.
         auto wait = [&]() {
             cp_async_wait_group<C::STAGES - 2>();
             __syncthreads();
@@ -227,8 +231,8 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
                 multiply(part % 2);
             }
         }
-        // To D by way of shared memory, so that rows are written whole and the activation's code is there once.
-        __syncthreads(); // the ring has been read
+        // To D through shared memory, so that rows are written whole and the activation's code exists once.
+        __syncthreads(); // the stages have been read
         constexpr int PITCH = C::N + 8, ROWS_AT_ONCE = C::THREADS / C::N, BATCH = 8;
 #pragma unroll
         for (int i = 0; i < C::ROWS; i++)
@@ -266,7 +270,7 @@ __device__ __forceinline__ void multiply_float64(const MmaWork &work)
                     d[row * work.ldd] = activate(work.alpha * from[row * PITCH] + bias, work.activation);
             }
         }
-        __syncthreads(); // the ring is filled again for the next tile
+        __syncthreads(); // the next tile refills the stages
     }
 #endif
 }
@@ -310,7 +314,7 @@ static cuda_ops_status launch_float64_transposed(const MmaWork &work, const cuda
 
 static constexpr int ADD_THREADS = 256;
 
-// The tiles whose k was cut: the sums of their parts, in order.
+// The tiles whose k was split: adds their parts in order.
 template <typename C>
 __global__ void __launch_bounds__(ADD_THREADS) gemm_mma_float64_add_kernel(const __grid_constant__ MmaWork work)
 {
@@ -318,7 +322,7 @@ __global__ void __launch_bounds__(ADD_THREADS) gemm_mma_float64_add_kernel(const
     const int64_t tile = blockIdx.x / BLOCKS;
     const int element = (int)(blockIdx.x % BLOCKS) * ADD_THREADS + threadIdx.x;
     int64_t m, n, batch;
-    place_tile(work, work.whole + tile, C::M, C::N, m, n, batch);
+    tile_coordinates(work, work.whole + tile, C::M, C::N, m, n, batch);
     m += element / C::N, n += element % C::N;
     wait_for_predecessor();
     release_successor();
@@ -333,7 +337,7 @@ __global__ void __launch_bounds__(ADD_THREADS) gemm_mma_float64_add_kernel(const
     ((double *)work.d)[batch * work.stride_d + m * work.ldd + n] = activate(sum, work.activation);
 }
 
-// How the tiles are made where k is whole. Times are in depths of k of a tile of 64 x 128 alone on its multiprocessor.
+// The launch plan where k is whole. Times are in units of one k of a tile of 64 x 128 alone on its multiprocessor.
 struct Float64Plan {
     bool paired;
     int64_t whole, parts; // as in MmaWork
@@ -342,9 +346,9 @@ struct Float64Plan {
 
 static Float64Plan plan_float64(const cuda_ops_gemm_problem &p, GemmDevice device, bool aligned)
 {
-    // What a tile takes beside its sums (less where another block shares the multiprocessor and works on), the kernel
-    // that adds parts, and the fewest depths of a part. Measured on an H200; a wave of pairs is two of the other kind,
-    // less 3 %.
+    // The overhead of a tile (less where another block of the multiprocessor works meanwhile), that of the kernel that
+    // adds parts, and the least k of a part. Measured on an H200; a wave of paired tiles takes as long as two of the
+    // others, less 3 %.
     constexpr int64_t REST = 110, PAIRED_REST = 40, ADD = 170, SMALLEST_PART = 256;
     constexpr double PAIRED_WAVE = 1.94;
     const int64_t size = device.multiprocessors;
@@ -353,12 +357,12 @@ static Float64Plan plan_float64(const cuda_ops_gemm_problem &p, GemmDevice devic
     int64_t time = ceil_div(tiles, size) * (p.k + REST);
     const int64_t left_over = tiles % size;
     if (tiles > size && left_over > 0) {
-        // The last wave's few tiles are cut, so that they fill the GPU too.
+        // The last wave's few tiles are split, so that they fill the GPU too.
         int64_t parts = size / left_over;
         parts = parts < p.k / SMALLEST_PART ? parts : p.k / SMALLEST_PART;
-        const int64_t cut_time = tiles / size * (p.k + REST) + (parts > 1 ? p.k / parts : p.k) + REST + ADD;
-        if (parts > 1 && cut_time < time)
-            plan = {false, tiles - left_over, parts, 0}, time = cut_time;
+        const int64_t split_time = tiles / size * (p.k + REST) + (parts > 1 ? p.k / parts : p.k) + REST + ADD;
+        if (parts > 1 && split_time < time)
+            plan = {false, tiles - left_over, parts, 0}, time = split_time;
     }
     const int64_t paired_tiles = ceil_div(p.m, PairedTile::M) * ceil_div(p.n, PairedTile::N) * p.batch;
     const int64_t paired_waves = ceil_div(paired_tiles, PairedTile::BLOCKS * size);
@@ -371,7 +375,7 @@ static Float64Plan plan_float64(const cuda_ops_gemm_problem &p, GemmDevice devic
 
 int64_t gemm_mma_float64_workspace(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    // Without the pointers' alignment known: the plan that needs more.
+    // The pointers' alignment is unknown here: the plan that needs more.
     const Float64Plan plan = plan_float64(p, device, false);
     const int64_t tiles = ceil_div(p.m, DeepTile::M) * ceil_div(p.n, DeepTile::N) * p.batch;
     return plan.parts > 1 ? (tiles - plan.whole) * plan.parts * DeepTile::M * DeepTile::N * (int64_t)sizeof(double) : 0;
@@ -385,14 +389,14 @@ double gemm_mma_float64_waves(const cuda_ops_gemm_problem &p, GemmDevice device)
 cuda_ops_status gemm_mma_float64(const MmaWork &given, const cuda_ops_gemm_problem &p, bool aligned, int tile,
                                  cudaStream_t stream)
 {
-    static_assert(ShallowTile::M == DeepTile::M && ShallowTile::N == DeepTile::N, "one plan for both");
+    static_assert(ShallowTile::M == DeepTile::M && ShallowTile::N == DeepTile::N, "one launch plan for both");
     MmaWork work = given;
     work.parts = 1;
     if (aligned && work.capability >= 90 && tile > 0)
         return tile == 1 ? launch_float64_transposed<SmallTile, true>(work, p, stream)
                          : launch_float64_transposed<SmallestTile, true>(work, p, stream);
     if (tile == 0 && work.splits == 1) {
-        // The plan asks for no more of the device.
+        // The plan looks at no other fact of the device.
         const Float64Plan plan = plan_float64(p, {work.capability, work.multiprocessors, 0}, aligned);
         if (plan.paired)
             return launch_float64_transposed<PairedTile, true>(work, p, stream);

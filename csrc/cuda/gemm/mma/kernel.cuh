@@ -1,5 +1,5 @@
-// Rung 11's kernel, to be instantiated a dtype a file; gemm/mma/mma.cu tells what it does. float64 has a kernel of its
-// own, in gemm/mma/float64.cu.
+// The mma path's kernel, to be instantiated one dtype a file; gemm/mma/mma.cu says what it does. float64 has a kernel
+// of its own, gemm/mma/float64.cu.
 #ifndef CUDA_OPS_GEMM_MMA_KERNEL_CUH
 #define CUDA_OPS_GEMM_MMA_KERNEL_CUH
 
@@ -13,21 +13,21 @@
 #include "ptx/shared_memory.cuh"
 
 static constexpr int THREADS = 256;
-[[maybe_unused]] static constexpr int WARPS_M = 2, WARPS_N = 4; // unused where mma.sync is not
+[[maybe_unused]] static constexpr int WARPS_M = 2, WARPS_N = 4; // unused below sm_80
 
-// Tile sizes, ring and padding by element type. An instruction multiplies 16 x DEPTH by DEPTH x 8.
+// Tile sizes, stages and padding by element type. An instruction multiplies 16 x DEPTH by DEPTH x 8.
 template <typename T>
 struct MmaTile {
     static constexpr int M = 128, N = 128, K = 64 / sizeof(T), STAGES = 4, DEPTH = 32 / sizeof(T);
     static constexpr int PAD_K = 16 / sizeof(T), PAD_MN = 32 / sizeof(T);
 };
-// One operand's slice in shared memory: `LINES` of m or n by K; stored as it is in device memory.
+// One operand's slice in shared memory: LINES of m or n by K, in its storage order.
 template <typename T, int LINES, bool MN_MAJOR>
 struct Slice {
-    static constexpr int K = MmaTile<T>::K, PER_PIECE = 16 / sizeof(T);
+    static constexpr int K = MmaTile<T>::K, PER_VECTOR = 16 / sizeof(T);
     static constexpr int ROWS = MN_MAJOR ? K : LINES, WIDTH = MN_MAJOR ? LINES : K;
     static constexpr int PITCH = WIDTH + (MN_MAJOR ? MmaTile<T>::PAD_MN : MmaTile<T>::PAD_K);
-    static constexpr int PIECES = ROWS * WIDTH / PER_PIECE / THREADS; // a thread's
+    static constexpr int VECTORS = ROWS * WIDTH / PER_VECTOR / THREADS; // of a thread
     static constexpr int SIZE = ROWS * PITCH;
 };
 
@@ -39,7 +39,7 @@ struct MmaWork {
     double alpha;
     int activation, bias_is_wide, output_is_wide; // wide: of the accumulation type
     int capability, multiprocessors;              // the device's
-    // float64's alone: from tile `whole` on (counted through the batch) k is cut in `parts`, whose sums go to
+    // float64 alone: from tile `whole` on (counted through the batch) k is split in `parts`, whose sums go to
     // `partial`.
     int64_t whole, parts;
     double *partial;
@@ -52,21 +52,21 @@ __device__ __forceinline__ void load_slice(T *to, const T *matrix, int64_t pitch
                                            int64_t k, int64_t k_end)
 {
     typedef Slice<T, LINES, MN_MAJOR> S;
-    constexpr int per_row = S::WIDTH / S::PER_PIECE;
+    constexpr int per_row = S::WIDTH / S::PER_VECTOR;
 #pragma unroll
-    for (int i = 0; i < S::PIECES; i++) {
-        const int piece = threadIdx.x + i * THREADS, r = piece / per_row, c = piece % per_row * S::PER_PIECE;
+    for (int i = 0; i < S::VECTORS; i++) {
+        const int vector = threadIdx.x + i * THREADS, r = vector / per_row, c = vector % per_row * S::PER_VECTOR;
         const int64_t row = (MN_MAJOR ? k : first_line) + r, column = (MN_MAJOR ? first_line : k) + c;
         const int64_t left = (MN_MAJOR ? lines : k_end) - column;
         const bool inside = row < (MN_MAJOR ? k_end : lines) && left > 0;
-        const int valid = inside ? (left < S::PER_PIECE ? (int)left : S::PER_PIECE) : 0;
+        const int valid = inside ? (left < S::PER_VECTOR ? (int)left : S::PER_VECTOR) : 0;
         const T *const from = inside ? matrix + row * pitch + column : matrix;
         T *const there = to + r * S::PITCH + c;
         if constexpr (ALIGNED) {
             cp_async<16>(shared_address(there), from, valid * (int)sizeof(T));
         } else {
 #pragma unroll
-            for (int e = 0; e < S::PER_PIECE; e++)
+            for (int e = 0; e < S::PER_VECTOR; e++)
                 there[e] = e < valid ? from[e] : store_from_accumulate<T>(accumulate_type<T>(0));
         }
     }
@@ -80,8 +80,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&d)[4], uint32_t from, b
         ldmatrix_x4(d, from);
 }
 
-// An instruction's operands in a thread, g = lane / 4 and t = lane % 4. Left: rows g and g + 8, at k = t (or a pair of
-// halves at 2 t) and further on; right: column g.
+// An instruction's operands in a thread, with g = lane / 4 and t = lane % 4. Left: rows g and g + 8, at k = t (16 bits:
+// the pair at 2 t) and further; right: column g.
 template <typename T>
 struct Fragments { // 16 bits
     typedef uint32_t Left[4];
@@ -119,7 +119,7 @@ __device__ __forceinline__ void load_left(typename Fragments<T>::Left &left, con
     }
 }
 
-// Twice 8 lines from `line`, at k.
+// Two fragments of 8 lines each from `line`, at k.
 template <typename T, bool MN_MAJOR, int LINES>
 __device__ __forceinline__ void load_right(typename Fragments<T>::Right &first, typename Fragments<T>::Right &second,
                                            const T *slice, int line, int k)
@@ -181,14 +181,14 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
                 load_slice<T, C::M, A_MN_MAJOR, ALIGNED>(stage, a, work.lda, m, work.m, k, k_end);
                 load_slice<T, C::N, B_MN_MAJOR, ALIGNED>(stage + A_SIZE, b, work.ldb, n, work.n, k, k_end);
             }
-            // A group a step even where there is nothing to load, so that the count of groups tells the step.
+            // One group a step even where nothing is loaded, so that the number of pending groups tells the step.
             cp_async_commit_group();
         };
         for (int step = 0; step < C::STAGES - 1; step++)
             load(step);
         for (int step = 0; step < steps; step++) {
             cp_async_wait_group<C::STAGES - 2>();
-            // This step's slices are there for all, and the stage that is loaded next has been read by all.
+            // All threads see this step's slices, and have read the stage that is loaded next.
             __syncthreads();
             load(step + C::STAGES - 1);
             const T *const a_slice = ring + step % C::STAGES * STAGE, *const b_slice = a_slice + A_SIZE;
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
                         mma_sync<T>(sum[i][j], left[i], right[j][0], right[j][1]);
             }
         }
-        // The ring is filled again for the next tile.
+        // The next tile refills the stages.
         __syncthreads();
 
         const int64_t matrix = split * work.batch + batch;

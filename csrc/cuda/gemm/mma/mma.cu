@@ -1,15 +1,13 @@
-// Rung 11: D = activation(alpha * op(A) op(B) + bias) on the tensor cores by mma.sync: bfloat16, float16, TF32,
-// float64 (a kernel of its own, in gemm/mma/float64.cu). A block of 256 threads makes a tile of 128 x 128 (float64:
-// 64 x 128), a warp 64 x 32 (32 x 32) of it in registers, from slices of the common dimension that cp.async brings into
-// a ring of four stages in shared memory, two or three ahead of the one that is multiplied. 16-bit fragments are read
-// by ldmatrix, which transposes on the way where an operand is stored along m or n; wider ones element by element. Rows
-// in shared memory are padded so that neither way meets a bank conflict. Takes any size, transpose, alignment and
-// batch: where rows are not aligned to 16 bytes, threads copy element by element. Where tiles are too few to fill the
-// GPU, k is split, and the pieces are added in order by a second kernel. Fixes of rung 10: the CUDA cores' 60 TFLOP/s;
-// an mma of a warp does 4096 multiply-adds of 16 bits in one instruction. Leaves on the table: fragments travel through
-// registers, at a quarter of shared memory's traffic per flop that rung 12's wgmma needs, and every thread spends
-// instructions on addresses and copies. Measured on an H200 against cuBLAS: bfloat16 4096^3 0.28 to 0.31, TF32 0.24 to
-// 0.40 by storage order, float64 2048^3 0.96.
+// gemm, mma path: D = activation(alpha * op(A) op(B) + bias) on the tensor cores by mma.sync: bf16, fp16, TF32, and
+// float64 (a kernel of its own, gemm/mma/float64.cu). A block of 256 threads makes a tile of 128 x 128, a warp 64 x 32
+// of it in registers. cp.async brings slices of k into a four-stage pipeline in shared memory, two or three ahead of
+// the one being multiplied. 16-bit fragments are read by ldmatrix, with .trans where an operand is MN-major, 32-bit
+// ones element by element; rows are padded against bank conflicts. Takes any size, storage order, alignment and batch:
+// rows that are not 16-byte aligned are copied element by element. Where tiles do not fill the GPU, k is split, and a
+// second kernel adds the splits in order. Bound by shared memory and issue slots: fragments pass through registers,
+// which takes more shared memory traffic per flop than wgmma, and all threads spend instructions on addresses and
+// copies. Measured on an H200 against cuBLAS: bf16 4096^3 0.28 to 0.31, TF32 0.24 to 0.40 by storage order, float64
+// 2048^3 0.96.
 #include "common/aligned_vector.cuh"
 #include "gemm/mma/kernel.cuh"
 
@@ -18,15 +16,15 @@ static bool is_aligned(const void *matrix, int64_t size, int64_t pitch, int64_t 
     return is_aligned_16(matrix) && pitch * size % 16 == 0 && stride * size % 16 == 0;
 }
 
-// The pieces that k is split in: as many as bring the blocks to one wave of the GPU, of at least 256 each. float64,
-// whose tiles differ, has its pieces from the table.
-static int64_t pieces_of(const cuda_ops_gemm_problem &p, GemmDevice device)
+// The splits of k: as many as bring the blocks to one wave of the GPU, of at least 256 each. float64, whose tiles
+// differ, takes its splits from the plan.
+static int64_t splits_of(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     const int64_t tiles = ceil_div(p.m, 128) * ceil_div(p.n, 128) * p.batch;
-    int64_t pieces = device.multiprocessors / tiles;
-    pieces = pieces < p.k / 256 ? pieces : p.k / 256;
-    pieces = pieces < 32 ? pieces : 32;
-    return pieces > 1 ? pieces : 1;
+    int64_t splits = device.multiprocessors / tiles;
+    splits = splits < p.k / 256 ? splits : p.k / 256;
+    splits = splits < 32 ? splits : 32;
+    return splits > 1 ? splits : 1;
 }
 
 Answer gemm_mma_supports(const GemmCall &call, GemmDevice device)
@@ -39,7 +37,7 @@ Answer gemm_mma_supports(const GemmCall &call, GemmDevice device)
 static GemmPlan plan_of(const cuda_ops_gemm_problem &p, GemmDevice device)
 {
     return p.dtype == CUDA_OPS_FLOAT64 ? gemm_mma_float64_plan(p, device)
-                                       : GemmPlan{11, 0, (int)pieces_of(p, device), 0, 8};
+                                       : GemmPlan{GEMM_MMA, 0, (int)splits_of(p, device), 0, 8};
 }
 
 int64_t gemm_mma_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
@@ -50,9 +48,9 @@ int64_t gemm_mma_workspace(const cuda_ops_gemm_problem &problem, GemmDevice devi
 int64_t gemm_mma_planned_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device, const GemmPlan &plan)
 {
     if (problem.dtype != CUDA_OPS_FLOAT64)
-        return gemm_pieces_bytes(problem, pieces_of(problem, device));
+        return gemm_splits_bytes(problem, splits_of(problem, device));
     return plan.splits == 1 && plan.tile == 0 ? gemm_mma_float64_workspace(problem, device)
-                                              : gemm_pieces_bytes(problem, plan.splits);
+                                              : gemm_splits_bytes(problem, plan.splits);
 }
 
 cuda_ops_status gemm_mma(const GemmCall &call, GemmDevice device)
@@ -65,9 +63,9 @@ cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const 
     const cuda_ops_gemm_problem &p = call.problem;
     if (plan.tile > (p.dtype == CUDA_OPS_FLOAT64 ? 2 : 0))
         return CUDA_OPS_INVALID_ARGUMENT;
-    int64_t pieces = p.k == 0 ? 1 : p.dtype == CUDA_OPS_FLOAT64 ? plan.splits : pieces_of(p, device);
-    const int64_t chunk = pieces > 1 ? ceil_div(ceil_div(p.k, pieces), 32) * 32 : p.k, size = dtype_size(p.dtype);
-    pieces = pieces > 1 ? ceil_div(p.k, chunk) : 1; // none of them empty
+    int64_t splits = p.k == 0 ? 1 : p.dtype == CUDA_OPS_FLOAT64 ? plan.splits : splits_of(p, device);
+    const int64_t chunk = splits > 1 ? ceil_div(ceil_div(p.k, splits), 32) * 32 : p.k, size = dtype_size(p.dtype);
+    splits = splits > 1 ? ceil_div(p.k, chunk) : 1; // none of them empty
     MmaWork work = {};
     work.a = call.a, work.b = call.b, work.bias = call.bias, work.d = call.d;
     work.m = p.m, work.n = p.n, work.k = p.k, work.batch = p.batch;
@@ -75,14 +73,14 @@ cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const 
     work.stride_a = p.stride_a, work.stride_b = p.stride_b, work.stride_d = p.stride_d;
     work.tiles_m = ceil_div(p.m, 128); // float64 counts its own
     work.tiles_n = ceil_div(p.n, 128);
-    work.splits = pieces;
+    work.splits = splits;
     work.chunk = chunk;
     work.alpha = p.alpha;
     work.capability = device.capability, work.multiprocessors = device.multiprocessors;
     work.activation = p.activation;
     work.bias_is_wide = p.bias_dtype == CUDA_OPS_FLOAT32;
     work.output_is_wide = p.output_dtype == CUDA_OPS_FLOAT32;
-    if (pieces > 1) {
+    if (splits > 1) {
         work.d = call.workspace, work.bias = nullptr, work.alpha = 1, work.activation = CUDA_OPS_GEMM_NONE;
         work.ldd = p.n, work.stride_d = p.m * p.n, work.output_is_wide = 1;
     }
@@ -103,5 +101,5 @@ cuda_ops_status gemm_mma_planned(const GemmCall &call, GemmDevice device, const 
         status = gemm_mma_float64(work, p, aligned, plan.tile, call.stream);
         break;
     }
-    return status == CUDA_OPS_SUCCESS && pieces > 1 ? gemm_add_pieces(call, pieces) : status;
+    return status == CUDA_OPS_SUCCESS && splits > 1 ? gemm_add_splits(call, splits) : status;
 }

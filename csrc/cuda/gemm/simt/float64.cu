@@ -1,5 +1,5 @@
-// gemm, rung 10 in float64: see gemm/simt/simt.cu. A thread's tile is 8 x 4. One size, copied element by element: from
-// Ampere on rung 11 takes float64, and before, GPUs do a 32nd of float32's multiply-adds with it.
+// gemm, simt path in float64: see gemm/simt/simt.cu. A thread makes 8 x 4. One tile, copied element by element: from
+// Ampere on the mma path takes float64, and GPUs before have a 32nd of float32's rate.
 #include "gemm/simt/kernel.cuh"
 #include "gemm/simt/parts.h"
 
@@ -8,10 +8,10 @@ static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 1, 1}};
 
 int64_t gemm_simt_float64_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).pieces);
+    return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).splits);
 }
 
 cuda_ops_status gemm_simt_float64(const GemmCall &call, GemmDevice device)
 {
-    return simt_launch<double, Tile, 1>(call, simt_plan(CHOICES, call.problem, device).pieces);
+    return simt_launch<double, Tile, 1>(call, simt_plan(CHOICES, call.problem, device).splits);
 }

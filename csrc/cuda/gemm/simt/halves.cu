@@ -1,6 +1,5 @@
-// gemm, rung 10 in float16 and bfloat16: see gemm/simt/simt.cu. Elements are widened to float32 on their way into
-// shared memory, so that copies are loads and stores, one element each: the path of devices without tensor cores for a
-// dtype.
+// gemm, simt path in fp16 and bf16: see gemm/simt/simt.cu. Elements are widened to float32 on their way to shared
+// memory, by loads and stores of one element each: for devices without tensor cores for a dtype.
 #include "gemm/simt/kernel.cuh"
 #include "gemm/simt/parts.h"
 
@@ -9,12 +8,12 @@ static const SimtChoice CHOICES[] = {{Tile::M, Tile::N, 0.8, 1}};
 
 int64_t gemm_simt_halves_workspace(const cuda_ops_gemm_problem &problem, GemmDevice device)
 {
-    return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).pieces);
+    return simt_workspace<Tile>(problem, simt_plan(CHOICES, problem, device).splits);
 }
 
 cuda_ops_status gemm_simt_halves(const GemmCall &call, GemmDevice device)
 {
-    const int64_t pieces = simt_plan(CHOICES, call.problem, device).pieces;
-    return call.problem.dtype == CUDA_OPS_FLOAT16 ? simt_launch<__half, Tile, 1>(call, pieces)
-                                                  : simt_launch<__nv_bfloat16, Tile, 1>(call, pieces);
+    const int64_t splits = simt_plan(CHOICES, call.problem, device).splits;
+    return call.problem.dtype == CUDA_OPS_FLOAT16 ? simt_launch<__half, Tile, 1>(call, splits)
+                                                  : simt_launch<__nv_bfloat16, Tile, 1>(call, splits);
 }

@@ -1,8 +1,8 @@
-// The kernel of rung 10, for any dtype, storage order and tile; gemm/simt/simt.cu says what it is for and chooses.
-//   - cp.async copies slices of A and B into a ring of STAGES in shared memory, while older ones are multiplied.
-//   - The registers for the next depth are loaded while the present one is multiplied.
-//   - A warp's tile is compact (rung 9), and of the SLICES groups of warps in a block each sums a part of every slice's
-//     depths, which fills an SM where D has few tiles.
+// The simt path's kernel, for any dtype, storage order and tile; gemm/simt/simt.cu says what it is for and chooses.
+// - cp.async copies slices of A and B into a pipeline of STAGES in shared memory, while older ones are multiplied.
+// - The registers for the next k are loaded while the present one is multiplied.
+// - A warp's tile is compact (ladder/09_warp_tile.cu). Of the SLICES groups of warps in a block each sums its round of
+//   every slice's k, which fills an SM where D has few tiles.
 #ifndef CUDA_OPS_GEMM_SIMT_KERNEL_CUH
 #define CUDA_OPS_GEMM_SIMT_KERNEL_CUH
 
@@ -13,8 +13,8 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/shared_memory.cuh"
 
-// COUNT elements from global to shared memory without a register in between, zeros where `inside` is false. Before
-// sm_80 (and for halves, which are widened on the way) a load and a store.
+// Copies COUNT elements from global to shared memory by cp.async, zeros where `inside` is false. Before sm_80 (and for
+// fp16 and bf16, which are widened on the way) by a load and a store.
 template <typename T, typename A, int COUNT>
 __device__ __forceinline__ void copy_elements(A *shared, const T *global, bool inside)
 {
@@ -31,54 +31,54 @@ __device__ __forceinline__ void copy_elements(A *shared, const T *global, bool i
             shared[e] = inside ? load_as_accumulate(global[e]) : A(0);
 }
 
-// Sizes of one variant. BLOCKS: that an SM holds at once. BY_SHARED: the sums leave by way of shared memory. A warp's
-// lanes are LANES_M x LANES_N, a thread's tile THREAD_M x THREAD_N, cut into pieces of 16 bytes that lie a warp's width
-// apart, so that the lanes of a warp read neighbouring 16-byte words.
+// A tile configuration. BLOCKS: that an SM holds at once. THROUGH_SHARED: the epilogue goes through shared memory. A
+// warp has LANES_M x LANES_N lanes, a thread THREAD_M x THREAD_N sums, in vectors of 16 bytes that lie a warp's width
+// apart, so that the lanes of a warp read adjacent 16-byte words.
 template <int WARPS_M_, int WARPS_N_, int SLICES_, int LANES_M_, int THREAD_M_, int THREAD_N_, int DEPTH_, int STAGES_,
-          int BLOCKS_, bool BY_SHARED_ = false>
+          int BLOCKS_, bool THROUGH_SHARED_ = false>
 struct SimtTile {
     static constexpr int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, SLICES = SLICES_, LANES_M = LANES_M_,
                          LANES_N = 32 / LANES_M_, THREAD_M = THREAD_M_, THREAD_N = THREAD_N_, DEPTH = DEPTH_,
                          STAGES = STAGES_, BLOCKS = BLOCKS_;
-    static constexpr bool BY_SHARED = BY_SHARED_;
+    static constexpr bool THROUGH_SHARED = THROUGH_SHARED_;
     static constexpr int WARP_M = LANES_M * THREAD_M, WARP_N = LANES_N * THREAD_N;
     static constexpr int M = WARPS_M * WARP_M, N = WARPS_N * WARP_N;
     static constexpr int THREADS = WARPS_M * WARPS_N * SLICES * 32;
 };
 
-// Pitch of a row of LINES in shared memory: where a warp writes 8 depths x 4 lines, 4 words more put them into 32
-// banks.
-template <int LINES, bool BY_DEPTH>
-static constexpr int simt_pitch = BY_DEPTH ? LINES + 4 : LINES;
+// Pitch of a row of LINES in shared memory: where a warp writes 4 lines at 8 values of k, 4 words of padding spread
+// them over all 32 banks.
+template <int LINES, bool K_MAJOR>
+static constexpr int simt_pitch = K_MAJOR ? LINES + 4 : LINES;
 
 static constexpr int power_of_two_within(int count)
 {
     return count < 2 ? 1 : 2 * power_of_two_within(count / 2);
 }
 
-// What a thread copies of a slice of LINES x DEPTH of one operand. BY_DEPTH: stored as operand[line][depth], and
-// transposed on its way element by element; else operand[depth][line], VECTOR elements at a time. Lines beyond the edge
-// are replaced by the last one, whose products are never stored, so that the loop tests depths alone.
-template <typename T, int LINES, int DEPTH, int THREADS, bool BY_DEPTH, int VECTOR>
+// What a thread copies of a slice of LINES x DEPTH of one operand. K_MAJOR: stored as operand[line][k], and transposed
+// on the way element by element; else operand[k][line], VECTOR elements at a time. Lines out of bounds are replaced by
+// the last one, whose products are never stored, so that the loop tests k alone.
+template <typename T, int LINES, int DEPTH, int THREADS, bool K_MAJOR, int VECTOR>
 struct SimtSource {
-    static constexpr int PITCH = simt_pitch<LINES, BY_DEPTH>;
-    static constexpr int POINTERS = BY_DEPTH ? LINES * 8 / THREADS : 1;
-    static constexpr int ROW = LINES / VECTOR;                      // copies in a row of one depth
-    static constexpr int ROWS = power_of_two_within(THREADS / ROW); // depths that the threads copy at once
+    static constexpr int PITCH = simt_pitch<LINES, K_MAJOR>;
+    static constexpr int POINTERS = K_MAJOR ? LINES * 8 / THREADS : 1;
+    static constexpr int ROW = LINES / VECTOR;                      // copies for one k
+    static constexpr int ROWS = power_of_two_within(THREADS / ROW); // k that the threads copy at once
     static constexpr bool SOME_IDLE = ROWS * ROW < THREADS;
     const T *pointer[POINTERS > 0 ? POINTERS : 1];
     int shared_offset, depth;
-    int64_t step; // elements between two depths
+    int64_t step; // elements between two k
 };
 
-template <typename T, int LINES, int DEPTH, int THREADS, bool BY_DEPTH, int VECTOR>
-__device__ __forceinline__ void start_source(SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> &source,
+template <typename T, int LINES, int DEPTH, int THREADS, bool K_MAJOR, int VECTOR>
+__device__ __forceinline__ void start_source(SimtSource<T, LINES, DEPTH, THREADS, K_MAJOR, VECTOR> &source,
                                              const T *operand, int64_t stride, int64_t first, int64_t lines,
                                              int64_t begin)
 {
-    typedef SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> S;
+    typedef SimtSource<T, LINES, DEPTH, THREADS, K_MAJOR, VECTOR> S;
     const int thread = threadIdx.x;
-    if constexpr (BY_DEPTH) {
+    if constexpr (K_MAJOR) {
         static_assert(VECTOR == 1 && DEPTH % 8 == 0 && LINES * 8 % THREADS == 0, "whole rounds of copies");
         source.depth = thread % 8;
         source.shared_offset = source.depth * S::PITCH + thread / 8;
@@ -98,41 +98,41 @@ __device__ __forceinline__ void start_source(SimtSource<T, LINES, DEPTH, THREADS
     }
 }
 
-// The copies of one slice, of whose depths `depths` exist; then the source is at the next one.
-template <typename T, typename A, int LINES, int DEPTH, int THREADS, bool BY_DEPTH, int VECTOR>
-__device__ __forceinline__ void copy_slice(SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> &source, A *shared,
+// Starts the copies of one slice, of which `depths` are in bounds, and advances the source to the next one.
+template <typename T, typename A, int LINES, int DEPTH, int THREADS, bool K_MAJOR, int VECTOR>
+__device__ __forceinline__ void copy_slice(SimtSource<T, LINES, DEPTH, THREADS, K_MAJOR, VECTOR> &source, A *shared,
                                            int depths)
 {
-    typedef SimtSource<T, LINES, DEPTH, THREADS, BY_DEPTH, VECTOR> S;
-    constexpr int ROUNDS = DEPTH / (BY_DEPTH ? 8 : S::ROWS), COPIES = ROUNDS * S::POINTERS;
+    typedef SimtSource<T, LINES, DEPTH, THREADS, K_MAJOR, VECTOR> S;
+    constexpr int ROUNDS = DEPTH / (K_MAJOR ? 8 : S::ROWS), COPIES = ROUNDS * S::POINTERS;
     A *const target = shared + source.shared_offset;
-    if (!BY_DEPTH && S::SOME_IDLE && source.depth >= S::ROWS)
+    if (!K_MAJOR && S::SOME_IDLE && source.depth >= S::ROWS)
         return;
 #pragma unroll
     for (int c = 0; c < COPIES; c++) {
-        const int d = c / S::POINTERS * (BY_DEPTH ? 8 : S::ROWS), r = c % S::POINTERS;
+        const int d = c / S::POINTERS * (K_MAJOR ? 8 : S::ROWS), r = c % S::POINTERS;
         const bool inside = source.depth + d < depths;
-        if constexpr (BY_DEPTH)
+        if constexpr (K_MAJOR)
             copy_elements<T, A, 1>(target + d * S::PITCH + r * (THREADS / 8), source.pointer[r] + d, inside);
         else
             copy_elements<T, A, VECTOR>(target + d * S::PITCH, source.pointer[0] + d * source.step, inside);
     }
 #pragma unroll
     for (int r = 0; r < S::POINTERS; r++)
-        source.pointer[r] += BY_DEPTH ? (int64_t)DEPTH : DEPTH * source.step;
+        source.pointer[r] += K_MAJOR ? (int64_t)DEPTH : DEPTH * source.step;
 }
 
-// A thread's COUNT elements of one depth: 16 bytes at a time, LANES * 16 bytes apart.
+// Loads a thread's COUNT elements at one k: 16 bytes at a time, LANES * 16 bytes apart.
 template <typename A, int COUNT, int LANES>
 __device__ __forceinline__ void load_fragment(A (&fragment)[COUNT], const A *shared)
 {
     constexpr int V = vector16<A>::size;
 #pragma unroll
-    for (int piece = 0; piece < COUNT / V; piece++) {
-        const vector16<A> v = *reinterpret_cast<const vector16<A> *>(shared + piece * LANES * V);
+    for (int i = 0; i < COUNT / V; i++) {
+        const vector16<A> v = *reinterpret_cast<const vector16<A> *>(shared + i * LANES * V);
 #pragma unroll
         for (int e = 0; e < V; e++)
-            fragment[piece * V + e] = v.element[e];
+            fragment[i * V + e] = v.element[e];
     }
 }
 
@@ -151,13 +151,13 @@ __device__ __forceinline__ void tile_position(int64_t tile, int64_t tiles_m, int
 struct SimtArguments {
     int64_t m, n, k, lda, ldb, ldd, stride_a, stride_b, stride_d;
     int64_t tiles_m, tiles_n, band;
-    int64_t chunk;   // k is cut into pieces of this, the last one shorter
-    bool to_partial; // sums go to `partial` as they are, and gemm_add_pieces finishes them
-    bool vectors;    // rows of what is written begin on 16 bytes
+    int64_t chunk;   // the k of a split; the last one has less
+    bool to_partial; // sums go to `partial` as they are, and gemm_add_splits finishes them
+    bool vectors;    // rows of what is written are aligned to 16 bytes
 };
 
-// One outer product. Odd rows go backwards, so that each multiply-add shares one factor with the one before it, and the
-// register file, whose two banks give a word each a clock, has only two words to bring and not three.
+// One outer product. Odd rows go backwards, so that each multiply-add shares a factor with the previous one and reads
+// two words, not three, from the register file, whose two banks give one word a clock each.
 template <typename A, int TM, int TN>
 __device__ __forceinline__ void add_outer_product(A (&sum)[TM][TN], const A (&left)[TM], const A (&right)[TN])
 {
@@ -170,79 +170,79 @@ __device__ __forceinline__ void add_outer_product(A (&sum)[TM][TN], const A (&le
         }
 }
 
-template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH>
+template <typename T, typename Tile, bool A_K_MAJOR, bool B_K_MAJOR>
 static constexpr int simt_ring =
-    Tile::STAGES * Tile::DEPTH * (simt_pitch<Tile::M, A_BY_DEPTH> + simt_pitch<Tile::N, B_BY_DEPTH>);
-// The sums leave a block in as many parts as fit the ring's memory.
-template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH>
-static constexpr int simt_parts = Tile::M * Tile::N > simt_ring<T, Tile, A_BY_DEPTH, B_BY_DEPTH> &&Tile::THREAD_M /
-                                                          vector16<accumulate_type<T>>::size % 2 ==
-                                          0
-                                      ? 2
-                                      : 1;
+    Tile::STAGES * Tile::DEPTH * (simt_pitch<Tile::M, A_K_MAJOR> + simt_pitch<Tile::N, B_K_MAJOR>);
+// The epilogue through shared memory takes as many rounds as the pipeline's memory requires.
+template <typename T, typename Tile, bool A_K_MAJOR, bool B_K_MAJOR>
+static constexpr int simt_rounds = Tile::M * Tile::N > simt_ring<T, Tile, A_K_MAJOR, B_K_MAJOR> &&Tile::THREAD_M /
+                                                           vector16<accumulate_type<T>>::size % 2 ==
+                                           0
+                                       ? 2
+                                       : 1;
 
-template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH>
+template <typename T, typename Tile, bool A_K_MAJOR, bool B_K_MAJOR>
 static constexpr int simt_shared_bytes()
 {
-    constexpr int ring = simt_ring<T, Tile, A_BY_DEPTH, B_BY_DEPTH>;
-    constexpr int sums = Tile::BY_SHARED    ? Tile::M * Tile::N / simt_parts<T, Tile, A_BY_DEPTH, B_BY_DEPTH>
-                         : Tile::SLICES > 1 ? Tile::M * Tile::N
-                                            : 0;
+    constexpr int ring = simt_ring<T, Tile, A_K_MAJOR, B_K_MAJOR>;
+    constexpr int sums = Tile::THROUGH_SHARED ? Tile::M * Tile::N / simt_rounds<T, Tile, A_K_MAJOR, B_K_MAJOR>
+                         : Tile::SLICES > 1   ? Tile::M * Tile::N
+                                              : 0;
     return (ring > sums ? ring : sums) * (int)sizeof(accumulate_type<T>);
 }
 
-// Neighbours in a row, of which `left` are inside it; whole: all are, and lie so that they may be written at once.
+// Stores adjacent elements of a row, of which `left` are in bounds; whole: all are, and aligned to be written at once.
 template <typename To, typename A, int COUNT>
 __device__ __forceinline__ void store_row(To *to, const A (&value)[COUNT], int left, bool whole)
 {
-    typedef aligned_vector<To, COUNT> Piece;
-    Piece piece;
+    typedef aligned_vector<To, COUNT> Vector;
+    Vector vector;
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
-        piece.element[e] = store_from_accumulate<To>(value[e]);
+        vector.element[e] = store_from_accumulate<To>(value[e]);
     if (whole)
-        *reinterpret_cast<Piece *>(to) = piece;
+        *reinterpret_cast<Vector *>(to) = vector;
     else
 #pragma unroll
         for (int e = 0; e < COUNT; e++)
             if (e < left)
-                to[e] = piece.element[e];
+                to[e] = vector.element[e];
 }
 
-// The way out goes by shared memory: a loop that is not unrolled finishes the sums and writes rows of a warp's tile.
-// The sums go there one by one, since four that are stored at once want four registers in a row, in the very banks of
-// their factors of B, and the loop that makes them loses a quarter of its speed and more. An element's place within its
-// 16 bytes depends on the row, so that a warp's stores meet each bank once. Rows [from, from + COUNT) of the thread's;
-// added to what is there if `add`.
+// The epilogue through shared memory: the sums go there one by one, and a rolled loop finishes them and writes rows of
+// the warp's tile. A 16-byte store would want four sums in consecutive registers, in the very banks of their factors of
+// B, and the main loop would lose a quarter of its speed and more. The position of an element in its 16 bytes is XORed
+// with the row, so that a warp's stores meet each bank once. Rows [from, from + COUNT) of the thread's; added to what
+// is there if `add`.
 template <int LANES_M, int WARP_N, int COUNT, typename A, int TM, int TN>
 __device__ __forceinline__ void put_sums(A *mine, int lane_m, const A (&sum)[TM][TN], int from, bool add)
 {
     constexpr int V = vector16<A>::size, LANES_N = 32 / LANES_M;
 #pragma unroll
     for (int e = 0; e < V; e++) {
-        volatile A *const place = mine + (e ^ lane_m % V);
+        volatile A *const to = mine + (e ^ lane_m % V);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
 #pragma unroll
             for (int j = e; j < TN; j += V) {
                 const int at = (i / V * LANES_M * V + i % V) * WARP_N + j / V * LANES_N * V;
-                place[at] = add ? place[at] + sum[from + i][j] : sum[from + i][j];
+                to[at] = add ? to[at] + sum[from + i][j] : sum[from + i][j];
             }
     }
 }
 
-// Where a lane's 16 bytes of the rows go.
+// Where a lane stores its 16 bytes of each row.
 template <typename T>
 struct SimtRows {
-    void *d, *preactivation;     // the latter or null
-    accumulate_type<T> *partial; // null, or where sums go as they are instead
-    int64_t to, pitch, column;   // row 0's place, from row to row, and in D
-    int left;                    // columns from there on
-    bool vectors;                // rows begin on 16 bytes
+    void *d, *preactivation;     // preactivation: or null
+    accumulate_type<T> *partial; // or null: where the sums go as they are instead
+    int64_t to, pitch, column;   // offset of row 0, from row to row, and the column in D
+    int left;                    // columns in bounds from there on
+    bool vectors;                // rows are aligned to 16 bytes
 };
 
-// Rows begin, begin + step, ... below `count`, from what put_sums left at `results`; `first` is the row of D they are
-// counted from.
+// Finishes and stores rows begin, begin + step, ... below `count` of what put_sums left at `results`; row 0 is row
+// `first` of D.
 template <typename T, int LANES_M, int WARP_N>
 __device__ __forceinline__ void finish_rows(const SimtRows<T> &rows, const accumulate_type<T> *results, int64_t first,
                                             int count, int begin, int step, const Epilogue &epilogue)
@@ -303,31 +303,31 @@ __device__ __forceinline__ void finish_rows(const SimtRows<T> &rows, const accum
     }
 }
 
-// A_BY_DEPTH: A is stored as m x k, otherwise as k x m; B_BY_DEPTH: B is stored as n x k, otherwise as k x n.
-// VECTOR: elements that are copied at once of an operand that is not stored by depth.
-template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH, int VECTOR>
+// A_K_MAJOR: A is stored m x k, else k x m; B_K_MAJOR: B is stored n x k, else k x n. VECTOR: elements that are copied
+// at once of an MN-major operand.
+template <typename T, typename Tile, bool A_K_MAJOR, bool B_K_MAJOR, int VECTOR>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     gemm_simt_kernel(void *d, void *preactivation, accumulate_type<T> *partial, const T *a, const T *b,
                      const __grid_constant__ SimtArguments s, const __grid_constant__ Epilogue epilogue)
 {
     typedef accumulate_type<T> A;
     constexpr int V = vector16<A>::size, DEPTH = Tile::DEPTH, STAGES = Tile::STAGES, THREADS = Tile::THREADS;
-    constexpr int A_PITCH = simt_pitch<Tile::M, A_BY_DEPTH>, B_PITCH = simt_pitch<Tile::N, B_BY_DEPTH>;
+    constexpr int A_PITCH = simt_pitch<Tile::M, A_K_MAJOR>, B_PITCH = simt_pitch<Tile::N, B_K_MAJOR>;
     constexpr int STAGE = DEPTH * (A_PITCH + B_PITCH);
     constexpr int TM = Tile::THREAD_M, TN = Tile::THREAD_N;
     constexpr int STEPS = DEPTH / Tile::SLICES;
-    static_assert(STEPS % 2 == 0, "the two sets of registers take turns");
+    static_assert(STEPS % 2 == 0, "double-buffered registers");
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     A *const shared = reinterpret_cast<A *>(shared_bytes);
 
     int64_t tile_m, tile_n;
-    const int64_t tiles = s.tiles_m * s.tiles_n, piece = blockIdx.x / tiles, batch = blockIdx.y;
-    tile_position(blockIdx.x - piece * tiles, s.tiles_m, s.tiles_n, s.band, tile_m, tile_n);
-    const int64_t row = tile_m * Tile::M, column = tile_n * Tile::N, begin = piece * s.chunk;
+    const int64_t tiles = s.tiles_m * s.tiles_n, split = blockIdx.x / tiles, batch = blockIdx.y;
+    tile_position(blockIdx.x - split * tiles, s.tiles_m, s.tiles_n, s.band, tile_m, tile_n);
+    const int64_t row = tile_m * Tile::M, column = tile_n * Tile::N, begin = split * s.chunk;
     const int64_t depth = s.k - begin < s.chunk ? s.k - begin : s.chunk;
     const int slices = (int)ceil_div(depth, DEPTH);
 
-    // Bit 0 of the lane goes along n and bit 1 along m: see rung 9.
+    // Bit 0 of the lane runs along n, bit 1 along m: see ladder/09_warp_tile.cu.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_slice = warp / (Tile::WARPS_M * Tile::WARPS_N), warp_tile = warp % (Tile::WARPS_M * Tile::WARPS_N);
     const int lane_m = (lane >> 1 & 1) | lane >> 4 << 1, lane_n = (lane & 1) | (lane >> 2 & 3) << 1;
@@ -337,8 +337,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
     wait_for_predecessor();
     release_successor();
-    SimtSource<T, Tile::M, DEPTH, THREADS, A_BY_DEPTH, A_BY_DEPTH ? 1 : VECTOR> a_source;
-    SimtSource<T, Tile::N, DEPTH, THREADS, B_BY_DEPTH, B_BY_DEPTH ? 1 : VECTOR> b_source;
+    SimtSource<T, Tile::M, DEPTH, THREADS, A_K_MAJOR, A_K_MAJOR ? 1 : VECTOR> a_source;
+    SimtSource<T, Tile::N, DEPTH, THREADS, B_K_MAJOR, B_K_MAJOR ? 1 : VECTOR> b_source;
     start_source(a_source, a + batch * s.stride_a, s.lda, row, s.m, begin);
     start_source(b_source, b + batch * s.stride_b, s.ldb, column, s.n, begin);
     const auto existing = [depth](int slice) {
@@ -363,12 +363,12 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     load_fragment<A, TM, Tile::LANES_M>(left[0], read + a_offset);
     load_fragment<A, TN, Tile::LANES_N>(right[0], read + b_offset);
     for (int slice = 0; slice < slices; slice++) {
-        // Copies beyond the last slice write zeros that nobody reads; testing for it would cost a branch a part.
+        // Copies beyond the last slice write zeros that nobody reads; a test for it would cost a branch a step.
         const int depths = existing(slice + STAGES - 1);
 #pragma unroll
         for (int p = 0; p < STEPS; p++) {
             if (p == STEPS - 1) {
-                // The next slice has landed, and all threads have read what the copies after this will overwrite.
+                // The next slice has landed, and all threads have read the stage that the next copies overwrite.
                 cp_async_wait_group<STAGES - 2>();
                 __syncthreads();
                 read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
@@ -388,43 +388,43 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     cp_async_wait_group<0>();
 
-    if constexpr (Tile::BY_SHARED) {
+    if constexpr (Tile::THROUGH_SHARED) {
         __syncthreads();
-        // By way of shared memory, where the ring was.
-        constexpr int PARTS = simt_parts<T, Tile, A_BY_DEPTH, B_BY_DEPTH>, PART_M = TM / V / PARTS * V;
-        constexpr int PART_ROWS = Tile::LANES_M * PART_M; // of a warp, in a part
-        static_assert(TM % (V * PARTS) == 0, "a part has whole pieces");
+        // Through shared memory, where the stages were.
+        constexpr int OUT_ROUNDS = simt_rounds<T, Tile, A_K_MAJOR, B_K_MAJOR>, ROUND_M = TM / V / OUT_ROUNDS * V;
+        constexpr int ROUND_ROWS = Tile::LANES_M * ROUND_M; // of a warp, in a round
+        static_assert(TM % (V * OUT_ROUNDS) == 0, "a round has whole vectors");
         constexpr int ACROSS = Tile::WARP_N / V, ROWS = 32 / ACROSS; // lanes for a row, rows at once
-        A *const results = shared + warp_tile * PART_ROWS * Tile::WARP_N;
+        A *const results = shared + warp_tile * ROUND_ROWS * Tile::WARP_N;
         A *const mine = results + lane_m * V * Tile::WARP_N + lane_n * V;
         const bool whole = !s.to_partial;
         const int64_t c = column + warp_column + lane % ACROSS * V;
         const SimtRows<T> rows = {d,
                                   preactivation,
                                   whole ? nullptr : partial,
-                                  (whole ? batch * s.stride_d : (piece * gridDim.y + batch) * s.m * s.n) + c,
+                                  (whole ? batch * s.stride_d : (split * gridDim.y + batch) * s.m * s.n) + c,
                                   whole ? s.ldd : s.n,
                                   c,
                                   s.n - c < V ? (int)(s.n - c) : V,
                                   s.vectors};
 #pragma unroll 1
-        for (int part = 0; part < PARTS; part++) {
+        for (int round = 0; round < OUT_ROUNDS; round++) {
 #pragma unroll 1
             for (int group = 0; group < Tile::SLICES; group++) {
                 // The groups' sums are added in order.
                 if (group == warp_slice)
 #pragma unroll
-                    for (int p = 0; p < PARTS; p++)
-                        if (p == part)
-                            put_sums<Tile::LANES_M, Tile::WARP_N, PART_M>(mine, lane_m, sum, p * PART_M,
-                                                                          Tile::SLICES > 1 && group > 0);
+                    for (int p = 0; p < OUT_ROUNDS; p++)
+                        if (p == round)
+                            put_sums<Tile::LANES_M, Tile::WARP_N, ROUND_M>(mine, lane_m, sum, p * ROUND_M,
+                                                                           Tile::SLICES > 1 && group > 0);
                 if (Tile::SLICES > 1)
                     __syncthreads();
             }
             __syncwarp();
-            const int64_t first = row + warp_row + part * PART_ROWS, left = s.m - first;
+            const int64_t first = row + warp_row + round * ROUND_ROWS, left = s.m - first;
             finish_rows<T, Tile::LANES_M, Tile::WARP_N>(
-                rows, results + lane % ACROSS * V, first, left < PART_ROWS ? (int)left : PART_ROWS,
+                rows, results + lane % ACROSS * V, first, left < ROUND_ROWS ? (int)left : ROUND_ROWS,
                 lane / ACROSS + warp_slice * ROWS, ROWS * Tile::SLICES, epilogue);
             if (Tile::SLICES > 1)
                 __syncthreads();
@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         }
     } else {
         if constexpr (Tile::SLICES > 1) {
-            // The groups' sums are added in order through shared memory, which the loop has done with.
+            // The groups' sums are added in order through shared memory, which the main loop no longer needs.
             __syncthreads();
             A *const mine = shared + warp_tile * 32 * TM * TN + lane;
 #pragma unroll 1
@@ -452,11 +452,12 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
                 return;
         }
 
-        // There `epilogue` does nothing. (It must not be left out: a sum that is stored as it is wants its place among
-        // four registers in a row, which is the bank of its factor of B, and the loop loses a quarter of its speed.)
+        // For partial sums `epilogue` is the identity, yet must not be left out: a sum that is stored as it is would be
+        // kept in one of four consecutive registers, the bank of its factor of B, and the main loop would lose a
+        // quarter of its speed.
         const bool whole = !s.to_partial;
         const int64_t to_row = whole ? s.ldd : s.n;
-        const int64_t to = whole ? batch * s.stride_d : (piece * gridDim.y + batch) * s.m * s.n;
+        const int64_t to = whole ? batch * s.stride_d : (split * gridDim.y + batch) * s.m * s.n;
         const bool vectors = sizeof(T) == sizeof(A) && to_row % V == 0 && to % V == 0 &&
                              reinterpret_cast<uintptr_t>(whole ? d : (void *)partial) % 16 == 0;
 #pragma unroll
@@ -491,30 +492,30 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
 }
 
-// Where the sums leave from their registers, gelu, many instructions, would be most of the kernel, inlined for each of
-// a thread's elements. It takes a second pass, as pieces do.
+// Without shared memory in between, gelu would be inlined for each of a thread's sums and be most of the kernel. It
+// then takes a second pass, as splits do.
 template <typename Tile>
-static bool simt_uses_partial(const cuda_ops_gemm_problem &p, int64_t pieces)
+static bool simt_uses_partial(const cuda_ops_gemm_problem &p, int64_t splits)
 {
-    return pieces > 1 || (!Tile::BY_SHARED && (p.preactivation || p.activation == CUDA_OPS_GEMM_GELU ||
-                                               p.activation == CUDA_OPS_GEMM_GELU_TANH));
+    return splits > 1 || (!Tile::THROUGH_SHARED && (p.preactivation || p.activation == CUDA_OPS_GEMM_GELU ||
+                                                    p.activation == CUDA_OPS_GEMM_GELU_TANH));
 }
 
-template <typename T, typename Tile, bool A_BY_DEPTH, bool B_BY_DEPTH, int VECTOR>
-static cuda_ops_status simt_launch_kernel(const GemmCall &call, int64_t pieces)
+template <typename T, typename Tile, bool A_K_MAJOR, bool B_K_MAJOR, int VECTOR>
+static cuda_ops_status simt_launch_kernel(const GemmCall &call, int64_t splits)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     const int64_t tiles_m = ceil_div(p.m, Tile::M), tiles_n = ceil_div(p.n, Tile::N);
     const int bytes =
-        spread_bytes(simt_shared_bytes<T, Tile, A_BY_DEPTH, B_BY_DEPTH>(), tiles_m * tiles_n * pieces * p.batch);
-    const auto kernel = gemm_simt_kernel<T, Tile, A_BY_DEPTH, B_BY_DEPTH, VECTOR>;
+        spread_bytes(simt_shared_bytes<T, Tile, A_K_MAJOR, B_K_MAJOR>(), tiles_m * tiles_n * splits * p.batch);
+    const auto kernel = gemm_simt_kernel<T, Tile, A_K_MAJOR, B_K_MAJOR, VECTOR>;
     if (bytes > 48 * 1024) {
         const cudaError_t error = allow_shared_memory(kernel, bytes);
         if (error != cudaSuccess)
             return CUDA_OPS_CUDA_ERROR + (int)error;
     }
-    const int64_t chunk = ceil_div(ceil_div(p.k, pieces), Tile::DEPTH) * Tile::DEPTH;
-    const bool to_partial = simt_uses_partial<Tile>(p, pieces);
+    const int64_t chunk = ceil_div(ceil_div(p.k, splits), Tile::DEPTH) * Tile::DEPTH;
+    const bool to_partial = simt_uses_partial<Tile>(p, splits);
     constexpr int V = vector16<accumulate_type<T>>::size;
     const bool vectors = to_partial ? p.n % V == 0 && is_aligned_16(call.workspace)
                                     : p.ldd % V == 0 && (p.batch == 1 || p.stride_d % V == 0) &&
@@ -531,26 +532,26 @@ static cuda_ops_status simt_launch_kernel(const GemmCall &call, int64_t pieces)
                              tiles_m,
                              tiles_n,
                              8,
-                             pieces > 1 ? chunk : p.k,
+                             splits > 1 ? chunk : p.k,
                              to_partial,
                              vectors};
     const Epilogue epilogue = to_partial ? Epilogue{1, nullptr, 0, 0, CUDA_OPS_GEMM_NONE} : epilogue_of(call);
-    // A grid's second dimension ends at 65535; k is not split where there are more products.
+    // A grid's second dimension ends at 65535; k is not split where the batch is larger.
     for (int64_t first = 0; first < p.batch; first += MAX_GRID) {
         const int64_t batch = p.batch - first < MAX_GRID ? p.batch - first : MAX_GRID;
         const int64_t output = first * p.stride_d * dtype_size(p.output_dtype);
-        const int64_t sums = to_partial ? first * p.m * p.n : 0; // with pieces there is one round
+        const int64_t sums = to_partial ? first * p.m * p.n : 0; // with splits there is one round
         void *const preactivation = p.preactivation ? static_cast<char *>(p.preactivation) + output : nullptr;
-        launch_dependent(kernel, dim3((unsigned int)(tiles_m * tiles_n * pieces), (unsigned int)batch), Tile::THREADS,
+        launch_dependent(kernel, dim3((unsigned int)(tiles_m * tiles_n * splits), (unsigned int)batch), Tile::THREADS,
                          bytes, call.stream, static_cast<void *>(static_cast<char *>(call.d) + output), preactivation,
                          static_cast<accumulate_type<T> *>(call.workspace) + sums,
                          static_cast<const T *>(call.a) + first * p.stride_a,
                          static_cast<const T *>(call.b) + first * p.stride_b, s, epilogue);
     }
-    return to_partial ? gemm_add_pieces(call, pieces) : launch_status();
+    return to_partial ? gemm_add_splits(call, splits) : launch_status();
 }
 
-// Whether every line of what is not stored by depth can be copied 16 bytes at a time: whole vectors, all aligned.
+// Whether every row of the MN-major operands can be copied 16 bytes at a time: whole vectors, all aligned.
 template <typename T>
 static bool simt_takes_vectors(const GemmCall &call)
 {
@@ -563,20 +564,20 @@ static bool simt_takes_vectors(const GemmCall &call)
 }
 
 template <typename T, typename Tile, int VECTOR>
-static cuda_ops_status simt_launch(const GemmCall &call, int64_t pieces)
+static cuda_ops_status simt_launch(const GemmCall &call, int64_t splits)
 {
     const cuda_ops_gemm_problem &p = call.problem;
     if (p.transpose_a && p.transpose_b)
-        return simt_launch_kernel<T, Tile, false, true, VECTOR>(call, pieces);
+        return simt_launch_kernel<T, Tile, false, true, VECTOR>(call, splits);
     if (p.transpose_a)
-        return simt_launch_kernel<T, Tile, false, false, VECTOR>(call, pieces);
+        return simt_launch_kernel<T, Tile, false, false, VECTOR>(call, splits);
     if (p.transpose_b)
-        return simt_launch_kernel<T, Tile, true, true, 1>(call, pieces);
-    return simt_launch_kernel<T, Tile, true, false, VECTOR>(call, pieces);
+        return simt_launch_kernel<T, Tile, true, true, 1>(call, splits);
+    return simt_launch_kernel<T, Tile, true, false, VECTOR>(call, splits);
 }
 
-// What the choice knows of a tile: the multiply-adds an SM does while it holds one such block (`alone`), and while it
-// holds several (`full`), against those it does at best.
+// What the choice knows of a tile: the rate of an SM that holds one block (`alone`) or several (`full`), relative to
+// its best.
 struct SimtChoice {
     int m, n;
     double alone, full;
@@ -584,35 +585,35 @@ struct SimtChoice {
 
 struct SimtPlan {
     int tile;       // index into the choices
-    int64_t pieces; // of k
+    int64_t splits; // of k
     double time;    // estimated
 };
 
-// The tile and the cut of k with the least estimated time, in multiply-adds of one SM. Time goes by the busiest SM; a
-// block costs START depths more than it sums. Pieces are written and read again, and cost a second launch.
+// The tile and the splits of k with the least estimated time, in multiply-adds of one SM. Time goes by the busiest SM;
+// a block costs START more k than it sums. Partial sums are written and read again, and cost a second launch.
 template <int COUNT>
 static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gemm_problem &p, GemmDevice device)
 {
-    constexpr int64_t START = 64, SMALLEST_PIECE = 128, MOST_PIECES = 64;
-    // With more tiles k stays whole: SMs are busy, and pieces would be traffic alone.
+    constexpr int64_t START = 64, SMALLEST_SPLIT = 128, MOST_SPLITS = 64;
+    // With more tiles k stays whole: the SMs are busy, and splits would only add traffic.
     const int64_t full_tiles = 4 * device.multiprocessors;
-    constexpr double SECOND_LAUNCH = 8e5, ADD_PIECE = 1.0 / 100; // an element of a piece, shared by the SMs
+    constexpr double SECOND_LAUNCH = 8e5, ADD_SPLIT = 1.0 / 100; // for an element of a split, shared by the SMs
     SimtPlan best = {0, 1, 0};
     double least = 0;
     for (int tile = 0; tile < COUNT; tile++) {
         const SimtChoice c = choices[tile];
         const int64_t tiles = ceil_div(p.m, c.m) * ceil_div(p.n, c.n) * p.batch;
-        for (int64_t pieces = 1; pieces <= MOST_PIECES; pieces++) {
-            if (pieces > 1 && (p.k / pieces < SMALLEST_PIECE || p.batch > MAX_GRID || tiles > full_tiles))
+        for (int64_t splits = 1; splits <= MOST_SPLITS; splits++) {
+            if (splits > 1 && (p.k / splits < SMALLEST_SPLIT || p.batch > MAX_GRID || tiles > full_tiles))
                 break;
-            const int64_t busiest = ceil_div(tiles * pieces, device.multiprocessors);
+            const int64_t busiest = ceil_div(tiles * splits, device.multiprocessors);
             const double together = c.alone * (double)busiest, speed = together < c.full ? together : c.full;
-            double time = (double)busiest * c.m * c.n * (double)(ceil_div(p.k, pieces) + START) / speed;
-            if (pieces > 1)
-                time += SECOND_LAUNCH + ADD_PIECE * (double)(p.batch * p.m * p.n) * (double)pieces;
-            if ((tile == 0 && pieces == 1) || time < least) {
+            double time = (double)busiest * c.m * c.n * (double)(ceil_div(p.k, splits) + START) / speed;
+            if (splits > 1)
+                time += SECOND_LAUNCH + ADD_SPLIT * (double)(p.batch * p.m * p.n) * (double)splits;
+            if ((tile == 0 && splits == 1) || time < least) {
                 least = time;
-                best = {tile, pieces, time};
+                best = {tile, splits, time};
             }
         }
     }
@@ -620,10 +621,10 @@ static SimtPlan simt_plan(const SimtChoice (&choices)[COUNT], const cuda_ops_gem
 }
 
 template <typename Tile>
-static int64_t simt_workspace(const cuda_ops_gemm_problem &p, int64_t pieces)
+static int64_t simt_workspace(const cuda_ops_gemm_problem &p, int64_t splits)
 {
     const int64_t sum = p.dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
-    return simt_uses_partial<Tile>(p, pieces) ? pieces * p.batch * p.m * p.n * sum : 0;
+    return simt_uses_partial<Tile>(p, splits) ? splits * p.batch * p.m * p.n * sum : 0;
 }
 
 #endif

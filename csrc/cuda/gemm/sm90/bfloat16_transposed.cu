@@ -1,4 +1,4 @@
-// Rung 13 for bfloat16, A stored k x m.
+// gemm, sm90 path: bfloat16, A stored k x m.
 #include "gemm/sm90/kernel.cuh"
 
 cuda_ops_status gemm_sm90_bfloat16_transposed(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

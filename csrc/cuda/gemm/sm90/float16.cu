@@ -1,4 +1,4 @@
-// Rung 13 for float16, A stored m x k.
+// gemm, sm90 path: float16, A stored m x k.
 #include "gemm/sm90/kernel.cuh"
 
 cuda_ops_status gemm_sm90_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

@@ -1,4 +1,4 @@
-// Rung 13's kernel and its launcher, to be instantiated a dtype a file; gemm/sm90/sm90.cu tells what they are.
+// The sm90 path's kernel and its launcher, to be instantiated one dtype a file; gemm/sm90/sm90.cu says what they do.
 #ifndef CUDA_OPS_GEMM_SM90_KERNEL_CUH
 #define CUDA_OPS_GEMM_SM90_KERNEL_CUH
 
@@ -16,15 +16,15 @@
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
-struct Place {
+struct TileCoordinates {
     int m, n, batch, split; // the first row and column of this block's tile
     int k_begin, steps;
 };
 
-// Tiles in bands of `group` cluster tiles, column by column within a band: those that run at one time make up about a
-// square, so that what they read of A and B stays in the L2 cache.
+// Tiles are walked in bands of `group` rows of cluster tiles, column by column: concurrent tiles make up about a
+// square, so that what they read of A and B stays in the L2.
 template <typename C>
-__device__ __forceinline__ Place place_of(const GemmWork &work, int index, int rank_m, int rank_n)
+__device__ __forceinline__ TileCoordinates tile_coordinates(const GemmWork &work, int index, int rank_m, int rank_n)
 {
     const int tiles = work.clusters_m * work.clusters_n;
     const int outer = index / tiles;
@@ -33,23 +33,23 @@ __device__ __forceinline__ Place place_of(const GemmWork &work, int index, int r
     index -= band * band_tiles;
     const int first = band * work.group, rows = min(work.group, work.clusters_m - first);
     const int column = index / rows, row = first + index - column * rows;
-    Place place;
-    place.m = (row * C::CLUSTER_M + rank_m) * C::M;
-    place.n = (column * C::CLUSTER_N + rank_n) * C::N;
-    place.split = outer / work.batch;
-    place.batch = outer - place.split * work.batch;
-    place.k_begin = place.split * work.chunk;
-    place.steps = (min(work.chunk, work.k - place.k_begin) + C::K - 1) / C::K;
-    return place;
+    TileCoordinates tile;
+    tile.m = (row * C::CLUSTER_M + rank_m) * C::M;
+    tile.n = (column * C::CLUSTER_N + rank_n) * C::N;
+    tile.split = outer / work.batch;
+    tile.batch = outer - tile.split * work.batch;
+    tile.k_begin = tile.split * work.chunk;
+    tile.steps = (min(work.chunk, work.k - tile.k_begin) + C::K - 1) / C::K;
+    return tile;
 }
 
-// One thread's life: fills the ring, tile after tile.
+// The producer thread: fills the pipeline, tile after tile.
 template <typename C>
 __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap *map_a, const CUtensorMap *map_b,
                                         uint32_t stages, uint32_t full, uint32_t empty, int rank_m, int rank_n)
 {
-    // A's tile is shared by the blocks of a cluster with the same rank_m, B's by those with the same rank_n; each loads
-    // its part for all of them.
+    // The blocks of a cluster with the same rank_m share A's tile, those with the same rank_n B's; each multicasts its
+    // part.
     uint16_t blocks_a = 0, blocks_b = 0;
     for (int i = 0; i < C::CLUSTER_N; i++)
         blocks_a |= 1 << (rank_m + i * C::CLUSTER_M);
@@ -57,10 +57,10 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
         blocks_b |= 1 << (i + rank_n * C::CLUSTER_M);
     int stage = 0, phase = 0;
     for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER) {
-        const Place place = place_of<C>(work, index, rank_m, rank_n);
-        const int batch_a = work.a_shared ? 0 : place.batch, batch_b = work.b_shared ? 0 : place.batch;
-        int k = place.k_begin;
-        for (int step = 0; step < place.steps; step++, k += C::K) {
+        const TileCoordinates tile = tile_coordinates<C>(work, index, rank_m, rank_n);
+        const int batch_a = work.a_shared ? 0 : tile.batch, batch_b = work.b_shared ? 0 : tile.batch;
+        int k = tile.k_begin;
+        for (int step = 0; step < tile.steps; step++, k += C::K) {
             mbarrier_wait(empty + 8 * stage, phase ^ 1);
             const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
             mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
@@ -70,18 +70,18 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
                 for (int column = 0; column < C::A_COLUMNS; column++) {
                     const uint32_t to = a + column * C::COLUMN_BYTES + rank_n * part * SWIZZLE_ROW;
                     if constexpr (C::CLUSTER_N > 1)
-                        tma_load_3d_multicast(to, map_a, arrived, place.m + column * C::ROW, k + rank_n * part, batch_a,
+                        tma_load_3d_multicast(to, map_a, arrived, tile.m + column * C::ROW, k + rank_n * part, batch_a,
                                               blocks_a);
                     else
-                        tma_load_3d(to, map_a, arrived, place.m + column * C::ROW, k, batch_a);
+                        tma_load_3d(to, map_a, arrived, tile.m + column * C::ROW, k, batch_a);
                 }
             } else {
                 constexpr int part = C::M / C::CLUSTER_N;
                 if constexpr (C::CLUSTER_N > 1)
-                    tma_load_3d_multicast(a + rank_n * part * SWIZZLE_ROW, map_a, arrived, k, place.m + rank_n * part,
+                    tma_load_3d_multicast(a + rank_n * part * SWIZZLE_ROW, map_a, arrived, k, tile.m + rank_n * part,
                                           batch_a, blocks_a);
                 else
-                    tma_load_3d(a, map_a, arrived, k, place.m, batch_a);
+                    tma_load_3d(a, map_a, arrived, k, tile.m, batch_a);
             }
             if constexpr (C::B_MN_MAJOR) {
                 constexpr int part = C::K / C::CLUSTER_M;
@@ -89,18 +89,18 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
                 for (int column = 0; column < C::B_COLUMNS; column++) {
                     const uint32_t to = b + column * C::COLUMN_BYTES + rank_m * part * SWIZZLE_ROW;
                     if constexpr (C::CLUSTER_M > 1)
-                        tma_load_3d_multicast(to, map_b, arrived, place.n + column * C::ROW, k + rank_m * part, batch_b,
+                        tma_load_3d_multicast(to, map_b, arrived, tile.n + column * C::ROW, k + rank_m * part, batch_b,
                                               blocks_b);
                     else
-                        tma_load_3d(to, map_b, arrived, place.n + column * C::ROW, k, batch_b);
+                        tma_load_3d(to, map_b, arrived, tile.n + column * C::ROW, k, batch_b);
                 }
             } else {
                 constexpr int part = C::N / C::CLUSTER_M;
                 if constexpr (C::CLUSTER_M > 1)
-                    tma_load_3d_multicast(b + rank_m * part * SWIZZLE_ROW, map_b, arrived, k, place.n + rank_m * part,
+                    tma_load_3d_multicast(b + rank_m * part * SWIZZLE_ROW, map_b, arrived, k, tile.n + rank_m * part,
                                           batch_b, blocks_b);
                 else
-                    tma_load_3d(b, map_b, arrived, k, place.n, batch_b);
+                    tma_load_3d(b, map_b, arrived, k, tile.n, batch_b);
             }
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -108,8 +108,8 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
             }
         }
     }
-    // The other blocks of the cluster tell this one's barriers when they are done with a stage; it must not end before
-    // the last of them has. What the others send is waited for by whoever multiplies it.
+    // The other blocks of the cluster arrive at this one's barriers when they have read a stage, so that this one must
+    // not exit before the last of them has. What the others send, the consumers wait for.
     if constexpr (C::CLUSTER > 1)
         for (int i = 0; i < C::STAGES; i++) {
             mbarrier_wait(empty + 8 * stage, phase ^ 1);
@@ -120,8 +120,8 @@ __device__ __forceinline__ void produce(const GemmWork &work, const CUtensorMap 
         }
 }
 
-// Tells every block that loads into this block's stage that this warpgroup is done with it. One thread speaks for all:
-// a product of the warpgroup's is waited for by all of it. Ordinary loads are not, so that there each warp speaks.
+// Tells every block that multicasts into this block's stage that this warpgroup has read it. One thread arrives for the
+// warpgroup, since wgmma is waited for by all of it; ordinary loads are not, so there each warp arrives.
 template <typename C>
 __device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thread, int rank_m, int rank_n)
 {
@@ -139,56 +139,56 @@ __device__ __forceinline__ void release_stage(uint32_t empty, int stage, int thr
     }
 }
 
-// A's fragments of one stage in a thread: for each 32 bytes of k, the four registers of each of its blocks of 64 rows.
+// A thread's fragments of A in one stage: for each 32 bytes of k, four registers for each block of 64 rows.
 template <typename C>
 struct Left {
     uint32_t part[4][C::BLOCKS][4];
 };
 
-// From an MN-major TF32 stage: columns of K rows of 128 bytes (32 neighbours along m). With two blocks of 64 rows a
-// warp's 32 rows of A are one such column, and a thread takes 16 bytes, four rows of A, for each of its places in k;
-// with one block two warps share a column, and a thread takes 8. Which rows is chosen so that the threads that read at
-// one time meet all banks. wgmma calls them rows g and g + 8 of the first block, then of the second.
+// Loads them from an MN-major TF32 stage: columns of K rows of 128 bytes (32 elements along m). With two blocks of 64
+// rows, a warp's 32 rows of A are one such column, and a thread loads 16 bytes, four rows of A, for each of its k; with
+// one block two warps share a column, and a thread loads 8 bytes. The rows are chosen so that concurrent lanes meet all
+// banks; to wgmma they are rows g and g + 8 of the first block, then of the second.
 template <typename C>
 __device__ __forceinline__ void load_left(Left<C> &left, uint32_t a, int group, int thread)
 {
-    const int warp = thread / 32, quad = thread % 32 / 4, place = thread % 4;
+    const int warp = thread / 32, quad = thread % 32 / 4, lane_k = thread % 4;
     if constexpr (C::BLOCKS == 2) {
         const uint32_t column = a + ((C::PINGPONG ? 0 : 4 * group) + warp) * C::COLUMN_BYTES;
-        const int piece = quad / 2 + quad % 2 * 4;
+        const int vector = quad / 2 + quad % 2 * 4;
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int in = place + 4 * half; // of 8 along k
-                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
+                const int in = lane_k + 4 * half; // of 8 along k
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (vector ^ in) * 16;
                 ld_shared_v4(left.part[i][0][2 * half], left.part[i][0][2 * half + 1], left.part[i][1][2 * half],
                              left.part[i][1][2 * half + 1], from);
             }
     } else {
         const uint32_t column = a + ((C::PINGPONG ? 0 : 2 * group) + warp / 2) * C::COLUMN_BYTES + quad % 2 * 8;
-        const int piece = warp % 2 * 2 + quad / 4 + quad / 2 % 2 * 4;
+        const int vector = warp % 2 * 2 + quad / 4 + quad / 2 % 2 * 4;
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int in = place + 4 * half;
-                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (piece ^ in) * 16;
+                const int in = lane_k + 4 * half;
+                const uint32_t from = column + (8 * i + in) * SWIZZLE_ROW + (vector ^ in) * 16;
                 ld_shared_v2(left.part[i][0][2 * half], left.part[i][0][2 * half + 1], from);
             }
     }
 }
 
-// A stage's MN-major B of TF32 (columns of 32 rows of 128 bytes, 32 neighbours along n) as K-major rows of n, which is
-// what wgmma reads: by both warpgroups, 8 rows of n a warp, a lane for each k.
+// Transposes a stage's MN-major B in TF32 (columns of 32 rows of 128 bytes, 32 elements along n) into K-major rows of
+// n, which is what wgmma reads: by both warpgroups, 8 rows of n a warp, one k a lane.
 template <typename C>
-__device__ __forceinline__ void turn_right(uint32_t to, uint32_t b, int group, int thread)
+__device__ __forceinline__ void transpose_right(uint32_t to, uint32_t b, int group, int thread)
 {
     const int warp = 4 * group + thread / 32, k = thread % 32;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int piece = warp % 4 * 2 + i; // of a row of 128 bytes
-        const uint32_t from = b + warp / 4 * C::COLUMN_BYTES + k * SWIZZLE_ROW + (piece ^ (k % 8)) * 16;
+        const int vector = warp % 4 * 2 + i; // of a row of 128 bytes
+        const uint32_t from = b + warp / 4 * C::COLUMN_BYTES + k * SWIZZLE_ROW + (vector ^ (k % 8)) * 16;
         uint32_t x[4];
         ld_shared_v4(x[0], x[1], x[2], x[3], from);
 #pragma unroll
@@ -199,7 +199,8 @@ __device__ __forceinline__ void turn_right(uint32_t to, uint32_t b, int group, i
     }
 }
 
-// Work is GemmWork, or a struct made from it with a load_bias and store_tile of its own (conv2d/sm90/kernel.cuh).
+// A consumer warpgroup. Work is GemmWork, or a struct derived from it with its own load_bias and store_tile
+// (conv2d/sm90/kernel.cuh).
 template <typename C, typename Work>
 __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
                                         uint32_t empty, char *buffers, int rank_m, int rank_n)
@@ -211,7 +212,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
     const int my_row = C::PINGPONG ? 0 : group * C::GROUP_M;
     float sum[C::BLOCKS][C::N / 2];
 
-    // Descriptions of stage 0's tiles.
+    // Descriptors of stage 0's tiles.
     const uint32_t a_first = stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW);
     const uint64_t a_tile = wgmma_descriptor(a_first, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
     const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
@@ -219,46 +220,46 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
     constexpr int A_STEP = C::A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = C::B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
 
     const uint32_t order = empty + 8 * C::STAGES;
-    int stage = 0, phase = 0, turn = 0, mine = 0;
-    [[maybe_unused]] int turned = 0;
-    for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER, turn ^= 1) {
-        const Place place = place_of<C>(work, index, rank_m, rank_n);
-        if (C::PINGPONG && turn != group) {
-            // The other warpgroup's tile: its stages pass by.
-            stage += place.steps;
+    int stage = 0, phase = 0, parity = 0, mine = 0;
+    [[maybe_unused]] int transposed = 0; // which of the two tiles for B is next
+    for (int index = blockIdx.x / C::CLUSTER; index < work.total; index += gridDim.x / C::CLUSTER, parity ^= 1) {
+        const TileCoordinates tile = tile_coordinates<C>(work, index, rank_m, rank_n);
+        if (C::PINGPONG && parity != group) {
+            // The other warpgroup's tile: skip its stages.
+            stage += tile.steps;
             phase ^= (stage / C::STAGES) & 1;
             stage %= C::STAGES;
             continue;
         }
-        const auto bias = load_bias<C>(work, place.n, thread);
-        // Sums of zero, and not first products that replace what was there: that would keep the last tile's sums in
-        // their registers for as long as it takes to store them.
+        const auto bias = load_bias<C>(work, tile.n, thread);
+        // Zeroed, instead of a first wgmma that overwrites: that would keep the last tile's sums in their registers for
+        // as long as their epilogue takes.
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
             for (int i = 0; i < C::N / 2; i++)
                 sum[block][i] = 0;
-        // Not before the other warpgroup has seen its last stage full: a barrier tells only the phase before its
-        // present one from the others, so that it must not be asked two fills ahead.
+        // Not before the other warpgroup has seen its last stage full: a wait tells the current phase of a barrier from
+        // the previous one only, so it must not be two fills ahead.
         if (C::PINGPONG)
             mbarrier_wait(order + 8 * group, (mine & 1) ^ (group == 0));
         mine++;
-        if constexpr (C::B_TURNED) {
-            // A through registers, and B turned. The products of the stage before are waited for first: registers that
-            // wgmma reads are its own until then. Whoever turns a stage knows by the last one's barrier that all have
-            // done with the products of the tile that it overwrites.
-            for (int step = 0; step < place.steps; step++) {
+        if constexpr (C::B_TRANSPOSED) {
+            // A through registers, and B transposed. The previous stage's products are waited for first: until then
+            // their registers belong to wgmma. A warpgroup that transposes a stage knows by the last bar_sync that both
+            // have finished the products of the tile it overwrites.
+            for (int step = 0; step < tile.steps; step++) {
                 const uint32_t from = stages + stage * C::STAGE_BYTES;
-                const uint32_t to = stages + C::STAGES * C::STAGE_BYTES + turned * (C::TURNED_BYTES / 2);
+                const uint32_t to = stages + C::STAGES * C::STAGE_BYTES + transposed * (C::TRANSPOSED_BYTES / 2);
                 mbarrier_wait(full + 8 * stage, phase);
                 wgmma_wait_group<0>();
                 Left<C> left;
                 load_left<C>(left, from, group, thread);
-                turn_right<C>(to, from + C::A_BYTES, group, thread);
+                transpose_right<C>(to, from + C::A_BYTES, group, thread);
                 fence_proxy_async();
                 release_stage<C>(empty, stage, thread, rank_m, rank_n);
                 bar_sync(3, 2 * WARPGROUP);
-                turned ^= 1;
+                transposed ^= 1;
                 const uint64_t b = wgmma_descriptor(to, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
                 wgmma_fence();
 #pragma unroll
@@ -274,13 +275,13 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             }
             wgmma_wait_group<0>();
         } else if constexpr (C::IN_REGISTERS) {
-            // A through registers: the next stage's fragments are read while this one's products are made.
+            // A through registers: the next stage's fragments are loaded during this one's products.
             Left<C> left = {}, next = {};
             mbarrier_wait(full + 8 * stage, phase);
-            if (C::PINGPONG && place.steps == 1)
-                hand_over(order, group, thread);
+            if (C::PINGPONG && tile.steps == 1)
+                order_arrive(order, group, thread);
             load_left<C>(left, stages + stage * C::STAGE_BYTES, group, thread);
-            for (int step = 0; step < place.steps; step++) {
+            for (int step = 0; step < tile.steps; step++) {
                 const uint64_t b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
                 wgmma_fence();
 #pragma unroll
@@ -294,10 +295,10 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                     stage = 0;
                     phase ^= 1;
                 }
-                if (step + 1 < place.steps) {
+                if (step + 1 < tile.steps) {
                     mbarrier_wait(full + 8 * stage, phase);
-                    if (C::PINGPONG && step + 2 == place.steps)
-                        hand_over(order, group, thread);
+                    if (C::PINGPONG && step + 2 == tile.steps)
+                        order_arrive(order, group, thread);
                     load_left<C>(next, stages + stage * C::STAGE_BYTES, group, thread);
                 }
                 wgmma_wait_group<0>();
@@ -312,10 +313,10 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             }
         } else {
             int before = stage;
-            for (int step = 0; step < place.steps; step++) {
+            for (int step = 0; step < tile.steps; step++) {
                 mbarrier_wait(full + 8 * stage, phase);
-                if (C::PINGPONG && step + 1 == place.steps)
-                    hand_over(order, group, thread);
+                if (C::PINGPONG && step + 1 == tile.steps)
+                    order_arrive(order, group, thread);
                 const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
                                b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
                 wgmma_fence();
@@ -327,7 +328,7 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
                                                                      wgmma_advance(a, i * A_STEP + block * A_BLOCK),
                                                                      wgmma_advance(b, i * B_STEP), 1);
                 wgmma_commit_group();
-                // This stage's products are under way; those of the stage before are done.
+                // This stage's products are in flight; the previous stage's are done.
                 wgmma_wait_group<1>();
                 if (step > 0)
                     release_stage<C>(empty, before, thread, rank_m, rank_n);
@@ -340,10 +341,10 @@ __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map
             wgmma_wait_group<0>();
             release_stage<C>(empty, before, thread, rank_m, rank_n);
         }
-        if constexpr (C::ONE_TILE) // both warpgroups have read the ring to the end, and no more comes
+        if constexpr (C::ONE_TILE) // both warpgroups have read the last stage, and the epilogue may overwrite them
             bar_sync(3, 2 * WARPGROUP);
-        store_tile<C>(sum, bias, work, map_d, buffers, buffer, (int64_t)place.split * work.batch + place.batch,
-                      place.m + my_row, place.n, group, thread);
+        store_tile<C>(sum, bias, work, map_d, buffers, buffer, (int64_t)tile.split * work.batch + tile.batch,
+                      tile.m + my_row, tile.n, group, thread);
     }
     if (C::BUFFERS > 0 && thread == 0)
         bulk_wait_group_read<0>();
@@ -357,7 +358,7 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
-    // Every block of a cluster must come to the same addresses; the dynamic part starts at the same in each.
+    // The addresses must be the same in all blocks of a cluster, as that of dynamic shared memory is.
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t buffers = stages + C::BUFFERS_FROM;
     const uint32_t full = stages + C::BARRIERS_FROM, empty = full + 8 * C::STAGES;
@@ -373,7 +374,7 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
             mbarrier_init(empty + 8 * stage, arrivals);
         }
         for (int group = 0; group < 2; group++)
-            mbarrier_init(empty + 8 * (C::STAGES + group), TURN_ARRIVALS);
+            mbarrier_init(empty + 8 * (C::STAGES + group), ORDER_ARRIVALS);
         fence_mbarrier_init();
     }
     if constexpr (C::CLUSTER > 1)
@@ -381,7 +382,7 @@ __global__ void __launch_bounds__(C::THREADS, C::SHARING)
     else
         __syncthreads();
     wait_for_predecessor();
-    // Every block is running by now, and the next kernel's take over the SMs as they fall free.
+    // All blocks are resident by now; the next kernel's take over the SMs as they become free.
     release_successor();
     if (threadIdx.x / WARPGROUP == C::PRODUCER) {
         if constexpr (C::SHARING == 1)
@@ -403,7 +404,8 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
     const cuda_ops_gemm_problem &p = call.problem;
     CUtensorMap map_a, map_b, map_d;
     const bool tf32 = sizeof(typename C::T) == 4;
-    // A K-major box holds the rows that one block of the cluster loads; an MN-major one that block's part of k.
+    // The box of a K-major operand holds the rows that one block of the cluster loads; of an MN-major one, that block's
+    // part of k.
     bool mapped = C::A_MN_MAJOR ? make_map(&map_a, call.a, p.dtype, tf32, p.m, p.k, p.batch, p.lda, p.stride_a, C::ROW,
                                            C::K / C::CLUSTER_N)
                                 : make_map(&map_a, call.a, p.dtype, tf32, p.k, p.m, p.batch, p.lda, p.stride_a, C::ROW,
@@ -414,7 +416,7 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
                                                  C::ROW, C::N / C::CLUSTER_M));
     GemmWork work = work_of(call);
     const int64_t wanted = plan.splits > 1 ? plan.splits : 1, chunk = ceil_div(ceil_div(p.k, wanted), C::K) * C::K;
-    const int64_t splits = ceil_div(p.k, chunk); // none of them empty
+    const int64_t splits = ceil_div(p.k, chunk); // none is empty
     work.splits = (int)splits, work.chunk = (int)chunk;
     work.clusters_m = (int)ceil_div(p.m, C::M * C::CLUSTER_M);
     work.clusters_n = (int)ceil_div(p.n, C::N * C::CLUSTER_N);
@@ -456,10 +458,10 @@ static cuda_ops_status launch(const GemmCall &call, GemmDevice device, const Gem
         whole.problem.m = p.n;
         whole.problem.n = p.m;
     }
-    return gemm_add_pieces(whole, work.splits);
+    return gemm_add_splits(whole, work.splits);
 }
 
-// Rung 13's tiles of 16-bit operands, as HALVES in gemm.cu numbers them.
+// The tiles of 16-bit operands, as HALVES_TIMES (gemm/times.h) numbers them.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
@@ -479,13 +481,13 @@ static cuda_ops_status launch_halves(const GemmCall &call, GemmDevice device, co
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
-// Tiles for batches of small matrices, a block each and two blocks an SM, of which one loads while the other stores.
+// Tiles for batches of small matrices: two blocks an SM, of which one loads while the other stores.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_small(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {
     // clang-format off
     switch (plan.tile) {
-    //                                      M   N   cluster ping-pong stages                 copied pieces blocks an SM
+    //                                      M   N   cluster ping-pong stages                 TMA    gelu   blocks an SM
     case 6: return launch<Tile<T, 128, 64, 1, 1, false, 3, a_mn_major, b_mn_major, false, false, 2>>(call, device, plan);
     case 7: return launch<Tile<T, 64, 128, 1, 1, true, 3, a_mn_major, b_mn_major, false, false, 2>>(call, device, plan);
     }
@@ -509,7 +511,7 @@ static cuda_ops_status launch_small_halves(const GemmCall &call, GemmDevice devi
 #endif
 }
 
-// A as it is stored: its two ways are in two files, which compile side by side.
+// One storage order of A: the other one is in a file of its own, which compiles in parallel.
 template <typename T, bool a_mn_major>
 static cuda_ops_status launch_either_b(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {

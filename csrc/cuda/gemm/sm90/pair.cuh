@@ -1,7 +1,7 @@
-// Rung 13's tiles that two blocks make together: each takes half of k, and they give each other half of their sums.
-// For products of few tiles and a long k, which are cut so finely otherwise that shared memory feeds the tensor cores
-// too slowly: a tile's operands are read from there once for its rows and once for its columns. The exchange costs the
-// way from one SM to another, some 16 bytes a cycle: a microsecond for 32 KB. One tile a cluster; not persistent.
+// The sm90 path's tiles that a cluster of two blocks makes: each block multiplies half of k for the whole tile, and
+// then they exchange half of their sums. For few tiles and a long k: smaller tiles would reread their operands from
+// shared memory too often to feed the tensor cores. The exchange costs a trip between SMs at some 16 bytes a cycle: a
+// microsecond for 32 KB. One tile a cluster; not persistent.
 #ifndef CUDA_OPS_GEMM_SM90_PAIR_CUH
 #define CUDA_OPS_GEMM_SM90_PAIR_CUH
 
@@ -22,64 +22,64 @@ template <typename T_, int TILE_N_, int STAGES_, bool A_MN_MAJOR_, bool B_MN_MAJ
 struct PairTile : Tile<T_, 128, TILE_N_, 1, 1, false, STAGES_, A_MN_MAJOR_, B_MN_MAJOR_> {
     typedef Tile<T_, 128, TILE_N_, 1, 1, false, STAGES_, A_MN_MAJOR_, B_MN_MAJOR_> Whole;
     typedef Tile<T_, 128, TILE_N_ / 2, 1, 1, false, 2, false, false, false, true> Half; // what a block stores
-    static constexpr int COLUMNS = TILE_N_ / 2, COUNT = COLUMNS / 2;                    // sums that a thread keeps
-    static constexpr int SUM_BYTES = WARPGROUP * COUNT * 4;                             // that a warpgroup is given
+    static constexpr int COLUMNS = TILE_N_ / 2, COUNT = COLUMNS / 2;                    // sums that a thread finishes
+    static constexpr int SUM_BYTES = WARPGROUP * COUNT * 4;                             // that a warpgroup receives
     static constexpr int SHARED_BYTES =
         STAGES_ * Whole::STAGE_BYTES + 2 * SUM_BYTES + (2 * STAGES_ + 2) * 8 + SWIZZLE_ATOM;
     static_assert(sizeof(T_) == 2, "of 16 bits");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
-    static_assert(STAGES_ * Whole::STAGE_BYTES >= 2 * Half::BUFFERS * Half::BUFFER_BYTES, "results by pieces");
+    static_assert(STAGES_ * Whole::STAGE_BYTES >= 2 * Half::BUFFERS * Half::BUFFER_BYTES, "the epilogue's buffers");
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
 // The first row and column of a cluster's tile, and this block's steps along k.
-struct PairPlace {
+struct PairCoordinates {
     int m, n, batch, first_step, steps;
 };
 
 template <typename C>
-__device__ __forceinline__ PairPlace pair_place(const GemmWork &work, int rank)
+__device__ __forceinline__ PairCoordinates pair_coordinates(const GemmWork &work, int rank)
 {
-    // Along the side with fewer tiles first: clusters that run side by side then share the long side's operand.
+    // Along the side with fewer tiles first: concurrent clusters then share the long side's operand.
     const int tiles = work.clusters_m * work.clusters_n, cluster = blockIdx.x / 2, index = cluster % tiles;
     const bool m_first = work.clusters_m <= work.clusters_n;
     const int side = m_first ? work.clusters_m : work.clusters_n, along = index % side, across = index / side;
     const int steps = (work.k + C::K - 1) / C::K, half = (steps + 1) / 2;
-    PairPlace place;
-    place.m = (m_first ? along : across) * C::M;
-    place.n = (m_first ? across : along) * C::N;
-    place.batch = cluster / tiles;
-    place.first_step = rank * half;
-    place.steps = rank == 0 ? half : steps - half;
-    return place;
+    PairCoordinates tile;
+    tile.m = (m_first ? along : across) * C::M;
+    tile.n = (m_first ? across : along) * C::N;
+    tile.batch = cluster / tiles;
+    tile.first_step = rank * half;
+    tile.steps = rank == 0 ? half : steps - half;
+    return tile;
 }
 
-// One thread's life: fills the ring.
+// The producer thread: fills the pipeline.
 template <typename C>
-__device__ __forceinline__ void pair_produce(const GemmWork &work, const PairPlace &place, const CUtensorMap *map_a,
-                                             const CUtensorMap *map_b, uint32_t stages, uint32_t full, uint32_t empty,
-                                             int rank)
+__device__ __forceinline__ void pair_produce(const GemmWork &work, const PairCoordinates &tile,
+                                             const CUtensorMap *map_a, const CUtensorMap *map_b, uint32_t stages,
+                                             uint32_t full, uint32_t empty, int rank)
 {
-    const int batch_a = work.a_shared ? 0 : place.batch, batch_b = work.b_shared ? 0 : place.batch;
-    int stage = 0, phase = 0, k = place.first_step * C::K;
-    for (int step = 0; step < place.steps; step++, k += C::K) {
+    const int batch_a = work.a_shared ? 0 : tile.batch, batch_b = work.b_shared ? 0 : tile.batch;
+    int stage = 0, phase = 0, k = tile.first_step * C::K;
+    for (int step = 0; step < tile.steps; step++, k += C::K) {
         mbarrier_wait(empty + 8 * stage, phase ^ 1);
         const uint32_t arrived = full + 8 * stage, a = stages + stage * C::STAGE_BYTES, b = a + C::A_BYTES;
         mbarrier_arrive_expect_tx(arrived, C::STAGE_BYTES);
         if constexpr (C::A_MN_MAJOR) {
 #pragma unroll
             for (int column = 0; column < C::A_COLUMNS; column++)
-                tma_load_3d(a + column * C::COLUMN_BYTES, map_a, arrived, place.m + column * C::ROW, k, batch_a);
+                tma_load_3d(a + column * C::COLUMN_BYTES, map_a, arrived, tile.m + column * C::ROW, k, batch_a);
         } else {
-            tma_load_3d(a, map_a, arrived, k, place.m, batch_a);
+            tma_load_3d(a, map_a, arrived, k, tile.m, batch_a);
         }
         if constexpr (C::B_MN_MAJOR) {
 #pragma unroll
             for (int column = 0; column < C::B_COLUMNS; column++)
-                tma_load_3d(b + column * C::COLUMN_BYTES, map_b, arrived, place.n + column * C::ROW, k, batch_b);
+                tma_load_3d(b + column * C::COLUMN_BYTES, map_b, arrived, tile.n + column * C::ROW, k, batch_b);
         } else {
-            tma_load_3d(b, map_b, arrived, k, place.n, batch_b);
+            tma_load_3d(b, map_b, arrived, k, tile.n, batch_b);
         }
         if (++stage == C::STAGES) {
             stage = 0;
@@ -88,11 +88,11 @@ __device__ __forceinline__ void pair_produce(const GemmWork &work, const PairPla
     }
 }
 
-// One consumer warpgroup's products, the exchange, and the way out.
+// A consumer warpgroup: its products, the exchange, and the epilogue.
 template <typename C>
-__device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPlace &place, const CUtensorMap *map_d,
-                                             uint32_t stages, uint32_t sums, uint32_t full, uint32_t empty, int rank,
-                                             char *shared)
+__device__ __forceinline__ void pair_consume(const GemmWork &work, const PairCoordinates &tile,
+                                             const CUtensorMap *map_d, uint32_t stages, uint32_t sums, uint32_t full,
+                                             uint32_t empty, int rank, char *shared)
 {
     typedef typename C::Half Half;
     const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, my_row = group * C::GROUP_M;
@@ -101,14 +101,14 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
         wgmma_descriptor(stages + (C::A_MN_MAJOR ? my_row / C::ROW * C::COLUMN_BYTES : my_row * SWIZZLE_ROW),
                          WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
     const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
-    const int first_column = place.n + rank * C::COLUMNS;
+    const int first_column = tile.n + rank * C::COLUMNS;
     const auto bias = load_bias<Half>(work, first_column, thread);
     float sum[C::N / 2];
 #pragma unroll
     for (int i = 0; i < C::N / 2; i++)
         sum[i] = 0;
     int stage = 0, phase = 0, before = 0;
-    for (int step = 0; step < place.steps; step++) {
+    for (int step = 0; step < tile.steps; step++) {
         mbarrier_wait(full + 8 * stage, phase);
         const uint64_t a = wgmma_advance(a_tile, stage * C::STAGE_BYTES),
                        b = wgmma_advance(b_tile, stage * C::STAGE_BYTES);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
             wgmma<typename C::T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, wgmma_advance(a, i * A_STEP),
                                                                      wgmma_advance(b, i * B_STEP), 1);
         wgmma_commit_group();
-        // This stage's products are under way; those of the stage before are done.
+        // This stage's products are in flight; the previous stage's are done.
         wgmma_wait_group<1>();
         if (step > 0 && thread == 0)
             mbarrier_arrive(empty + 8 * before);
@@ -129,10 +129,10 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
         }
     }
     wgmma_wait_group<0>();
-    cluster_wait(); // the other block's barriers are there
+    cluster_wait(); // the other block's barriers are initialised
     const uint32_t arrived = empty + 8 * C::STAGES + 8 * group, mine = sums + group * C::SUM_BYTES + thread * 16;
     const uint32_t to = mapa(mine, rank ^ 1), barrier = mapa(arrived, rank ^ 1);
-    // Chosen value by value: a branch would have the sums in two places.
+    // Selected value by value: a branch would need the sums in two sets of registers.
     float kept[1][C::COUNT];
 #pragma unroll
     for (int i = 0; i < C::COUNT; i += 4) {
@@ -151,16 +151,16 @@ __device__ __forceinline__ void pair_consume(const GemmWork &work, const PairPla
         const float4 part = ld_shared_v4_f32(mine + i * WARPGROUP * 4);
         kept[0][i] += part.x, kept[0][i + 1] += part.y, kept[0][i + 2] += part.z, kept[0][i + 3] += part.w;
     }
-    // Results leave by way of where the other's sums came to. What finishes them by pieces wants more room: the ring's,
-    // which both warpgroups have read to the end.
+    // The epilogue's buffers are where the other block's sums arrived. Gelu's need more room: the pipeline's, which
+    // both warpgroups have read to the end.
     uint32_t buffers = sums + group * C::SUM_BYTES;
     if (work.preactivation || work.activation > CUDA_OPS_GEMM_RELU) {
         bar_sync(3, 2 * WARPGROUP);
         buffers = stages + group * Half::BUFFERS * Half::BUFFER_BYTES;
     }
     int buffer = 0;
-    store_tile<Half>(kept, bias, work, map_d, shared + (buffers - shared_address(shared)), buffer, place.batch,
-                     place.m + my_row, first_column, group, thread);
+    store_tile<Half>(kept, bias, work, map_d, shared + (buffers - shared_address(shared)), buffer, tile.batch,
+                     tile.m + my_row, first_column, group, thread);
     if (thread == 0)
         bulk_wait_group_read<0>();
 }
@@ -173,11 +173,11 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
 {
 #if defined(CUDA_OPS_HOPPER_CODE)
     extern __shared__ char shared[];
-    // Both blocks must come to the same addresses; the dynamic part starts at the same in each.
+    // The addresses must be the same in both blocks, as that of dynamic shared memory is.
     const uint32_t stages = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
     const uint32_t sums = stages + C::STAGES * C::STAGE_BYTES, full = sums + 2 * C::SUM_BYTES;
     const uint32_t empty = full + 8 * C::STAGES, arrived = empty + 8 * C::STAGES;
-    const int rank = (int)cluster_ctarank(); // which half of k it takes, and of the columns it keeps
+    const int rank = (int)cluster_ctarank(); // which half of k it multiplies, and which of the columns it finishes
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_a);
         prefetch_tensormap(&map_b);
@@ -193,20 +193,20 @@ __global__ void __launch_bounds__(3 * WARPGROUP, 1)
             mbarrier_arrive_expect_tx(arrived + 8 * group, C::SUM_BYTES);
     }
     __syncthreads();
-    // Waited for before the other block is written to. None must wait for it at the end: who has been given all that it
-    // waits for is written to no more.
+    // Waited for before the other block is written to. No block waits for the other at its end: one that has received
+    // all it waits for is written to no more.
     cluster_arrive_relaxed();
     wait_for_predecessor();
     release_successor();
-    const PairPlace place = pair_place<C>(work, rank);
+    const PairCoordinates tile = pair_coordinates<C>(work, rank);
     if (threadIdx.x < WARPGROUP) {
         setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
-            pair_produce<C>(work, place, &map_a, &map_b, stages, full, empty, rank);
-        cluster_wait(); // what has been arrived at
+            pair_produce<C>(work, tile, &map_a, &map_b, stages, full, empty, rank);
+        cluster_wait(); // completes the arrival above
     } else {
         setmaxnreg_inc<232>();
-        pair_consume<C>(work, place, &map_d, stages, sums, full, empty, rank, shared);
+        pair_consume<C>(work, tile, &map_d, stages, sums, full, empty, rank, shared);
     }
 #endif
 }
@@ -245,8 +245,8 @@ static cuda_ops_status launch_pair(const GemmCall &call, GemmDevice device, cons
     return launch_status();
 }
 
-// The tiles, as gemm/times.h numbers them. 96 and 160 columns are not cut into 64 that are neighbours in memory: an
-// MN-major B of theirs took longer than of 128 and 192.
+// The tiles, as gemm/times.h numbers them. An MN-major B was slower with 96 and 160 columns, which are no multiple of a
+// 64-column box, than with 128 and 192.
 template <typename T, bool a_mn_major, bool b_mn_major>
 static cuda_ops_status launch_pairs(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
 {

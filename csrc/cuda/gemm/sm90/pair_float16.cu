@@ -1,4 +1,4 @@
-// Rung 13's tiles that two blocks make together, in float16; the kernel is in gemm/sm90/pair.cuh.
+// gemm, sm90 path: tiles that a cluster of two blocks makes, in float16; the kernel is in gemm/sm90/pair.cuh.
 #include "gemm/sm90/pair.cuh"
 
 cuda_ops_status gemm_sm90_pair_float16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

@@ -1,19 +1,14 @@
-// Rung 13: D = activation(alpha * op(A) op(B) + bias) by TMA and wgmma in clusters, with a persistent grid.
-// A block an SM, in clusters of two, which walks from tile to tile; three warpgroups as in rung 12. The blocks of a
-// cluster take tiles beside each other, and each loads its part of the slice they share for both (multicast). Tiles
-// come in bands of rows, so that those that run at one time make up about a square, and what they read stays in the L2
-// cache. Ping-pong: each consumer warpgroup has tiles of its own, and one multiplies while the other's results leave.
-// Batches of matrices no larger than a tile or two go by smaller blocks that are no cluster's and share an SM by twos:
-// there is nothing to share, and half of a cluster would have no tile.
-// The tile is picked by the table in gemm/times.h; k is split where tiles are few and k is long.
-// Fixes of rung 12: a tile's start and end are hidden, slices are fetched once a cluster, the order is the cache's, and
-// small D gets small tiles. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start.
-// One tile of halves (128 x 80) makes D or D transposed: where D has few columns, or few rows, 80 cuts it so that every
-// SM has a tile. Where tiles are few and k is long, two blocks make one together, each with half of k
-// (gemm/sm90/pair.cuh). Measured on an H200 against cuBLAS: bfloat16 1024^3 0.97 to 1.01, 2048^3 1.00,
-// 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256 1.14 to 1.20; TF32 by storage order 1.00 to 1.47;
-// 256 products of 128 x 128 x 64 bfloat16 0.96 to 1.05, TF32 0.98 to 1.18.
-// benchmarks/notes/gemm.md has it all.
+// gemm, sm90 path: D = activation(alpha * op(A) op(B) + bias) by TMA and wgmma, in clusters, with a persistent grid of
+// one block an SM: a producer warpgroup and two consumers (ladder/12_tma_wgmma_sm90.cu has the plain form). The blocks
+// of a cluster have adjacent tiles, and each loads its part of the operand they share by multicast. Tiles are walked in
+// bands, so that concurrent ones share the L2. Ping-pong: each consumer has tiles of its own, and one multiplies during
+// the other's epilogue. Small matrices in batches take smaller blocks, two an SM, without clusters. k is split where
+// tiles are few; a pair of blocks may split it within a cluster (gemm/sm90/pair.cuh). The 16-bit tile of 80 columns
+// makes D or D^T, so that a D of few columns or few rows has a tile for every SM. gemm.cu picks the tile by
+// gemm/times.h. Bound by the tensor cores and, from 4096^3 on, by the card's power; small D by its start. Measured on
+// an H200 against cuBLAS: bf16 1024^3 0.97 to 1.01, 2048^3 1.00, 4096^3 1.00 to 1.03, 8192^3 1.05, 5120 x 5120 x 256
+// 1.14 to 1.20; TF32 1.00 to 1.47 by storage order; 256 products of 128 x 128 x 64 bf16 0.96 to 1.05, TF32 0.98 to 1.18
+// (benchmarks/notes/gemm.md).
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
@@ -43,15 +38,15 @@ Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
 
 int64_t gemm_sm90_planned_workspace(const cuda_ops_gemm_problem &p, const GemmPlan &plan)
 {
-    return gemm_pieces_bytes(p, plan.splits) + (p.dtype == CUDA_OPS_FLOAT32 ? gemm_sm90_tf32_bytes(p, plan.tile) : 0);
+    return gemm_splits_bytes(p, plan.splits) + (p.dtype == CUDA_OPS_FLOAT32 ? gemm_sm90_tf32_bytes(p, plan.tile) : 0);
 }
 
-// Tiles of halves: the one that makes D or D transposed, and the first of those for batches. Of TF32: the first of
-// those, and the one of them that does not turn B.
-static constexpr int EITHER_WAY = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTURNED = 5;
+// Tile numbers. 16 bits: the tile that makes D or D^T, and the first of those for batches. TF32: the first of those for
+// batches, and the one of them that does not transpose B.
+static constexpr int D_OR_TRANSPOSED = 4, SMALL = 6, TF32_SMALL = 4, TF32_UNTRANSPOSED = 5;
 
-// The tiles of halves that two blocks make together, each with half of k. That of 128 columns makes D alone, the others
-// D or D transposed; those of 96 and 160 want neighbours along k of what gives them columns.
+// The 16-bit tiles that a cluster of two blocks makes, each with half of k. That of 128 columns makes D only, the
+// others D or D^T; those of 96 and 160 want the operand that gives the columns K-major.
 static constexpr int FIRST_PAIR = 16, PAIR_96 = 17, PAIR_128 = 18, PAIR_160 = 19, LAST_PAIR = 20;
 
 static bool is_pair(int tile)
@@ -66,12 +61,12 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
         const bool k_contiguous = swapped ? !p.transpose_a : p.transpose_b;
         return (!swapped || tile != PAIR_128) && (k_contiguous || (tile != PAIR_96 && tile != PAIR_160));
     }
-    // Those for batches have no gelu.
+    // The tiles for batches have no gelu.
     if (tile >= (tf32 ? TF32_SMALL : SMALL) && (p.preactivation || p.activation > CUDA_OPS_GEMM_RELU))
         return false;
     if (tf32)
-        return !swapped && (tile != TF32_UNTURNED || !p.transpose_a || p.transpose_b);
-    return !swapped || tile == EITHER_WAY;
+        return !swapped && (tile != TF32_UNTRANSPOSED || !p.transpose_a || p.transpose_b);
+    return !swapped || tile == D_OR_TRANSPOSED;
 }
 
 cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)

@@ -1,4 +1,4 @@
-// Rung 13 for bfloat16, tiles for batches of small matrices.
+// gemm, sm90 path: bfloat16, tiles for batches of small matrices.
 #include "gemm/sm90/kernel.cuh"
 
 cuda_ops_status gemm_sm90_small_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

@@ -1,5 +1,5 @@
-// Rung 13 for TF32, tiles for batches of small matrices: see gemm/sm90/tf32.cu. The problem is as the
-// kernel sees it, and never A K, B MN.
+// gemm, sm90 path: TF32, tiles for batches of small matrices; see gemm/sm90/tf32.cu. The problem is as the kernel sees
+// it; A K-major with B MN-major never comes.
 #include "gemm/sm90/kernel.cuh"
 
 cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
@@ -9,7 +9,7 @@ cuda_ops_status gemm_sm90_small_tf32(const GemmCall &call, GemmDevice device, co
     // clang-format off
     if (!a_mn_major && !b_mn_major)
         switch (plan.tile) {
-        //                                          M   N   cluster ping-pong stages     copied pieces blocks an SM
+        //                                          M   N   cluster ping-pong stages     TMA gelu blocks an SM
         case 4: return launch<Tile<float, 128, 64, 1, 1, false, 3, false, false, true, false, 2>>(call, device, plan);
         case 5: return launch<Tile<float, 64, 128, 1, 1, true, 3, false, false, true, false, 2>>(call, device, plan);
         }

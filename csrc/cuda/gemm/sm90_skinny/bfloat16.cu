@@ -1,4 +1,4 @@
-// Rung 14 for bfloat16.
+// gemm, sm90_skinny path: bfloat16.
 #include "gemm/sm90_skinny/kernel.cuh"
 
 cuda_ops_status gemm_sm90_skinny_bfloat16(const GemmCall &call, GemmDevice device, const GemmPlan &plan)

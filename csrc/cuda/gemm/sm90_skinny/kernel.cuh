@@ -1,5 +1,5 @@
-// Rung 14's kernel and its launcher, to be instantiated a dtype a file; gemm/sm90_skinny/sm90_skinny.cu tells what they
-// are.
+// The sm90_skinny path's kernel and its launcher, to be instantiated one dtype a file; gemm/sm90_skinny/sm90_skinny.cu
+// says what they do.
 #ifndef CUDA_OPS_GEMM_SM90_SKINNY_KERNEL_CUH
 #define CUDA_OPS_GEMM_SM90_SKINNY_KERNEL_CUH
 
@@ -16,26 +16,26 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-// M x N: what a block makes of the product as the kernel sees it, in which A and B may have changed places. M is what a
-// warpgroup multiplies. Two blocks share an SM. MN-major is what the kernel calls A stored k x m and B stored k x n.
+// M x N: the tile as the kernel sees it; A and B may be exchanged. M is what a warpgroup multiplies. Two blocks share
+// an SM. MN-major is what the kernel calls A stored k x m and B stored k x n.
 template <typename T_, int N_, bool A_MN_MAJOR_, bool B_MN_MAJOR_>
 struct SkinnyTile {
     typedef T_ T;
     static constexpr int M = 64, N = N_, BLOCKS = 2;
     static constexpr bool A_MN_MAJOR = A_MN_MAJOR_, B_MN_MAJOR = B_MN_MAJOR_;
-    static constexpr int THREADS = WARPGROUP + WARP_SIZE;             // who multiply, and who copy
-    static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T), K = ROW; // elements of a row, and depth of a stage
+    static constexpr int THREADS = WARPGROUP + WARP_SIZE;             // consumers and a producer warp
+    static constexpr int ROW = SWIZZLE_ROW / (int)sizeof(T), K = ROW; // elements of a row, and k of a stage
     static constexpr int COLUMN_BYTES = K * SWIZZLE_ROW;              // an MN-major tile: one column of 64
     static constexpr int A_BYTES = M * SWIZZLE_ROW, B_BYTES = B_MN_MAJOR ? COLUMN_BYTES : N * SWIZZLE_ROW;
     static constexpr int STAGE_BYTES = A_BYTES + B_BYTES, MOST_STAGES = 16;
-    static constexpr int SUM_BYTES = M * N * 4;              // the sums that a block of a cluster sends
-    static constexpr int LINE_BYTES = (M + 8) * (N + 8) * 4; // the tile as float32, in either order
+    static constexpr int SUM_BYTES = M * N * 4;              // that a block of a cluster sends
+    static constexpr int LINE_BYTES = (M + 8) * (N + 8) * 4; // the tile in float32, in either order
     static_assert(N <= 64, "one column of an MN-major tile");
     static_assert(sizeof(T) == 2 || (!A_MN_MAJOR && !B_MN_MAJOR), "TF32 is K-major");
     static_assert(STAGE_BYTES % SWIZZLE_ATOM == 0 && A_BYTES % SWIZZLE_ATOM == 0, "tiles are aligned to the swizzle");
 
-    // Of an SM's 228 KB each block has 1 KB for the system, and loses up to one to alignment. Clusters of `splits`
-    // leave the first block room for what the others send.
+    // Of an SM's 228 KB each block has 1 KB reserved, and loses up to one to alignment. In clusters of `splits` the
+    // first block has room for the sums that the others send.
     static int stages(int splits, int blocks)
     {
         const int room = (228 << 10) / blocks - (2 << 10) - 512;
@@ -46,8 +46,8 @@ struct SkinnyTile {
     {
         return SWIZZLE_ATOM + stages * (STAGE_BYTES + 16) + 16 + (splits - 1) * SUM_BYTES;
     }
-    // Steps along k, in rings of stages, from which it pays that a block which is alone on its SM takes all of its
-    // shared memory and keeps more bytes under way, though the next kernel then cannot start beside it.
+    // From so many pipelines of k on it pays that a block alone on its SM takes all of its shared memory and keeps more
+    // bytes in flight, though the next kernel then cannot start beside it.
     static constexpr int LONG = N == 64 ? 2 : 5;
 };
 
@@ -61,26 +61,25 @@ struct SkinnyWork {
     int a_shared, b_shared; // one matrix for all products of the batch
     float alpha;
     int bias_is_float, activation, output_is_float;
-    int swapped;         // what the kernel makes is D transposed
-    int whole;           // 16 bytes of a line of D and of the preactivation may be written at once
-    void *preactivation; // or null: what the activation is computed from is left here, laid out like D
+    int swapped;         // the kernel makes D^T
+    int whole;           // 16 bytes of a row of D and of the preactivation may be written at once
+    void *preactivation; // or null: where the input of the activation is stored, laid out like D
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
 
-// A warpgroup's sums from shared memory, where they lie as lines of D, `pitch` apart, to D, 16 bytes a thread at a
-// time. One loop, not unrolled, for all that may be asked for: a kernel of few microseconds waits for its instructions
-// as for its operands.
+// The epilogue from shared memory, where the sums are rows of D, `pitch` apart, to D, 16 bytes a thread at a time. One
+// rolled loop for all variants: a kernel of few microseconds waits for its instructions as it does for its operands.
 template <typename T, typename Output>
 __device__ __forceinline__ void store_lines(const SkinnyWork &work, float *tile, int lines, int columns, int pitch,
                                             int64_t matrix, int first_line, int first_column)
 {
     constexpr int MANY = 16 / sizeof(Output);
     const int all_lines = work.swapped ? work.n : work.m, all_columns = work.swapped ? work.m : work.n;
-    const int pieces = columns / MANY;
+    const int vectors = columns / MANY;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < lines * pieces; i += WARPGROUP) {
-        const int in_line = i / pieces, in_column = i % pieces * MANY;
+    for (int i = threadIdx.x; i < lines * vectors; i += WARPGROUP) {
+        const int in_line = i / vectors, in_column = i % vectors * MANY;
         const int line = first_line + in_line, column = first_column + in_column;
         if (line >= all_lines || column >= all_columns)
             continue;
@@ -109,7 +108,7 @@ __device__ __forceinline__ void store_lines(const SkinnyWork &work, float *tile,
     }
 }
 
-// The accumulators to D by way of shared memory, whose stages are done with.
+// The accumulators to D through shared memory, where the stages were.
 template <typename C>
 __device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (&sum)[C::N / 2], char *shared,
                                            int64_t matrix, int first_m, int first_n)
@@ -117,7 +116,7 @@ __device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (
     typedef typename C::T T;
     float *const tile = (float *)shared;
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    // Pitches by which a warp's stores meet all banks.
+    // The pitches that let a warp's stores meet all banks.
     const int pitch = work.swapped ? C::M + 4 : C::N + 8;
     bar_sync(1, WARPGROUP); // all have multiplied the last stage
 #pragma unroll
@@ -142,15 +141,15 @@ __device__ __forceinline__ void store_sums(const SkinnyWork &work, const float (
         store_lines<T, T>(work, tile, lines, columns, pitch, matrix, first_line, first_column);
 }
 
-// The sums of a cluster's blocks, each of a piece of k, in the first block: the others send theirs, register by
-// register, into its shared memory, and it adds them in the blocks' order. True in the first block.
+// Adds the sums of a cluster's blocks, each of a split of k, in the first block: the others send theirs into its shared
+// memory, and it adds them in rank order. True in the first block.
 template <typename C>
 __device__ __forceinline__ bool add_cluster(const SkinnyWork &work, float (&sum)[C::N / 2], uint32_t sums,
                                             uint32_t arrived, uint32_t rank)
 {
     if (work.splits == 1)
         return true;
-    cluster_wait(); // the first block's barrier is there
+    cluster_wait(); // the first block's barrier is initialised
     if (rank > 0) {
         const uint32_t barrier = mapa(arrived, 0);
         const uint32_t to = mapa(sums + (rank - 1) * C::SUM_BYTES, 0) + threadIdx.x * 16;
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     const uint32_t arrived_sums = empty + 8 * work.stages;
     const int tile = blockIdx.x / work.splits;
     const uint32_t rank = blockIdx.x % work.splits; // in the cluster
-    // Along the side with fewer tiles first: blocks that run side by side then share the long side's operand.
+    // Along the side with fewer tiles first: concurrent blocks then share the long side's operand.
     const bool m_first = work.tiles_m <= work.tiles_n;
     const int side = m_first ? work.tiles_m : work.tiles_n, other_side = m_first ? work.tiles_n : work.tiles_m;
     const int along = tile % side, across = tile / side % other_side, batch = tile / side / other_side;
@@ -238,7 +237,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             }
         }
         if (work.splits > 1)
-            cluster_wait(); // what has been arrived at
+            cluster_wait(); // completes the arrival above
     } else {
         const uint64_t a_tile = wgmma_descriptor(stages, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
         const uint64_t b_tile = wgmma_descriptor(stages + C::A_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
@@ -256,7 +255,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
                 wgmma<T, C::N, C::A_MN_MAJOR, C::B_MN_MAJOR>(sum, wgmma_advance(a, i * A_STEP),
                                                              wgmma_advance(b, i * B_STEP), step > 0 || i > 0);
             wgmma_commit_group();
-            // This stage's products are under way; those of the stage before are done.
+            // This stage's products are in flight; the previous stage's are done.
             wgmma_wait_group<1>();
             if (step > 0 && threadIdx.x == 0)
                 mbarrier_arrive(empty + 8 * before);
@@ -303,12 +302,12 @@ static cuda_ops_status launch(const GemmCall &original, GemmDevice device, const
     work.preactivation = p.preactivation;
     work.whole = is_aligned_16(call.d) && is_aligned_16(p.preactivation) && p.ldd * output_size % 16 == 0 &&
                  (p.batch == 1 || p.stride_d * output_size % 16 == 0);
-    work.splits = 1; // none of the pieces is empty
+    work.splits = 1; // none of the splits is empty
     while (2 * work.splits <= plan.splits && 2 * work.splits <= ceil_div(p.k, C::K))
         work.splits *= 2;
     const int64_t blocks = (int64_t)work.tiles_m * work.tiles_n * p.batch * work.splits;
     work.stages = C::stages(work.splits, C::BLOCKS);
-    // Of clusters of four fewer fit a GPU than its SMs would hold, and of those alone on their SMs too few.
+    // Not for clusters of four: fewer of them are resident than the SMs would hold, and too few with one block an SM.
     if (work.splits <= 2 && blocks <= device.multiprocessors &&
         ceil_div(p.k, C::K * work.splits) >= C::LONG * work.stages)
         work.stages = C::stages(work.splits, 1);

@@ -1,15 +1,13 @@
-// Rung 14: D = activation(alpha * op(A) op(B) + bias) for skinny and small products: little D.
-// A block makes a tile of 64 x 16 to 64. One thread keeps the copy engine's ring full, as much as shared memory
-// holds (so that a long operand streams at the speed of memory), and one warpgroup multiplies by wgmma. Where m is
-// short, A and B change places, so that the long side is the one of which wgmma takes 64, and n may be as few as 16.
-// Where tiles are few and k is long, k is cut among the blocks of a cluster: each sends its sums, register by register,
-// to the first one's shared memory, whose barrier counts the bytes, so that nobody waits but who adds them.
-// Fixes of rung 13: with small tiles few SMs are idle, and plain blocks, two of which share an SM, start (under the
-// kernel before, see launch_dependent) and end sooner than a persistent grid's. Results leave by way of shared memory
-// and one short loop: unrolled, the way out of 64 x 64 sums took 3 microseconds more, waiting for instructions.
-// Leaves on the table: neighbours fetch the same slices, so that it is no match where D is large. Bound by memory where
-// m is short (3.3 TB/s with 16 rows, start included), else by a launch and the way of the first bytes.
-// benchmarks/notes/gemm.md has what is measured.
+// gemm, sm90_skinny path: D = activation(alpha * op(A) op(B) + bias) by TMA and wgmma for skinny and small D. A block
+// makes a tile of 64 x 16, 32 or 64: a producer thread keeps a TMA pipeline full, as deep as shared memory allows (so
+// that a long operand streams at the speed of memory), and one warpgroup multiplies. Where m is short, A and B are
+// exchanged, so that the long side is wgmma's 64 rows, and n may be as few as 16. Where tiles are few and k is long,
+// the blocks of a cluster split k: each sends its sums, register by register, to the first one's shared memory, whose
+// mbarrier counts the bytes. Not persistent: two blocks share an SM, start under the kernel before (launch_dependent)
+// and end early. The epilogue is one short loop through shared memory; unrolled, that of 64 x 64 sums took 3 us more,
+// waiting for instructions. Neighbours fetch the same slices, so that sm90 wins where D is large. Bound by memory where
+// m is short (3.3 TB/s with 16 rows, start included), else by the launch and the latency of the first bytes
+// (benchmarks/notes/gemm.md).
 #include "common/common.cuh"
 #include "gemm/paths.h"
 #include "ptx/wgmma.cuh"

@@ -1,4 +1,4 @@
-// Rung 14 for TF32.
+// gemm, sm90_skinny path: TF32.
 #include "gemm/sm90_skinny/kernel.cuh"
 
 cuda_ops_status gemm_sm90_skinny_tf32(const GemmCall &call, GemmDevice device, const GemmPlan &plan)
