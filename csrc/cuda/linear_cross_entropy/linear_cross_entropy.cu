@@ -740,9 +740,9 @@ static cuda_ops_status chunks(const HeadCall &call, const Device &)
 
 static PathTable<HeadCall, 2> table = {
     {"CUDA_OPS_LINEAR_CROSS_ENTROPY_PATH"},
-    {{"few_classes", "linear_cross_entropy.cu", "linear_cross_entropy_kernel linear_cross_entropy_sums_kernel",
+    {{"few_classes", "linear_cross_entropy/linear_cross_entropy.cu", "linear_cross_entropy_kernel linear_cross_entropy_sums_kernel",
       few_classes_supports, nullptr, few_classes_workspace, few_classes},
-     {"chunks", "linear_cross_entropy.cu", "skinny_gemm_kernel grad_logits_kernel", chunks_supports, nullptr,
+     {"chunks", "linear_cross_entropy/linear_cross_entropy.cu", "skinny_gemm_kernel grad_logits_kernel", chunks_supports, nullptr,
       chunks_workspace, chunks}}};
 
 static HeadCall call_of_sizes(int64_t rows, int64_t in_features, int64_t classes, cuda_ops_dtype dtype)
