@@ -1,8 +1,8 @@
 // conv_bn_relu_pool for PyTorch: checks, allocation and the choice of backend and of path.
 //
 // Parameters may be float32 beside a float16 or bfloat16 input. What forward saves for backward depends on the path,
-// which both get from plan_of; to Python these tensors are opaque. One file of 650 lines, since every step here takes the
-// geometry and the plan of its beginning.
+// which both get from plan_of; to Python these tensors are opaque. One file, since all steps share the geometry and the
+// plan below.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include <ATen/ops/zeros.h>
