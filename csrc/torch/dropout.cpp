@@ -24,7 +24,7 @@ static void check_p(const char *op, double p)
     TORCH_CHECK(0.0 <= p && p <= 1.0, op, ": expected p to be between 0 and 1, got ", p);
 }
 
-// A new key for each call from the CPU generator, whose own algorithm cannot be entered in the middle.
+// A new key for each call from the CPU generator, whose own algorithm cannot start at an offset.
 static cuda_ops_philox_state draw_on_cpu()
 {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -124,9 +124,9 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    // The tag tells torch.compile that a repeated call gives another result. Its elimination of common subexpressions
-    // goes by a list of PyTorch's own ops instead, and would take two calls with the same arguments for one; `call`,
-    // which is not read, is an argument in which they differ.
+    // The tag tells torch.compile that a repeated call gives another result. But its common-subexpression elimination
+    // has a list of PyTorch's own ops instead, and would merge two calls with the same arguments; `call`, which is not
+    // read, makes them differ.
     library.def("dropout_forward(Tensor input, float p, Tensor? call=None) -> (Tensor output, Tensor state)",
                 {at::Tag::nondeterministic_seeded});
     library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> (Tensor grad_input)");
