@@ -7,7 +7,7 @@
 // one of their channel, which keeps the digits of a mean that is far larger than the deviation. For the same reason (3)
 // computes (x - center) * scale + offset, where center is the mean rounded to float and offset corrects for that.
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
-// grad_input.
+// grad_input. One file, since both passes share the partition, the merging and the elementwise loop.
 #include "batch_norm/paths.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"

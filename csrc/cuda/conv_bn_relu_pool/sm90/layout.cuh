@@ -4,6 +4,7 @@
 
 #include "conv_bn_relu_pool/paths.h"
 
+#include "common/common.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/wgmma.cuh"
 
