@@ -121,7 +121,7 @@ static void mnist_step_(at::TensorList parameters, const Tensor &losses, const T
     TORCH_CHECK_NOT_IMPLEMENTED(mnist_step_supported(images, batch), op, ": batches of ", batch,
                                 " are not supported by this device or build: it takes 1 to ",
                                 static_cast<int>(CUDA_OPS_MNIST_STEP_MOST),
-                                " pictures, and a Hopper GPU with 128 multiprocessors or more");
+                                " images, and a Hopper GPU with 128 multiprocessors or more");
     if (steps == 0)
         return;
 #ifdef CUDA_OPS_WITH_CUDA

@@ -1,4 +1,4 @@
-// mnist_step: both blocks backward, and their updates.
+// mnist_step: backward of both blocks, and their updates.
 #ifndef CUDA_OPS_MNIST_STEP_BACKWARD_CUH
 #define CUDA_OPS_MNIST_STEP_BACKWARD_CUH
 
@@ -8,11 +8,11 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The gradient of the features of the pictures, of this block's channels, to AT_STAGE.
+// Loads the gradient of this block's features to AT_STAGE.
 template <class L>
 __device__ __forceinline__ void load_stage(const Thread<L> &t)
 {
-    if (t.pictures && t.thread < L::STAGE_BYTES / 16)
+    if (t.images && t.thread < L::STAGE_BYTES / 16)
         ((uint4 *)(shared + L::AT_STAGE))[t.thread] =
             __ldcg((const uint4 *)(t.template workspace<const char>(WS_GRAD_POOLED) + (int64_t)t.owner * FEATURES * 2 +
                                    t.member * L::STAGE_BYTES) +
@@ -20,11 +20,11 @@ __device__ __forceinline__ void load_stage(const Thread<L> &t)
     __syncthreads();
 }
 
-// The gradient behind the pooling at this thread's values 4 n + e and 16 + 4 n + e.
+// The gradient of the pooled value above this thread's values 4 n + e and 16 + 4 n + e.
 template <class L>
 __device__ __forceinline__ float staged(const Thread<L> &t, const __nv_bfloat16 *stage, int n, int e)
 {
-    // Columns from 14 on take the one before.
+    // Columns from 14 on read that of the column before.
     const int x = e / 2 && t.row >= 6 ? SIDE2 - 1 : t.row / 2 + e / 2 * 4;
     return __bfloat162float(stage[(8 * n + 2 * t.quad + e % 2) * SIDE2 * SIDE2 + t.warp * SIDE2 + x]);
 }
@@ -49,12 +49,12 @@ __device__ __forceinline__ void coefficients2(const Thread<L> &t, float rate)
     __syncthreads();
 }
 
-// The gradient of convolution 2's output, to shared memory: of the pixels alone, the padding stays zero.
+// Stores the gradient of convolution 2's output to shared memory: of the pixels only, the padding stays zero.
 template <class L>
 __device__ __forceinline__ void store_gradient2(const Thread<L> &t, const float (&y)[32], uint32_t largest,
                                                 const __nv_bfloat16 *stage)
 {
-    // Garbage columns go to memory that nobody reads, to places of their own, which is quicker than a branch.
+    // Garbage columns go to memory that nobody reads, to addresses of their own, which is faster than a branch.
     char *const left = shared + L::AT_GRADIENT + ((2 * t.warp + 1) * MAP_ROW + t.row + 1) * PITCH + 4 * t.quad;
     char *const garbage = shared + L::AT_SLICE + (2 * t.warp + t.row % 2) * PITCH + 4 * t.quad;
     char *const right = t.row + 8 < SIDE1 ? left + 8 * PITCH : garbage;
@@ -80,8 +80,8 @@ __device__ __forceinline__ void store_gradient2(const Thread<L> &t, const float 
     }
 }
 
-// What this block's channels say of the gradient of convolution 2's input: gradient[m][r][n]: input channels 16 m + row
-// + 8 (e / 2), image row 2 warp + r, pixel 8 n + 2 quad + e % 2.
+// This block's channels' part of the gradient of convolution 2's input. gradient[m][r][n]: input channels 16 m + row +
+// 8 (e / 2), image row 2 warp + r, pixel 8 n + 2 quad + e % 2.
 template <class L>
 __device__ __forceinline__ void backward_input2(const Thread<L> &t, float (&gradient)[2][2][2][4])
 {
@@ -114,8 +114,8 @@ __device__ __forceinline__ void backward_input2(const Thread<L> &t, float (&grad
         }
 }
 
-// Adds one picture's part to the gradient of convolution 2's weights: sum[tap]: out channels 16 (warp % 2) + row + 8 (e
-// / 2), in channels 8 (warp / 2) + 2 quad + e % 2. A row of the map serves three rows of the gradient.
+// Adds one image's part of the gradient of convolution 2's weights. sum[tap]: output channels 16 (warp % 2) + row + 8
+// (e / 2), input channels 8 (warp / 2) + 2 quad + e % 2. A row of the map serves three rows of the gradient.
 template <class L>
 __device__ __forceinline__ void backward_weights2(const Thread<L> &t, uint32_t map, float (&sum)[TAPS][4])
 {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void backward_weights2(const Thread<L> &t, uint32_t m
     }
 }
 
-// Sixteen values of each thread to a buffer of the other block of the cluster, whose mbarrier counts their bytes.
+// Sends sixteen values of each thread to a buffer of the other block of the cluster, whose mbarrier counts the bytes.
 template <class L>
 __device__ __forceinline__ void send(const Thread<L> &t, uint32_t buffer, uint32_t barrier,
                                      const float (&values)[2][2][4])
@@ -155,10 +155,10 @@ __device__ __forceinline__ void send(const Thread<L> &t, uint32_t buffer, uint32
     }
 }
 
-// The first block's sums from one picture: sums[place][n] of channels row + 8 (e / 2) and the pixels 8 n + 2 quad + e %
-// 2 of the 4 x 4 under a window, where `place` has the window's maximum; and of the gradients alone.
+// Adds one image to block 1's sums. sums[position][n]: of channels row + 8 (e / 2) and the pixels 8 n + 2 quad + e % 2
+// of the 4 x 4 under a window whose argmax is `position`; plain: of the gradients alone.
 template <class L>
-__device__ __forceinline__ void backward1(const Thread<L> &t, const char *picture, const char *places,
+__device__ __forceinline__ void backward1(const Thread<L> &t, const char *image, const char *argmax,
                                           const float (&gradient)[2][2][4], float (&sums)[4][2][4], float (&plain)[2])
 {
 #pragma unroll
@@ -168,7 +168,7 @@ __device__ __forceinline__ void backward1(const Thread<L> &t, const char *pictur
 #pragma unroll
         for (int i = 0; i < 4; i++) { // rows row + 8 (i % 2), windows 2 quad + 8 (i / 2) and the next
             packed[i] = pack_pair(gradient[r][i / 2][i % 2 * 2], gradient[r][i / 2][i % 2 * 2 + 1]);
-            const char *at = places + (y * 16 + i / 2 * 8 + 2 * t.quad) * 16 + t.row + i % 2 * 8;
+            const char *at = argmax + (y * 16 + i / 2 * 8 + 2 * t.quad) * 16 + t.row + i % 2 * 8;
             const uint32_t low = *(const uint8_t *)at, high = *(const uint8_t *)(at + 16);
             packed[i] &= (low == 4 ? 0 : 0xffffu) | (high == 4 ? 0 : 0xffff0000u);
             where[i] = low | high << 8;
@@ -179,23 +179,23 @@ __device__ __forceinline__ void backward1(const Thread<L> &t, const char *pictur
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const char *at =
-                    picture + ((2 * y + 2 * n + t.row / 4) * PICTURE_ROW + 2 * (8 * half + 2 * t.quad) + t.row % 4) * 2;
+                    image + ((2 * y + 2 * n + t.row / 4) * IMAGE_ROW + 2 * (8 * half + 2 * t.quad) + t.row % 4) * 2;
                 b[n][half] = two_halves(at, at + 4);
             }
 #pragma unroll
-        for (int place = 0; place < 4; place++) {
+        for (int position = 0; position < 4; position++) {
             uint32_t a[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 a[i] = packed[i] &
-                       (((where[i] & 255) == place ? 0xffffu : 0u) | (where[i] >> 8 == place ? 0xffff0000u : 0u));
-            mma_sync<__nv_bfloat16>(sums[place][0], a, b[0][0], b[0][1]);
-            mma_sync<__nv_bfloat16>(sums[place][1], a, b[1][0], b[1][1]);
+                       (((where[i] & 255) == position ? 0xffffu : 0u) | (where[i] >> 8 == position ? 0xffff0000u : 0u));
+            mma_sync<__nv_bfloat16>(sums[position][0], a, b[0][0], b[0][1]);
+            mma_sync<__nv_bfloat16>(sums[position][1], a, b[1][0], b[1][1]);
         }
     }
 }
 
-// The sums of all warps, turned from places and pixels into taps: to WS_SUMS1.
+// Adds the sums of all warps, converted from positions and pixels to taps: to WS_SUMS1.
 template <class L>
 __device__ __forceinline__ void store_sums1(const Thread<L> &t, const float (&sums)[4][2][4], float (&plain)[2])
 {
@@ -209,13 +209,13 @@ __device__ __forceinline__ void store_sums1(const Thread<L> &t, const float (&su
     __syncthreads(); // the other block's values have been read
     if (t.warp < CONV_WARPS) {
 #pragma unroll
-        for (int place = 0; place < 4; place++)
+        for (int position = 0; position < 4; position++)
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    *(float2 *)(warps + ((t.warp * 4 + place) * 16 + t.row + 8 * half) * 16 + 8 * n + 2 * t.quad) =
-                        make_float2(sums[place][n][2 * half], sums[place][n][2 * half + 1]);
+                    *(float2 *)(warps + ((t.warp * 4 + position) * 16 + t.row + 8 * half) * 16 + 8 * n + 2 * t.quad) =
+                        make_float2(sums[position][n][2 * half], sums[position][n][2 * half + 1]);
         if (t.quad == 0)
             sum_dz[t.warp * 16 + t.row] = plain[0], sum_dz[t.warp * 16 + t.row + 8] = plain[1];
     }
@@ -227,9 +227,9 @@ __device__ __forceinline__ void store_sums1(const Thread<L> &t, const float (&su
 #pragma unroll
             for (int w = 0; w < CONV_WARPS; w++)
 #pragma unroll
-                for (int place = 0; place < 4; place++)
-                    total +=
-                        warps[((w * 4 + place) * 16 + channel) * 16 + (place / 2 + tap / 3) * 4 + place % 2 + tap % 3];
+                for (int position = 0; position < 4; position++)
+                    total += warps[((w * 4 + position) * 16 + channel) * 16 + (position / 2 + tap / 3) * 4 +
+                                   position % 2 + tap % 3];
         } else {
 #pragma unroll
             for (int w = 0; w < CONV_WARPS; w++)
@@ -240,12 +240,12 @@ __device__ __forceinline__ void store_sums1(const Thread<L> &t, const float (&su
 }
 static_assert(CONV_WARPS * (4 * 16 + 1) * 16 * 4 <= EXCHANGE_BYTES + HIDDEN_BYTES, "");
 
-// Gradients of both weights and of the first convolution's sums.
+// The gradients of convolution 2's weights and block 1's sums.
 template <class L>
 __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, const Kept &kept)
 {
     float weights[TAPS][4] = {}, sums[4][2][4] = {}, plain[2] = {0, 0};
-    if (t.pictures) {
+    if (t.images) {
         if (t.warp < CONV_WARPS) {
             float y[32];
             kept.unpack(y);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, c
                 sum[0] = ours[0] + theirs.x, sum[1] = ours[1] + theirs.y;
                 sum[2] = ours[2] + theirs.z, sum[3] = ours[3] + theirs.w;
             }
-            backward1(t, picture_of<L>(parity, 0), shared + L::AT_PLACES, mine, sums, plain);
+            backward1(t, image_of<L>(parity, 0), shared + L::AT_ARGMAX, mine, sums, plain);
         }
     }
     float *to = t.template workspace<float>(WS_GRAD_WEIGHTS2) + (int64_t)t.cluster * WEIGHTS2;
@@ -291,21 +291,21 @@ __device__ __forceinline__ void backward_conv2(const Thread<L> &t, int parity, c
     store_sums1(t, sums, plain);
 }
 
-// Convolution 2's weights [tap][out][in] from here on are [out][in][tap] in the parameter.
+// The index in the parameter, [out][in][tap], of weight [tap][out][in] of convolution 2.
 __device__ __forceinline__ int parameter_of_weight2(int weight)
 {
     return weight % (CHANNELS2 * CHANNELS1) * TAPS + weight / (CHANNELS2 * CHANNELS1);
 }
 
-// Both convolutions' updates: every block has some of the second one's weights (`weight`: of the first threads), and
-// the last ones a channel of the first one each, which their last warp sees to at the same time; `channel` < 0: none.
+// Updates both convolutions: every block has some of the second one's weights (`weight`, of the first threads), and the
+// last blocks one channel of the first one each, which their last warp updates at the same time; `channel` < 0: none.
 template <class L>
 __device__ __forceinline__ void update_convolutions(const Thread<L> &t, float &weight, int channel, float rate)
 {
     static constexpr int VECTORS = OWN_WEIGHTS2 / 4, GROUPS = THREADS / VECTORS,
                          EACH = (CLUSTERS + GROUPS - 1) / GROUPS;
     static constexpr int GROUPS1 = 16, EACH1 = L::OWNERS / GROUPS1;
-    static_assert(OWN_WEIGHTS2 <= (WARPS - 1) * WARP_SIZE, "the last warp has other work");
+    static_assert(OWN_WEIGHTS2 <= (WARPS - 1) * WARP_SIZE, "the last warp updates convolution 1");
     float *groups = (float *)(shared + L::AT_SCRATCH), *groups1 = groups + GROUPS * OWN_WEIGHTS2;
     const float *partials = t.template workspace<const float>(WS_GRAD_WEIGHTS2) + t.block * OWN_WEIGHTS2;
     const int vector = t.thread % VECTORS, group = t.thread / VECTORS;
@@ -352,7 +352,7 @@ __device__ __forceinline__ void update_convolutions(const Thread<L> &t, float &w
     }
     if (channel < 0 || t.warp != WARPS - 1)
         return;
-    // A lane a tap; the tenth has the sum of dz.
+    // One lane a tap; the tenth has the sum of dz.
     const Small<L> &s = t.small;
     const cuda_ops_mnist_block &block = t.a.parameters.block1;
     const int tap = t.lane < TAPS ? t.lane : 0;

@@ -1,4 +1,4 @@
-// mnist_step: the pictures of a batch, and the moments of the nine pixels under the first convolution.
+// mnist_step: loads the images of a batch, and computes the moments of the nine pixels under the first convolution.
 #ifndef CUDA_OPS_MNIST_STEP_BATCH_CUH
 #define CUDA_OPS_MNIST_STEP_BATCH_CUH
 
@@ -7,11 +7,11 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Where the pictures of `step` are, and their labels.
+// The indices and labels of the images of `step`.
 template <class L>
 __device__ __forceinline__ void look_up(const Thread<L> &t, int64_t step)
 {
-    if (t.thread >= t.pictures)
+    if (t.thread >= t.images)
         return;
     const int64_t number = step * t.a.batch + t.owner + t.thread * L::OWNERS, index = t.a.indices[number];
     const bool good = 0 <= index && index < t.a.count;
@@ -23,16 +23,16 @@ __device__ __forceinline__ void look_up(const Thread<L> &t, int64_t step)
 }
 
 template <class L>
-__device__ __forceinline__ char *picture_of(int64_t step, int number)
+__device__ __forceinline__ char *image_of(int64_t step, int number)
 {
-    return shared + L::AT_PICTURES + ((int)(step % 2) * L::AT_ONCE + number) * PICTURE_BYTES;
+    return shared + L::AT_IMAGES + ((int)(step % 2) * L::AT_ONCE + number) * IMAGE_BYTES;
 }
 
-// Four pixels of a picture, the number-th in its bytes, normalised.
+// Normalises and stores four pixels, word `number` of an image.
 template <class L>
-__device__ __forceinline__ void store_pixels(const Thread<L> &t, char *picture, int number, uint32_t word, bool good)
+__device__ __forceinline__ void store_pixels(const Thread<L> &t, char *image, int number, uint32_t word, bool good)
 {
-    __nv_bfloat16 *to = (__nv_bfloat16 *)picture + (number / 7 + 1) * PICTURE_ROW + number % 7 * 4 + 1;
+    __nv_bfloat16 *to = (__nv_bfloat16 *)image + (number / 7 + 1) * IMAGE_ROW + number % 7 * 4 + 1;
 #pragma unroll
     for (int b = 0; b < 4; b++) {
         const float byte = (float)(word >> 8 * b & 255);
@@ -40,10 +40,10 @@ __device__ __forceinline__ void store_pixels(const Thread<L> &t, char *picture, 
     }
 }
 
-// The pictures of `step`, on their way, and then to shared memory, normalised. A barrier of the block before and after
+// The images of `step`: loaded to registers, then normalised to shared memory. A barrier of the block before and after
 // both.
 template <class L>
-struct Pictures {
+struct Images {
     uint32_t words[L::AT_ONCE];
     bool good[L::AT_ONCE];
 
@@ -52,7 +52,7 @@ struct Pictures {
         const bool mine = t.thread < PIXELS / 4;
 #pragma unroll
         for (int i = 0; i < L::AT_ONCE; i++) {
-            const int64_t index = i < t.pictures ? t.small.index[step % 2][i] : -1;
+            const int64_t index = i < t.images ? t.small.index[step % 2][i] : -1;
             good[i] = index >= 0;
             words[i] = mine && index >= 0 ? ((const uint32_t *)(t.a.images + index * PIXELS))[t.thread] : 0;
         }
@@ -63,16 +63,16 @@ struct Pictures {
             return;
 #pragma unroll
         for (int i = 0; i < L::AT_ONCE; i++) {
-            if (i >= t.pictures)
+            if (i >= t.images)
                 break;
-            store_pixels(t, picture_of<L>(step, i), t.thread, words[i], good[i]);
+            store_pixels(t, image_of<L>(step, i), t.thread, words[i], good[i]);
         }
     }
 };
 
-// One picture of a step, likewise by one warpgroup.
+// The same for one image, by one warpgroup.
 template <class L>
-struct OnePicture {
+struct OneImage {
     static constexpr int EACH = (PIXELS / 4 + WARPGROUP - 1) / WARPGROUP;
     uint32_t words[EACH];
     bool good;
@@ -87,34 +87,34 @@ struct OnePicture {
             words[i] = word < PIXELS / 4 && good ? ((const uint32_t *)(t.a.images + index * PIXELS))[word] : 0;
         }
     }
-    __device__ __forceinline__ void store(const Thread<L> &t, char *picture) const
+    __device__ __forceinline__ void store(const Thread<L> &t, char *image) const
     {
         static_assert(EACH == 2, "");
 #pragma unroll 1
         for (int i = 0; i < EACH; i++) {
             const int word = t.thread % WARPGROUP + i * WARPGROUP;
             if (word < PIXELS / 4)
-                store_pixels(t, picture, word, i ? words[1] : words[0], good);
+                store_pixels(t, image, word, i ? words[1] : words[0], good);
         }
     }
 };
 
-// Sums of products of the taps over this block's share of the positions of its pictures. As a product of a
-// 16 x positions matrix with its transpose: mma's registers of the one are those of the other.
+// Adds the Gram matrix of the taps over this block's share of the positions of its images: a 16 x positions matrix
+// times its transpose, for which mma's registers of A are those of B.
 template <class L>
-__device__ __forceinline__ void add_products(const Thread<L> &t, const char *pictures, int count, int from, int by,
+__device__ __forceinline__ void add_products(const Thread<L> &t, const char *images, int count, int from, int by,
                                              float (&first)[4], float (&second)[4])
 {
-    const int tap = (t.row / 3 * PICTURE_ROW + t.row % 3) * 2, ninth = (2 * PICTURE_ROW + 2) * 2;
+    const int tap = (t.row / 3 * IMAGE_ROW + t.row % 3) * 2, ninth = (2 * IMAGE_ROW + 2) * 2;
     for (int i = 0; i < count; i++) {
-        const char *picture = pictures + i * PICTURE_BYTES;
+        const char *image = images + i * IMAGE_BYTES;
 #pragma unroll 4
         for (int k = from; k < PIXELS / 16; k += by) {
             uint32_t a[4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int position = 16 * k + 2 * t.quad + 8 * half;
-                const char *at = picture + (position / SIDE * PICTURE_ROW + position % SIDE) * 2;
+                const char *at = image + (position / SIDE * IMAGE_ROW + position % SIDE) * 2;
                 a[2 * half] = two_halves(at + tap, at + tap + 2);
                 a[2 * half + 1] = t.row == 0   ? two_halves(at + ninth, at + ninth + 2)
                                   : t.row == 1 ? 0x3f803f80u // the constant 1
@@ -125,7 +125,7 @@ __device__ __forceinline__ void add_products(const Thread<L> &t, const char *pic
         }
     }
 }
-// The sums of a warp, to its place in shared memory.
+// Stores a warp's sums to shared memory.
 template <class L>
 __device__ __forceinline__ void store_products(const Thread<L> &t, float *to, const float (&first)[4],
                                                const float (&second)[4])
@@ -144,7 +144,7 @@ template <class L>
 __device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
 {
     float first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
-    add_products(t, picture_of<L>(step, 0), t.pictures, t.member * WARPS + t.warp, L::MEMBERS * WARPS, first, second);
+    add_products(t, image_of<L>(step, 0), t.images, t.member * WARPS + t.warp, L::MEMBERS * WARPS, first, second);
     store_products(t, (float *)(shared + L::AT_SCRATCH) + t.warp * GRAM, first, second);
     __syncthreads();
     if (t.thread < GRAM) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void gram(const Thread<L> &t, int64_t step)
     }
 }
 
-// By one block: the blocks' sums, added, and what they say of the batch.
+// By one block: adds the blocks' sums, and computes the batch's means and covariances.
 static constexpr int GRAM_GROUPS = 8, GRAM_EACH = BLOCKS / GRAM_GROUPS;
 template <class L>
 __device__ __forceinline__ void load_grams(const Thread<L> &t, float4 (&values)[GRAM_EACH])

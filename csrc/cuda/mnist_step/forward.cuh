@@ -1,4 +1,4 @@
-// mnist_step: both blocks forward.
+// mnist_step: forward of both blocks (convolution, batch norm, ReLU, max-pool).
 #ifndef CUDA_OPS_MNIST_STEP_FORWARD_CUH
 #define CUDA_OPS_MNIST_STEP_FORWARD_CUH
 
@@ -6,23 +6,23 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Where a weight of convolution 2, [tap][out][in], is in the workspace: as it comes to be in shared memory, if all of
-// them do.
+// The index in the workspace of weight [tap][out][in] of convolution 2: with the pitch of shared memory, where a block
+// copies all weights.
 template <class L>
 __device__ __forceinline__ int weight2_of(int weight)
 {
     return L::MEMBERS == 1 ? weight / CHANNELS1 * (PITCH / 2) + weight % CHANNELS1 : weight;
 }
 
-// This block's part of convolution 2's weights, on its way to shared memory.
+// Starts the copies of this block's part of convolution 2's weights to shared memory.
 template <class L>
 __device__ __forceinline__ void start_weights2(const Thread<L> &t)
 {
     const char *source = t.template workspace<const char>(WS_WEIGHTS2);
     if constexpr (L::MEMBERS == 1) {
-        // By one bulk copy: as many ordinary ones as threads can issue kept all else waiting.
+        // One bulk copy: cp.async by all threads would delay everything else.
         static constexpr int BYTES = TAPS * CHANNELS2 * PITCH;
-        if (t.thread == 0 && t.pictures) {
+        if (t.thread == 0 && t.images) {
             fence_proxy_async_global();
             const uint32_t arrived = shared_address(&t.small.mapped);
             mbarrier_arrive_expect_tx(arrived, BYTES);
@@ -43,14 +43,14 @@ __device__ __forceinline__ int in_kernel1(int tap)
     return (1 + tap / 3) * KERNEL1_ROW + 1 + tap % 3;
 }
 
-// The first block's coefficients, from the taps' moments and the latest weights.
+// The scale and shift of the first block, from the taps' moments and the current weights.
 template <class L>
 __device__ __forceinline__ void statistics1(const Thread<L> &t)
 {
     static_assert(CHANNELS1 * TAPS <= 2 * THREADS && 2 * CHANNELS1 + MOMENTS <= THREADS, "");
     Small<L> &s = t.small;
     const cuda_ops_mnist_block &block = t.a.parameters.block1;
-    // All loads are on their way before the first is needed.
+    // All loads are issued before the first is needed.
     const int norm = t.thread - MOMENTS, second = t.thread + THREADS;
     const float weight = __ldcg(block.weight + t.thread);
     const float another = second < CHANNELS1 * TAPS ? __ldcg(block.weight + second) : 0.0f;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void statistics1(const Thread<L> &t)
     else if (norm < 3 * CHANNELS1)
         biases[norm - 2 * CHANNELS1] = other;
     __syncthreads();
-    // Eight lanes a channel, a row of the covariance each, and the first one the ninth too.
+    // Eight lanes a channel, one row of the covariance each, and the first lane the ninth row too.
     const int channel = t.thread / 8, lane = t.thread % 8;
     const __nv_bfloat16 *kernel = s.kernel1 + channel * KERNEL1;
     float mean = 0, variance = 0;
@@ -105,7 +105,8 @@ __device__ __forceinline__ void statistics1(const Thread<L> &t)
     __syncthreads();
 }
 
-// How many of the two groups of 16 channels a warp makes of an image row; how many warps a row has, and a picture rows.
+// How many of the two groups of 16 channels a warp computes of an image row; how many warps a row has; and how many
+// rows of an image a block computes.
 template <class L>
 static constexpr int GROUPS1 = L::MEMBERS == 2 ? 2 : 1;
 template <class L>
@@ -118,12 +119,11 @@ __device__ __forceinline__ int group_of(const Thread<L> &t, int g)
     return GROUPS1<L> == 2 ? g : t.warp % 2;
 }
 
-// The first block, of this block's share of the rows: of its own pictures, or every second one for both blocks of the
-// cluster. Its output to AT_MAPS, and the places of the maxima (4: none, rectified away) to AT_PLACES of the block that
-// has the channel. The 4 x 4 pixels around a pooling window are the depth of the product, and its columns the channels
-// for each of the four places in the window; channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is column 2 quad + i of tile
-// h.
-// `first`, `end`, `by`: a warp's rows, those of the pictures counted on.
+// Block 1 forward, for this block's share of the rows: all rows of its own images, or every second row for both blocks
+// of the cluster. Its output goes to AT_MAPS, and the argmax in each pooling window (4: none, rectified away) to
+// AT_ARGMAX of the block that has the channel. The 4 x 4 pixels under a pooling window are k of the product; its
+// columns are the channels at each of the four positions in the window: channel 16 (h / 2) + 4 quad + 2 (h % 2) + i is
+// column 2 quad + i of tile h. `first`, `end`, `by`: the rows of a warp, counted through the images.
 template <class L>
 __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int first, int end, int by,
                                          const uint32_t (&weights)[8 * GROUPS1<L>][2])
@@ -131,19 +131,19 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
     uint32_t theirs = 0, arrived = 0;
     if constexpr (L::MEMBERS == 2) {
         theirs = of_other(t, shared_address(shared)), arrived = of_other(t, shared_address(&t.small.mapped));
-        if (t.thread == 0 && t.pictures)
-            mbarrier_arrive_expect_tx(shared_address(&t.small.mapped), t.pictures * ROWS_BYTES);
+        if (t.thread == 0 && t.images)
+            mbarrier_arrive_expect_tx(shared_address(&t.small.mapped), t.images * ROWS_BYTES);
     }
     static constexpr int EACH = 2 * GROUPS1<L>, ROWS = ROWS1<L>;
     for (int row = first; row < end; row += by) {
         const int number = row / ROWS, y = row % ROWS * L::MEMBERS + t.member;
-        const char *picture = picture_of<L>(step, number);
+        const char *image = image_of<L>(step, number);
         uint32_t a[4];
-        const char *at = picture + ((2 * y + t.quad / 2) * PICTURE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
+        const char *at = image + ((2 * y + t.quad / 2) * IMAGE_ROW + 2 * t.row + t.quad % 2 * 2) * 2;
         a[0] = *(const uint32_t *)at;
         a[1] = *(const uint32_t *)(at + 32);
-        a[2] = *(const uint32_t *)(at + 4 * PICTURE_ROW);
-        a[3] = *(const uint32_t *)(at + 4 * PICTURE_ROW + 32);
+        a[2] = *(const uint32_t *)(at + 4 * IMAGE_ROW);
+        a[3] = *(const uint32_t *)(at + 4 * IMAGE_ROW + 32);
         float product[4 * EACH][4];
 #pragma unroll
         for (int j = 0; j < 4 * EACH; j++) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
             for (int half = 0; half < 2; half++) {
                 const int x = t.row + 8 * half;
                 float largest[4];
-                uint32_t place[4] = {0, 0, 0, 0};
+                uint32_t argmax[4] = {0, 0, 0, 0};
 #pragma unroll
                 for (int c = 0; c < 4; c++)
                     largest[c] = product[2 * g + c / 2][2 * half + c % 2];
@@ -170,43 +170,43 @@ __device__ __forceinline__ void forward1(const Thread<L> &t, int64_t step, int f
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         const float value = product[EACH * p + 2 * g + c / 2][2 * half + c % 2];
-                        place[c] = value > largest[c] ? p : place[c];
+                        argmax[c] = value > largest[c] ? p : argmax[c];
                         largest[c] = fmaxf(largest[c], value);
                     }
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     const float z = largest[c] * scales[c] + shifts[c];
-                    place[c] = z > 0 ? place[c] : 4;
+                    argmax[c] = z > 0 ? argmax[c] : 4;
                     largest[c] = z <= 0 ? 0 : z; // NaN stays
                 }
                 if (x >= SIDE1)
                     continue;
                 const uint2 values = make_uint2(pack_pair(largest[0], largest[1]), pack_pair(largest[2], largest[3]));
-                const uint32_t places = place[0] | place[1] << 8 | place[2] << 16 | place[3] << 24;
+                const uint32_t packed_argmax = argmax[0] | argmax[1] << 8 | argmax[2] << 16 | argmax[3] << 24;
                 if constexpr (L::MEMBERS == 1) {
                     const int pixel = (y + 1) * 16 + x + 1, vector = (2 * group + t.quad / 2) ^ (pixel >> 1 & 3);
                     *(uint2 *)(shared + L::AT_MAPS + number * TILE_BYTES + pixel * TILE_PIXEL + vector * 16 +
                                t.quad % 2 * 8) = values;
-                    *(uint32_t *)(shared + L::AT_PLACES + number * L::PLACES_BYTES + (y * 16 + x) * CHANNELS1 +
-                                  16 * group + 4 * t.quad) = places;
+                    *(uint32_t *)(shared + L::AT_ARGMAX + number * L::ARGMAX_BYTES + (y * 16 + x) * CHANNELS1 +
+                                  16 * group + 4 * t.quad) = packed_argmax;
                     continue;
                 }
                 const int map =
                     L::AT_MAPS + number * MAP_BYTES + ((y + 1) * MAP_ROW + x + 1) * PITCH + 32 * group + 8 * t.quad;
                 *(uint2 *)(shared + map) = values;
                 st_async(theirs + map, values, arrived);
-                const int where = L::AT_PLACES + number * L::PLACES_BYTES + (y * 16 + x) * 16 + 4 * t.quad;
+                const int where = L::AT_ARGMAX + number * L::ARGMAX_BYTES + (y * 16 + x) * 16 + 4 * t.quad;
                 if (group == t.rank)
-                    *(uint32_t *)(shared + where) = places;
+                    *(uint32_t *)(shared + where) = packed_argmax;
                 else
-                    st_async(theirs + where, places, arrived);
+                    st_async(theirs + where, packed_argmax, arrived);
             }
         }
     }
 }
 
-// B's registers of `forward1`. Where a channel's scale is negative so are its weights: the largest product is then the
-// largest output.
+// B's fragments of forward1. Where a channel's scale is negative, so are its weights here: the largest product is then
+// the largest output.
 template <class L>
 __device__ __forceinline__ void weights_of_forward1(const Thread<L> &t, uint32_t (&weights)[8 * GROUPS1<L>][2])
 {
@@ -222,16 +222,15 @@ __device__ __forceinline__ void weights_of_forward1(const Thread<L> &t, uint32_t
     for (int j = 0; j < 4 * EACH; j++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int h = j % EACH, place = j / EACH;
+            const int h = j % EACH, position = j / EACH;
             const char *at = (const char *)(kernel + (16 * group_of(t, h / 2) + 2 * (h % 2)) * KERNEL1 +
-                                            (2 * half - place / 2) * KERNEL1_ROW - place % 2);
+                                            (2 * half - position / 2) * KERNEL1_ROW - position % 2);
             weights[j][half] = two_halves(at, at + 2) ^ sign[h];
         }
 }
 
 // Convolution 2 of this block's channels: y[16 m + 4 n + e] is row 2 warp + m, pixel row + 8 (e / 2), channel 8 n + 2
-// quad
-// + e % 2; pixels from 14 on are garbage.
+// quad + e % 2. Pixels from 14 on are garbage.
 template <class L>
 __device__ __forceinline__ void forward2(const Thread<L> &t, float (&y)[32])
 {
@@ -268,8 +267,8 @@ __device__ __forceinline__ void forward2(const Thread<L> &t, float (&y)[32])
         y[i] = sum[i / 16][i / 4 % 4][i % 4];
 }
 
-// What a thread keeps of its picture from forward to backward: convolution 2's output, rounded, and which of its values
-// are the largest of their windows.
+// What a thread saves of its image from forward to backward: convolution 2's output, rounded, and which of its values
+// are the maxima of their windows.
 struct Kept {
     uint32_t y[16], largest;
 
@@ -287,7 +286,8 @@ struct Kept {
     }
 };
 
-// What the second block's variance is taken around: any number near the mean will do, the same in all blocks.
+// The value that the second block's variance is computed around: any number near the mean will do, the same in all
+// blocks.
 template <class L>
 __device__ __forceinline__ float center2(const Thread<L> &t, int channel)
 {
@@ -323,9 +323,9 @@ __device__ __forceinline__ void statistics2(const Thread<L> &t)
     __syncthreads();
 }
 
-// Normalises, rectifies and pools: the features to `stage`, [channel][7][7]; the bits of the result tell which of this
-// thread's values are the largest of their window and above 0; of equal ones that is the first. Columns x and x + 1 are
-// in lanes that differ by 4.
+// Batch norm, ReLU and max-pool: the features to `stage`, [channel][7][7]. The bits of the result say which of this
+// thread's values are the maximum of their window and above 0, the first of equal ones. Columns x and x + 1 are in
+// lanes that differ by 4.
 template <class L>
 __device__ __forceinline__ uint32_t pool2(const Thread<L> &t, const float (&y)[32], __nv_bfloat16 *stage)
 {
@@ -346,10 +346,10 @@ __device__ __forceinline__ uint32_t pool2(const Thread<L> &t, const float (&y)[3
     for (int i = 0; i < 16; i++)
         other[i] = __shfl_xor_sync(FULL_WARP, mine[i], 4);
     const uint32_t other_lower = __shfl_xor_sync(FULL_WARP, lower, 4);
-    // Of two equal ones the upper is first, and in a row the left, whose column is even.
+    // Of equal values the upper one is first, and in a row the left one, whose column is even.
     const uint32_t wins_ties = odd ? ~lower & other_lower : ~lower | other_lower;
-    // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory, where each pair has
-    // places of its own (the offsets below are multiples of 49, and there are fewer pairs with garbage).
+    // No branches: both lanes of a pair store the same value, and garbage goes to scratch memory, to an address of its
+    // own for each pair (the offsets below are multiples of 49, and there are fewer pairs with garbage).
     static_assert(CONV_WARPS * 4 < SIDE2 * SIDE2, "");
     __nv_bfloat16 *const right = inside ? stage + 4 : (__nv_bfloat16 *)(shared + L::AT_SCRATCH) + 4 * t.warp + t.quad;
 #pragma unroll

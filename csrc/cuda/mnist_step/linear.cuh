@@ -8,15 +8,15 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// This block's slice of the features.
+// 16 bytes of this block's slice of the features.
 template <class L>
 __device__ __forceinline__ uint4 slice_of(const Thread<L> &t, int first)
 {
-    const int picture = first + t.thread / 4;
-    return picture < t.a.batch ? __ldcg((const uint4 *)(t.template workspace<const __nv_bfloat16>(WS_POOLED) +
-                                                        (int64_t)picture * FEATURES + t.block * SLICE) +
-                                        t.thread % 4)
-                               : make_uint4(0, 0, 0, 0);
+    const int image = first + t.thread / 4;
+    return image < t.a.batch ? __ldcg((const uint4 *)(t.template workspace<const __nv_bfloat16>(WS_POOLED) +
+                                                      (int64_t)image * FEATURES + t.block * SLICE) +
+                                      t.thread % 4)
+                             : make_uint4(0, 0, 0, 0);
 }
 template <class L>
 __device__ __forceinline__ void store_slice(const Thread<L> &t, uint4 value)
@@ -25,7 +25,7 @@ __device__ __forceinline__ void store_slice(const Thread<L> &t, uint4 value)
 }
 static_assert(THREADS == CHUNK * 4, "");
 
-// This block's part of linear1's weights forward, on its way to shared memory.
+// Starts the copies of this block's part of linear1's weights for forward to shared memory.
 template <class L>
 __device__ __forceinline__ void start_linear1(const Thread<L> &t)
 {
@@ -37,18 +37,18 @@ __device__ __forceinline__ void start_linear1(const Thread<L> &t)
     cp_async_commit_group();
 }
 
-// linear1: the cluster's two slices of the features times their weights for this block's half of the units.
+// linear1 forward: the cluster's two slices of the features times their weights for this block's half of the units.
 static constexpr int WIDE_VECTORS = WIDE_CHUNK * WIDE / 8 / THREADS; // of a thread
 template <class L>
 __device__ __forceinline__ void load_wide(const Thread<L> &t, int first, uint4 (&values)[WIDE_VECTORS])
 {
 #pragma unroll
     for (int i = 0; i < WIDE_VECTORS; i++) {
-        const int vector = t.thread + i * THREADS, picture = first + vector / (WIDE / 8);
-        values[i] = picture < t.a.batch ? __ldcg((const uint4 *)(t.template workspace<const __nv_bfloat16>(WS_POOLED) +
-                                                                 (int64_t)picture * FEATURES + t.cluster * WIDE) +
-                                                 vector % (WIDE / 8))
-                                        : make_uint4(0, 0, 0, 0);
+        const int vector = t.thread + i * THREADS, image = first + vector / (WIDE / 8);
+        values[i] = image < t.a.batch ? __ldcg((const uint4 *)(t.template workspace<const __nv_bfloat16>(WS_POOLED) +
+                                                               (int64_t)image * FEATURES + t.cluster * WIDE) +
+                                               vector % (WIDE / 8))
+                                      : make_uint4(0, 0, 0, 0);
     }
 }
 template <class L>
@@ -58,7 +58,7 @@ __device__ __forceinline__ void forward_linear1(const Thread<L> &t)
     load_wide(t, 0, next);
     cp_async_wait_group<0>();
     const int m = t.warp % 4, n = t.warp / 4;
-    uint32_t weights[WIDE / 16][2][4]; // the same for all pictures
+    uint32_t weights[WIDE / 16][2][4]; // the same for all images
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < WIDE / 16; k++)
@@ -99,16 +99,16 @@ __device__ __forceinline__ void forward_linear1(const Thread<L> &t)
             for (int j = 0; j < 4; j++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int picture = 16 * m + t.row + 8 * half;
-                    if (start + picture < t.a.batch)
-                        __stcg((float2 *)(to + picture * HIDDEN + 8 * j + 2 * t.quad),
+                    const int image = 16 * m + t.row + 8 * half;
+                    if (start + image < t.a.batch)
+                        __stcg((float2 *)(to + image * HIDDEN + 8 * j + 2 * t.quad),
                                make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
                 }
         }
     }
 }
 
-// linear2's weights and bias and linear1's bias, on their way, and then to shared memory.
+// linear2's weights and bias and linear1's bias: loaded to registers, then stored to shared memory.
 struct Linear2 {
     static constexpr int EACH = CLASSES * HIDDEN / THREADS;
     static_assert(EACH * THREADS == CLASSES * HIDDEN && HIDDEN + CLASSES <= THREADS, "");
@@ -138,12 +138,12 @@ struct Linear2 {
     }
 };
 
-// The parts of a picture's hidden units: of pairs of slices warp, warp + 8, ..., four units each.
+// An image's partial sums of the hidden units: of the pairs of slices warp, warp + 8, ..., four units each.
 static constexpr int HEAD_PARTS = (PAIRS + WARPS - 1) / WARPS;
 template <class L>
-__device__ __forceinline__ void load_partials(const Thread<L> &t, int picture, float4 (&values)[HEAD_PARTS])
+__device__ __forceinline__ void load_partials(const Thread<L> &t, int image, float4 (&values)[HEAD_PARTS])
 {
-    const float *partial = t.template workspace<const float>(WS_PARTIAL) + (int64_t)picture * HIDDEN;
+    const float *partial = t.template workspace<const float>(WS_PARTIAL) + (int64_t)image * HIDDEN;
 #pragma unroll
     for (int i = 0; i < HEAD_PARTS; i++) {
         const int pair = t.warp + i * WARPS;
@@ -152,9 +152,10 @@ __device__ __forceinline__ void load_partials(const Thread<L> &t, int picture, f
     }
 }
 
-// From the parts of a picture's hidden units to their gradient; then those of the picture `next`, if that is one.
+// From the partial sums of an image's hidden units to their gradient; then loads those of image `next`, if there is
+// one.
 template <class L>
-__device__ __forceinline__ void head(const Thread<L> &t, int picture, int label, int next, float4 (&values)[HEAD_PARTS])
+__device__ __forceinline__ void head(const Thread<L> &t, int image, int label, int next, float4 (&values)[HEAD_PARTS])
 {
     const float *weight = (const float *)(shared + L::AT_LINEAR2), *bias1 = weight + CLASSES * HIDDEN,
                 *bias2 = bias1 + HIDDEN;
@@ -192,7 +193,7 @@ __device__ __forceinline__ void head(const Thread<L> &t, int picture, int label,
             logits[j] = logit + bias2[j];
     }
     __syncthreads();
-    // Each thread on its own: ten exponentials are less than another barrier.
+    // By each thread for itself: ten exponentials are faster than another barrier.
     float most = logits[0], total = 0, all = 0, gradient[CLASSES];
 #pragma unroll
     for (int j = 1; j < CLASSES; j++)
@@ -217,23 +218,23 @@ __device__ __forceinline__ void head(const Thread<L> &t, int picture, int label,
 #pragma unroll
         for (int j = 0; j < CLASSES; j++)
             sum += gradient[j] * weight[j * HIDDEN + t.thread];
-        const int64_t at = (int64_t)picture * HIDDEN + t.thread;
+        const int64_t at = (int64_t)image * HIDDEN + t.thread;
         t.template workspace<__nv_bfloat16>(WS_GRAD_HIDDEN)[at] = __float2bfloat16_rn(h <= 0 ? 0.0f : sum);
         t.template workspace<__nv_bfloat16>(WS_HIDDEN)[at] = __float2bfloat16_rn(h);
     }
-    if (t.thread < CLASSES) { // once more, since registers have no numbers
+    if (t.thread < CLASSES) { // recomputed, since registers cannot be indexed
         const float wanted = share + (t.thread == label ? 1 - smoothing : 0.0f);
-        t.template workspace<float>(WS_GRAD_LOGITS)[picture * 16 + t.thread] =
+        t.template workspace<float>(WS_GRAD_LOGITS)[image * 16 + t.thread] =
             good ? __expf(logits[t.thread] - most) * factor - wanted * each : 0.0f;
     }
     if (t.thread == 0) {
-        // -sum of wanted * log-probability, with all wanted adding up to 1.
+        // -sum of wanted * log-probability, where the wanted add up to 1.
         const float logit = good ? logits[label] - most : CUDART_NAN_F;
-        t.template workspace<float>(WS_LOSS)[picture] = logf(total) - (1 - smoothing) * logit - share * all;
+        t.template workspace<float>(WS_LOSS)[image] = logf(total) - (1 - smoothing) * logit - share * all;
     }
 }
 
-// This block's slice of the weights: for its own backward, and for the cluster's forward.
+// Stores this block's slice of the weights: for its own backward, and for the clusters' forward.
 template <class L>
 __device__ __forceinline__ void store_linear1(const Thread<L> &t, const float (&weight)[4][4])
 {
@@ -257,15 +258,15 @@ __device__ __forceinline__ void load_grad_hidden(const Thread<L> &t, int first, 
     static_assert(CHUNK * HIDDEN * 2 == 4 * THREADS * 16, "");
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int vector = t.thread + i * THREADS, picture = first + vector / 16;
-        values[i] = picture < t.a.batch
-                        ? __ldcg(t.template workspace<const uint4>(WS_GRAD_HIDDEN) + picture * 16 + vector % 16)
+        const int vector = t.thread + i * THREADS, image = first + vector / 16;
+        values[i] = image < t.a.batch
+                        ? __ldcg(t.template workspace<const uint4>(WS_GRAD_HIDDEN) + image * 16 + vector % 16)
                         : make_uint4(0, 0, 0, 0);
     }
 }
 
-// The gradient of this block's slice of the features, then, behind the barrier's back, that of its weights, and their
-// update. `weight`: rows 16 warp + row + 8 (e / 2), columns 8 n + 2 quad + e % 2 of the slice.
+// The gradient of this block's slice of the features, then, after arriving at the barrier, that of its weights, and
+// their update. `weight`: rows 16 warp + row + 8 (e / 2), columns 8 n + 2 quad + e % 2 of the slice.
 template <class L>
 __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&weight)[4][4], float rate)
 {
@@ -274,7 +275,7 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
     uint4 next[4], next_slice = slice_of(t, 0);
     load_grad_hidden(t, 0, next);
     const int m = t.warp % 4, n = t.warp / 4;
-    uint32_t weights[HIDDEN / 16][4]; // the same for all pictures
+    uint32_t weights[HIDDEN / 16][4]; // the same for all images
 #pragma unroll
     for (int k = 0; k < HIDDEN / 16; k++)
         ldmatrix_x4_trans(weights[k], shared_address(shared + L::AT_LINEAR1) + 32 * n + below_first(t.lane, PITCH) +
@@ -294,25 +295,25 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
             load_grad_hidden(t, first + CHUNK, next);
             next_slice = slice_of(t, first + CHUNK);
         }
-        float halves[2][2][4] = {}; // of even and odd steps, so that two sums are under way
+        float partial[2][2][4] = {}; // of even and odd steps: two independent chains of mma
         const uint32_t left = hidden + 16 * m * HIDDEN_PITCH + below_first(t.lane, HIDDEN_PITCH);
 #pragma unroll
         for (int k = 0; k < HIDDEN / 16; k++) {
             uint32_t a[4];
             ldmatrix_x4(a, left + 32 * k);
-            mma_sync<__nv_bfloat16>(halves[k % 2][0], a, weights[k][0], weights[k][1]);
-            mma_sync<__nv_bfloat16>(halves[k % 2][1], a, weights[k][2], weights[k][3]);
+            mma_sync<__nv_bfloat16>(partial[k % 2][0], a, weights[k][0], weights[k][1]);
+            mma_sync<__nv_bfloat16>(partial[k % 2][1], a, weights[k][2], weights[k][3]);
         }
         __nv_bfloat16 *to = t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + t.block * SLICE + 16 * n + 2 * t.quad;
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int64_t picture = first + 16 * m + t.row + 8 * half;
-                if (picture < t.a.batch)
-                    *(uint32_t *)(to + picture * FEATURES + 8 * j) =
-                        pack_pair(halves[0][j][2 * half] + halves[1][j][2 * half],
-                                  halves[0][j][2 * half + 1] + halves[1][j][2 * half + 1]);
+                const int64_t image = first + 16 * m + t.row + 8 * half;
+                if (image < t.a.batch)
+                    *(uint32_t *)(to + image * FEATURES + 8 * j) =
+                        pack_pair(partial[0][j][2 * half] + partial[1][j][2 * half],
+                                  partial[0][j][2 * half + 1] + partial[1][j][2 * half + 1]);
             }
         if (last)
             t.arrive();
@@ -335,7 +336,7 @@ __device__ __forceinline__ void backward_linear1(const Thread<L> &t, float (&wei
     store_linear1(t, weight);
 }
 
-// By one block for each class: linear2's gradient and update; the first one also has the loss of the batch.
+// By one block for each class: linear2's gradient and update; the first of them also computes the batch's loss.
 template <class L>
 __device__ __forceinline__ void update_linear2(const Thread<L> &t, int label, int64_t step, float rate)
 {
@@ -353,7 +354,7 @@ __device__ __forceinline__ void update_linear2(const Thread<L> &t, int label, in
         sum.x += g * low_of(h.x), sum.y += g * high_of(h.x), sum.z += g * low_of(h.y), sum.w += g * high_of(h.y);
     }
     parts[part * (HIDDEN / 4) + column] = sum;
-    // One warp's bias, another's loss; in order by lanes.
+    // The bias by one warp, the loss by another; in a fixed order.
     float bias = 0, loss = 0;
     if (t.warp == 6)
         for (int i = t.lane; i < t.a.batch; i += WARP_SIZE)
@@ -380,7 +381,7 @@ __device__ __forceinline__ void update_linear2(const Thread<L> &t, int label, in
 template <class L>
 __device__ __forceinline__ void update_bias1(const Thread<L> &t, float rate)
 {
-    if constexpr (L::ROUNDS > 1) { // eight units and every sixteenth picture a thread
+    if constexpr (L::ROUNDS > 1) { // a thread has eight units of every sixteenth image
         static constexpr int COLUMNS = HIDDEN / 8, PARTS = THREADS / COLUMNS;
         const int column = t.thread % COLUMNS, part = t.thread / COLUMNS;
         const uint4 *gradient = t.template workspace<const uint4>(WS_GRAD_HIDDEN) + column;

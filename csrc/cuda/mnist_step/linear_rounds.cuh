@@ -1,23 +1,24 @@
-// mnist_step: linear1 and the loss where a batch has more than two pictures a block.
+// mnist_step: linear1 and the loss where a batch has more than two images a block.
 //
-// Forward a block has 64 pictures and a seventh of the sum over the features, backward a cluster has 64 features and
-// each of its blocks half of the pictures: of what the blocks read from the L2 that is the least, and wgmma has whole
-// products. Features, gradients and weights come by cp.async, three chunks of 64 at a time, into rows of 128 bytes in
-// wgmma's swizzle, over the second convolution's weights, which come back later.
+// Forward a block has 64 images and a seventh of k (the features), backward a cluster has 64 features and each of its
+// blocks half of the images: that reads the least from the L2, and gives wgmma whole tiles. Features, gradients and
+// weights come by cp.async, in stages of three tiles of 64 x 64, into rows of 128 bytes with wgmma's swizzle, over the
+// second convolution's weights, which are loaded again later.
 #ifndef CUDA_OPS_MNIST_STEP_LINEAR_ROUNDS_CUH
 #define CUDA_OPS_MNIST_STEP_LINEAR_ROUNDS_CUH
 
 #include "mnist_step/linear.cuh"
-#include "mnist_step/whole.cuh"
+#include "mnist_step/whole_forward.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 static constexpr int SPLIT_CHUNKS = FEATURES / SPLITS / CHUNK;
 static_assert(SPLIT_CHUNKS * CHUNK * SPLITS == FEATURES && CHUNK == 64 && WIDE == CHUNK, "");
 static constexpr int CHUNK_ROW = CHUNK * 2, CHUNK_BYTES = CHUNK * CHUNK_ROW; // 64 rows of 64
-static constexpr int STAGES = 3, STAGE_CHUNKS = 3;                           // two of 128 rows or columns, one of 64
+static constexpr int STAGES = 3, STAGE_CHUNKS = 3; // two tiles for 128 rows or columns, and one
 template <class L>
-static constexpr int AT_LINEAR = (L::AT_WEIGHTS2 + 1023) / 1024 * 1024; // backward the weights, then what is exchanged
+static constexpr int AT_LINEAR =
+    (L::AT_WEIGHTS2 + 1023) / 1024 * 1024; // backward: the weights, then what the blocks exchange
 template <class L>
 static constexpr int AT_CHUNKS = AT_LINEAR<L> + 2 * CHUNK_BYTES;
 static_assert(AT_CHUNKS<Rounds> + STAGES * STAGE_CHUNKS * CHUNK_BYTES <= Rounds::AT_SMALL, "");
@@ -27,12 +28,12 @@ __device__ __forceinline__ uint32_t chunks_of_stage(int stage)
 {
     return shared_address(shared + AT_CHUNKS<L>) + stage * STAGE_CHUNKS * CHUNK_BYTES;
 }
-// Vector `vector` of row `row` of a chunk.
+// The offset of a 16-byte vector of a row of a tile.
 __device__ __forceinline__ uint32_t in_chunk(int row, int vector)
 {
     return row * CHUNK_ROW + ((vector ^ (row & 7)) << 4);
 }
-// Rows of 64 from device memory, `pitch` apart; from `valid` on they are zero.
+// Copies rows of 64 from device memory, `pitch` apart; from row `valid` on zeros.
 template <int rows, class L>
 __device__ __forceinline__ void load_rows(const Thread<L> &t, uint32_t to, const __nv_bfloat16 *from, int pitch,
                                           int valid)
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_rows(const Thread<L> &t, uint32_t to, const
     }
 }
 
-// pooled -> partials. First what does not depend on the features.
+// pooled -> partials. start_split loads what does not depend on the features.
 template <class L>
 __device__ __forceinline__ bool has_split(const Thread<L> &t)
 {
@@ -112,31 +113,31 @@ __device__ __forceinline__ void forward_split(const Thread<L> &t)
         wgmma_commit_group();
         wgmma_wait_group<0>();
     }
-    const int picture = t.block / SPLITS * CHUNK + 16 * warp + t.row;
-    float *to = t.template workspace<float>(WS_PARTIAL) + (t.block % SPLITS * MOST + picture) * HIDDEN + group * UNITS +
+    const int image = t.block / SPLITS * CHUNK + 16 * warp + t.row;
+    float *to = t.template workspace<float>(WS_PARTIAL) + (t.block % SPLITS * MOST + image) * HIDDEN + group * UNITS +
                 2 * t.quad;
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        if (picture + 8 * h < t.a.batch)
+        if (image + 8 * h < t.a.batch)
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 __stcg((float2 *)(to + 8 * h * HIDDEN + 8 * j), make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]));
 }
 
-// partials -> hidden, a warp a picture: from the parts of its hidden units, of which a lane has four, to their
+// partials -> hidden, a warp an image: from the partial sums of its hidden units, of which a lane has four, to their
 // gradient.
 template <class L>
 __device__ __forceinline__ void head_of_warp(const Thread<L> &t, int64_t step)
 {
-    static_assert(L::PICTURES <= WARPS, "");
-    if (t.warp >= t.pictures)
+    static_assert(L::IMAGES <= WARPS, "");
+    if (t.warp >= t.images)
         return;
-    const int64_t picture = t.owner + t.warp * L::OWNERS;
+    const int64_t image = t.owner + t.warp * L::OWNERS;
     float4 parts[SPLITS];
 #pragma unroll
     for (int i = 0; i < SPLITS; i++)
         parts[i] = __ldcg(
-            (const float4 *)(t.template workspace<const float>(WS_PARTIAL) + (i * MOST + picture) * HIDDEN) + t.lane);
+            (const float4 *)(t.template workspace<const float>(WS_PARTIAL) + (i * MOST + image) * HIDDEN) + t.lane);
     const float4 *weight = (const float4 *)(shared + L::AT_LINEAR2) + t.lane;
     const float *bias2 = (const float *)(shared + L::AT_LINEAR2) + CLASSES * HIDDEN + HIDDEN;
     const float4 bias1 = weight[CLASSES * HIDDEN / 4];
@@ -147,8 +148,7 @@ __device__ __forceinline__ void head_of_warp(const Thread<L> &t, int64_t step)
 #pragma unroll
     for (int i = 0; i < 4; i++)
         hidden[i] = rounded(hidden[i] <= 0 ? 0 : hidden[i]);
-    // Five classes at a time, for the sake of the instruction cache; what is of a class is then in the lane of its
-    // number.
+    // Five classes at a time, for the instruction cache; the lane with the number of a class has what belongs to it.
     static constexpr int AT_ONCE = CLASSES / 2;
     static_assert(AT_ONCE * 2 == CLASSES, "");
     float mine = 0;
@@ -195,20 +195,20 @@ __device__ __forceinline__ void head_of_warp(const Thread<L> &t, int64_t step)
 #pragma unroll
     for (int i = 0; i < 4; i++)
         sums[i] = hidden[i] <= 0 ? 0.0f : sums[i];
-    const int64_t at = picture * (HIDDEN / 4) + t.lane;
+    const int64_t at = image * (HIDDEN / 4) + t.lane;
     t.template workspace<uint2>(WS_GRAD_HIDDEN)[at] =
         make_uint2(pack_pair(sums[0], sums[1]), pack_pair(sums[2], sums[3]));
     t.template workspace<uint2>(WS_HIDDEN)[at] =
         make_uint2(pack_pair(hidden[0], hidden[1]), pack_pair(hidden[2], hidden[3]));
     if (t.lane < CLASSES)
-        t.template workspace<float>(WS_GRAD_LOGITS)[picture * 16 + t.lane] = gradient;
+        t.template workspace<float>(WS_GRAD_LOGITS)[image * 16 + t.lane] = gradient;
     if (t.lane == 0) // -sum of wanted * log-probability, with all wanted adding up to 1
-        t.template workspace<float>(WS_LOSS)[picture] =
+        t.template workspace<float>(WS_LOSS)[image] =
             logf(total) - (1 - smoothing) * (good ? wanted_logit : CUDART_NAN_F) - share * all;
 }
 
-// hidden -> features: chunks rank, rank + 2, ... of the pictures, from one on that differs from cluster to cluster,
-// since all read the same gradients. First what does not depend on the hidden units.
+// hidden -> features: chunks rank, rank + 2, ... of the images, starting at one that differs from cluster to cluster,
+// since all read the same gradients. start_backward_linear1 loads what does not depend on the hidden units.
 template <class L>
 __device__ __forceinline__ int own_chunks(const Thread<L> &t)
 {
@@ -244,8 +244,8 @@ __device__ __forceinline__ void start_backward_linear1(const Thread<L> &t)
                       t.template workspace<const __nv_bfloat16>(WS_LINEAR1) + t.cluster * WIDE, FEATURES, HIDDEN);
     load_chunk_features(t, chunk_of(t, 0), 0);
 }
-// The first warpgroup makes the gradient of the features, the second one the weights' part of the block's pictures, of
-// which the cluster's other block gets its slice.
+// The first warpgroup computes the gradient of the features, the second one the block's images' part of the weights'
+// gradient, of which the other block of the cluster gets its slice.
 template <class L>
 __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
 {
@@ -258,7 +258,7 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
     load_chunk_features(t, ahead, 1);
     load_chunk_gradients(t, ahead, 1);
     cp_async_commit_group();
-    float d[2][32]; // of the first or second 64 hidden units
+    float d[2][32]; // of the first and the second 64 hidden units
 #pragma unroll
     for (int i = 0; i < 64; i++)
         d[i / 32][i % 32] = 0.0f;
@@ -291,12 +291,12 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
                 wgmma<__nv_bfloat16, 64, 1>(d[0], a[k], wgmma_advance(right, k * 16 * CHUNK_ROW), k > 0);
             wgmma_commit_group();
             wgmma_wait_group<0>();
-            const int64_t picture = chunk * CHUNK + 16 * warp + t.row;
-            __nv_bfloat16 *to = t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + picture * FEATURES +
-                                t.cluster * WIDE + 2 * t.quad;
+            const int64_t image = chunk * CHUNK + 16 * warp + t.row;
+            __nv_bfloat16 *to =
+                t.template workspace<__nv_bfloat16>(WS_GRAD_POOLED) + image * FEATURES + t.cluster * WIDE + 2 * t.quad;
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                if (picture + 8 * h < t.a.batch)
+                if (image + 8 * h < t.a.batch)
 #pragma unroll
                     for (int j = 0; j < 8; j++)
                         *(uint32_t *)(to + 8 * h * FEATURES + 8 * j) =
@@ -324,7 +324,7 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
     const uint32_t exchanged = shared_address(&t.small.exchanged);
     if (t.thread == 0)
         mbarrier_arrive_expect_tx(exchanged, 2 * CHUNK_BYTES);
-    cluster_arrive_aligned(); // the weights have been read, and what the other block sends may take their place
+    cluster_arrive_aligned(); // the weights have been read, and the other block may send over them
     t.arrive();
     cluster_wait_aligned();
     if (group == 1) {
@@ -341,13 +341,13 @@ __device__ __forceinline__ void backward_linear1_rounds(const Thread<L> &t)
         }
     }
 }
-// Later, a barrier of the block in between.
+// After another barrier of the block.
 template <class L>
 __device__ __forceinline__ void update_linear1_rounds(const Thread<L> &t, int64_t step, float (&weight)[4][4],
                                                       float rate)
 {
     mbarrier_wait(shared_address(&t.small.exchanged), step & 1);
-    // To whom the weights are: the warp of the other half of the units is four further.
+    // The fragment layout of the weights: the warp of the other half of the units is four further.
     const int at = t.thread / WARPGROUP * 4 * WARPGROUP + t.thread % WARPGROUP;
     const float4 *ours = (const float4 *)(shared + AT_CHUNKS<L>)+at,
                  *theirs = (const float4 *)(shared + AT_LINEAR<L>)+at;

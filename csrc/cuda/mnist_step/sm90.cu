@@ -1,35 +1,12 @@
-// mnist_step: whole training steps of the MNIST CNN in one kernel, the last rung of the step's ladder.
-//
-// At batch 64 a step is microseconds of arithmetic; sixteen kernels one after the other wait for memory and for each
-// other most of the time. Here 128 blocks stay on their multiprocessors for all steps of a call, keep what they can in
-// shared memory and registers, and meet at eight barriers a step, each where every block needs what all others made:
-//
-//     weights     new weights, moments of this batch     -> convolution 1 + pooling, convolution 2, its sums
-//     statistics  sums of y over the batch               -> normalise, ReLU, pool
-//     pooled      all pictures' features                 -> a slice of linear1's sum
-//     partials    all slices of that sum                 -> hidden units, logits, loss, their gradients
-//     hidden      all pictures' gradient of the hidden   -> gradient of a slice of the features, update of linear1
-//     features    all slices of that gradient            -> through pooling and ReLU, sums for batch norm
-//     sums        those sums over the batch              -> gradient of y, of convolution 2, of convolution 1
-//     gradients   all pictures' weight gradients         -> their sum, update of the convolutions
-//
-// Of up to 64 pictures two blocks, a cluster, share each: both make every second row of its first convolution for both,
-// and have half of the second one's output channels. Of more, a block has one or two for itself (whole.cuh), of more
-// than 256 in rounds of two (rounds.cuh, linear_rounds.cuh). A barrier is arrived at when a block has written what
-// others wait for; what nobody waits for (linear1's update, the next batch's pictures and their moments, linear2) is
-// done between arriving and waiting.
-//
-// The first convolution's batch norm needs no pass over its output: its statistics follow from the mean and covariance
-// of the nine pixels under the kernel (conv_bn_relu_pool/one_channel.cu has the formulas). All products but those of
-// whole pictures' second convolution are mma.sync m16n8k16 in bfloat16 on operands in shared memory, whose pixel pitch
-// of 80 bytes spreads ldmatrix over the banks. Sums over blocks are added in a fixed order, so that results repeat bit
-// by bit.
-//
-// A step passes by all of its instructions once, so that they had better fit into the instruction cache: loops are not
-// unrolled where registers do not ask for it. At 256 pictures 9,900 instructions took 48.1 us, and 8,400 took 44.7.
-//
-// Bound by latency: of 25.2 us at 64 pictures (one H200) about half are barriers and the trips to the L2 around them.
-// 45.1 us at 256: there by convolution 2's gradients on the tensor cores, and linear1 (benchmarks/notes/mnist.md).
+// mnist_step: whole training steps of the MNIST CNN (mnist_step.h has the layers) in one persistent cooperative kernel.
+// At batch 64 a step is microseconds of arithmetic, and separate kernels wait for memory and for each other most of the
+// time. Here 128 blocks stay on their multiprocessors for all steps of a call, keep what they can in shared memory and
+// registers, and meet at eight grid barriers a step (see mnist_step_kernel). Up to 64 images a cluster of two blocks
+// shares each; up to 256 a block has one or two (whole_forward.cuh); up to 1024 it takes them in rounds of two
+// (rounds.cuh). Products are mma.sync and wgmma in bf16. Sums over blocks are added in a fixed order, so that results
+// repeat bitwise. Bound by latency: of 25.2 us at 64 images (H200) about half are barriers and the trips to the L2
+// around them; 45.1 us at 256, there by convolution 2's gradients on the tensor cores and by linear1
+// (benchmarks/notes/mnist.md).
 #include "cuda_ops/mnist_step.h"
 
 #include "common/paths.h"
@@ -39,11 +16,12 @@
 #include "mnist_step/linear.cuh"
 #include "mnist_step/linear_rounds.cuh"
 #include "mnist_step/rounds.cuh"
-#include "mnist_step/whole.cuh"
+#include "mnist_step/whole_backward.cuh"
+#include "mnist_step/whole_forward.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Everything in shared memory that is never written but has to be zero, the parameters that stay in the block, and the
+// Zeroes shared memory, of which some is never written again; loads the parameters that stay in the block, and the
 // first batch.
 template <class L>
 __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], float &weight2)
@@ -51,7 +29,7 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
     for (int i = t.thread; i < L::AT_SMALL / 16; i += THREADS)
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
     if constexpr (L::MEMBERS == 1)
-        fence_proxy_async(); // a bulk copy brings the weights there
+        fence_proxy_async(); // before the bulk copy of the weights
     const cuda_ops_mnist_parameters &p = t.a.parameters;
     Small<L> &s = t.small;
     if (t.thread < CHANNELS1) {
@@ -79,7 +57,7 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
             for (int i = 0; i < WARPGROUPS; i++) {
                 mbarrier_init_fenced(shared_address(&t.small.group_made[i]), WARPGROUP);
                 mbarrier_init_fenced(shared_address(&t.small.tiles_loaded[i]));
-                mbarrier_init_fenced(shared_address(&t.small.places_loaded[i]));
+                mbarrier_init_fenced(shared_address(&t.small.argmax_loaded[i]));
                 mbarrier_init_fenced(shared_address(&t.small.gradient_made[i]), WARPGROUP);
                 mbarrier_init_fenced(shared_address(&t.small.weights_made[i]), WARPGROUP);
             }
@@ -87,8 +65,8 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
     }
     look_up(t, 0);
     __syncthreads();
-    for (int i = t.thread; i < L::AT_ONCE * L::PLACES_BYTES / 4; i += THREADS)
-        ((uint32_t *)(shared + L::AT_PLACES))[i] = 0x04040404u; // of what is no window
+    for (int i = t.thread; i < L::AT_ONCE * L::ARGMAX_BYTES / 4; i += THREADS)
+        ((uint32_t *)(shared + L::AT_ARGMAX))[i] = 0x04040404u; // no argmax, where there is no window
     if (t.thread < OWN_WEIGHTS2) {
         const int at = t.block * OWN_WEIGHTS2 + t.thread;
         weight2 = p.block2.weight[parameter_of_weight2(at)];
@@ -108,9 +86,9 @@ __device__ __forceinline__ void start(Thread<L> &t, float (&linear1)[4][4], floa
         store_linear1(t, linear1);
     }
     if constexpr (L::ROUNDS == 1) {
-        Pictures<L> pictures;
-        pictures.load(t, 0);
-        pictures.store(t, 0);
+        Images<L> images;
+        images.load(t, 0);
+        images.store(t, 0);
     }
     __syncthreads();
     if constexpr (L::ROUNDS > 1)
@@ -155,7 +133,7 @@ __device__ __forceinline__ void finish(const Thread<L> &t, const float (&linear1
             }
         }
     }
-    // The last block to leave puts the barrier back: nobody looks at it any more.
+    // The last block to leave resets the grid barrier, which nobody waits at any more.
     if (t.thread == 0) {
         unsigned int *barrier = t.template workspace<unsigned int>(WS_BARRIER);
         if (atomicAdd(barrier + 1, 1) == BLOCKS - 1)
@@ -165,11 +143,27 @@ __device__ __forceinline__ void finish(const Thread<L> &t, const float (&linear1
 
 #endif
 
+// A step's phases, each named for what the grid barrier before it has made complete:
+//     weights     new weights, moments of this batch     -> convolution 1 + pooling, convolution 2, its sums
+//     statistics  sums of y over the batch               -> batch norm, ReLU, max-pool
+//     pooled      all images' features                   -> a split of linear1's k
+//     partials    all splits of that product             -> hidden units, logits, loss, their gradients
+//     hidden      all images' gradients of the hidden    -> gradient of a slice of the features, update of linear1
+//     features    all slices of that gradient            -> through max-pool and ReLU, sums for batch norm
+//     sums        those sums over the batch              -> gradient of y, of convolution 2, of convolution 1
+//     gradients   all images' weight gradients           -> their sum, update of the convolutions
+// A block arrives at a barrier when it has written what others wait for. What nobody waits for (linear1's update,
+// linear2, the next batch's images and moments) is done between arriving and waiting. The first convolution's batch
+// norm needs no pass over its output: its statistics follow from the mean and covariance of the nine pixels under the
+// filter (conv_bn_relu_pool/one_channel.cu has the formulas).
+//
+// A step runs through all of its instructions once, so they must fit into the instruction cache: loops are unrolled
+// only where registers require it. At 256 images 9,900 instructions took 48.1 us, 8,400 took 44.7.
 template <class L>
 __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_constant__ Arguments a)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    static constexpr bool halves = L::MEMBERS == 2, rounds = L::ROUNDS > 1;
+    static constexpr bool pair = L::MEMBERS == 2, rounds = L::ROUNDS > 1;
     Thread<L> t = thread_of<L>(a);
     float linear1[4][4], weight2 = 0;
     start(t, linear1, weight2);
@@ -177,7 +171,7 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
     for (int64_t step = 0; step < a.steps; step++) {
         const float conv_rate = a.rates[2 * step], linear_rate = a.rates[2 * step + 1];
         const bool more = step + 1 < a.steps;
-        std::conditional_t<halves, Kept, KeptWhole> kept;
+        std::conditional_t<pair, Kept, KeptWhole> kept;
 
         // weights -> statistics
         if constexpr (rounds) {
@@ -186,21 +180,21 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             statistics1(t);
             uint32_t weights[8 * GROUPS1<L>][2];
             weights_of_forward1(t, weights);
-            forward1(t, step, t.warp / WARPS1<L>, t.pictures * ROWS1<L>, WARPS / WARPS1<L>, weights);
+            forward1(t, step, t.warp / WARPS1<L>, t.images * ROWS1<L>, WARPS / WARPS1<L>, weights);
             cp_async_wait_group<0>();
-            if constexpr (!halves)
+            if constexpr (!pair)
                 fence_proxy_async();
-            if (t.pictures)
+            if (t.images)
                 mbarrier_wait(shared_address(&t.small.mapped), step & 1);
             __syncthreads();
         }
-        if constexpr (!halves && !rounds) {
+        if constexpr (!pair && !rounds) {
             float first[2] = {0, 0}, second[2] = {0, 0};
-            convolve2(t, t.pictures, first, second, nullptr, 0);
-            sum_over_pictures(t, first, second, t.template workspace<float>(WS_STATISTICS));
-        } else if constexpr (halves) {
+            convolve2(t, t.images, first, second, nullptr, 0);
+            sum_over_images(t, first, second, t.template workspace<float>(WS_STATISTICS));
+        } else if constexpr (pair) {
             float first[8] = {}, second[8] = {};
-            if (t.pictures && t.warp < CONV_WARPS) {
+            if (t.images && t.warp < CONV_WARPS) {
                 float y[32], center[8];
                 forward2(t, y);
 #pragma unroll
@@ -223,14 +217,14 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
 
         // statistics -> pooled
         statistics2(t);
-        if constexpr (halves) {
-            if (t.pictures && t.warp < CONV_WARPS) {
+        if constexpr (pair) {
+            if (t.images && t.warp < CONV_WARPS) {
                 float y[32];
                 kept.unpack(y);
                 kept.largest = pool2(t, y, (__nv_bfloat16 *)(shared + L::AT_STAGE));
             }
             __syncthreads();
-            if (t.pictures && t.thread < L::STAGE_BYTES / 16)
+            if (t.images && t.thread < L::STAGE_BYTES / 16)
                 ((uint4 *)(t.template workspace<char>(WS_POOLED) + (int64_t)t.owner * FEATURES * 2 +
                            t.member * L::STAGE_BYTES))[t.thread] = ((const uint4 *)(shared + L::AT_STAGE))[t.thread];
         } else if constexpr (rounds) {
@@ -243,15 +237,15 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             if (has_split(t))
                 start_split(t);
         } else {
-            Pictures<L> pictures;
+            Images<L> images;
             Linear2 linear2;
             if (t.block < SLICES)
                 start_linear1(t);
             if (more)
-                pictures.load(t, step + 1);
+                images.load(t, step + 1);
             linear2.load(t);
             if (more)
-                pictures.store(t, step + 1);
+                images.store(t, step + 1);
             linear2.store(t);
         }
         t.wait();
@@ -278,13 +272,13 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             head_of_warp(t, step);
         } else {
             float4 values[HEAD_PARTS];
-            if (t.member < t.pictures)
+            if (t.member < t.images)
                 load_partials(t, t.owner + t.member * L::OWNERS, values);
-            for (int i = t.member; i < t.pictures; i += L::MEMBERS) {
+            for (int i = t.member; i < t.images; i += L::MEMBERS) {
                 if (i >= L::MEMBERS)
                     __syncthreads();
-                const int picture = t.owner + i * L::OWNERS;
-                head(t, picture, t.small.label[step % 2][i], picture + L::MEMBERS * L::OWNERS, values);
+                const int image = t.owner + i * L::OWNERS;
+                head(t, image, t.small.label[step % 2][i], image + L::MEMBERS * L::OWNERS, values);
             }
         }
         t.arrive();
@@ -295,9 +289,9 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         // hidden -> features
         if (t.block < SLICES) {
             if constexpr (rounds)
-                backward_linear1_rounds(t); // arrives
+                backward_linear1_rounds(t); // calls arrive()
             else
-                backward_linear1(t, linear1, linear_rate); // arrives
+                backward_linear1(t, linear1, linear_rate); // calls arrive()
         } else {
             t.arrive();
             if (t.block < LINEAR2_BLOCKS + CLASSES)
@@ -312,12 +306,12 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         // features -> sums
         if constexpr (rounds) {
             sums_rounds(t);
-        } else if constexpr (!halves) {
+        } else if constexpr (!pair) {
             sums_whole(t, kept);
         } else {
             load_stage(t);
             float first[8] = {}, second[8] = {};
-            if (t.pictures && t.warp < CONV_WARPS) {
+            if (t.images && t.warp < CONV_WARPS) {
                 float y[32];
                 kept.unpack(y);
                 const uint32_t largest = kept.largest;
@@ -344,7 +338,7 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
         if constexpr (rounds) {
             if (t.block < SLICES)
                 update_linear1_rounds(t, step, linear1, linear_rate);
-            fence_proxy_async(); // what is where convolution 2's weights come back to has been read
+            fence_proxy_async(); // before convolution 2's weights are copied over it again
         }
         t.wait();
 
@@ -354,7 +348,7 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
             start_stage(t);
         }
         coefficients2(t, conv_rate);
-        if constexpr (halves)
+        if constexpr (pair)
             backward_conv2(t, (int)(step % 2), kept);
         else if constexpr (rounds)
             backward_rounds(t, step, more);
@@ -365,7 +359,7 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
 
         // gradients -> weights
         update_convolutions(t, weight2, t.block - CONV1_BLOCKS, conv_rate);
-        if (rounds && t.block == 0 && more) { // it has no channel of the first convolution
+        if (rounds && t.block == 0 && more) { // which has no channel of the first convolution
             __syncthreads();
             add_grams(t);
         }
@@ -378,14 +372,14 @@ __global__ void __launch_bounds__(THREADS, 1) mnist_step_kernel(const __grid_con
 #endif
 }
 
-// The steps as a launcher gets them.
+// A launcher's arguments.
 struct StepCall {
     const Arguments *arguments; // NULL where only the sizes are asked about
     int64_t batch;
     cudaStream_t stream;
 };
 
-// What all of the ways need: every block is on a multiprocessor of its own.
+// What all layouts need: a multiprocessor for every block.
 static Answer step_supports(const StepCall &call, const Device &device, int64_t most)
 {
     if (!HAS_SM90A)
@@ -397,11 +391,11 @@ static Answer step_supports(const StepCall &call, const Device &device, int64_t 
     return call.batch >= 1 && call.batch <= most ? YES : no("the batch is empty or too large");
 }
 
-template <typename Way>
+template <typename L>
 static cuda_ops_status step(const StepCall &call, const Device &)
 {
 #ifdef CUDA_OPS_SM90A
-    allow_shared_memory(mnist_step_kernel<Way>, SHARED_BYTES<Way>);
+    allow_shared_memory(mnist_step_kernel<L>, SHARED_BYTES<L>);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeCooperative; // all blocks at once, or none
     attributes[0].val.cooperative = 1;
@@ -411,11 +405,11 @@ static cuda_ops_status step(const StepCall &call, const Device &)
     cudaLaunchConfig_t config = {};
     config.gridDim = BLOCKS;
     config.blockDim = THREADS;
-    config.dynamicSmemBytes = SHARED_BYTES<Way>;
+    config.dynamicSmemBytes = SHARED_BYTES<L>;
     config.stream = call.stream;
     config.attrs = attributes;
     config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, mnist_step_kernel<Way>, *call.arguments);
+    cudaLaunchKernelEx(&config, mnist_step_kernel<L>, *call.arguments);
     return launch_status();
 #else
     (void)call;
@@ -423,9 +417,9 @@ static cuda_ops_status step(const StepCall &call, const Device &)
 #endif
 }
 
-static Answer halves_supports(const StepCall &call, const Device &device)
+static Answer pair_supports(const StepCall &call, const Device &device)
 {
-    return step_supports(call, device, Halves::OWNERS);
+    return step_supports(call, device, Pair::OWNERS);
 }
 static Answer whole_supports(const StepCall &call, const Device &device)
 {
@@ -447,7 +441,7 @@ static int64_t rounds_workspace(const StepCall &, const Device &)
 
 static PathTable<StepCall, 3> table = {
     {"CUDA_OPS_MNIST_STEP_PATH"},
-    {{"halves", "mnist_step/sm90.cu", "mnist_step_kernel", halves_supports, nullptr, tiles_workspace, step<Halves>},
+    {{"pair", "mnist_step/sm90.cu", "mnist_step_kernel", pair_supports, nullptr, tiles_workspace, step<Pair>},
      {"whole", "mnist_step/sm90.cu", "mnist_step_kernel", whole_supports, nullptr, tiles_workspace, step<Whole>},
      {"rounds", "mnist_step/sm90.cu", "mnist_step_kernel", rounds_supports, nullptr, rounds_workspace, step<Rounds>}}};
 

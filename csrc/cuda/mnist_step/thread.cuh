@@ -1,4 +1,4 @@
-// mnist_step: what a thread knows, the barrier of all blocks, products, and sums over threads and blocks.
+// mnist_step: a thread's coordinates, the grid barrier, packing, and sums over threads and blocks.
 #ifndef CUDA_OPS_MNIST_STEP_THREAD_CUH
 #define CUDA_OPS_MNIST_STEP_THREAD_CUH
 
@@ -39,31 +39,30 @@ __device__ __forceinline__ uint32_t two_halves(const char *low, const char *high
 {
     return *(const uint16_t *)low | (uint32_t)*(const uint16_t *)high << 16;
 }
-// The addresses that lanes give to ldmatrix for four 8 x 8 matrices, as offsets of rows of `pitch` bytes:
-// matrices 0 and 1 one below the other, 2 and 3 to the right of them (operand A stored as it is, B stored [n][k]
-// turned).
+// The row addresses that lanes give to ldmatrix for four 8 x 8 matrices, as offsets in rows of `pitch` bytes: matrices
+// 0 and 1 one below the other, 2 and 3 to their right (A as it is stored, B stored [n][k] with .trans).
 __device__ __forceinline__ uint32_t below_first(int lane, int pitch)
 {
     return (lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * 16;
 }
-// matrices 0 and 1 side by side, 2 and 3 below them.
+// The same with matrices 0 and 1 beside each other, 2 and 3 below them.
 __device__ __forceinline__ uint32_t beside_first(int lane, int pitch)
 {
     return (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
 }
 
-// The thread that arrives and waits for its block: of the last warp, which has the least to do in a barrier's shadow.
+// The thread that arrives and waits for its block: of the last warp, which has the least to do meanwhile.
 static constexpr int AT_BARRIER = THREADS - WARP_SIZE;
 
-// What a thread knows of the launch. Barrier: `arrive` when all that others wait for is written, `wait` before what
-// they wrote is read.
+// A thread's coordinates in the launch, and the grid barrier: `arrive` when all that others wait for is written, `wait`
+// before what they wrote is read.
 template <class L>
 struct Thread {
     const Arguments &a;
     Small<L> &small;
-    int thread, lane, warp, row, quad;       // row = lane / 4, quad = lane % 4: the coordinates of mma's registers
-    int block, cluster, rank, owner, member; // cluster and owner: of which block `rank` or `member`
-    int pictures;                            // of the owner: owner, owner + OWNERS, ...
+    int thread, lane, warp, row, quad;       // row = lane / 4, quad = lane % 4: coordinates in mma's fragments
+    int block, cluster, rank, owner, member; // block `rank` of the cluster, `member` of the owner
+    int images;                              // of the owner: images owner, owner + OWNERS, ...
     unsigned int phase;
 
     template <typename T>
@@ -85,7 +84,7 @@ struct Thread {
                 ;
         }
         __syncthreads();
-        // Else the compiler computes all phases' addresses once, before the first step, and has no registers for them.
+        // Otherwise the compiler computes all phases' addresses before the first step, and has no registers for them.
         thread = opaque(thread), lane = opaque(lane), row = opaque(row), quad = opaque(quad);
     }
 };
@@ -98,19 +97,19 @@ __device__ __forceinline__ Thread<L> thread_of(const Arguments &a)
     t.row = t.lane / 4, t.quad = t.lane % 4;
     t.block = blockIdx.x, t.cluster = t.block / 2, t.rank = t.block % 2;
     t.owner = t.block / L::MEMBERS, t.member = t.block % L::MEMBERS;
-    t.pictures = a.batch <= t.owner ? 0 : (a.batch - t.owner + L::OWNERS - 1) / L::OWNERS;
+    t.images = a.batch <= t.owner ? 0 : (a.batch - t.owner + L::OWNERS - 1) / L::OWNERS;
     t.phase = 0;
     return t;
 }
 
-// An address in this block's shared memory, as one in that of the other block of the cluster.
+// Maps an address in this block's shared memory to that of the other block of the cluster.
 template <class L>
 __device__ __forceinline__ uint32_t of_other(const Thread<L> &t, uint32_t address)
 {
     return mapa(address, 1 - t.rank);
 }
-// Sums over all owners, in a fixed order, of this block's channels' two values: lane 0 of the threads that a channel
-// has gets both.
+// Sums over all owners, in a fixed order, of the two values of each of this block's channels: lane 0 of a channel's
+// threads gets both.
 template <class L>
 static constexpr int CHANNEL_LANES = THREADS / L::CHANNELS;
 template <class L>
@@ -143,14 +142,14 @@ __device__ __forceinline__ void sum_over_owners(const Thread<L> &t, const float 
     second = __shfl_xor_sync(FULL_WARP, total, PARTS);
 }
 
-// Two sums of each thread for the eight channels of its accumulators' columns (2 quad + i of each of four tiles), over
-// all pixels of the block: to partials[2][HALF2] of this block.
+// Adds two values of each thread for the eight channels of its accumulators' columns (2 quad + i of each of four tiles)
+// over all pixels of the block: to this block's partials[2][HALF2].
 template <class L>
 __device__ __forceinline__ void sum_over_pixels(const Thread<L> &t, float (&first)[8], float (&second)[8],
                                                 float *partials)
 {
     float *warps = (float *)(shared + L::AT_SCRATCH);
-    // Over the eight rows of lanes: each round halves the values that a lane cares for, so that it ends with two.
+    // Over the eight rows of lanes: each round halves the values that a lane keeps, down to two.
     float four[2][4], two[2][2], one[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {

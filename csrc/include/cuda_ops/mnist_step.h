@@ -9,13 +9,13 @@
  * nothing else occupies for good (the launch is cooperative).
  *
  *   images: [count][28][28] bytes, aligned to 4; labels: [count]
- *   indices: [steps][batch], the pictures of each step
+ *   indices: [steps][batch], the images of each step
  *   rates: [steps][2], the learning rate of convolutions and batch norms, and that of the linear layers
  *   losses: [steps]
  *   workspace: of cuda_ops_mnist_step_workspace(batch) bytes or more, aligned to 256; all zero before the first call,
  * and left such that the next may follow; of one call at a time
  *
- * An index outside of [0, count) is never used as an address: its picture is NaN, as is the loss then, and it is
+ * An index outside of [0, count) is never used as an address: its image is NaN, as is the loss then, and it is
  * recorded in `error` (loss.h) unless that is NULL. The same holds for a label outside of [0, 10) but that nothing is
  * recorded.
  */
@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-enum { CUDA_OPS_MNIST_STEP_MOST = 1024 }; /* pictures a batch */
+enum { CUDA_OPS_MNIST_STEP_MOST = 1024 }; /* images a batch */
 
 /* Of a convolution and its batch norm, in place. The convolution's bias is read (the running mean contains it) and
  * never changes: batch norm takes it away again, so that its gradient is zero. Linear layers have no norm. */

@@ -10,7 +10,8 @@
 
 #if defined(CUDA_OPS_SM90A)
 #include "common/aligned_vector.cuh"
-#include "gemm/simt/kernel.cuh"
+#include "gemm/simt/load.cuh"
+#include "gemm/simt/store.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
