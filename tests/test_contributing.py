@@ -31,6 +31,8 @@ BACKBONE = [
     "csrc/torch/autograd.cpp",
     "csrc/torch/autograd.h",
     "csrc/torch/checks.h",
+    "csrc/torch/derivatives.cpp",
+    "csrc/torch/derivatives.h",
     "csrc/torch/empty.h",
     "csrc/torch/library.cpp",
     "csrc/python/bind.cpp",

@@ -135,7 +135,7 @@ def test_what_the_size_decides():
     assert set(chosen(F.batch_norm, meta(512, 16, 56, 56), training=True, capability="9.0").values()) == {"split"}
     assert set(chosen(F.batch_norm, meta(8, 16, 7, 7), capability="9.0").values()) == {"split"}
     assert chosen(F.log_softmax, meta(8, 1000), 1, capability="9.0")["forward"] == "row"
-    assert chosen(F.log_softmax, meta(8, 1000), 0, capability="9.0")["forward"] == "team"
+    assert chosen(F.log_softmax, meta(8, 1000), 0, capability="9.0")["forward"] == "thread_group"
     assert chosen(F.cross_entropy, meta(64, 10), capability="9.0")["forward"] == "one_block"
     assert chosen(F.cross_entropy, meta(64, 10), reduction="none", capability="9.0")["forward"] == "blocks"
     assert chosen(F.linear_cross_entropy, meta(64, 128), meta(10, 128), capability="9.0") == {

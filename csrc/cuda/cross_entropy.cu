@@ -1,9 +1,9 @@
 // cross_entropy: loss = sum(q * (logsumexp - input)) for each column; grad_input = scale * (sum(q) * softmax - q),
-// where q is how much each class counts (see the header).
-// Maps a team of threads (common/thread_group.cuh) to a column, which goes through it in pieces of 16 bytes where it is
-// a row (rows.cuh). Forward reads a column once for the largest and the sum of exponentials; for class indices without
+// where q is each class' share of the target (see the header).
+// Maps a group of threads (common/thread_group.cuh) to a column, which it reads by aligned vectors where the column is
+// a row (rows.cuh). Forward reads a column once for the maximum and the sum of exponentials; for class indices without
 // smoothing the loss then takes one more element, else one more pass, mostly from cache. It keeps three numbers a
-// column, from which backward makes the softmax again in one pass.
+// column, from which backward recomputes the softmax in one pass.
 // Bound by memory: one read forward, one read and one write backward.
 #include "cuda_ops/cross_entropy.h"
 
@@ -19,8 +19,8 @@ struct problem {
     const T *probabilities;
     const T *weight;
     int64_t columns, classes, inner, ignore_index;
-    accumulate_type<T> keep;   // 1 - label_smoothing: what is left to the target
-    accumulate_type<T> spread; // label_smoothing / classes: what every class gets
+    accumulate_type<T> keep;   // 1 - label_smoothing: the target's share
+    accumulate_type<T> spread; // label_smoothing / classes: every class' share
 };
 
 template <typename T>
@@ -29,7 +29,7 @@ __device__ __forceinline__ accumulate_type<T> class_weight(const problem<T> &p, 
     return p.weight ? load_as_accumulate(p.weight[c]) : accumulate_type<T>(1);
 }
 
-// How much class c counts by its probability, if there are any, and by smoothing; `at` is where its element is.
+// q of class c, of its probability (if there are any) and smoothing; `at` is its element's offset.
 template <typename T>
 __device__ __forceinline__ accumulate_type<T> share_of_class(const problem<T> &p, int64_t c, int64_t at)
 {
@@ -38,8 +38,8 @@ __device__ __forceinline__ accumulate_type<T> share_of_class(const problem<T> &p
     return class_weight(p, c) * share;
 }
 
-// `losses` are those of the columns without a reduction. With one, a grid of one block has the one loss and
-// total_weight at once; larger ones leave `partials`. ALL_COUNT: other classes than the target count, too.
+// Without a reduction `losses` has a loss for each column. With one, a grid of one block writes the loss and
+// total_weight; a larger grid writes `partials`. ALL_COUNT: classes other than the target count too.
 template <typename T, int GROUP, bool STRIDED, bool ALL_COUNT>
 __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4 : 2)
     cross_entropy_forward_kernel(T *losses, accumulate_type<T> *statistics, accumulate_type<T> *total_weight,
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4
         const int64_t offset = column_offset(column, p.classes, STRIDED ? p.inner : 1);
         const int64_t length = column < p.columns ? p.classes : 0;
         const bool finishes = position.rank == 0 && column < p.columns;
-        // The target is on its way while the column is read, its input and weight while the team adds up.
+        // The target's load overlaps with reading the column, its input's and weight's with the reduction.
         int64_t t = -1;
         if (finishes && !p.probabilities)
             t = p.target[column];
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4
         const A log_sum = log_of_sum(state);
         A loss = 0, q_sum = 0;
         if (ALL_COUNT) {
-            if (!STRIDED && !p.probabilities && !p.weight) { // all count the same, but for the target
+            if (!STRIDED && !p.probabilities && !p.weight) { // all classes but the target count the same
                 const T *const inputs[1] = {p.input + offset};
                 for_row((T *)nullptr, inputs, length, position.rank, GROUP, [&](int64_t, const auto &x) {
 #pragma unroll
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4
             loss = group_reduce<GROUP, STRIDED>(loss, sum_scratch);
             q_sum = group_reduce<GROUP, STRIDED>(q_sum, sum_scratch);
         }
-        // No barrier from here to the end of the loop: one thread of each team finishes its column.
+        // No barrier from here to the end of the loop: one thread of each group finishes its column.
         if (!finishes)
             continue;
         A column_weight = 1;
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 && !ALL_COUNT ? 4
         write_loss(losses, total_weight, loss_sum, weight_sum, reduction == CUDA_OPS_REDUCTION_MEAN);
 }
 
-// total_weight is null unless the reduction was a mean. `vectors`: columns are rows, whose classes all count the same
-// but for the target, and go by pieces of 16 bytes.
+// total_weight is null unless the reduction was a mean. `vectors`: columns are rows, read and written as aligned
+// vectors; all classes but the target count the same.
 template <typename T>
 __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 ? 4 : 2)
     cross_entropy_backward_kernel(T *grad_input, const T *grad_output, const accumulate_type<T> *statistics,
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 ? 4 : 2)
     release_successor();
     for (int64_t column = (int64_t)blockIdx.x * slots + position.slot; column < p.columns;
          column += (int64_t)gridDim.x * slots) {
-        // Nothing here depends on the target, so that all of it is asked for at once.
+        // None of these loads depends on another: all are in flight at once.
         const int64_t t = p.probabilities ? -1 : p.target[column];
         const A grad = load_as_accumulate(grad_output[grad_per_column ? column : 0]);
         const A divisor = total_weight ? *total_weight : A(1);
@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 ? 4 : 2)
         const A q_sum = statistics[2 * p.columns + column];
         const bool bad = !p.probabilities && t != p.ignore_index && !is_class(t, p.classes);
         const bool counts = p.probabilities || (t != p.ignore_index && !bad);
-        // Zero, even where grad_output is NaN, for a column that is left out. The mean itself is 0 / 0 without weight.
+        // Zero for an ignored column, even where grad_output is NaN. The mean itself is 0 / 0 where all weights are
+        // zero.
         const A scale = !counts ? A(0) : divisor == A(0) ? A(CUDART_NAN) : grad / divisor;
         const A factor = counts ? scale * q_sum : A(0);
         const A target_share = counts && !p.probabilities ? p.keep * class_weight(p, t) : A(0);
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) < 8 ? 4 : 2)
     }
 }
 
-// A few short columns are sooner done by one block, in some rounds, than by several and a second kernel.
+// Few short columns: one block is faster, in several rounds, than several blocks and a second kernel.
 static constexpr int64_t ROUNDS_OF_ONE_BLOCK = 4;
 
 static group_shape forward_group(int64_t columns, int64_t classes, int64_t inner)

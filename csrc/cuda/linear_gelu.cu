@@ -1,12 +1,11 @@
-// linear_gelu: what is elementwise of it; the product, with bias and gelu in its epilogue, is gemm's.
+// linear_gelu: the elementwise parts; the product, with bias and gelu in its epilogue, is gemm's.
 //     output = gelu(preactivation)
 //     grad_preactivation = grad_output * gelu'(preactivation)
 //     grad_bias[j]       = sum over i of grad_preactivation[i][j]
-// Forward maps one thread to 16 bytes in a grid-stride loop; misaligned arrays go element by element. Backward gives a
-// block 32 pieces of 16 bytes of the columns and a part of the rows, every eighth of which is a warp's, so that the
-// sums for grad_bias stay in registers until the end and grad_preactivation need not be read again; where parts are
-// several, a second kernel adds them in order, so that results repeat bit by bit. Both are bound by memory: 2 and 3
-// streams.
+// Forward maps one thread to 16 bytes in a grid-stride loop; misaligned arrays go element by element. In backward a
+// block has 32 vectors of 16 bytes of the columns and a chunk of the rows, of which a warp takes every eighth:
+// grad_bias' sums stay in registers, and grad_preactivation is not read again. A second kernel adds the chunks' sums in
+// order, so that results repeat bitwise. Bound by memory: 2 and 3 streams.
 #include "cuda_ops/linear_gelu.h"
 
 #include "common/activation.cuh"
@@ -17,11 +16,11 @@
 #include "gemm/paths.h"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
-// Blocks that fill a large GPU several times over; a constant, so that sums are cut alike everywhere.
+// Fills a large GPU several times over; a constant, so that sums are split alike everywhere.
 static constexpr int64_t WANTED_BLOCKS = 1056;
 static constexpr int64_t SMALLEST_CHUNK = 32;
 
-// Halves go the quick way: at the accuracy of float32 the arithmetic would take longer than the memory.
+// fp16 and bf16 use approximations: at float32's accuracy the arithmetic would take longer than the memory.
 template <typename T>
 __device__ __forceinline__ accumulate_type<T> gelu_of(T x, int activation)
 {
@@ -74,7 +73,7 @@ __device__ __forceinline__ accumulate_type<T> gelu_slope_of(T x, bool tanh)
         return gelu_slope(load_as_accumulate(x), tanh);
 }
 
-// COUNT columns a thread: 16 bytes, or one. grad_bias may be null; with several chunks it is `partial` that is written.
+// COUNT columns a thread: 16 bytes, or one. grad_bias may be null; with several chunks `partial` is written instead.
 template <typename T, int COUNT>
 __global__ void __launch_bounds__(THREADS)
     linear_gelu_backward_kernel(T *grad_preactivation, T *grad_bias, accumulate_type<T> *partial, const T *grad_output,
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(THREADS)
                                 bool tanh)
 {
     typedef accumulate_type<T> A;
-    typedef aligned_vector<T, COUNT> piece;
+    typedef aligned_vector<T, COUNT> vector;
     __shared__ A shared[WARPS][WARP_SIZE][COUNT + 1];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const int64_t groups = ceil_div(columns, WARP_SIZE * COUNT);
@@ -96,16 +95,16 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll 2
             for (int64_t row = begin + warp; row < end; row += WARPS) {
                 const int64_t at = row * columns + column;
-                const piece g = *reinterpret_cast<const piece *>(grad_output + at);
-                const piece x = *reinterpret_cast<const piece *>(preactivation + at);
-                piece y;
+                const vector g = *reinterpret_cast<const vector *>(grad_output + at);
+                const vector x = *reinterpret_cast<const vector *>(preactivation + at);
+                vector y;
 #pragma unroll
                 for (int e = 0; e < COUNT; e++) {
                     const A gradient = load_as_accumulate(g.element[e]) * gelu_slope_of(x.element[e], tanh);
                     y.element[e] = store_from_accumulate<T>(gradient);
                     sum[e] += gradient;
                 }
-                *reinterpret_cast<piece *>(grad_preactivation + at) = y;
+                *reinterpret_cast<vector *>(grad_preactivation + at) = y;
             }
         if (!grad_bias)
             continue;
@@ -126,16 +125,16 @@ __global__ void __launch_bounds__(THREADS)
             else
                 grad_bias[to] = store_from_accumulate<T>(total);
         }
-        __syncthreads(); // the sums are overwritten by the block's next part
+        __syncthreads(); // the next iteration overwrites the sums
     }
 }
 
-// The rows in `chunks` pieces of `chunk` (the last one shorter).
+// The rows are split into `chunks` of `chunk` rows, the last one shorter.
 struct Chunks {
     int64_t chunks, chunk;
 };
 
-static Chunks cut_rows(int64_t rows, int64_t columns, int count)
+static Chunks chunk_rows(int64_t rows, int64_t columns, int count)
 {
     const int64_t groups = ceil_div(columns, WARP_SIZE * count);
     int64_t chunks = groups > 0 ? ceil_div(WANTED_BLOCKS, groups) : 1;
@@ -151,7 +150,7 @@ static cuda_ops_status backward(T *grad_preactivation, T *grad_bias, void *works
                                 const T *preactivation, int64_t rows, int64_t columns, bool tanh, cudaStream_t stream)
 {
     typedef accumulate_type<T> A;
-    const Chunks cut = cut_rows(rows, columns, COUNT);
+    const Chunks cut = chunk_rows(rows, columns, COUNT);
     const int64_t blocks = ceil_div(columns, WARP_SIZE * COUNT) * cut.chunks;
     launch_dependent(linear_gelu_backward_kernel<T, COUNT>, clamp_grid(blocks), THREADS, 0, stream, grad_preactivation,
                      grad_bias, (A *)workspace, grad_output, preactivation, rows, columns, cut.chunk, cut.chunks, tanh);
@@ -163,7 +162,7 @@ static cuda_ops_status backward(T *grad_preactivation, T *grad_bias, void *works
 
 // The forward pass as a launcher gets it.
 struct GeluCall {
-    void *output, *preactivation; // without pointers: whether there is to be one
+    void *output, *preactivation; // in queries: whether there is to be a preactivation
     const void *input, *weight, *bias;
     void *workspace;
     int64_t rows, in_features, out_features;
@@ -197,7 +196,7 @@ static Answer fused_supports(const GeluCall &call, const Device &device)
 {
     return gemm_path_on(activated_product(call), device, call.path) >= 0
                ? YES
-               : no("the GEMM's kernel for this product cannot leave the preactivation too");
+               : no("the GEMM's kernel for this product cannot store the preactivation too");
 }
 
 static int64_t fused_workspace(const GeluCall &call, const Device &)
@@ -301,11 +300,11 @@ extern "C" cuda_ops_status cuda_ops_linear_gelu_forward_cuda(void *output, void 
 extern "C" int64_t cuda_ops_linear_gelu_backward_workspace_cuda(int64_t rows, int64_t out_features,
                                                                 cuda_ops_dtype dtype)
 {
-    // One column a thread makes no more chunks than several do.
-    const int64_t chunks = cut_rows(rows, out_features,
-                                    dtype == CUDA_OPS_FLOAT64   ? 2
-                                    : dtype == CUDA_OPS_FLOAT32 ? 4
-                                                                : 8)
+    // With one column a thread there are no more chunks than with several.
+    const int64_t chunks = chunk_rows(rows, out_features,
+                                      dtype == CUDA_OPS_FLOAT64   ? 2
+                                      : dtype == CUDA_OPS_FLOAT32 ? 4
+                                                                  : 8)
                                .chunks;
     return chunks > 1 ? chunks * out_features * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
 }

@@ -1,18 +1,18 @@
 // log_softmax: output = (input - max) - log(sum(exp(input - max))); grad_input = grad_output - exp(output) *
 // sum(grad_output); sums along the middle dimension of [outer, cols, inner].
-// Rows (inner = 1) that fit into the registers of 32 to 1024 threads are read once, by 16-byte loads, and kept there;
-// so are rows of up to 32 elements by eight threads, and of up to 256 that are not aligned by sixteen, one element a
-// load. Everything else goes to a team of threads (common/thread_group.cuh) a column, which it reads twice: once for
-// the largest and the sum at one go (the sum is rescaled when a larger element turns up), once, mostly from cache, to
-// write the result; rows by 16-byte pieces, wherever they start (rows.cuh). Bound by memory: one read, one write
-// forward; two reads, one write backward.
+// Path row: rows (inner = 1) that fit into registers are read once: aligned vectors of 16 bytes by 32 to 1024 threads,
+// rows of up to 32 elements by eight threads and unaligned ones of up to 256 by sixteen, an element a load.
+// Path thread_group: a group of threads (common/thread_group.cuh) reads a column twice: for the maximum and the sum
+// together (rescaled when a larger element is found), then, mostly from cache, for the result. Rows go by aligned
+// vectors, wherever they start (rows.cuh).
+// Bound by memory: one read and one write forward; two reads and one write backward.
 #include "cuda_ops/log_softmax.h"
 
 #include "common/aligned_vector.cuh"
 #include "common/paths.h"
 #include "common/thread_group.cuh"
 
-// `vectors`: columns are rows, and the arrays lie alike.
+// `vectors`: columns are rows, and all arrays have the same alignment modulo 16 bytes.
 template <typename T, int GROUP, bool STRIDED>
 __global__ void __launch_bounds__(GROUP_THREADS)
     log_softmax_forward_kernel(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner, bool vectors)
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(GROUP_THREADS)
     }
 }
 
-// --- rows in registers ----------------------------------------------------------------------------------------------
+// --- Rows in registers ----------------------------------------------------------------------------------------------
 
-static constexpr int ROW_BLOCK = 128; // threads of a block at the least: several rows, or one
+static constexpr int ROW_BLOCK = 128; // the least threads of a block, which has one row or several
 
-// Sum, or largest with NaN passed over, over the THREADS that share a row; all of them get it. One row a block if
-// THREADS > 32, and then nobody may write `scratch` again before another barrier.
+// Sum, or maximum ignoring NaN, over the THREADS that share a row; all of them get it. With THREADS > 32 a block has
+// one row, and a barrier has to come before `scratch` is written again.
 template <int THREADS, bool MAXIMUM, typename A>
 __device__ __forceinline__ A row_reduce(A value, A *scratch)
 {
@@ -119,21 +119,20 @@ __device__ __forceinline__ A row_reduce(A value, A *scratch)
     return value;
 }
 
-// Pieces are 16 bytes, or single elements where a row has a part of a warp.
+// Vectors are 16 bytes, or single elements where a row has only part of a warp.
 template <typename T>
-__host__ __device__ constexpr int elements_of_piece(int threads)
+__host__ __device__ constexpr int vector_width(int threads)
 {
     return threads < WARP_SIZE ? 1 : vector16<T>::size;
 }
 
-// Rows of at most THREADS * PIECES pieces, and of whole ones alone.
-// Whole warps go through the loop together, with rows past the end as rows without elements.
-template <typename T, int THREADS, int PIECES>
+// Rows of at most THREADS * VECTORS whole vectors. Warps stay together in the loop: rows past the end have no elements.
+template <typename T, int THREADS, int VECTORS>
 __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     log_softmax_forward_row_kernel(T *output, const T *input, int64_t rows, int cols)
 {
     typedef accumulate_type<T> A;
-    constexpr int COUNT = elements_of_piece<T>(THREADS);
+    constexpr int COUNT = vector_width<T>(THREADS);
     typedef aligned_vector<T, COUNT> P;
     __shared__ A scratch[2][(THREADS + WARP_SIZE - 1) / WARP_SIZE];
     const int rank = threadIdx.x % THREADS, rows_a_block = blockDim.x / THREADS;
@@ -142,24 +141,24 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * rows_a_block; first < rows; first += (int64_t)gridDim.x * rows_a_block) {
         const int64_t row = first + threadIdx.x / THREADS;
-        const int pieces = row < rows ? cols / COUNT : 0;
+        const int vectors = row < rows ? cols / COUNT : 0;
         const P *const from = reinterpret_cast<const P *>(input + row * cols);
         P *const to = reinterpret_cast<P *>(output + row * cols);
-        P x[PIECES];
+        P x[VECTORS];
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            x[v] = load_vector_or(from + rank + v * THREADS, rank + v * THREADS < pieces, none);
+        for (int v = 0; v < VECTORS; v++)
+            x[v] = load_vector_or(from + rank + v * THREADS, rank + v * THREADS < vectors, none);
         A maximum = -A(CUDART_INF);
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
+        for (int v = 0; v < VECTORS; v++)
 #pragma unroll
             for (int e = 0; e < COUNT; e++)
-                maximum = fmax(maximum, element_of(x[v], e)); // passes over NaN, which the sum takes up
+                maximum = fmax(maximum, element_of(x[v], e)); // ignores NaN, which the sum propagates
         maximum = row_reduce<THREADS, true>(maximum, scratch[0]);
-        const A shift = maximum == -A(CUDART_INF) ? A(0) : maximum; // all -inf: NaN comes of the subtraction below
+        const A shift = maximum == -A(CUDART_INF) ? A(0) : maximum; // all -inf: the subtraction below gives NaN
         A sum = 0;
 #pragma unroll
-        for (int v = 0; v < PIECES; v++) {
+        for (int v = 0; v < VECTORS; v++) {
             A part = 0;
 #pragma unroll
             for (int e = 0; e < COUNT; e++)
@@ -169,8 +168,8 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
         const log_sum_exp<A> state = {maximum, row_reduce<THREADS, false>(sum, scratch[1])};
         const A log_sum = log_of_sum(state);
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            if (rank + v * THREADS < pieces) {
+        for (int v = 0; v < VECTORS; v++)
+            if (rank + v * THREADS < vectors) {
                 A result[COUNT];
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
@@ -180,46 +179,46 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     }
 }
 
-template <typename T, int THREADS, int PIECES>
+template <typename T, int THREADS, int VECTORS>
 __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     log_softmax_backward_row_kernel(T *grad_input, const T *grad_output, const T *output, int64_t rows, int cols)
 {
     typedef accumulate_type<T> A;
-    constexpr int COUNT = elements_of_piece<T>(THREADS);
+    constexpr int COUNT = vector_width<T>(THREADS);
     typedef aligned_vector<T, COUNT> P;
     __shared__ A scratch[2][(THREADS + WARP_SIZE - 1) / WARP_SIZE];
     const int rank = threadIdx.x % THREADS, rows_a_block = blockDim.x / THREADS;
-    int turn = 0; // of the two scratches, so that a row's barrier is enough
+    int buffer = 0; // alternates, so that one barrier a row is enough
     wait_for_predecessor();
     release_successor();
     for (int64_t first = (int64_t)blockIdx.x * rows_a_block; first < rows; first += (int64_t)gridDim.x * rows_a_block) {
         const int64_t row = first + threadIdx.x / THREADS;
-        const int pieces = row < rows ? cols / COUNT : 0;
+        const int vectors = row < rows ? cols / COUNT : 0;
         const P *const grads = reinterpret_cast<const P *>(grad_output + row * cols);
         const P *const outputs = reinterpret_cast<const P *>(output + row * cols);
         P *const to = reinterpret_cast<P *>(grad_input + row * cols);
-        P g[PIECES], y[PIECES]; // both loaded before the sum, so that all loads of a row are under way together
+        P g[VECTORS], y[VECTORS]; // both loaded before the sum, so that all loads of a row are in flight
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            if (rank + v * THREADS < pieces) {
+        for (int v = 0; v < VECTORS; v++)
+            if (rank + v * THREADS < vectors) {
                 g[v] = grads[rank + v * THREADS];
                 y[v] = outputs[rank + v * THREADS];
             }
         A sum = 0;
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            if (rank + v * THREADS < pieces) {
+        for (int v = 0; v < VECTORS; v++)
+            if (rank + v * THREADS < vectors) {
                 A part = 0;
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
                     part += element_of(g[v], e);
                 sum += part;
             }
-        sum = row_reduce<THREADS, false>(sum, scratch[turn]);
-        turn ^= 1;
+        sum = row_reduce<THREADS, false>(sum, scratch[buffer]);
+        buffer ^= 1;
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            if (rank + v * THREADS < pieces) {
+        for (int v = 0; v < VECTORS; v++)
+            if (rank + v * THREADS < vectors) {
                 A result[COUNT];
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
@@ -229,10 +228,10 @@ __global__ void __launch_bounds__(THREADS < ROW_BLOCK ? ROW_BLOCK : THREADS)
     }
 }
 
-// How many threads share a row, and how many pieces each holds; 0 threads where rows do not fit or are not aligned.
-// Backward holds two arrays' pieces: with eight of each, 512 threads would be all that a multiprocessor has room for.
+// How many threads share a row, and how many vectors each holds; 0 threads where rows do not fit or are not aligned.
+// Backward holds two arrays' vectors: with eight of each, a multiprocessor would have room for 512 threads only.
 struct row_shape {
-    int threads, pieces;
+    int threads, vectors;
 };
 
 template <typename T>
@@ -246,10 +245,10 @@ static row_shape choose_row(int64_t cols, int64_t inner, bool backward, const vo
     static constexpr row_shape shapes[] = {{32, 2}, {32, 4}, {32, 8}, {128, 4}, {128, 8}, {512, 4}, {512, 8}};
     for (row_shape shape : shapes) {
         if (sizeof(T) == sizeof(double))
-            shape.pieces = 8; // few kernels: its exponentials are long
-        else if (backward && shape.threads * shape.pieces == 512 * 8)
+            shape.vectors = 8; // few instances: its exponentials are long code
+        else if (backward && shape.threads * shape.vectors == 512 * 8)
             shape = {1024, 4};
-        if (cols / SIZE <= (int64_t)shape.threads * shape.pieces)
+        if (cols / SIZE <= (int64_t)shape.threads * shape.vectors)
             return shape;
     }
     return {0, 0};
@@ -265,25 +264,25 @@ static inline dim3 row_block(row_shape shape)
     return dim3(shape.threads < ROW_BLOCK ? ROW_BLOCK : shape.threads);
 }
 
-// Launches the kernel for rows of this shape, if they are.
-template <typename T, int THREADS, int PIECES>
+// Launches this instance if `shape` is its own.
+template <typename T, int THREADS, int VECTORS>
 static void forward_rows(row_shape shape, T *output, const T *input, int64_t rows, int64_t cols, cudaStream_t stream)
 {
-    if (shape.threads == THREADS && shape.pieces == PIECES)
-        launch_dependent(log_softmax_forward_row_kernel<T, THREADS, PIECES>, row_grid(rows, shape), row_block(shape), 0,
-                         stream, output, input, rows, (int)cols);
+    if (shape.threads == THREADS && shape.vectors == VECTORS)
+        launch_dependent(log_softmax_forward_row_kernel<T, THREADS, VECTORS>, row_grid(rows, shape), row_block(shape),
+                         0, stream, output, input, rows, (int)cols);
 }
 
-template <typename T, int THREADS, int PIECES>
+template <typename T, int THREADS, int VECTORS>
 static void backward_rows(row_shape shape, T *grad_input, const T *grad_output, const T *output, int64_t rows,
                           int64_t cols, cudaStream_t stream)
 {
-    if (shape.threads == THREADS && shape.pieces == PIECES)
-        launch_dependent(log_softmax_backward_row_kernel<T, THREADS, PIECES>, row_grid(rows, shape), row_block(shape),
+    if (shape.threads == THREADS && shape.vectors == VECTORS)
+        launch_dependent(log_softmax_backward_row_kernel<T, THREADS, VECTORS>, row_grid(rows, shape), row_block(shape),
                          0, stream, grad_input, grad_output, output, rows, (int)cols);
 }
 
-// A row in the registers of its threads.
+// The path row.
 template <typename T>
 static cuda_ops_status forward_row(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
                                    cudaStream_t stream)
@@ -303,10 +302,10 @@ static cuda_ops_status forward_row(T *output, const T *input, int64_t columns, i
     return launch_status();
 }
 
-// A row or column of any length, read twice.
+// The path thread_group.
 template <typename T>
-static cuda_ops_status forward_team(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
-                                    cudaStream_t stream)
+static cuda_ops_status forward_thread_group(T *output, const T *input, int64_t columns, int64_t cols, int64_t inner,
+                                            cudaStream_t stream)
 {
     const group_shape shape = choose_group(cols, inner, longest_of_warp(columns, 4));
     const dim3 grid(clamp_grid(group_blocks(columns, shape)));
@@ -340,8 +339,8 @@ static cuda_ops_status backward_row(T *grad_input, const T *grad_output, const T
 }
 
 template <typename T>
-static cuda_ops_status backward_team(T *grad_input, const T *grad_output, const T *output, int64_t columns,
-                                     int64_t cols, int64_t inner, cudaStream_t stream)
+static cuda_ops_status backward_thread_group(T *grad_input, const T *grad_output, const T *output, int64_t columns,
+                                             int64_t cols, int64_t inner, cudaStream_t stream)
 {
     const group_shape shape = choose_group(cols, inner, longest_of_warp(columns, 2));
     const dim3 grid(clamp_grid(group_blocks(columns, shape)));
@@ -376,7 +375,7 @@ static Answer row_supports(const LogSoftmaxCall &call, const Device &)
                                                        : threads(__half()) != 0;
     if (fits)
         return YES;
-    return call.inner != 1 ? no("rows do not lie in one piece: dim is not the last")
+    return call.inner != 1 ? no("rows are not contiguous: dim is not the last")
                            : no("rows are too long for registers, or not whole vectors aligned to 16 bytes");
 }
 
@@ -390,20 +389,20 @@ static cuda_ops_status row(const LogSoftmaxCall &call, const Device &)
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
-// What rows of up to 32 values take is the other path always, and there is no kernel for them here.
-static Answer team_supports(const LogSoftmaxCall &call, const Device &)
+// Contiguous rows of up to 32 values always take the other path, so that there is no instance for them here.
+static Answer thread_group_supports(const LogSoftmaxCall &call, const Device &)
 {
     const group_shape shape = choose_group(call.cols, call.inner);
     return shape.strided || shape.threads >= WARP_SIZE ? YES : no("has no kernel for rows of up to 32 values");
 }
 
-static cuda_ops_status team(const LogSoftmaxCall &call, const Device &)
+static cuda_ops_status thread_group(const LogSoftmaxCall &call, const Device &)
 {
     CUDA_OPS_DISPATCH(call.dtype, T,
-                      return call.backward ? backward_team((T *)call.a, (const T *)call.b, (const T *)call.c,
-                                                           call.columns, call.cols, call.inner, call.stream)
-                                           : forward_team((T *)call.a, (const T *)call.b, call.columns, call.cols,
-                                                          call.inner, call.stream));
+                      return call.backward ? backward_thread_group((T *)call.a, (const T *)call.b, (const T *)call.c,
+                                                                   call.columns, call.cols, call.inner, call.stream)
+                                           : forward_thread_group((T *)call.a, (const T *)call.b, call.columns,
+                                                                  call.cols, call.inner, call.stream));
     return CUDA_OPS_INVALID_ARGUMENT;
 }
 
@@ -411,8 +410,8 @@ static PathTable<LogSoftmaxCall, 2> table = {
     {"CUDA_OPS_LOG_SOFTMAX_PATH"},
     {{"row", "log_softmax.cu", "log_softmax_forward_row_kernel log_softmax_backward_row_kernel", row_supports, nullptr,
       nullptr, row},
-     {"team", "log_softmax.cu", "log_softmax_forward_kernel log_softmax_backward_kernel", team_supports, nullptr,
-      nullptr, team}}};
+     {"thread_group", "log_softmax.cu", "log_softmax_forward_kernel log_softmax_backward_kernel", thread_group_supports,
+      nullptr, nullptr, thread_group}}};
 
 extern "C" int cuda_ops_log_softmax_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int64_t outer,
                                                int64_t cols, int64_t inner, cuda_ops_dtype dtype,

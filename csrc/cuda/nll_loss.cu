@@ -1,8 +1,8 @@
-// nll_loss: loss = -weight[target] * input[target] for each column; grad_input is zero but at the target.
+// nll_loss: loss = -weight[target] * input[target] for each column; grad_input is zero except at the target.
 // Forward maps one thread to a column, in a grid-stride loop, and reduces in two stages (loss.cuh), or in one block if
-// columns are few: a second launch would cost more than some columns a thread. Backward maps
-// threads to elements as common/thread_group.cuh does, and writes each once: cheaper than to fill with zeros and
-// scatter after. Bound by memory: one scattered read a column forward, one write an element backward.
+// columns are few: a second launch would cost more than a few columns a thread. Backward maps threads to elements as
+// common/thread_group.cuh does, and writes each once, which is cheaper than filling with zeros and then scattering.
+// Bound by memory: one scattered read a column forward, one write an element backward.
 #include "cuda_ops/nll_loss.h"
 
 #include "common/aligned_vector.cuh"
@@ -12,8 +12,8 @@
 static constexpr int THREADS = 256;
 static constexpr int64_t COLUMNS_OF_ONE_BLOCK = 4 * THREADS;
 
-// Without a reduction `losses` are one a column. With one, a single block writes the one loss and `total_weight`, and
-// more than that leave `partials`.
+// Without a reduction `losses` has a loss for each column. With one, a grid of one block writes the loss and
+// `total_weight`; a larger grid writes `partials`.
 template <typename T>
 __global__ void nll_loss_forward_kernel(T *losses, accumulate_type<T> *total_weight, double *partials,
                                         cuda_ops_index_error *error, const T *input, const int64_t *target,
@@ -52,7 +52,7 @@ __global__ void nll_loss_forward_kernel(T *losses, accumulate_type<T> *total_wei
         write_loss(losses, total_weight, loss_sum, weight_sum, reduction == CUDA_OPS_REDUCTION_MEAN);
 }
 
-// total_weight is null unless the reduction was a mean. `vectors`: rows are whole 16-byte pieces, and written so.
+// total_weight is null unless the reduction was a mean. `vectors`: rows are whole aligned vectors, and written so.
 template <typename T>
 __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, const int64_t *target, const T *weight,
                                          const accumulate_type<T> *total_weight, int64_t columns, int64_t classes,
@@ -76,11 +76,11 @@ __global__ void nll_loss_backward_kernel(T *grad_input, const T *grad_output, co
         }
         const int64_t offset = column_offset(column, classes, inner);
         for (int64_t v = position.rank; vectors && v < classes / V::size; v += shape.threads) {
-            V piece;
+            V vector;
 #pragma unroll
             for (int e = 0; e < V::size; e++)
-                piece.element[e] = store_from_accumulate<T>(v * V::size + e == t ? value : A(0));
-            reinterpret_cast<V *>(grad_input + offset)[v] = piece;
+                vector.element[e] = store_from_accumulate<T>(v * V::size + e == t ? value : A(0));
+            reinterpret_cast<V *>(grad_input + offset)[v] = vector;
         }
         for (int64_t c = position.rank; !vectors && c < classes; c += shape.threads)
             grad_input[offset + c * inner] = store_from_accumulate<T>(c == t ? value : A(0));

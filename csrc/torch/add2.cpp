@@ -52,7 +52,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("add2_forward(Tensor input, Tensor other) -> (Tensor output)");
     CUDA_OPS_IMPLEMENT(library, "add2_forward", cuda_ops::add2_forward);
-    // Of an addend that was broadcast autograd sums the gradient up, as for PyTorch's own add.
+    // Autograd sums the gradient of a broadcast addend, as for PyTorch's own add.
     CUDA_OPS_DERIVATIVES(library, "add2_forward",
                          {"input: grad_output", "other: grad_output",
                           "output <- aten::expand(tangent_input, output.size, false)",

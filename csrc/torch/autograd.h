@@ -19,7 +19,7 @@
 //     none, true, false, an integer, [true false ...]
 //     <source> if <argument>                       None, and not saved, unless that one of <arguments> has a gradient
 // and of a tensor, instead of its elements,
-//     .size  .stride  .dtype                       what it says; saved in place of the tensor
+//     .size  .stride  .dtype                       that property; saved instead of the tensor
 //     .plane                                       its last two sizes
 //     .channels_last                               bool: whether that is the format that its strides suggest
 //     .mT                                          the transposed matrix, a view
@@ -28,8 +28,8 @@
 // are None if the op takes that, else zeros.
 //
 // "<arguments>: <op>(<sources>) or <op>(<sources>)" is for a gradient that a fused op computes which has no derivatives
-// itself: where gradients are recorded (create_graph), the second op takes its place, one that composes them of ops
-// which have.
+// itself: where gradients are recorded (create_graph), the second op is called instead, which composes them of ops that
+// have.
 //
 // "<arguments>: not differentiable" makes it an error that they require grad, which else is not looked at.
 //

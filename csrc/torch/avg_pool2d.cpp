@@ -12,7 +12,7 @@ namespace cuda_ops
 
 static constexpr int64_t NO_DILATION[] = {1, 1};
 
-// The C API says 0 where there is no override.
+// 0 in the C API stands for no override.
 static int64_t check_divisor(const char *op, std::optional<int64_t> divisor_override)
 {
     TORCH_CHECK(divisor_override != 0, op, ": expected divisor_override to be None or not zero, got 0");
@@ -45,7 +45,7 @@ static Tensor avg_pool2d_forward(const Tensor &input, at::IntArrayRef kernel_siz
     return output;
 }
 
-// The layout of the gradient is said and not derived: a grad_output that was expanded has forgotten it.
+// The gradient's layout is an argument, since the strides of an expanded grad_output do not tell it.
 static Tensor avg_pool2d_backward(const Tensor &grad_output, at::IntArrayRef input_size, at::IntArrayRef kernel_size,
                                   at::IntArrayRef stride, at::IntArrayRef padding, bool ceil_mode,
                                   bool count_include_pad, std::optional<int64_t> divisor_override, bool channels_last)
@@ -92,7 +92,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                           "ceil_mode, count_include_pad, divisor_override, input.channels_last)",
                           "output <- avg_pool2d_forward(tangent_input, kernel_size, stride, padding, ceil_mode, "
                           "count_include_pad, divisor_override)"});
-    // grad_input is linear in grad_output, and transposed twice it is the pooling again.
+    // grad_input is linear in grad_output; the transpose of that map is the pooling.
     CUDA_OPS_DERIVATIVES(library, "avg_pool2d_backward",
                          {"grad_output: avg_pool2d_forward(grad_grad_input, kernel_size, stride, padding, ceil_mode, "
                           "count_include_pad, divisor_override)",

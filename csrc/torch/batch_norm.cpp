@@ -17,8 +17,8 @@
 namespace cuda_ops
 {
 
-// A tensor as the kernels see it, [outer, channels, inner]. Contiguous and channels_last tensors are taken as they
-// are, others are made contiguous; outputs and gradients have the same memory format.
+// A tensor as the kernels see it, [outer, channels, inner]. Contiguous and channels_last tensors are used as they are,
+// others are made contiguous; outputs and gradients have the same memory format.
 struct Layout {
     at::MemoryFormat format;
     int64_t outer, channels, inner;
@@ -89,10 +89,10 @@ static Tensor make_workspace(const Tensor &input, const Layout &l)
     return empty_bytes(bytes, input);
 }
 
-// Grains for the CPU's steps: how many blocks or rows are worth a thread.
-static int64_t grain_of(const Layout &l, int64_t pieces)
+// Grains for the CPU's steps: how many ranges (`count`) are worth a thread.
+static int64_t grain_of(const Layout &l, int64_t ranges)
 {
-    return std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(1, l.outer * l.channels * l.inner / pieces));
+    return std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(1, l.outer * l.channels * l.inner / ranges));
 }
 
 static void normalize_cpu(const char *op, const Tensor &output, const Tensor &workspace, const Tensor &x,
@@ -122,7 +122,7 @@ static void update(const char *op, const RunningStatistics &running, const Tenso
     running.finish();
 }
 
-// As in PyTorch: of one value there is no variance.
+// As in PyTorch: one value has no variance.
 static void check_batch(const char *op, const Tensor &input, const Layout &l)
 {
     if (C10_LIKELY(l.outer * l.inner != 1))
@@ -134,7 +134,7 @@ static void check_batch(const char *op, const Tensor &input, const Layout &l)
                       ")");
 }
 
-// running: whether there are running statistics, and those.
+// running: the running statistics, if there are any.
 static std::tuple<Tensor, Tensor, Tensor>
 forward_training(const Tensor &input, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
                  const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
@@ -236,8 +236,8 @@ static Tensor batch_norm_forward_inference(const Tensor &input, const std::optio
     return output;
 }
 
-// mean and variance: in training those that forward returned, else the running statistics. A result that is not asked
-// for is returned empty; grad_weight and grad_bias are of the dtype of weight, or else of bias, or else of input.
+// mean and variance: in training forward's, else the running statistics. A result that is not wanted is returned empty;
+// grad_weight and grad_bias have the dtype of weight, or else of bias, or else of input.
 static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad_output, const Tensor &input,
                                                               const std::optional<Tensor> &weight, const Tensor &mean,
                                                               const Tensor &variance, bool training, double eps,
@@ -319,7 +319,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("batch_norm_forward_training(Tensor input, Tensor? weight, Tensor? bias, float eps)"
                 " -> (Tensor output, Tensor mean, Tensor variance)");
-    // The same, and running statistics move towards those of the batch. num_batches_tracked counts it.
+    // The same, and updates the running statistics; num_batches_tracked counts the batches.
     library.def("batch_norm_forward_tracking(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
                 "Tensor(b!) running_var, Tensor(c!)? num_batches_tracked, float momentum, float eps)"
                 " -> (Tensor output, Tensor mean, Tensor variance)");
@@ -341,8 +341,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_forward_tracking");
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_inference", cuda_ops::batch_norm_forward_inference);
     CUDA_OPS_IMPLEMENT(library, "batch_norm_backward", cuda_ops::batch_norm_backward);
-    // The gradient of output takes into account that mean and variance depend on input. What a channel's output is
-    // linearly of its input is symmetric, so that tangents go the way of gradients.
+    // output's gradient includes that mean and variance depend on input. The Jacobian of a channel is symmetric, so
+    // that tangents take the same op as gradients.
     const char *const gradients =
         "input, weight, bias: batch_norm_backward(grad_output, input, weight, mean, variance, "
         "true, eps, bias.dtype, wanted)";

@@ -24,7 +24,7 @@ namespace cuda_ops
 
 using at::Tensor;
 
-// The C API's dtype of a tensor. Refuses what has no kernel: integers and complex everywhere, halves on the CPU.
+// The C API's dtype of a tensor. Refuses dtypes without kernels: integers and complex; on the CPU float16 and bfloat16.
 cuda_ops_dtype check_dtype(const char *op, const char *argument, const Tensor &tensor);
 
 // Same device and dtype as `reference`, or an error that names both.
@@ -39,21 +39,20 @@ void check_same_shape(const char *op, const char *argument, const Tensor &tensor
 
 void check_dim(const char *op, const char *argument, const Tensor &tensor, int64_t minimum, int64_t maximum);
 
-// `tensor` itself if its elements lie in one gap-free block in some order (and are not a view of their negatives), else
-// a copy that does. at::empty_like of
-// the result has the result's strides, so that an elementwise kernel may run over both as flat arrays.
+// `tensor` itself if it is dense in some order of dimensions (and not a view of its negative), else a dense copy.
+// at::empty_like of the result has the result's strides, so that an elementwise kernel may take both as flat arrays.
 Tensor dense(const Tensor &tensor);
 
 // `tensor` laid out with the strides of `reference` (dense, of the same shape): itself if it is, else a copy.
 Tensor dense_like(const Tensor &tensor, const Tensor &reference);
 
-// Throws when `status` is not success, with the cause and, where it is known, the cure.
+// Throws unless `status` is success, with the cause and, where it is known, the cure.
 void check_status(const char *op, cuda_ops_status status);
 
 // PyTorch's current stream on the current device. In a build without CUDA: an error that says how to get one.
 cuda_ops_stream current_stream(const char *op);
 
-// What messages call an op: linear for cuda_ops::linear_forward.
+// An op's name in messages: linear for cuda_ops::linear_forward.
 std::string display_name(const c10::OperatorHandle &op);
 
 // Makes nested tensors an error that names op and argument, and not one of the dispatcher's. For ops that have no
@@ -63,7 +62,7 @@ void refuse_nested_tensors(torch::Library &library, const char *name);
 // Elements below which another thread is not worth waking (at::internal::GRAIN_SIZE is PyTorch's own figure).
 constexpr int64_t ELEMENTWISE_GRAIN = 32768;
 
-// Calls kernel(begin, end) over pieces of [0, count) on PyTorch's threads; a status that is not success throws.
+// Calls kernel(begin, end) over ranges of [0, count) on PyTorch's threads; a status that is not success throws.
 template <typename Kernel>
 void parallel_ranges(const char *op, int64_t count, int64_t grain, const Kernel &kernel)
 {
@@ -89,8 +88,8 @@ void parallel_ranges(const char *op, int64_t count, int64_t grain, const Kernel 
         ::cuda_ops::refuse_nested_tensors(library, name);                                                              \
     } while (false)
 
-// For an op that writes into its arguments and returns nothing: lets it have tensors whose negation is still to be done
-// (the imaginary part of a conjugate is one), which it resolves by `dense`. PyTorch's own handling of them, which makes
-// a copy and writes the result back, takes the result from what the op returns, and here it would read past the stack.
+// For an op that writes into its arguments and returns nothing: passes tensors with a lazy negation (such as the
+// imaginary part of a conjugate) to the op, which resolves them by `dense`. PyTorch's fallback makes a copy and writes
+// the result back; it takes that from what the op returns, and would read past the stack here.
 #define CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, name)                                                                   \
     (library).impl(name, c10::DispatchKey::Negative, torch::CppFunction::makeFallthrough())

@@ -66,7 +66,7 @@ cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntA
     sizes.batch = input[0];
     sizes.groups = groups;
     sizes.in_channels = input[1];
-    // As in PyTorch, no input channels give no output channels.
+    // As in PyTorch: without input channels there are no output channels.
     sizes.out_channels = input[1] == 0 ? 0 : weight[0];
     sizes.in_height = input[2];
     sizes.in_width = input[3];
@@ -135,15 +135,15 @@ static int forced_path(const char *op)
     TORCH_CHECK(false, op, ": expected CUDA_OPS_CONV2D_PATH to be one of ", names, ", got ", value);
 }
 
-// How a product is made, which depends on nothing but its sizes, its dtype, the forced path and the device.
+// A product's plan, which depends on its sizes, its dtype, the forced path and the device only.
 struct CudaPlan {
-    bool wants_channels_last; // pictures that are not channels_last are copied to that order, and the result back
+    bool wants_channels_last; // images that are not channels_last are copied to it, and the result back
     bool is_possible;         // by the forced path
     size_t workspace_bytes;
 };
 
-// Plans of this thread's last products: a network asks for the same ones at every step, and each would go through all
-// tiles of all paths three times.
+// Plans of this thread's last products: a network has the same ones at every step, and planning goes through all tiles
+// of all paths.
 static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype, int path,
                         c10::DeviceIndex device)
 {
@@ -162,7 +162,7 @@ static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &
         path == CUDA_OPS_CONV2D_FASTEST || cuda_ops_conv2d_path_cuda(pass, &sizes, dtype, path) == path,
         cuda_ops_conv2d_workspace_cuda(pass, &sizes, dtype, path),
     };
-    if (plans.size() >= 1024) // of sizes that keep changing none is worth keeping
+    if (plans.size() >= 1024) // sizes keep changing: plans are not reused
         plans.clear();
     auto kept = std::make_unique<Key>(key);
     const std::string_view bytes = bytes_of(*kept);
@@ -170,7 +170,7 @@ static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &
     return plan;
 }
 
-// What all products of the CUDA path share beside their tensors.
+// What all products on CUDA share beside their tensors.
 struct CudaRun {
     int path;
     CudaPlan plan;
@@ -182,7 +182,7 @@ struct CudaRun {
     {
     }
 
-    // Before the launch, with the sizes that were planned.
+    // Before the launch, with the planned sizes.
     void prepare(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, const Tensor &like)
     {
         TORCH_CHECK_NOT_IMPLEMENTED(plan.is_possible, op,
@@ -196,7 +196,7 @@ struct CudaRun {
 };
 #endif
 
-// What the CPU's products need, and the ranges of their middle step spread over threads.
+// The CPU's products: workspace, and the middle step's ranges spread over threads.
 struct CpuRun {
     cuda_ops_conv2d_plan plan{};
     Tensor prepared, workspaces;
@@ -375,7 +375,7 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     return grad_weight;
 }
 
-// size: that of bias, which is not the number of channels of output where there are no input channels.
+// size: bias', which differs from output's number of channels where there are no input channels.
 static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArrayRef size)
 {
     const char *const op = "conv2d_backward_bias";
@@ -411,8 +411,8 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArr
     return grad_bias;
 }
 
-// One value a channel, in the shape of `size`, whose channels are dimension 1, and in `dtype`: what the sum over all
-// other dimensions is the gradient of. Without input channels an output has none, whatever the bias.
+// One value a channel, expanded to the shape `size`, whose channels are dimension 1, in `dtype`. Its gradient is the
+// sum over all other dimensions. Without input channels output has none, whatever the bias.
 static Tensor expand_channels(const Tensor &values, c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype)
 {
     const Tensor v = dtype ? values.to(*dtype) : values;
@@ -423,8 +423,8 @@ static Tensor expand_channels(const Tensor &values, c10::SymIntArrayRef size, st
     return v.view_symint(shape).expand_symint(size);
 }
 
-// The path by name that a product of these tensors takes on the current device as the environment is now, with both
-// images and the result channels_last or none of them; for tests and the curious. "" where the forced one cannot.
+// The name of the path that a product of these tensors takes on the current device in the current environment, with
+// input and output channels_last or neither; for tests. "" where the forced path cannot take it.
 static std::string path_of(const Tensor &input, const Tensor &weight, c10::string_view product, IntArrayRef stride,
                            IntArrayRef padding, IntArrayRef dilation, int64_t groups)
 {

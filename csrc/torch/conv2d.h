@@ -1,4 +1,4 @@
-// The convolution and its gradients, for ops that are fused with one. What conv2d.cpp registers is made of them.
+// The convolution and its gradients, for fused ops. The ops that conv2d.cpp registers are made of them.
 #pragma once
 
 #include <optional>
@@ -29,7 +29,7 @@ inline at::MemoryFormat memory_format(bool channels_last)
 cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, at::IntArrayRef input, at::IntArrayRef weight,
                                          const Conv2dParameters &parameters);
 
-// `op` is whose error messages these are. All tensors are of one dtype and device.
+// `op` is the name in error messages. All tensors are of one dtype and device.
 Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                       const Conv2dParameters &parameters, bool channels_last);
 Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight,

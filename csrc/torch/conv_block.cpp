@@ -1,4 +1,4 @@
-// conv_block for conv_bn_relu_pool: allocation, and its steps over PyTorch's threads.
+// conv_block for conv_bn_relu_pool: allocation, and its steps spread over PyTorch's threads.
 #include "conv_block.h"
 
 #include <algorithm>
@@ -107,13 +107,13 @@ void ConvBlock::backward(const char *op, const Tensor &grad_input, const Tensor 
 {
     prepare(op);
     const double *const mean = statistics.const_data_ptr<double>(), *const variance = mean + sizes.out_channels;
-    const double *const moments = variance + sizes.out_channels; // of the taps, read with one input channel alone
-    const uint8_t *const places = argmax.const_data_ptr<uint8_t>();
+    const double *const moments = variance + sizes.out_channels; // of the taps, with one input channel only
+    const uint8_t *const argmax_data = argmax.const_data_ptr<uint8_t>();
     const Tensor partials = bytes(plan.partials_bytes), weights = bytes(plan.weights_bytes);
     const Tensor coefficients = empty({4 * sizes.out_channels}, input.options());
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
-        return cuda_ops_conv_block_sums_cpu(partials.data_ptr(), data(grad_output), places, data(maximum), data(input),
-                                            mean, &sizes, begin, end, workspace);
+        return cuda_ops_conv_block_sums_cpu(partials.data_ptr(), data(grad_output), argmax_data, data(maximum),
+                                            data(input), mean, &sizes, begin, end, workspace);
     });
     check_status(op, cuda_ops_conv_block_prepare_backward_cpu(data(coefficients), data(grad_norm_weight),
                                                               data(grad_norm_bias), data(grad_weight),
@@ -122,7 +122,7 @@ void ConvBlock::backward(const char *op, const Tensor &grad_input, const Tensor 
     if (sizes.in_channels == 1 && !grad_input.defined())
         return;
     over_chunks(op, plan, [&](int64_t begin, int64_t end, void *workspace) {
-        return cuda_ops_conv_block_gradients_cpu(data(grad_input), weights.data_ptr(), data(grad_output), places,
+        return cuda_ops_conv_block_gradients_cpu(data(grad_input), weights.data_ptr(), data(grad_output), argmax_data,
                                                  data(conv_output), data(input), prepared.data_ptr(), data(bias),
                                                  data(coefficients), &sizes, begin, end, workspace);
     });

@@ -1,6 +1,6 @@
-// The path of conv_bn_relu_pool on the CPU that conv_block.h computes. What it keeps for backward lies in the op's
-// tensors in an order of its own: conv_output, argmax and maximum have the sizes that the op says, and statistics are
-// the mean and the variance of each channel, then with one input channel the moments of the taps.
+// conv_bn_relu_pool's path on the CPU, computed by the C API's conv_block.h. What it keeps for backward has a layout of
+// its own: conv_output, argmax and maximum have the op's sizes; statistics are the mean and the variance of each
+// channel, then, with one input channel, the moments of the taps.
 #pragma once
 
 #include <optional>
@@ -13,11 +13,11 @@
 namespace cuda_ops
 {
 
-// The block's sizes, without the input's layout, where it computes such a convolution and pooling, whatever the batch.
+// The block's sizes, without the input's layout, where it supports this convolution and pooling, whatever the batch.
 std::optional<cuda_ops_conv_block_sizes> conv_block_sizes(const cuda_ops_conv2d_sizes &conv,
                                                           const cuda_ops_pool2d &pool, cuda_ops_dtype dtype);
 
-// Numbers in `statistics`.
+// How many values `statistics` has.
 int64_t conv_block_statistics(const cuda_ops_conv_block_sizes &sizes);
 
 struct ConvBlock {
@@ -25,7 +25,7 @@ struct ConvBlock {
     Tensor input, weight, bias, norm_weight, norm_bias; // float32, contiguous, the last three maybe undefined
     double eps;
 
-    // input: in either memory format. The others as the op is given them.
+    // input: in either memory format; the others as the op gets them.
     ConvBlock(const cuda_ops_conv_block_sizes &sizes, const Tensor &input, const Tensor &weight,
               const std::optional<Tensor> &bias, const Tensor &norm_weight, const Tensor &norm_bias, double eps);
 

@@ -1,7 +1,8 @@
 // conv_bn_relu_pool for PyTorch: checks, allocation and the choice of backend and of path.
 //
-// Parameters may be float32 beside an input in half precision. What forward saves for backward depends on the path, and
-// both sides ask plan_of for it; to Python these tensors are opaque.
+// Parameters may be float32 beside a float16 or bfloat16 input. What forward saves for backward depends on the path,
+// which both get from plan_of; to Python these tensors are opaque. One file, since all steps share the geometry and the
+// plan below.
 #include "cuda_ops/conv_bn_relu_pool.h"
 
 #include <ATen/ops/zeros.h>
@@ -52,8 +53,8 @@ struct Problem {
     }
 };
 
-// What the convolution and the pooling are told, in one list, since an op's arguments are parsed one by one: stride
-// (2), padding (top, bottom, left, right), dilation (2), groups, then of the pooling kernel_size, stride and padding (2
+// The convolution's and the pooling's parameters in one list, since parsing costs time for each argument: stride (2),
+// padding (top, bottom, left, right), dilation (2), groups, then the pooling's kernel_size, stride and padding (2
 // each), and whether the output is channels_last.
 static constexpr size_t GEOMETRY = 16;
 
@@ -78,7 +79,7 @@ static Problem make_problem(const char *op, IntArrayRef input, IntArrayRef weigh
 }
 
 // ---- Paths ---------------------------------------------------------------------------------------------------------
-// What torch's own convolution obeys: torch.backends.cudnn.allow_tf32, or conv.fp32_precision.
+// As torch's own convolution: torch.backends.cudnn.allow_tf32, or conv.fp32_precision.
 static bool allows_tf32()
 {
 #if defined(TORCH_VERSION_MAJOR) && (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9)
@@ -89,12 +90,11 @@ static bool allows_tf32()
 }
 
 // How training is computed, and what forward keeps for backward: on the CPU by conv_block.h in float32, else composed
-// of conv2d, batch_norm's statistics and the pooling; on CUDA as the table of the C API says. The choice depends on the
-// arguments of plan_of and the current device, and not on the batch, so that forward and backward agree; the fakes,
-// too.
+// of conv2d, batch_norm's statistics and the pooling; on CUDA as the table of the C API says. The choice depends on
+// plan_of's arguments and the current device, not on the batch, so that forward, backward and the fakes agree.
 struct Plan {
     enum Kind { CPU_BLOCK, COMPOSED, WHOLE } kind; // WHOLE: one launcher a pass, CUDA
-    cuda_ops_conv_bn_relu_pool_plan cuda;          // of COMPOSED too: what is kept
+    cuda_ops_conv_bn_relu_pool_plan cuda;          // what is kept, also by COMPOSED
     cuda_ops_conv_bn_relu_pool_sizes sizes;        // WHOLE
 };
 
@@ -151,7 +151,7 @@ struct Norm {
     }
 };
 
-// `tensor` as an empty optional, or of the dtype of input for conv2d's kernels, which take one dtype.
+// `tensor` converted to `dtype`, since conv2d's kernels take one dtype, or nothing if it is undefined.
 static std::optional<Tensor> in_dtype_of(const std::optional<Tensor> &tensor, const Tensor &input)
 {
     return tensor ? std::optional<Tensor>(tensor->to(input.scalar_type())) : std::nullopt;
@@ -162,7 +162,7 @@ static Tensor pool_coefficients(const Tensor &input, const Problem &problem)
     return empty({CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS * problem.conv.out_channels}, input.options());
 }
 
-// Grain for parallel_ranges: `ranges` of `elements` altogether.
+// Grain for parallel_ranges over `ranges` of `elements` in total.
 static int64_t grain_of(int64_t elements, int64_t ranges)
 {
     return std::max<int64_t>(1, ELEMENTWISE_GRAIN * ranges / std::max<int64_t>(1, elements));
@@ -195,8 +195,8 @@ static void batch_statistics(const char *op, const Tensor &statistics, const Ten
                                                               outer, channels, inner, eps, dtype));
 }
 
-// From the convolution's output and its statistics (of the batch or running ones) to `output`, and in training, where
-// these are defined, to argmax and maximum.
+// Computes `output` from the convolution's output and its statistics (the batch's or running ones), and in training
+// argmax and maximum where these are defined.
 static void pool_forward(const char *op, const Tensor &output, const Tensor &argmax, const Tensor &maximum,
                          const Tensor &conv_output, const Problem &problem, const void *mean, const void *variance,
                          cuda_ops_dtype statistics_dtype, const Norm &norm, const cuda_ops_running_statistics *running,
@@ -239,21 +239,21 @@ static void update_running_cpu(const char *op, const cuda_ops_running_statistics
         *running.batches += 1;
 }
 
-// What a build without CUDA has no use for.
+// Unused in a build without CUDA.
 template <typename... T>
 static void unused(const T &...)
 {
 }
 
 // `tensor` in the given format, and 16-byte aligned where the path needs that.
-static Tensor placed_for(const Plan &plan, const Tensor &tensor, at::MemoryFormat format)
+static Tensor laid_out_for(const Plan &plan, const Tensor &tensor, at::MemoryFormat format)
 {
     const Tensor result = tensor.contiguous(format);
     return !plan.cuda.aligned || reinterpret_cast<uintptr_t>(result.const_data_ptr()) % 16 == 0 ? result
                                                                                                 : result.clone(format);
 }
 
-// The order in which the path takes input, and makes its gradient.
+// The memory format in which the path takes input and makes its gradient.
 static at::MemoryFormat input_format(const Plan &plan)
 {
     return memory_format(!plan.cuda.takes_contiguous);
@@ -264,8 +264,8 @@ static void whole_forward(const char *op, const Plan &plan, const Tensor &output
                           const Tensor &weight, const std::optional<Tensor> &bias, const Norm &norm,
                           const cuda_ops_running_statistics &running, cuda_ops_dtype dtype)
 {
-    const Tensor x = placed_for(plan, input, input_format(plan));
-    const Tensor w = placed_for(plan, weight, at::MemoryFormat::Contiguous);
+    const Tensor x = laid_out_for(plan, input, input_format(plan));
+    const Tensor w = laid_out_for(plan, weight, at::MemoryFormat::Contiguous);
     const Tensor b = bias ? bias->contiguous() : Tensor();
     unused(output, conv_output, argmax, maximum, statistics, norm, running, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
@@ -278,8 +278,8 @@ static void whole_forward(const char *op, const Plan &plan, const Tensor &output
                             dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
 
-// grad_input (in the path's order) and grad_weight (contiguous) are defined or, the former, empty. grad_output is in
-// the format of output, and what was kept in the one that forward allocated it in, whatever its order is in there.
+// grad_input (in the path's format) may be empty; grad_weight is contiguous. grad_output is in the format of output;
+// what forward kept is in the format in which forward allocated it, whatever layout the path has in there.
 static void whole_backward(const char *op, const Plan &plan, const Tensor &grad_input, const Tensor &grad_weight,
                            const Tensor &grad_bias, const Tensor &grad_bn_weight, const Tensor &grad_bn_bias,
                            const Tensor &grad_output, const Tensor &conv_output, const Tensor &argmax,
@@ -288,11 +288,11 @@ static void whole_backward(const char *op, const Plan &plan, const Tensor &grad_
 {
     const at::MemoryFormat format = problem.format();
     const auto kept = [&](const Tensor &tensor, bool is_kept) {
-        return is_kept ? placed_for(plan, tensor, format) : tensor;
+        return is_kept ? laid_out_for(plan, tensor, format) : tensor;
     };
-    const Tensor x = placed_for(plan, input, input_format(plan));
-    const Tensor w = placed_for(plan, weight, at::MemoryFormat::Contiguous);
-    const Tensor g = placed_for(plan, grad_output, format), places = placed_for(plan, argmax, format);
+    const Tensor x = laid_out_for(plan, input, input_format(plan));
+    const Tensor w = laid_out_for(plan, weight, at::MemoryFormat::Contiguous);
+    const Tensor g = laid_out_for(plan, grad_output, format), kept_argmax = laid_out_for(plan, argmax, format);
     const Tensor y = kept(conv_output, plan.cuda.keeps_conv_output), most = kept(maximum, plan.cuda.keeps_maximum);
     unused(grad_input, grad_weight, grad_bias, grad_bn_weight, grad_bn_bias, statistics, norm, dtype);
 #ifdef CUDA_OPS_WITH_CUDA
@@ -302,7 +302,7 @@ static void whole_backward(const char *op, const Plan &plan, const Tensor &grad_
     CUDA_OPS_LAUNCH(
         op, cuda_ops_conv_bn_relu_pool_backward_cuda(
                 data(grad_input), grad_weight.data_ptr(), data(grad_bias), data(grad_bn_weight), data(grad_bn_bias),
-                workspace.data_ptr(), g.const_data_ptr(), places.const_data_ptr<uint8_t>(), most.const_data_ptr(),
+                workspace.data_ptr(), g.const_data_ptr(), kept_argmax.const_data_ptr<uint8_t>(), most.const_data_ptr(),
                 y.const_data_ptr(), statistics.const_data_ptr<double>(), x.const_data_ptr(), w.const_data_ptr(),
                 &norm.parameters, &plan.sizes, dtype, check_dtype(op, "weight", weight), current_stream(op)));
 }
@@ -374,7 +374,7 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
     return {output, conv_output, argmax, maximum, statistics};
 }
 
-// Evaluation: batch_norm is one multiplication and one addition on the way from the convolution to the pooling.
+// Evaluation: batch_norm is a multiply-add between convolution and pooling.
 static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
                                           const Tensor &running_mean, const Tensor &running_var, double eps,
@@ -406,7 +406,7 @@ static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &wei
     return output;
 }
 
-// The gradient of the convolution's output, and of the parameters of batch_norm and bias where these are defined.
+// The gradients of the convolution's output, and of batch_norm's parameters and bias where these are defined.
 static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const Tensor &grad_bn_bias,
                             const Tensor &grad_bias, const Tensor &grad_output, const Tensor &argmax,
                             const Tensor &maximum, const Tensor &conv_output, const Tensor &statistics,
@@ -440,7 +440,7 @@ static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const 
                  cuda_ops_conv_bn_relu_pool_prepare_backward_cpu(
                      data(grad_bn_weight), data(grad_bn_bias), coefficients.data_ptr(), sums.const_data_ptr<double>(),
                      mean, variance, norm.parameters.weight, &pool, norm.parameters.eps, dtype));
-    if (grad_bias.defined()) // 0, but for what is not finite
+    if (grad_bias.defined()) // 0, or NaN where something is not finite
         grad_bias.copy_(sums.narrow(0, 0, pool.channels)).mul_(0.0);
     if (!needs_grad_conv)
         return grad_conv;
@@ -452,7 +452,7 @@ static Tensor pool_backward(const char *op, const Tensor &grad_bn_weight, const 
     return grad_conv;
 }
 
-// Of training. A result that is not asked for is returned empty: grad_input, and that of a parameter that is not given.
+// Training. A gradient that is not wanted, or whose parameter is not given, is returned empty.
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const Tensor &weight,
                            const std::optional<Tensor> &bias, const std::optional<Tensor> &bn_weight,
@@ -498,7 +498,8 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         return {grad_input, grad_weight.zero_(), grad_bias.zero_(), grad_bn_weight.zero_(), grad_bn_bias.zero_()};
     }
     const at::MemoryFormat format = problem.format();
-    const Tensor g = grad_output.contiguous(format), places = argmax.contiguous(format), kept = statistics.contiguous();
+    const Tensor g = grad_output.contiguous(format), kept_argmax = argmax.contiguous(format),
+                 kept = statistics.contiguous();
     if (plan.kind == Plan::CPU_BLOCK) {
         Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(at::MemoryFormat::Contiguous));
         if (needs_grad_input)
@@ -507,9 +508,9 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                         norm.bias, eps);
         Tensor grad_beta = grad_bn_bias.numel() > 0 ? grad_bn_bias : empty({channels}, input.options());
         block.backward(op, needs_grad_input ? grad_input : Tensor(), grad_weight, grad_bn_weight, grad_beta, g,
-                       plan.cuda.keeps_conv_output ? conv_output.contiguous(format) : conv_output, places,
+                       plan.cuda.keeps_conv_output ? conv_output.contiguous(format) : conv_output, kept_argmax,
                        plan.cuda.keeps_maximum ? maximum.contiguous(format) : maximum, kept);
-        if (bias) { // 0, but for what is not finite
+        if (bias) { // 0, or NaN where something is not finite
             const float *const from = grad_beta.const_data_ptr<float>();
             std::transform(from, from + channels, grad_bias.data_ptr<float>(), [](float g) { return 0.0f * g; });
         }
@@ -517,7 +518,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                 grad_bn_bias};
     }
     if (plan.kind == Plan::WHOLE && (plan.cuda.makes_grad_input || !needs_grad_input)) {
-        // Of one channel both orders are the same bytes, and only the strides tell which it is.
+        // With one channel both formats are the same bytes, and differ in the strides only.
         const bool either = weight.size(1) == 1;
         const Tensor grad_weight =
             empty(weight.sizes(), weight.options().memory_format(memory_format(either && weight_channels_last)));
@@ -531,22 +532,22 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                 grad_bn_bias};
     }
     const auto or_none = [](const Tensor &grad) { return grad.numel() > 0 ? grad : Tensor(); };
-    Tensor general_output = conv_output, general_places = places, general_maximum = maximum;
+    Tensor general_output = conv_output, general_argmax = kept_argmax, general_maximum = maximum;
     if (plan.kind == Plan::WHOLE) {
-        // The gradient of pictures of one channel is rarely asked for: what the general path would have kept is made
-        // now. bias shifts y and its mean alike.
+        // The gradient of images of one channel is rarely wanted: what the general path would have kept is computed
+        // now. bias is left out, since it shifts y and its mean alike.
         const double *const mean = kept.const_data_ptr<double>();
         general_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
                                         problem.parameters, problem.pool.channels_last);
-        general_places = empty_like_dense(places);
+        general_argmax = empty_like_dense(kept_argmax);
         general_maximum = empty_like_dense(g);
-        pool_forward(op, empty_like_dense(g), general_places, general_maximum, general_output, problem, mean,
+        pool_forward(op, empty_like_dense(g), general_argmax, general_maximum, general_output, problem, mean,
                      mean + channels, CUDA_OPS_FLOAT64, norm, nullptr, dtype);
     }
     general_output = general_output.contiguous(format);
     general_maximum = general_maximum.contiguous(format);
     const Tensor grad_conv =
-        pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias), g, general_places,
+        pool_backward(op, or_none(grad_bn_weight), or_none(grad_bn_bias), or_none(grad_bias), g, general_argmax,
                       general_maximum, general_output, kept, problem, norm, true, dtype);
     const Tensor grad_weight =
         conv2d_backward_weight(op, grad_conv, input, weight.sizes(), weight_channels_last, problem.parameters)
@@ -574,7 +575,7 @@ static std::vector<int64_t> conv_bn_relu_pool_saved(bool cuda, at::ScalarType ty
     return {plan.keeps_conv_output, plan.keeps_maximum, plan.statistics};
 }
 
-// For tests and for those who wonder: how training of such sizes is computed on the current device, as things are set.
+// For tests: how training of such sizes is computed on the current device with the current settings.
 static std::string conv_bn_relu_pool_path(bool cuda, at::ScalarType type, IntArrayRef input_size,
                                           IntArrayRef weight_size, IntArrayRef geometry)
 {
@@ -594,7 +595,7 @@ static std::string conv_bn_relu_pool_path(bool cuda, at::ScalarType type, IntArr
     }
 }
 
-// For cuda_ops.explain: the table of training.
+// For cuda_ops.explain: the table of paths for training.
 static PathRows conv_bn_relu_pool_paths(at::ScalarType type, IntArrayRef input_size, IntArrayRef weight_size,
                                         IntArrayRef geometry, IntArrayRef device)
 {

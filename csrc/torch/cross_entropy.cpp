@@ -12,7 +12,7 @@ namespace cuda_ops
 
 static IndexErrors cross_entropy_index_errors("cross_entropy");
 
-// The arguments that forward and backward share, checked, and dense where a kernel reads them.
+// The arguments of forward and backward, checked, and dense where a kernel reads them.
 struct CrossEntropy {
     cuda_ops_dtype dtype;
     LossShape shape;
@@ -83,12 +83,12 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
     Tensor loss = empty_loss(p.input, shape, p.reduction), total_weight = empty_total_weight(p.input, p.reduction);
     Tensor statistics = empty({3, shape.columns()}, p.input.options().dtype(accumulate_dtype(input)));
     const auto results = [&]() -> std::tuple<Tensor, Tensor, Tensor> {
-        // As in PyTorch, which divides what it smooths by the number of classes.
+        // As in PyTorch, which divides label_smoothing by the number of classes.
         if (!p.has_probabilities && shape.classes == 0 && label_smoothing > 0)
             loss.fill_(std::numeric_limits<double>::quiet_NaN());
         return {loss, statistics, total_weight};
     };
-    // Without classes there are no probabilities to sum up, and PyTorch's mean over them is one over nothing.
+    // Without classes there are no probabilities, and PyTorch's mean over them is 0 / 0.
     if (shape.columns() == 0 || (p.has_probabilities && shape.classes == 0)) {
         fill_loss_of_nothing(loss, total_weight, p.reduction);
         statistics.zero_();
@@ -167,7 +167,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("cross_entropy_backward(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
                 "Tensor statistics, Tensor total_weight, int reduction, int ignore_index, float label_smoothing) "
                 "-> (Tensor grad_input)");
-    // Of PyTorch's own and other differentiable ops, by cuda_ops/ops/cross_entropy.py.
+    // Composed of differentiable ops by cuda_ops/ops/cross_entropy.py.
     library.def("cross_entropy_tangent(Tensor tangent, Tensor input, Tensor target, Tensor? weight, "
                 "Tensor total_weight, int reduction, int ignore_index, float label_smoothing) -> Tensor");
     library.def("cross_entropy_share_gradients(Tensor grad_output, Tensor input, Tensor target, Tensor? weight, "
@@ -186,8 +186,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "cross_entropy_forward", cuda_ops::cross_entropy_forward);
     CUDA_OPS_IMPLEMENT(library, "cross_entropy_backward", cuda_ops::cross_entropy_backward);
     CUDA_OPS_AUTOCAST(library, "cross_entropy_forward", FLOAT32);
-    // statistics and total_weight are for backward alone, and count as what they are, functions of the others. Class
-    // indices and weights beside them have no gradients (the functional refuses such weights).
+    // statistics and total_weight are for backward only, and are functions of the other arguments. Class indices, and
+    // weights beside them, have no gradients (the functional refuses such weights).
     CUDA_OPS_DERIVATIVES(
         library, "cross_entropy_forward",
         {"input: cross_entropy_backward(grad_output, input, target, weight, statistics, total_weight, reduction, "

@@ -24,7 +24,7 @@ static void check_p(const char *op, double p)
     TORCH_CHECK(0.0 <= p && p <= 1.0, op, ": expected p to be between 0 and 1, got ", p);
 }
 
-// A new key for each call from the CPU generator, whose own algorithm cannot be entered in the middle.
+// A new key for each call from the CPU generator, whose own algorithm cannot start at an offset.
 static cuda_ops_philox_state draw_on_cpu()
 {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
@@ -35,8 +35,8 @@ static cuda_ops_philox_state draw_on_cpu()
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// The CUDA generator is a Philox itself: its key, and the next piece of its offset. Under graph capture it gives
-// pointers, to which every replay writes anew.
+// The CUDA generator is a Philox itself: its key, and the next part of its offset. Under graph capture it gives
+// pointers, to which every replay writes new values.
 static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 {
     at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device);
@@ -56,8 +56,7 @@ static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 }
 #endif
 
-// The second output is what backward needs to draw the same numbers again: seed and offset, 2 int64 on the device of
-// input.
+// The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device.
 static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
                                                   const std::optional<Tensor> & /* call */)
 {
@@ -85,8 +84,8 @@ static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
     return {output, state};
 }
 
-// stride: the strides of forward's output. The mask belongs to places in memory, so that backward has to walk through
-// it in the same order, whatever the strides of grad_output.
+// stride: the strides of forward's output. The mask goes by the offset in memory, so that backward has to use the same
+// layout, whatever the strides of grad_output.
 static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, double p, at::IntArrayRef stride)
 {
     const char *const op = "dropout_backward";
@@ -125,9 +124,9 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    // The tag tells torch.compile that a repeated call gives another result. Its elimination of common subexpressions
-    // goes by a list of PyTorch's own ops instead, and would take two calls with the same arguments for one; `call`,
-    // which is not read, is an argument in which they differ.
+    // The tag tells torch.compile that a repeated call gives another result. But its common-subexpression elimination
+    // has a list of PyTorch's own ops instead, and would merge two calls with the same arguments; `call`, which is not
+    // read, makes them differ.
     library.def("dropout_forward(Tensor input, float p, Tensor? call=None) -> (Tensor output, Tensor state)",
                 {at::Tag::nondeterministic_seeded});
     library.def("dropout_backward(Tensor grad_output, Tensor state, float p, SymInt[] stride) -> (Tensor grad_input)");

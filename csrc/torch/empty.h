@@ -1,4 +1,5 @@
-// at::empty for ops that small calls do feel: its two ways through the dispatcher take longer than the allocation.
+// at::empty for ops whose small calls are host-bound: its two trips through the dispatcher cost more than the
+// allocation.
 #pragma once
 
 #include <ATen/Context.h>
@@ -14,7 +15,7 @@
 namespace cuda_ops
 {
 
-// Whether new memory is filled, by PyTorch, with values that are not to be mistaken for results.
+// Whether PyTorch fills new memory with values that cannot be mistaken for results.
 inline bool fills_memory()
 {
     const at::Context &context = at::globalContext();
@@ -44,7 +45,7 @@ inline at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, 
                                      : at::empty_strided(sizes, strides, options);
 }
 
-// Of a tensor whose elements lie in one block, as `dense` gives them: with its strides.
+// With the strides of `tensor`, which is dense (see `dense`).
 inline at::Tensor empty_like_dense(const at::Tensor &tensor)
 {
     return empty_strided(tensor.sizes(), tensor.strides(), tensor.options());

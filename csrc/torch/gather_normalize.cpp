@@ -18,7 +18,7 @@ static void check(const char *op, const Tensor &images, const Tensor &indices, d
 {
     const auto dtype = [](const Tensor &tensor) { return c10::getDtypeNames(tensor.scalar_type()).first; };
     TORCH_CHECK(images.scalar_type() == at::kByte, op, ": expected images to be uint8, got ", dtype(images));
-    TORCH_CHECK(images.dim() >= 1, op, ": expected images to have a dimension of pictures, got shape ", images.sizes());
+    TORCH_CHECK(images.dim() >= 1, op, ": expected images to have at least one dimension, got shape ", images.sizes());
     check_same_device(op, "indices", indices, "images", images);
     TORCH_CHECK(indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt, op,
                 ": expected indices to be int64 or int32, got ", dtype(indices));
@@ -31,10 +31,10 @@ static void check(const char *op, const Tensor &images, const Tensor &indices, d
     TORCH_CHECK(labels->scalar_type() == at::kLong || labels->scalar_type() == at::kByte, op,
                 ": expected labels to be int64 or uint8, got ", dtype(*labels));
     TORCH_CHECK(labels->dim() == 1 && labels->size(0) == images.size(0), op, ": expected labels to have shape [",
-                images.size(0), "], one for each picture, got ", labels->sizes());
+                images.size(0), "], one for each image, got ", labels->sizes());
 }
 
-// Before anything is allocated: the number that stands for a dtype in an op's call may be any.
+// Before anything is allocated: an op's call may pass any number as a dtype.
 static cuda_ops_dtype check_output_dtype(const char *op, at::ScalarType dtype, const Tensor &images)
 {
     switch (dtype) {
@@ -61,8 +61,8 @@ static bool is_dense_channels_last(const Tensor &images)
     return images.dim() == 4 && !images.is_contiguous() && images.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
 
-// `images` with each picture in one gap-free block, one after another: contiguous or channels_last.
-static Tensor dense_pictures(const Tensor &images)
+// `images` with each image dense, one after another: contiguous or channels_last.
+static Tensor dense_images(const Tensor &images)
 {
     return is_dense_channels_last(images) ? images : images.contiguous();
 }
@@ -76,12 +76,12 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const c10::OptionalDeviceGuard guard(at::device_of(images));
     check(op, images, indices, mean, std, labels);
     const cuda_ops_dtype kernel_dtype = check_output_dtype(op, dtype, images);
-    const Tensor source = dense_pictures(images), i = indices.contiguous();
+    const Tensor source = dense_images(images), i = indices.contiguous();
     const Tensor l = labels ? labels->contiguous() : Tensor();
     const int64_t rows = indices.size(0), count = images.size(0);
     std::vector<int64_t> sizes = source.sizes().vec();
     sizes[0] = rows;
-    // Not by source.strides(): those of a single picture may be anything along the batch.
+    // Not by source.strides(): a single image's stride along the batch may be anything.
     const at::MemoryFormat format =
         is_dense_channels_last(source) ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     Tensor output = empty(sizes, source.options().dtype(dtype).memory_format(format));

@@ -159,7 +159,7 @@ void refuse_nested_tensors(torch::Library &library, const char *name)
         library.impl(name, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse_nested>()));
 }
 
-// What the library says of itself, so that `doctor` can set it beside what the build wrote down.
+// The library's own description, which `doctor` compares with what the build recorded.
 static std::string build_info()
 {
 #ifdef CUDA_OPS_WITH_CUDA
@@ -170,8 +170,8 @@ static std::string build_info()
 #endif
 }
 
-// The instruction set that the CPU kernels run on. Asked when the library is loaded, so that a name that means nothing
-// here is an error at once.
+// The instruction set that the CPU kernels run on. Queried when the library is loaded, so that an unknown name is an
+// error at once.
 static std::string cpu_isa()
 {
     if (cuda_ops_cpu_isa_check() != CUDA_OPS_SUCCESS) {

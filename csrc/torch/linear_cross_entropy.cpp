@@ -17,7 +17,7 @@ namespace cuda_ops
 
 static IndexErrors linear_cross_entropy_index_errors("linear_cross_entropy");
 
-// The leading dimensions of input are one: all that the kernels know are rows.
+// The leading dimensions are flattened: the kernels see rows.
 struct LinearCrossEntropy {
     cuda_ops_dtype dtype, parameter_dtype;
     int64_t rows, in_features, classes;
@@ -67,7 +67,7 @@ static LinearCrossEntropy check(const char *op, const Tensor &input, const Tenso
             row_scale ? row_scale->contiguous() : Tensor()};
 }
 
-// Bytes of a chunk's logits: a part of the last-level cache while there are few classes, at most 64 MB with very many.
+// Bytes of a chunk's logits: a part of the last-level cache with few classes, at most 64 MB with very many.
 static int64_t chunk_rows_cpu(int64_t classes)
 {
     const int64_t per_row = std::max<int64_t>(classes, 1);
@@ -76,7 +76,7 @@ static int64_t chunk_rows_cpu(int64_t classes)
 }
 
 struct Gradients {
-    Tensor input, weight, bias; // undefined where nobody wants them
+    Tensor input, weight, bias; // undefined where not wanted
 
     bool any() const
     {
@@ -84,7 +84,7 @@ struct Gradients {
     }
 };
 
-// `tensor` from its element number `element` on; null if it is undefined.
+// The address of element `element`; null if `tensor` is undefined.
 static void *at_element(const Tensor &tensor, int64_t element)
 {
     return tensor.defined() ? static_cast<char *>(tensor.data_ptr()) + element * tensor.element_size() : nullptr;
@@ -129,7 +129,7 @@ static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tenso
                                     p.weight.const_data_ptr(), workspace, rows, p.in_features, p.classes, block,
                                     p.dtype);
                             });
-        // By rows where there are as many: each thread has the sums of its rows' bias, and only one of them with few.
+        // By rows where there are enough: each thread sums its rows for bias. With few rows one thread does.
         if (gradients.weight.defined() || gradients.bias.defined())
             parallel_blocks(op, p.classes, std::max<int64_t>(p.in_features, 1), rows, p.classes >= p.in_features,
                             [&](cuda_ops_linear_block block, void *workspace) {
@@ -145,8 +145,8 @@ static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tenso
                                                   tasks_in_chunk * chunks, p.reduction, p.dtype));
 }
 
-// The loss; total_weight, without elements where there is no reduction; and the gradients that are wanted (the others
-// have no elements): those of the sum over rows of row_scale * loss, before a mean's division.
+// The loss; total_weight, without elements where there is no reduction; and the wanted gradients (the others have no
+// elements) of the sum over rows of row_scale * loss, before a mean's division.
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Tensor &target,
                              const std::optional<Tensor> &bias, const std::optional<Tensor> &row_scale,
@@ -167,7 +167,7 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
     Tensor grad_weight = gradient(with_weight, weight.sizes(), sums);
     Tensor grad_bias = gradient(with_bias, {p.classes}, sums);
     const auto results = [&] {
-        // As in PyTorch, which divides what it smooths by the number of classes.
+        // As in PyTorch, which divides label_smoothing by the number of classes.
         if (p.classes == 0 && label_smoothing > 0)
             loss.fill_(std::numeric_limits<double>::quiet_NaN());
         return std::make_tuple(loss, total_weight, grad_input, grad_weight, grad_bias);
@@ -200,8 +200,8 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
     return results();
 }
 
-// Forward's gradients times what they lack: grad_output, divided by total_weight for a mean. Those of the parameters
-// come in the dtype of grad_output.
+// Forward's gradients times grad_output, divided by total_weight for a mean. Those of the parameters have the dtype of
+// grad_output.
 static std::tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight, const Tensor &grad_input,
                            const Tensor &grad_weight, const Tensor &grad_bias, int64_t reduction)
@@ -306,8 +306,8 @@ static std::vector<Tensor> linear_cross_entropy_composed(const Tensor &grad_outp
     return grads;
 }
 
-// Those of input, weight and bias that are wanted: where the loss has a reduction, those that forward has computed with
-// it, times what they lack; else forward's again, which waits for grad_output, one number a row. Composed of linear and
+// The wanted gradients of input, weight and bias. Where the loss has a reduction: those that forward computed, scaled
+// by grad_output; else forward is run again with grad_output, one value a row, as row_scale. Composed of linear and
 // cross_entropy where they are differentiated further.
 static std::vector<Tensor> linear_cross_entropy_gradients(const Tensor &grad_output, const Tensor &input,
                                                           const Tensor &weight, const Tensor &target,
@@ -341,7 +341,7 @@ static std::vector<Tensor> linear_cross_entropy_gradients(const Tensor &grad_out
     return grads;
 }
 
-// What the tangent of one of tangent_input, tangent_weight and tangent_bias gives to output.
+// output's tangent from that of one of tangent_input, tangent_weight and tangent_bias.
 static Tensor linear_cross_entropy_tangent(const std::optional<Tensor> &tangent_input,
                                            const std::optional<Tensor> &tangent_weight,
                                            const std::optional<Tensor> &tangent_bias, const Tensor &input,
@@ -362,7 +362,7 @@ static Tensor linear_cross_entropy_tangent(const std::optional<Tensor> &tangent_
     return reduction == CUDA_OPS_REDUCTION_NONE ? loss.reshape_symint(target.sym_sizes()) : loss;
 }
 
-// The op with the gradients that are wanted, which forward computes along with the loss, since the logits are at hand.
+// The op with the wanted gradients, which forward computes along with the loss while it has the logits.
 static Tensor linear_cross_entropy(const Tensor &input, const Tensor &weight, const Tensor &target,
                                    const std::optional<Tensor> &bias, int64_t reduction, int64_t ignore_index,
                                    double label_smoothing)

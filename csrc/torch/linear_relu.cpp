@@ -18,7 +18,7 @@
 namespace cuda_ops
 {
 
-// The leading dimensions are one: all that the kernels know are rows.
+// The leading dimensions are flattened: the kernels see rows.
 struct LinearReluSizes {
     int64_t rows, in_features, out_features;
 };
@@ -35,7 +35,7 @@ static LinearReluSizes check_sizes(const char *op, const Tensor &input, const Te
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// Memory for the path that the launcher chooses; most need none.
+// Workspace for the path that the launcher chooses; most need none.
 static Tensor linear_relu_workspace(decltype(cuda_ops_linear_relu_forward_workspace_cuda) query, LinearReluSizes size,
                                     cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, const Tensor &like)
 {
@@ -119,7 +119,7 @@ static void backward_cpu(const char *op, const Tensor &grad_input, const Tensor 
                         });
 }
 
-// The gradients that `wanted` asks for (input, weight, bias); the others are tensors without elements.
+// The gradients of input, weight and bias that are `wanted`; the others are tensors without elements.
 static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &grad_output, const Tensor &output,
                                                                const Tensor &input, const Tensor &weight,
                                                                bool with_input, bool with_weight, bool with_bias)
@@ -162,8 +162,8 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     return {grad_input, grad_weight, grad_bias};
 }
 
-// Those of input, weight and bias that are wanted. The fused op computes them where nothing asks for the next
-// derivative; else they are composed of linear's and relu's ops, which are differentiable.
+// The wanted gradients of input, weight and bias: of the fused op, or, where they are differentiated further, composed
+// of linear's and relu's ops.
 static std::vector<Tensor> linear_relu_gradients(const Tensor &grad_output, const Tensor &output, const Tensor &input,
                                                  const Tensor &weight, std::array<bool, 3> wanted)
 {
@@ -195,7 +195,7 @@ static std::vector<Tensor> linear_relu_gradients(const Tensor &grad_output, cons
     return grads;
 }
 
-// What a tangent of one argument gives to output; the other arguments are what it multiplies.
+// output's tangent from that of one argument; the other arguments are its factors.
 static Tensor linear_relu_tangent(const std::optional<Tensor> &input, const std::optional<Tensor> &weight,
                                   const std::optional<Tensor> &bias, const Tensor &output)
 {
@@ -222,7 +222,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "linear_relu_forward", cuda_ops::linear_relu_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_relu_backward", cuda_ops::linear_relu_backward);
     CUDA_OPS_AUTOCAST(library, "linear_relu_forward", INPUT_ONLY);
-    // By the output, which says what of the preactivation is asked; of weight also for its shape and dtype.
+    // relu's derivative follows from the output; weight is also saved for its shape and dtype.
     CUDA_OPS_DERIVATIVES(library, "linear_relu_forward",
                          {"input, weight, bias: linear_relu_gradients(grad_output, output, input, weight, wanted)",
                           "output <- linear_relu_tangent(tangent_input, weight, none, output)",

@@ -11,7 +11,7 @@ namespace cuda_ops
 {
 
 // Input seen as [outer, cols, inner], cols being the dimension `dim`, which may count from the end. A tensor without
-// dimensions is one of one element, as in PyTorch.
+// dimensions counts as one element, as in PyTorch.
 struct SoftmaxShape {
     int64_t outer = 1, cols = 1, inner = 1;
 };
@@ -28,7 +28,7 @@ static SoftmaxShape softmax_shape(const char *op, const Tensor &input, int64_t d
     return shape;
 }
 
-// Columns that a thread of the CPU takes at least.
+// The minimum number of columns for a thread of the CPU.
 static int64_t column_grain(const SoftmaxShape &shape)
 {
     return std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / shape.cols, 1);
@@ -79,7 +79,7 @@ static Tensor log_softmax_backward(const Tensor &grad_output, const Tensor &outp
     return grad_input;
 }
 
-// The derivative of output by input times `tangent`, and with that of grad_input by grad_output transposed, of
+// The derivative of output by input times `tangent`, which is also that of grad_input by grad_output, transposed; of
 // PyTorch's ops, which are differentiable further.
 static Tensor log_softmax_tangent(const Tensor &tangent, const Tensor &output, int64_t dim)
 {

@@ -141,13 +141,13 @@ int64_t columns_per_task(const LossShape &shape)
 
 #ifdef CUDA_OPS_WITH_CUDA
 
-// The records of an op, one a device, in memory that host and devices share. Allocated once and never freed: kernels
-// that are still running, or CUDA graphs that are replayed later, write there.
+// The records of an op, one for each device, in memory that host and devices share. Never freed, since kernels that are
+// still running and CUDA graphs that are replayed later write there.
 static cuda_ops_index_error *allocate_records(const char *op)
 {
     void *memory = nullptr;
     const size_t bytes = C10_COMPILE_TIME_MAX_GPUS * sizeof(cuda_ops_index_error);
-    // The first call may be one that is being captured into a graph; an allocation is no part of it.
+    // The first call may be under graph capture, where nothing may be allocated otherwise.
     const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
     const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     check_status(op, error == cudaSuccess ? CUDA_OPS_SUCCESS : CUDA_OPS_CUDA_ERROR + static_cast<int>(error));

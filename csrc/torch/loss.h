@@ -35,11 +35,11 @@ void check_class_weight(const char *op, const std::optional<Tensor> &weight, con
 
 cuda_ops_reduction check_reduction(const char *op, int64_t reduction);
 
-// One gradient a column, or a single one.
+// Checks grad_output: one element a column, or a single one.
 void check_grad_output(const char *op, const Tensor &grad_output, const Tensor &input, const LossShape &shape,
                        cuda_ops_reduction reduction);
 
-// The dtype of total_weight and of other sums: that of input, but float32 for the halves.
+// The dtype of total_weight and of other sums: input's, but float32 for float16 and bfloat16.
 at::ScalarType accumulate_dtype(const Tensor &input);
 
 // Forward's results, to be written: one loss a column or a single one; total_weight, or a tensor without elements where
@@ -53,7 +53,7 @@ inline Tensor as_indices(const Tensor &target)
     return target.scalar_type() == at::kLong ? target.contiguous() : target.to(at::kLong).contiguous();
 }
 
-// The results over no columns at all: a sum of 0, a mean of NaN.
+// The results without any columns: a sum of 0, a mean of NaN.
 void fill_loss_of_nothing(Tensor &loss, Tensor &total_weight, cuda_ops_reduction reduction);
 
 // For backward: total_weight as forward made it.
@@ -70,8 +70,8 @@ inline const void *pointer_or_null(const Tensor &tensor)
 // Throws IndexError if a class index is out of range. For targets on the CPU, before anything is computed.
 void check_targets_cpu(const char *op, const Tensor &target, const LossShape &shape, int64_t ignore_index);
 
-// Columns that one task of the CPU's threads sums up. It depends on the shape alone, so that results are the same for
-// any number of threads.
+// Columns of one task of the CPU's threads. They depend on the shape alone, so that results are the same for any number
+// of threads.
 int64_t columns_per_task(const LossShape &shape);
 
 // Forward on the CPU: kernel(partial, begin, end) over the columns, `partial` being null without a reduction, and then
@@ -102,7 +102,7 @@ void reduce_columns_cpu(const char *op, const Tensor &loss, const Tensor &total_
 // CUDA_OPS_CHECK_INDICES=1 in the environment the call waits for its kernel and raises itself (except under
 // CUDA-graph capture, where nothing may wait).
 //
-// One object an op, static in its glue file.
+// One object for each op, static in its glue file.
 class IndexErrors
 {
   public:
@@ -114,7 +114,7 @@ class IndexErrors
     // The current device's record, for a launch. Throws IndexError for what an earlier call left there.
     cuda_ops_index_error *record();
 
-    // After the launch that was given `record`: waits and throws if the environment asks for it.
+    // After the launch with `record`: waits and throws if the environment asks for it.
     void check_now(cuda_ops_index_error *record);
 
     // Throws IndexError for an index that is not in [0, classes). `when`: the end of the message.

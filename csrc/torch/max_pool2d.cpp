@@ -53,35 +53,35 @@ static Tensor max_pool2d_backward(const Tensor &grad_output, const Tensor &indic
     check_same_device(op, "grad_output", grad_output, "indices", indices);
     check_same_shape(op, "grad_output", grad_output, "indices", indices);
     const at::DimVector sizes = unpooled_sizes(op, indices, "indices", input_size);
-    // forward gave the indices the layout of its input, which is the one that the gradient should have.
+    // forward gave the indices the layout of its input, which the gradient shall have too.
     const at::MemoryFormat format = indices.suggest_memory_format();
     const cuda_ops_pool2d pool = make_pool2d(op, sizes, {kernel_size, stride, padding, dilation, ceil_mode},
                                              format == at::MemoryFormat::ChannelsLast);
     check_pooled_shape(op, "indices", indices, pool);
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
-    const Tensor g = grad_output.contiguous(format), places = indices.contiguous(format);
+    const Tensor g = grad_output.contiguous(format), positions = indices.contiguous(format);
     Tensor grad_input = empty(sizes, g.options().memory_format(format));
     if (grad_input.numel() == 0)
         return grad_input;
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_max_pool2d_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(),
-                                                              places.const_data_ptr<int64_t>(), &pool, dtype,
+                                                              positions.const_data_ptr<int64_t>(), &pool, dtype,
                                                               current_stream(op)));
     else
         parallel_pool2d(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
             return cuda_ops_max_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(),
-                                                    places.const_data_ptr<int64_t>(), &pool, begin, end, dtype);
+                                                    positions.const_data_ptr<int64_t>(), &pool, begin, end, dtype);
         });
     return grad_input;
 }
 
-// The elements of `input` at the indices that forward gave, of the shape of these: forward again where the places of
-// the maxima are known. 0 for the index of a window without any position in the input, -1.
+// The elements of `input` at forward's indices, in their shape: the forward pass for known positions of the maxima. 0
+// where the index is -1, that of a window entirely out of bounds.
 static Tensor max_pool2d_gather(const Tensor &input, const Tensor &indices)
 {
     const Tensor inside = indices.ge(0).logical_and(indices.lt(input.sym_size(-2) * input.sym_size(-1)));
-    const Tensor places = at::where(inside, indices, 0).flatten(-2);
-    const Tensor gathered = input.flatten(-2).gather(-1, places).view_symint(indices.sym_sizes());
+    const Tensor positions = at::where(inside, indices, 0).flatten(-2);
+    const Tensor gathered = input.flatten(-2).gather(-1, positions).view_symint(indices.sym_sizes());
     return at::where(inside, gathered, 0);
 }
 
@@ -100,7 +100,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                          {"input: max_pool2d_backward(grad_output, indices, input.plane, kernel_size, stride, padding, "
                           "dilation, ceil_mode)",
                           "output <- max_pool2d_gather(tangent_input, indices)"});
-    // grad_input has each element of grad_output at its index: linear, and transposed twice it is the way back.
+    // grad_input scatters grad_output by the indices; the transpose of that linear map gathers by them.
     CUDA_OPS_DERIVATIVES(library, "max_pool2d_backward",
                          {"grad_output: max_pool2d_gather(grad_grad_input, indices)",
                           "grad_input <- max_pool2d_backward(tangent_grad_output, indices, input_size, kernel_size, "

@@ -97,8 +97,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "nll_loss_forward", cuda_ops::nll_loss_forward);
     CUDA_OPS_IMPLEMENT(library, "nll_loss_backward", cuda_ops::nll_loss_backward);
     CUDA_OPS_AUTOCAST(library, "nll_loss_forward", FLOAT32);
-    // The loss is linear in its input, so that its gradient is linear in grad_output, does not depend on the input, and
-    // has the loss itself as its gradient.
+    // The loss is linear in its input: grad_input is linear in grad_output, does not depend on the input, and its
+    // gradient is the loss again.
     CUDA_OPS_DERIVATIVES(library, "nll_loss_forward",
                          {"input: nll_loss_backward(grad_output, input, target, weight, total_weight, reduction, "
                           "ignore_index)",

@@ -6,7 +6,7 @@
 namespace cuda_ops
 {
 
-// A parameter or statistic: of the dtype of input, or float32 beside an input in half precision. Returns its dtype.
+// Checks a parameter or statistic: input's dtype, or float32 beside a float16 or bfloat16 input. Returns its dtype.
 inline cuda_ops_dtype check_parameter(const char *op, const char *argument, const Tensor &tensor, const Tensor &input)
 {
     check_same_device(op, argument, tensor, "input", input);

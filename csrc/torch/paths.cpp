@@ -51,7 +51,7 @@ void throw_no_tables()
 }
 
 #ifdef CUDA_OPS_WITH_CUDA
-// The number of the path that is forced, by a function that tells the names of numbers below 100.
+// The number of the forced path; `name_of` gives the names of numbers below 100.
 static int forced_number(const char *(*name_of)(int), const std::string &forced)
 {
     for (int number = 1; number < 100 && !forced.empty(); number++)
@@ -92,7 +92,7 @@ static PathRows conv2d_paths(int64_t pass, at::ScalarType type, at::IntArrayRef 
                                            forced_number(cuda_ops_conv2d_path_name_cuda, forced), facts));
 }
 
-// Whether the glue copies images to channels_last for the product, and its result back.
+// Whether the glue copies images to channels_last for the product, and the result back.
 static bool conv2d_wants_channels_last(int64_t pass, at::ScalarType type, at::IntArrayRef sizes,
                                        at::IntArrayRef channels_last, bool allow_tf32, const std::string &forced,
                                        at::IntArrayRef device)
@@ -109,7 +109,7 @@ static bool conv2d_wants_channels_last(int64_t pass, at::ScalarType type, at::In
 #endif
 }
 
-// Dense operands; what is stored transposed is so as a whole.
+// Dense operands, either of them transposed as a whole.
 static PathRows gemm_paths(at::ScalarType type, int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a,
                            bool transpose_b, bool allow_tf32, const std::string &forced, at::IntArrayRef device)
 {

@@ -20,7 +20,7 @@ using PathRows = std::tuple<std::vector<std::string>, std::vector<std::string>, 
 
 cuda_ops_dtype path_dtype(at::ScalarType type);
 
-// The facts that were given as capability, multiprocessors and bytes of shared memory a block.
+// The facts given as capability, multiprocessors and bytes of shared memory a block.
 cuda_ops_device_facts facts_of(at::IntArrayRef device);
 
 [[noreturn]] void throw_no_tables();

@@ -66,8 +66,8 @@ static Tensor polynomial_backward(const Tensor &grad_output, const Tensor &input
     return grad_input;
 }
 
-// The derivative of grad_input by input, times `tangent`: of grad_output * p'(input) the backward of p' again.
-// Elementwise, so that it serves backward and forward.
+// The derivative of grad_input = grad_output * p'(input) by input, times `tangent`: the backward of p'. Elementwise, so
+// that backward and forward mode share it.
 static Tensor polynomial_backward_input(const Tensor &tangent, const Tensor &grad_output, const Tensor &input,
                                         at::ArrayRef<double> coefficients)
 {

@@ -12,7 +12,7 @@
 namespace cuda_ops
 {
 
-// The arguments that both poolings have; each pair is height, width.
+// The arguments of both poolings; each pair is height, width.
 struct PoolArguments {
     at::IntArrayRef kernel_size, stride, padding, dilation;
     bool ceil_mode;
@@ -49,7 +49,7 @@ inline cuda_ops_pool2d make_pool2d(const char *op, at::IntArrayRef sizes, const 
         const int64_t output = cuda_ops_pool_output_size(input, kernel, stride, padding, dilation, arguments.ceil_mode);
         TORCH_CHECK(output > 0, op, ": expected input to have room for a window of kernel_size ", arguments.kernel_size,
                     ", padding ", arguments.padding, " and dilation ", arguments.dilation, ", got shape ", sizes);
-        // Sizes that do not fit become the largest that does, which the check below refuses.
+        // Sizes beyond 32 bits are clamped; the check below refuses the result.
         const auto narrow = [](int64_t size) {
             return static_cast<int32_t>(std::min<int64_t>(size, std::numeric_limits<int32_t>::max()));
         };
@@ -77,7 +77,7 @@ inline at::DimVector pooled_sizes(at::IntArrayRef sizes, const cuda_ops_pool2d &
     return with_plane(sizes, pool.height.output, pool.width.output);
 }
 
-// Sizes of the input of which a tensor of these sizes is the pooled one, for backward; input_size is height, width.
+// The input's sizes for pooled sizes, in backward; input_size is height, width.
 inline at::DimVector unpooled_sizes(const char *op, const Tensor &pooled, const char *argument,
                                     at::IntArrayRef input_size)
 {

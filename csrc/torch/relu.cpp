@@ -41,10 +41,10 @@ static void relu_inplace(Tensor &input)
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
     launch_forward(x, x, dtype);
-    // Its elements did not lie in one block, or as their negatives, and x is a copy.
+    // The tensor was not dense, or was a lazy negation: x is a copy.
     if (!x.is_same(input))
         input.copy_(x);
-    // What saved the old values for its backward is to notice.
+    // So that autograd notices where the old values were saved.
     input.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -82,12 +82,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "relu_inplace", cuda_ops::relu_inplace);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "relu_inplace");
     CUDA_OPS_IMPLEMENT(library, "relu_backward", cuda_ops::relu_backward);
-    // By the output, which says all that is asked, so that the input may be freed or written over.
+    // From the output, so that the input may be freed or overwritten.
     CUDA_OPS_DERIVATIVES(
         library, "relu_forward",
         {"input: relu_backward(grad_output, output)", "output <- relu_backward(tangent_input, output)"});
     CUDA_OPS_DERIVATIVES(library, "relu_inplace", {"input: relu_backward(grad_output, output)"});
-    // Linear in grad_output, with a factor that is constant wherever it has a derivative.
+    // Linear in grad_output; the factor has derivative 0 wherever it has one.
     CUDA_OPS_DERIVATIVES(library, "relu_backward",
                          {"grad_output: relu_backward(grad_grad_input, output)",
                           "grad_input <- relu_backward(tangent_grad_output, output)"});

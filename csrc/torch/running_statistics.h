@@ -51,7 +51,7 @@ struct RunningStatistics {
         }
     }
 
-    // For paths whose kernels do not count. (Not by a pointer: on CUDA it is not the host's.)
+    // For paths whose kernels do not count batches. (By an op: on CUDA the pointer is not the host's.)
     void count_batch() const
     {
         if (batches.defined() && batches.is_cpu())
@@ -69,7 +69,7 @@ struct RunningStatistics {
                 continue;
             if (!updated.is_same(given))
                 given.copy_(updated);
-            given.unsafeGetTensorImpl()->bump_version(); // what saved the old values for its backward is to notice
+            given.unsafeGetTensorImpl()->bump_version(); // so that autograd notices
         }
     }
 };

@@ -1,4 +1,4 @@
-"""gather_normalize: a batch of pictures by index from a data set of bytes, normalised while it is loaded."""
+"""gather_normalize: a batch of images by index from a data set of bytes, normalised while it is loaded."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .._operators import operator
 @register_fake("cuda_ops::gather_normalize_forward")
 def _(images, indices, mean, std, labels, dtype):
     op = "gather_normalize"
-    expect(images.dim() >= 1, op, "images to have a dimension of pictures, got shape []")
+    expect(images.dim() >= 1, op, "images to have at least one dimension, got shape []")
     expect(indices.dim() == 1, op, "indices to have 1 dimension, got shape {}", list(indices.shape))
     rows = indices.shape[0]
     channels_last = images.dim() == 4 and not images.is_contiguous()
@@ -62,7 +62,7 @@ def gather_normalize(
 
     Raises:
         IndexError: an index is not in [0, N). On CUDA, where waiting for the kernel would cost more than the kernel,
-            its picture is NaN and its label -1, and the next call of gather_normalize that finds the mistake recorded
+            its image is NaN and its label -1, and the next call of gather_normalize that finds the mistake recorded
             raises; with CUDA_OPS_CHECK_INDICES=1 in the environment the call itself waits and raises (not while a CUDA
             graph is being captured).
         TypeError: `images`, `indices` or `labels` is no tensor, `mean` or `std` no number.

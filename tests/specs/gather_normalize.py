@@ -24,11 +24,11 @@ def samples(make):
         yield sample(make, 9, 33, *shape)
     yield sample(make, 100, 64, 1, 28, 28, labels=torch.int64, name="labels")
     yield sample(make, 100, 65, 8, labels=torch.uint8, index_dtype=torch.int32, name="uint8 labels, int32 indices")
-    yield sample(make, 1, 1, 4, name="a single picture")
+    yield sample(make, 1, 1, 4, name="a single image")
     yield sample(make, 300, 5000, 8, labels=torch.int64, name="several blocks")
     first = sample(make, 12, 7, 3, 4, 4, name="channels_last")
     yield first.map(lambda t: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t)
-    strided = sample(make, 12, 14, 6, 8, name="strided pictures and indices")
+    strided = sample(make, 12, 14, 6, 8, name="strided images and indices")
     yield strided.map(lambda t: t.transpose(1, 2) if t.dim() == 3 else t[::2])
     # A base that is no multiple of 16 bytes.
     misaligned = sample(make, 12, 5, 16, name="misaligned")
@@ -87,7 +87,7 @@ SPEC = OpSpec(
             "images without a dimension",
             lambda device: call(device, torch.zeros((), dtype=torch.uint8)),
             RuntimeError,
-            r"gather_normalize: expected images to have a dimension of pictures, got shape \[\]",
+            r"gather_normalize: expected images to have at least one dimension, got shape \[\]",
         ),
         Bad(
             "floating indices",
@@ -105,7 +105,7 @@ SPEC = OpSpec(
             "too few labels",
             lambda device: call(device, labels=torch.zeros(2, dtype=torch.int64)),
             RuntimeError,
-            r"gather_normalize: expected labels to have shape \[3\], one for each picture, got \[2\]",
+            r"gather_normalize: expected labels to have shape \[3\], one for each image, got \[2\]",
         ),
         Bad(
             "floating labels",

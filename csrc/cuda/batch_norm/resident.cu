@@ -1,15 +1,11 @@
-// batch_norm where a channel fits into the shared memory of one block: one kernel a pass.
-//
-// split.cu reads a channel twice and takes three kernels a pass, each of which waits for the one before. Here a
-// block brings its channel in, in pieces of up to 16 bytes, sums what it brings, has the statistics after a barrier,
-// and writes the result from what it kept: forward reads input once and writes output, backward reads input and
-// grad_output once and writes grad_input.
-//
-// Bound by latency where channels are few, as one block's loads are all that an SM has in flight, and by memory beyond.
-//
-// The variance is the mean of squared differences from the mean, in a second pass over the kept values. The mean is
-// taken relative to one of the values, as in split.cu and for its reasons, and threads' sums are put together in
-// double, in a fixed order.
+// batch_norm where a channel fits into the shared memory of one block: one kernel a pass (batch_norm.cu has the
+// formulas), instead of split.cu's three, each of which waits for the one before.
+// A block loads its channel by aligned vectors into shared memory, adds its values up, and writes the result from
+// shared memory: forward reads input once and writes output; backward reads input and grad_output once and writes
+// grad_input. The variance is the mean of squared differences from the mean, in a second pass over the kept values. The
+// mean is taken relative to one of the values, for split.cu's reasons; threads' sums are added in double, in a fixed
+// order.
+// Bound by latency where channels are few, since an SM has only one block's loads in flight, and by memory beyond.
 #include "batch_norm/paths.h"
 
 #include "common/aligned_vector.cuh"
@@ -18,49 +14,50 @@
 
 static constexpr int MOST_THREADS = 512;
 static constexpr int LEAST_THREADS = 64;
-// Pieces that a thread asks for before it uses the first.
+// Loads that a thread has in flight.
 static constexpr int IN_FLIGHT = 5;
 
-// A channel as a block walks it: `count` pieces in runs of `run`, a plane each. They fit into shared memory, so that
-// int will do.
+// A channel as a block walks it: `count` vectors in runs of `run`, a plane each. They fit into shared memory, and so
+// into an int.
 struct walk {
     int count, run;
 };
 
-// Where a thread is in its walk: piece `index`, which is the `place`th of its plane, `offset` pieces into the tensor.
+// Where a thread is in its walk: vector `index` of the channel and `column` of its plane, `offset` vectors into the
+// tensor.
 struct step {
-    int index, place;
+    int index, column;
     int64_t offset;
 };
 
 __device__ __forceinline__ step first_step(const walk &w, int64_t channel, int64_t channels)
 {
-    const int plane = (int)threadIdx.x / w.run, place = (int)threadIdx.x % w.run;
-    return {(int)threadIdx.x, place, (plane * channels + channel) * w.run + place};
+    const int plane = (int)threadIdx.x / w.run, column = (int)threadIdx.x % w.run;
+    return {(int)threadIdx.x, column, (plane * channels + channel) * w.run + column};
 }
 
-// A stride of the whole block: `planes` whole ones, and `rest` pieces.
+// Advances by a block's stride: `planes` whole planes and `rest` vectors.
 __device__ __forceinline__ void advance(step &at, const walk &w, int planes, int rest, int64_t channels)
 {
     at.index += (int)blockDim.x;
-    at.place += rest;
+    at.column += rest;
     at.offset += planes * channels * w.run + rest;
-    if (at.place >= w.run) {
-        at.place -= w.run;
+    if (at.column >= w.run) {
+        at.column -= w.run;
         at.offset += (channels - 1) * w.run;
     }
 }
 
-// Calls what(index in shared memory, offset in the tensor) for each of the thread's pieces.
+// Calls what(index in shared memory, offset in the tensor) for each of the thread's vectors.
 template <typename What>
-__device__ __forceinline__ void for_pieces(const walk &w, int64_t channel, int64_t channels, What what)
+__device__ __forceinline__ void for_vectors(const walk &w, int64_t channel, int64_t channels, What what)
 {
     const int planes = (int)blockDim.x / w.run, rest = (int)blockDim.x % w.run;
     for (step at = first_step(w, channel, channels); at.index < w.count; advance(at, w, planes, rest, channels))
         what(at.index, at.offset);
 }
 
-// The thread's pieces of the tensor, to shared memory; IN_FLIGHT loads are asked for before the first is waited for.
+// Copies the thread's vectors to shared memory, IN_FLIGHT loads at a time.
 template <typename P>
 __device__ __forceinline__ void keep(P *kept, const P *tensor, const walk &w, int64_t channel, int64_t channels)
 {
@@ -100,7 +97,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
     const double count = (double)(outer * inner);
 
     keep(kept, (const P *)input, w, channel, channels);
-    // A thread reads its own pieces alone, so that no barrier is needed.
+    // A thread reads only what it wrote itself, so that no barrier is needed.
     A sum = A(0);
     for (int i = (int)threadIdx.x; i < w.count; i += (int)blockDim.x)
 #pragma unroll
@@ -125,7 +122,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
     const double gain = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) / sqrt(biased + eps);
     const double lift = bias ? load_value(bias, parameter_dtype, channel) : 0.0;
     const A center = (A)m, scale = (A)gain, rest = (A)(lift - (m - (double)center) * gain);
-    for_pieces(w, channel, channels, [&](int index, int64_t offset) {
+    for_vectors(w, channel, channels, [&](int index, int64_t offset) {
         P y;
 #pragma unroll
         for (int e = 0; e < WIDTH; e++)
@@ -163,7 +160,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
             products += g * (load_as_accumulate(kept_input[i].element[e]) - center);
         }
     const double total = block_sum((double)sum, scratch);
-    // The mean is rounded to float in center; what that left out belongs to the product too.
+    // center is the mean rounded to float; the product is corrected for the difference.
     const double rounding = m - (double)center, count = (double)(outer * inner);
     const double dot = (block_sum((double)products, scratch) - rounding * total) * rstd;
     if (threadIdx.x == 0 && grad_weight) {
@@ -172,7 +169,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
     }
     const double tilt = -gain * rstd * dot / count;
     const A scale = (A)gain, slope = (A)tilt, rest = (A)(-gain * total / count - tilt * rounding);
-    for_pieces(w, channel, channels, [&](int index, int64_t offset) {
+    for_vectors(w, channel, channels, [&](int index, int64_t offset) {
         P y;
 #pragma unroll
         for (int e = 0; e < WIDTH; e++)
@@ -187,19 +184,19 @@ Answer batch_norm_resident_supports(const NormCall &call, const Device &device)
 {
     const bool backward = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD;
     if (!backward && call.pass != CUDA_OPS_BATCH_NORM_TRAINING)
-        return no("takes training alone");
+        return no("takes only training");
     if (!call.wants_output)
-        return no("takes no call for the values by channel alone");
-    // Channels that lie side by side, value by value, are no pieces of memory.
+        return no("does not take calls for the values by channel only");
+    // With channels innermost a channel's values are not contiguous.
     if (call.inner <= 1 || call.channels > INT32_MAX)
-        return no("a channel's values lie apart (channels_last, or no spatial dimensions)");
-    // Of input, and backward of grad_output. The scratch is shared memory too.
+        return no("a channel's values are not contiguous (channels_last, or no spatial dimensions)");
+    // Values of input, and in backward of grad_output as well. The scratch is in shared memory too.
     const int64_t limit =
         (device.shared_bytes - (int)sizeof(double) * WARP_SIZE) / ((backward ? 2 : 1) * dtype_size(call.dtype));
     return call.outer <= limit / call.inner ? YES : no("a channel does not fit into the shared memory of one block");
 }
 
-// Enough threads for every piece, or as many as there may be.
+// A thread for every vector, within the limits.
 static unsigned int threads_for(const walk &w)
 {
     int threads = LEAST_THREADS;
@@ -208,14 +205,14 @@ static unsigned int threads_for(const walk &w)
     return (unsigned int)threads;
 }
 
-// The widest pieces that all planes are made of, at all these addresses: 16 bytes, 8, or one element (1).
-static int piece_bytes(int64_t inner_bytes, const void *a, const void *b, const void *c)
+// The widest vectors to which all planes at these addresses are aligned, in bytes: 16, 8, or 1 for one element.
+static int vector_bytes(int64_t inner_bytes, const void *a, const void *b, const void *c)
 {
     const uintptr_t low = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)inner_bytes;
     return low % 16 == 0 ? 16 : low % 8 == 0 ? 8 : 1;
 }
 
-// WIDTH elements are a piece of so many bytes.
+// Elements in a vector of so many bytes.
 template <typename T, int BYTES>
 static constexpr int WIDTH_OF = BYTES > (int)sizeof(T) ? BYTES / (int)sizeof(T) : 1;
 
@@ -251,19 +248,19 @@ cuda_ops_status batch_norm_resident(const NormCall &call, const Device &)
 {
     const int64_t inner_bytes = call.inner * dtype_size(call.dtype);
     if (call.pass == CUDA_OPS_BATCH_NORM_TRAINING) {
-        const int piece = piece_bytes(inner_bytes, call.output, call.input, nullptr);
+        const int bytes = vector_bytes(inner_bytes, call.output, call.input, nullptr);
         CUDA_OPS_DISPATCH(call.dtype, T,
-                          const auto launch = piece == 16  ? launch_forward<T, 16>
-                                              : piece == 8 ? launch_forward<T, 8>
+                          const auto launch = bytes == 16  ? launch_forward<T, 16>
+                                              : bytes == 8 ? launch_forward<T, 8>
                                                            : launch_forward<T, 1>;
                           launch(call.output, call.new_mean, call.new_variance, call.input, call.weight, call.bias,
                                  call.outer, call.channels, call.inner, call.eps, call.parameter_dtype, call.stream));
         return launch_status();
     }
-    const int piece = piece_bytes(inner_bytes, call.grad_input, call.grad_output, call.input);
+    const int bytes = vector_bytes(inner_bytes, call.grad_input, call.grad_output, call.input);
     CUDA_OPS_DISPATCH(call.dtype, T,
-                      const auto launch = piece == 16  ? launch_backward<T, 16>
-                                          : piece == 8 ? launch_backward<T, 8>
+                      const auto launch = bytes == 16  ? launch_backward<T, 16>
+                                          : bytes == 8 ? launch_backward<T, 8>
                                                        : launch_backward<T, 1>;
                       launch(call.grad_input, call.grad_weight, call.grad_bias, call.grad_output, call.input,
                              call.weight, call.mean, call.variance, call.outer, call.channels, call.inner, call.eps,

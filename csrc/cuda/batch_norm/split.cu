@@ -1,36 +1,32 @@
-// batch_norm for channels of any size; formulas are at the head of batch_norm.cu.
-//
-// Three kernels a pass. (1) A reduction: each channel is split into as many pieces as fill the GPU, and each piece goes
-// to a block, which leaves its partial result in the workspace. (2) A warp a channel puts the pieces together, in a
-// fixed order and in double, and writes the coefficients of (3), an elementwise kernel of one or two multiply-adds.
-// No atomics: results repeat bitwise.
-//
-// Variance: each thread takes CHUNK values at a time, computes their mean and their squared differences from it, and
-// merges them into its own (Chan's formula), so that there is one division a chunk and no difference of large sums.
-// All values are taken relative to one of their channel; that keeps the digits of a mean that is far larger than the
-// deviation. For the same reason (3) computes (x - center) * scale + offset, where center is the mean rounded to
-// float, and offset holds what the rounding left out.
-//
+// batch_norm for channels of any size, in three kernels a pass (batch_norm.cu has the formulas). (1) A reduction: each
+// channel is split among as many blocks as fill the GPU, and each block stores its partial result. (2) A warp a channel
+// merges these in a fixed order, in double, and writes the coefficients of (3), an elementwise kernel of one or two
+// multiply-adds. No atomics: results repeat bitwise.
+// Variance: a thread takes CHUNK values at a time, computes their mean and squared differences from it, and merges them
+// into its own (Chan's formula): one division a chunk, and no difference of large sums. Values are taken relative to
+// one of their channel, which keeps the digits of a mean that is far larger than the deviation. For the same reason (3)
+// computes (x - center) * scale + offset, where center is the mean rounded to float and offset corrects for that.
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
-// grad_input.
+// grad_input. One file, since both passes share the partition, the merging and the elementwise loop.
 #include "batch_norm/paths.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "common/elementwise.cuh"
+#include "common/group_sums.cuh"
 #include "common/value.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
-// Values that a thread loads before it uses the first: enough of them in flight hide the latency of memory.
+// Values that a thread has in flight, to hide the latency of memory.
 static constexpr int CHUNK = 4;
-// Longest run of a plane that a group of lanes takes at once; longer planes are several units of work.
+// The longest part of a plane that a group of lanes takes at once; longer planes are several units of work.
 static constexpr int64_t SEGMENT = 2048;
-// Blocks that a reduction is split into at least, if there is work for them: several for each multiprocessor.
+// A reduction has at least so many blocks, several for each multiprocessor, if there is work for them.
 static constexpr int64_t WANTED_BLOCKS = 1024;
-// Values of a thread beyond which a channel is split further, so that sums in float stay short.
+// A channel is split further where a thread would add more values than this in float.
 static constexpr int64_t LONGEST_SUM = 64;
 
-// How a reduction is spread over blocks: `tiles` times `splits` of them.
+// How a reduction is spread over `tiles` * `splits` blocks.
 struct partition {
     // inner > 1: a group of `lanes` threads reads one segment of a plane, and a tile is a channel.
     // inner = 1: a row of `lanes` threads reads neighbouring channels, and those are a tile.
@@ -129,7 +125,7 @@ __device__ __forceinline__ moments<A> warp_merge(moments<A> value)
     return value;
 }
 
-// Moments of one split of one channel, for inner > 1. `segments` is how many units a plane is.
+// Moments of one split of one channel, for inner > 1. A plane is `segments` units.
 template <typename T>
 __global__ void moments_of_planes_kernel(double *partials, const T *input, int64_t channels, int64_t inner,
                                          int64_t segments, partition p)
@@ -205,12 +201,9 @@ __global__ void moments_of_rows_kernel(double *partials, const T *input, int64_t
         mine = add_chunk(mine, value, count);
     }
     scratch[threadIdx.x] = mine;
-    for (int half = groups / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (group < half)
-            scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * p.lanes]);
-    }
-    // A thread of the first group wrote last what it reads here.
+    add_groups(group, groups, [&](int half) {
+        scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * p.lanes]);
+    });
     if (group == 0 && inside) {
         double *partial = partials + (split * channels + channel) * PARTIAL;
         partial[0] = (double)scratch[threadIdx.x].count;
@@ -269,10 +262,9 @@ __global__ void prepare_inference_kernel(A *coefficients, const void *weight, co
                                  eps, parameter_dtype);
 }
 
-// The channel of a flat index, and how far into its plane the index is; stepped from one element to the next without
-// another division.
+// The channel of a flat index, and its offset in the plane; advanced from one element to the next without a division.
 struct position {
-    int64_t channel, place;
+    int64_t channel, offset;
 };
 
 __device__ __forceinline__ position position_of(int64_t index, int64_t channels, int64_t inner)
@@ -281,12 +273,12 @@ __device__ __forceinline__ position position_of(int64_t index, int64_t channels,
     return {plane % channels, index - plane * inner};
 }
 
-// Whether the step led into another channel.
+// Returns whether this is another channel.
 __device__ __forceinline__ bool advance(position &at, int64_t channels, int64_t inner)
 {
-    if (++at.place < inner)
+    if (++at.offset < inner)
         return false;
-    at.place = 0;
+    at.offset = 0;
     if (++at.channel == channels)
         at.channel = 0;
     return true;
@@ -310,8 +302,7 @@ __device__ __forceinline__ T normalize_element(T input, const forward_coefficien
     return store_from_accumulate<T>((load_as_accumulate(input) - c.center) * c.scale + c.offset);
 }
 
-// for_elements with the coefficients of each element's channel: element(x, e, c) is y's element e. `load` gives those
-// of a channel.
+// for_elements with the coefficients c = load(channel) of each element's channel: y's element e is element(x, e, c).
 template <typename T, int INPUTS, typename Load, typename Element>
 __device__ __forceinline__ void for_elements_of_channels(T *output, const T *const (&inputs)[INPUTS], int64_t count,
                                                          int64_t vectors, int64_t channels, int64_t inner, Load load,
@@ -411,14 +402,10 @@ __global__ void sums_of_rows_kernel(double *partials, const T *grad_output, cons
     }
     sums[threadIdx.x] = sum;
     products[threadIdx.x] = product;
-    for (int half = groups / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (group < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half * p.lanes];
-            products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
-        }
-    }
-    // A thread of the first group wrote last what it reads here.
+    add_groups(group, groups, [&](int half) {
+        sums[threadIdx.x] += sums[threadIdx.x + half * p.lanes];
+        products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
+    });
     if (group == 0 && inside) {
         double *partial = partials + (split * channels + channel) * PARTIAL;
         partial[0] = (double)sums[threadIdx.x];

@@ -4,8 +4,7 @@
 
 #include "common/common.cuh"
 
-// A convolution that keeps the size of pictures, and windows that meet each position once, are what the fused paths
-// have in common.
+// What the fused paths have in common: a convolution that keeps the images' size, and windows that do not overlap.
 static Answer is_block_3x3(const ConvBlockCall &call)
 {
     const cuda_ops_conv2d_sizes &c = call.sizes.conv;
@@ -135,11 +134,11 @@ static constexpr int COUNT = sizeof(PATHS) / sizeof(PATHS[0]);
 
 static PathTable<ConvBlockCall, COUNT> table = {
     {"CUDA_OPS_CONV_BN_RELU_POOL_PATH"},
-    {{"one_channel", "conv_bn_relu_pool/one_channel.cu",
+    {{"one_channel", "conv_bn_relu_pool/one_channel/",
       "one_moments_kernel one_forward_kernel one_forward_tensor_kernel one_sums_kernel one_sums_tensor_kernel "
       "one_gradients_kernel",
       one_channel_supports, nullptr, one_channel_workspace, one_channel},
-     {"sm90", "conv_bn_relu_pool/sm90.cu", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
+     {"sm90", "conv_bn_relu_pool/sm90/", "forward_kernel backward_kernel", sm90_supports, nullptr, sm90_workspace,
       sm90},
      {"tiled", "conv_bn_relu_pool/tiled_sm80/", "convolve_kernel weight_kernel", tiled_supports, nullptr,
       tiled_workspace, tiled},
@@ -193,7 +192,7 @@ extern "C" int cuda_ops_conv_bn_relu_pool_paths_cuda(cuda_ops_path_report *repor
     return report_paths(reports, room, table, call_of_sizes(*sizes, dtype), device);
 }
 
-// The row of the sizes or none: what another kept, a path cannot read.
+// No fallback to another row: backward's path must be the one whose forward stored the intermediate results.
 static cuda_ops_status run(const ConvBlockCall &call)
 {
     const Device device = current_device();
@@ -234,7 +233,7 @@ extern "C" cuda_ops_status cuda_ops_conv_bn_relu_pool_backward_cuda(
     call.grad_input = grad_input, call.grad_weight = grad_weight, call.grad_bias = grad_bias;
     call.grad_norm_weight = grad_norm_weight, call.grad_norm_bias = grad_norm_bias;
     call.grad_output = grad_output, call.input = input, call.weight = weight, call.norm = norm;
-    // Read alone in this pass.
+    // Read-only in this pass.
     call.argmax = (uint8_t *)argmax, call.maximum = (void *)maximum, call.conv_output = (void *)conv_output;
     call.statistics = (double *)statistics;
     call.workspace = workspace, call.stream = stream;

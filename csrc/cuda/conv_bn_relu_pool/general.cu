@@ -1,20 +1,15 @@
-// conv_bn_relu_pool for any sizes: the convolution is conv2d.h's, its statistics batch_norm.h's, and this is what
-// follows them. With scale = norm_weight / sqrt(variance + eps),
-//
+// conv_bn_relu_pool for any sizes, with conv2d.h's convolution and batch_norm.h's statistics. What follows them, with
+// scale = norm_weight / sqrt(variance + eps):
 //     output[window] = max over the window of relu((conv_output - mean) * scale + norm_bias)
-//     grad_conv_output = dz * scale + (conv_output - center) * slope + offset,  dz = grad_output where argmax says so
-//
-// Forward, two kernels: coefficients by channel (and the running statistics), then one pass over conv_output that maps
-// a thread to one element of output. Backward, three: (1) sums of dz and of dz * maximum by channel, which read what
-// was pooled alone and leave partial sums in the workspace; (2) a warp a channel adds these in a fixed order and in
-// double, and makes the coefficients; (3) a thread to one element of grad_conv_output gathers from the windows over it.
-// No atomics: results repeat bitwise.
-//
-// Bound by memory at best: forward reads conv_output once, and writes two values and a byte for each window; backward
-// reads these twice, conv_output once, and writes its gradient. Measured on an H200, bfloat16, 1024 x 64 x 14 x
-// 14: 44.5 us forward and 158 us for (3), 0.22 and 0.09 of a copy's 4.3 TB/s, so that there it is not memory that takes
-// the time.
+//     grad_conv_output = dz * scale + (conv_output - center) * slope + offset,  dz = grad_output at the argmax, else 0
+// Forward: coefficients by channel, then a thread an output. Backward: partial sums of dz and dz * maximum from the
+// pooled elements only; a warp a channel adds them in a fixed order, in double; then a thread an element of
+// grad_conv_output gathers from the windows over it. No atomics: results repeat bitwise.
+// Bound by memory at best: forward reads conv_output once and writes two values and a byte a window; backward reads
+// these twice and conv_output once, and writes its gradient. On an H200 with 1024 x 64 x 14 x 14 in bf16 forward
+// reaches 0.22 of a copy's 4.3 TB/s and grad_conv_kernel 0.09 (benchmarks/notes/mnist.md).
 #include "common/common.cuh"
+#include "common/group_sums.cuh"
 #include "common/pool2d.cuh"
 #include "common/value.cuh"
 #include "conv_bn_relu_pool/paths.h"
@@ -22,12 +17,12 @@
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
-// Blocks that the sums are split into at least, if there is work for them, and values of a thread beyond which they are
-// split further, so that sums in float stay short.
+// The sums are split over at least so many blocks, if there is work for them, and further where a thread would add more
+// than LONGEST_SUM values in float.
 static constexpr int64_t WANTED_BLOCKS = 512;
 static constexpr int64_t LONGEST_SUM = 64;
 
-// How the sums are spread over blocks: `tiles` times `splits` of them, each of which takes `step` units.
+// How the sums are spread over `tiles` * `splits` blocks, `step` units each.
 struct sums_partition {
     int lanes;             // neighbouring threads that read neighbouring elements
     int64_t tiles, splits; // planes: a tile is a channel; channels_last: `lanes` channels
@@ -125,7 +120,7 @@ __global__ void __launch_bounds__(THREADS)
         const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start), w_end = cuda_ops_pool_end_tap(width, w_start);
         A best = -INFINITY;
         T raw = store_from_accumulate<T>(A(0));
-        int32_t place = h_begin * width.kernel + w_begin;
+        int32_t position = h_begin * width.kernel + w_begin;
         for (int32_t h = h_begin; h < h_end; h++)
             for (int32_t w = w_begin; w < w_end; w++) {
                 const T y = plane[((h_start + h) * width.input + w_start + w) * step];
@@ -133,13 +128,13 @@ __global__ void __launch_bounds__(THREADS)
                 if (z > best || z != z) {
                     best = z;
                     raw = y;
-                    place = h * width.kernel + w;
+                    position = h * width.kernel + w;
                 }
             }
         const bool inactive = best <= A(0);
         output[i] = store_from_accumulate<T>(inactive ? A(0) : best);
         if (argmax) {
-            argmax[i] = (uint8_t)(inactive ? CUDA_OPS_POOL_INACTIVE : place);
+            argmax[i] = (uint8_t)(inactive ? CUDA_OPS_POOL_INACTIVE : position);
             maximum[i] = raw;
         }
     }
@@ -201,14 +196,10 @@ __global__ void __launch_bounds__(THREADS)
     }
     sums[threadIdx.x] = sum;
     products[threadIdx.x] = product;
-    for (int half = groups / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (group < half) {
-            sums[threadIdx.x] += sums[threadIdx.x + half * p.lanes];
-            products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
-        }
-    }
-    // A thread of the first group wrote last what it reads here.
+    add_groups(group, groups, [&](int half) {
+        sums[threadIdx.x] += sums[threadIdx.x + half * p.lanes];
+        products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
+    });
     if (group == 0 && inside) {
         double *partial = partials + (split * channels + channel) * PARTIAL;
         partial[0] = (double)sums[threadIdx.x];
@@ -420,7 +411,7 @@ static int64_t conv_workspace(cuda_ops_conv2d_pass pass, const ConvBlockCall &ca
     return (int64_t)cuda_ops_conv2d_workspace_cuda(pass, &call.sizes.conv, call.dtype, CUDA_OPS_CONV2D_FASTEST);
 }
 
-// Steps follow each other and share the memory, but for the gradient of conv_output, which comes first.
+// The steps run one after the other and share the workspace, behind the gradient of conv_output.
 int64_t conv_bn_relu_pool_general_workspace(const ConvBlockCall &call, const Device &)
 {
     const NormSizes norm = norm_sizes(call.sizes.conv);

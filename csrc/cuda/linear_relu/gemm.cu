@@ -1,6 +1,6 @@
-// linear_relu by the GEMM's kernels for Hopper: forward is one product with bias and relu in its epilogue, backward is
-// the mask (linear_relu/mask.cu) and a product for each gradient. Formulas are at the head of linear_relu.cu.
-// float32 weights beside halves are rounded to a copy first, as the products take one dtype.
+// linear_relu by gemm.h's Hopper kernels (linear_relu.cu has the formulas): forward is one product with bias and relu
+// in its epilogue, backward is the mask (linear_relu/mask.cu) and a product for each gradient. A product takes one
+// dtype, so that float32 weights beside fp16 or bf16 are rounded to a copy first. Bound by what bounds the products.
 #include "linear_relu/paths.h"
 
 #include <initializer_list>
@@ -10,8 +10,7 @@
 #include "cuda_ops/gemm.h"
 #include "gemm/paths.h"
 
-// From so many rows on, one product after the other is quicker than one launch of the skinny path, which does all of it
-// (benchmarks/notes/mnist.md).
+// From so many rows on, separate products are faster than the skinny path's single launch (benchmarks/notes/mnist.md).
 static constexpr int64_t LEAST_ROWS = 1024;
 static constexpr int THREADS = 256;
 
@@ -70,14 +69,14 @@ Answer linear_relu_gemm_supports(const LinearReluCall &call, const Device &)
     return YES;
 }
 
-// Both passes alike: what one of them gains, the other must not lose.
+// Judges both passes together, so that forward and backward agree.
 Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device)
 {
     if (call.rows < LEAST_ROWS)
-        return no("fewer than 1024 rows: one launch for all of it is quicker");
+        return no("fewer than 1024 rows: the skinny path's single launch is faster");
     if (call.dtype == CUDA_OPS_FLOAT64 || call.in_features == 0 || call.out_features == 0)
         return no("no product for Hopper's tensor cores");
-    // As the caller's tensors are: activation and the parameters' dtype make no difference to the choice.
+    // Activation and parameter dtype make no difference to gemm.h's choice.
     for (const cuda_ops_gemm_problem &problem :
          {product(call, call.rows, call.out_features, call.in_features, 0, 1), input_product(call),
           product(call, call.out_features, call.in_features, call.rows, 1, 0)}) {
@@ -135,7 +134,7 @@ static cuda_ops_status round_weight(T *copy, const LinearReluCall &call)
     return launch_status();
 }
 
-// The weight as the products take it.
+// The weight in the products' dtype.
 static cuda_ops_status weight_for(const LinearReluCall &call, const void **weight)
 {
     *weight = call.weight;

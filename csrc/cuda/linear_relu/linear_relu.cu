@@ -3,7 +3,7 @@
 //     grad_input[i][p]  = sum over j of masked[i][j] * weight[j][p]
 //     grad_weight[j][p] = sum over i of masked[i][j] * input[i][p]
 //     grad_bias[j]      = sum over i of masked[i][j]
-// The table of paths, and the launchers. Which one is quickest was measured for 3136 to 128 features on an H200
+// The table of paths, and the launchers. The choice was measured for 3136 to 128 features on an H200
 // (benchmarks/notes/mnist.md).
 #include "linear_relu/paths.h"
 

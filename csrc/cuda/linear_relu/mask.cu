@@ -1,7 +1,8 @@
-// The first half of linear_relu's backward where its products are the GEMM's, or linear_relu/sm90.cu's:
-// masked = output > 0 ? grad_output : 0, and the bias' gradient, the sums of its columns, in the same pass. A lane has
-// 16 bytes of a row, and keeps their sums over all rows of its warp in float; a second kernel adds the blocks' sums in
-// a fixed order. Meanwhile further blocks may round float32 weights to halves. Bound by memory: 3 elements an element.
+// What linear_relu's backward begins with in the paths gemm and sm90:
+//     masked = output <= 0 ? 0 : grad_output,  grad_bias = the column sums of masked
+// A lane has an aligned 16-byte vector of a row and adds its warp's rows in float; a second kernel adds the blocks'
+// sums in a fixed order. Further blocks of the same launch may round float32 weights to fp16 or bf16. Bound by memory:
+// two reads and a write an element.
 #include "common/aligned_vector.cuh"
 #include "common/column_sums.cuh"
 #include "common/common.cuh"
@@ -13,7 +14,7 @@ static constexpr int64_t MOST_BLOCKS = 264;
 static constexpr int ROWS_AHEAD = 4;
 static constexpr int VECTORS_AHEAD = 4; // of weights, a thread
 
-// Lanes that a row has, a power of two; a warp takes WARP_SIZE / lanes rows at a time.
+// Lanes for a row, a power of two; a warp takes WARP_SIZE / lanes rows at a time.
 static int lanes_of(int64_t columns, int vector)
 {
     int lanes = 1;
@@ -28,7 +29,7 @@ static int64_t blocks_of(int64_t rows, int lanes)
     return useful < MOST_BLOCKS ? useful : MOST_BLOCKS;
 }
 
-// `vectors` times 16 bytes of T, of as many elements of float each; block `block` of `blocks`.
+// Rounds weight to T: `vectors` 16-byte vectors of the result, the share of block `block` of `blocks`.
 template <typename T>
 __device__ __forceinline__ void round_weights(T *copy, const float *weight, int64_t vectors, int64_t block,
                                               int64_t blocks)
@@ -60,8 +61,8 @@ __device__ __forceinline__ void round_weights(T *copy, const float *weight, int6
     }
 }
 
-// blockIdx.y: which vectors of a row, `lanes` at a time. partials: [blocks][columns], or NULL. Blocks from `blocks` on
-// round weights, if there are any.
+// blockIdx.y selects `lanes` vectors of each row. partials: [blocks][columns], or NULL. Blocks from `blocks` on, if
+// there are any, round weights.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     linear_relu_mask_kernel(T *masked, float *partials, T *copy, const T *grad_output, const T *output,
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(THREADS)
     constexpr int VECTOR = vector16<T>::size;
     __shared__ float shared[WARPS][WARP_SIZE * VECTOR];
     const bool rounds = (int)blockIdx.x >= blocks;
-    if (rounds) { // this block's first weights; the others' are the masks that the predecessor makes
+    if (rounds) { // weights do not depend on the predecessor, as masked does: prefetch this block's first
         constexpr int64_t BYTES = (int64_t)THREADS * VECTORS_AHEAD * VECTOR * (int64_t)sizeof(float);
         const int64_t begin = (((int64_t)blockIdx.x - blocks) * gridDim.y + blockIdx.y) * BYTES;
         const int64_t left = weight_vectors * VECTOR * (int64_t)sizeof(float) - begin;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// masked and partials, *parts of them, and copy, as far as they are asked for.
+// Launches the kernel for those of masked, partials (*parts of them) and copy that are not NULL.
 template <typename T>
 static cuda_ops_status prepare(T *masked, float *partials, int64_t *parts, T *copy, const T *grad_output,
                                const T *output, const float *weight, int64_t rows, int64_t columns, int64_t weights,

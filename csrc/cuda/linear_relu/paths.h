@@ -13,7 +13,7 @@ struct LinearReluCall {
     void *output;                               // forward's result
     void *grad_input, *grad_weight, *grad_bias; // backward's; each may be NULL
     const void *grad_output, *activated;        // activated: forward's output, for backward
-    const void *input, *weight, *bias;          // bias: forward alone; may be NULL
+    const void *input, *weight, *bias;          // bias: for forward; may be NULL
     void *workspace;
     int64_t rows, in_features, out_features;
     bool allow_tf32;
@@ -21,32 +21,33 @@ struct LinearReluCall {
     cudaStream_t stream;
 };
 
-// Half precision on Hopper, for sizes that give a GEMM too few tiles to fill the GPU with (linear_relu/sm90.cu).
+// fp16 and bf16 on Hopper, for sizes at which a GEMM has too few tiles to fill the GPU (linear_relu/sm90.cu).
 Answer linear_relu_sm90_supports(const LinearReluCall &call, const Device &device);
 Answer linear_relu_sm90_is_fast(const LinearReluCall &call, const Device &device);
 int64_t linear_relu_sm90_workspace(const LinearReluCall &call, const Device &device);
 cuda_ops_status linear_relu_sm90(const LinearReluCall &call, const Device &device);
 
-// One product of gemm.h after the other (linear_relu/gemm.cu).
+// gemm.h's products, one after the other (linear_relu/gemm.cu).
 Answer linear_relu_gemm_supports(const LinearReluCall &call, const Device &device);
 Answer linear_relu_gemm_is_fast(const LinearReluCall &call, const Device &device);
 int64_t linear_relu_gemm_workspace(const LinearReluCall &call, const Device &device);
 cuda_ops_status linear_relu_gemm(const LinearReluCall &call, const Device &device);
 
-// Everything, in one launch a pass (linear_relu/skinny/forward.cu and backward.cu).
+// Takes every call, in one launch a pass (linear_relu/skinny/forward.cu and backward.cu).
 cuda_ops_status linear_relu_skinny_forward(const LinearReluCall &call);
 cuda_ops_status linear_relu_skinny_backward(const LinearReluCall &call);
 
-// linear_relu/mask.cu, of which the first two paths begin. masked, and grad_bias unless that is NULL: all of dtype
-// (float32 or a half) but grad_bias, of parameter_dtype; aligned to 16 bytes, out_features a multiple of as many
-// elements, rows above 0. workspace: of as many bytes as the function says.
+// linear_relu/mask.cu, with which the backward of the first two paths begins: masked, and grad_bias unless that is
+// NULL. Everything is of dtype (float32, float16 or bfloat16) but grad_bias, which is of parameter_dtype; pointers are
+// aligned to 16 bytes, rows are whole 16-byte vectors, and there is a row. workspace: as many bytes as the function
+// says.
 int64_t linear_relu_mask_workspace(int64_t rows, int64_t out_features);
 cuda_ops_status linear_relu_mask(void *masked, void *grad_bias, void *workspace, const void *grad_output,
                                  const void *output, int64_t rows, int64_t out_features, cuda_ops_dtype dtype,
                                  cuda_ops_dtype parameter_dtype, cudaStream_t stream);
-// In one launch, for dtype a half; each part may be left out. masked, and with it partials, the sums of its columns
-// over *parts sets of rows (*parts x out_features, in float32, of as many bytes as linear_relu_mask_workspace says);
-// copy: weight, which is float32, rounded to dtype.
+// One launch for up to three results, each of which may be NULL; dtype is float16 or bfloat16. masked; with it
+// partials, its column sums over *parts sets of rows (*parts x out_features floats, as many bytes as
+// linear_relu_mask_workspace says); copy: weight, which is float32, rounded to dtype.
 cuda_ops_status linear_relu_prepare(void *masked, void *partials, int64_t *parts, void *copy, const void *grad_output,
                                     const void *output, const void *weight, int64_t rows, int64_t in_features,
                                     int64_t out_features, cuda_ops_dtype dtype, cudaStream_t stream);

@@ -1,17 +1,13 @@
-// linear_relu in half precision on Hopper, for sizes that give a GEMM too few tiles to fill the GPU with. Formulas are
-// at the head of linear_relu.cu, with
-//     masked = output <= 0 ? 0 : grad_output   and   w = weight, rounded to input's type,
-// which a kernel of linear_relu/mask.cu makes first, together with each block's part of grad_bias. Then one launch a
-// pass, its operands brought in by the copy engine (TMA) and multiplied by wgmma, 64 deep at a time:
-//   forward   tiles of 64 rows x 128 features. in_features is cut among the blocks of a cluster, which add their sums
-//   up
-//             through each other's shared memory, a few rows each, and finish them with bias and ReLU there.
-//   backward  both products side by side, since neither fills the GPU: tiles of 128 features x 128 in_features of
-//             grad_weight, rows cut among the blocks of a cluster as above; tiles of 128 rows x 128 in_features of
-//             grad_input, a block each; and behind them some blocks that add up grad_bias.
-// All operands lie in shared memory as boxes of 64 x 64, in whichever order they have in memory: wgmma takes both. Two
-// blocks share a multiprocessor, so that one loads while the other stores. Every sum has a fixed order.
-// Bound by latency, then by the L2: 1024 rows, 3136 to 128 features have 7 us of L2 traffic in backward, and 2 us of
+// linear_relu in fp16 and bf16 on Hopper, for sizes at which a GEMM has too few tiles to fill the GPU. linear_relu.cu
+// has the formulas; linear_relu/mask.cu first makes masked, partial sums of grad_bias and a rounded copy of float32
+// weights. Then one launch a pass: a warp loads boxes of 64 x 64 by TMA, in either major order, and warpgroups run
+// wgmma on them.
+//   forward   tiles of 64 rows x 128 features; k = in_features is split among the blocks of a cluster, which add their
+//             sums through distributed shared memory, a few rows each, with bias and relu as the epilogue.
+//   backward  both products in one launch, since neither fills the GPU: tiles of 128 x 128 of grad_weight, with k =
+//             rows split as above, then of grad_input, a block each, then blocks that add up grad_bias.
+// Two blocks share a multiprocessor, so that one loads while the other stores. Every sum has a fixed order.
+// Bound by latency, then by the L2: 1024 rows, 3136 to 128 features have 7 us of L2 traffic in backward and 2 us of
 // products.
 #include "linear_relu/paths.h"
 
@@ -31,15 +27,15 @@ static constexpr int BOX = 64, BOX_BYTES = BOX * SWIZZLE_ROW; // a box's side; 1
 static constexpr int TILE_N = 128, PITCH = TILE_N + 8;
 [[maybe_unused]] static constexpr int DEPTH = BOX;
 [[maybe_unused]] static constexpr int MOST_SPLITS = 8; // blocks of a cluster
-static constexpr int64_t WANTED_BLOCKS = 132; // a large GPU's multiprocessors; a constant, so that sums are cut alike
+static constexpr int64_t WANTED_BLOCKS = 132;          // a large GPU's; a constant, so that k is split alike on all
 
-// A block of GROUPS warpgroups, which multiply 64 rows each, and a warp that copies.
+// A block of GROUPS consumer warpgroups, which multiply 64 rows each, and a producer warp.
 template <int GROUPS>
 struct HeadTile {
-    static constexpr int M = GROUPS * 64, MULTIPLIERS = GROUPS * WARPGROUP, THREADS = MULTIPLIERS + WARP_SIZE;
+    static constexpr int M = GROUPS * 64, CONSUMERS = GROUPS * WARPGROUP, THREADS = CONSUMERS + WARP_SIZE;
     static constexpr int STAGE_BYTES = (GROUPS + TILE_N / BOX) * BOX_BYTES, STAGES = 12 / (GROUPS + TILE_N / BOX);
     static constexpr int SHARED_BYTES = SWIZZLE_ATOM + STAGES * STAGE_BYTES + 2 * STAGES * 8;
-    static_assert(M * PITCH * 4 <= STAGES * STAGE_BYTES, "sums take the place of the operands");
+    static_assert(M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit into the operands' stages");
     static_assert(2 * (SHARED_BYTES + 1024) <= 228 << 10, "two blocks share a multiprocessor");
 };
 typedef HeadTile<1> ForwardTile;
@@ -49,7 +45,7 @@ struct HeadForward {
     void *output;
     const void *bias;
     int64_t rows, out_features;
-    int tiles_m, splits, chunk, steps; // depth in `splits` pieces of `chunk` of the `steps` times 64 that there are
+    int tiles_m, splits, chunk, steps; // k = steps * 64 in `splits` splits of `chunk` steps
 };
 
 struct HeadBackward {
@@ -78,7 +74,7 @@ __device__ __forceinline__ HeadShared prepare_shared(char *shared)
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < C::STAGES; stage++) {
             mbarrier_init(full + 8 * stage, 1);
-            mbarrier_init(empty + 8 * stage, C::MULTIPLIERS / WARPGROUP);
+            mbarrier_init(empty + 8 * stage, C::CONSUMERS / WARPGROUP);
         }
         fence_mbarrier_init();
     }
@@ -86,16 +82,16 @@ __device__ __forceinline__ HeadShared prepare_shared(char *shared)
     return {stages, full, empty, shared + (stages - address)};
 }
 
-// A tile's products over `steps` times 64 of k, from `first_step` on, by the whole block: the sums are in the
-// multipliers' registers. MN-major: what lies side by side in memory is not k.
+// The whole block multiplies a tile over `steps` steps of k from `first_step` on; the sums are in the consumers'
+// registers. MN-major: the contiguous dimension is not k.
 template <typename C, typename T, bool A_MN_MAJOR, bool B_MN_MAJOR>
 __device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadShared &s, const CUtensorMap *map_a,
                                          const CUtensorMap *map_b, int first_m, int first_n, int first_step, int steps)
 {
-    constexpr int GROUPS = C::MULTIPLIERS / WARPGROUP;
+    constexpr int GROUPS = C::CONSUMERS / WARPGROUP;
     int stage = 0, phase = 0;
-    if (threadIdx.x >= C::MULTIPLIERS) {
-        if (threadIdx.x == C::MULTIPLIERS)
+    if (threadIdx.x >= C::CONSUMERS) {
+        if (threadIdx.x == C::CONSUMERS)
             for (int step = 0; step < steps; step++) {
                 const uint32_t arrived = s.full + 8 * stage, a = s.stages + stage * C::STAGE_BYTES;
                 const uint32_t b = a + GROUPS * BOX_BYTES;
@@ -119,13 +115,13 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadSha
             }
         __syncwarp();
     } else {
-        // The same in the whole warp, and the compiler is to know it.
+        // Shuffled so that the compiler knows it to be warp-uniform.
         const int group = __shfl_sync(FULL_WARP, threadIdx.x / WARPGROUP, 0);
         const uint64_t a_tile =
             wgmma_descriptor(s.stages + group * BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, BOX_BYTES);
         const uint64_t b_tile =
             wgmma_descriptor(s.stages + GROUPS * BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, BOX_BYTES);
-        // 16 on along k: within the row, or 16 rows further.
+        // Steps of 16 along k: within the row, or 16 rows on.
         constexpr int A_STEP = A_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32, B_STEP = B_MN_MAJOR ? 2 * SWIZZLE_ATOM : 32;
         int before = 0;
         for (int step = 0; step < steps; step++) {
@@ -138,7 +134,7 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadSha
                 wgmma<T, TILE_N, A_MN_MAJOR, B_MN_MAJOR>(sum, wgmma_advance(a, i * A_STEP),
                                                          wgmma_advance(b, i * B_STEP), step > 0 || i > 0);
             wgmma_commit_group();
-            // This stage's products are under way; those of the stage before are done.
+            // This stage's products are in flight; those of the stage before are complete.
             wgmma_wait_group<1>();
             if (step > 0 && threadIdx.x % WARPGROUP == 0)
                 mbarrier_arrive(s.empty + 8 * before);
@@ -149,17 +145,17 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE_N / 2], const HeadSha
             }
         }
         wgmma_wait_group<0>();
-        bar_sync(1, C::MULTIPLIERS); // nobody reads the operands any more
+        bar_sync(1, C::CONSUMERS); // all operands have been read
     }
 }
 
-// Adds up the cluster's sums for a tile, in the order of its blocks, and hands four neighbours at a time to `store`.
-// Each block does its share of the vectors.
+// Adds the cluster's sums of a tile in the order of its blocks, each block a share of the tile's vectors of four, and
+// calls store(row, column, sum) for each.
 template <typename C, typename Store>
-__device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const HeadShared &s, int splits, Store store)
+__device__ __forceinline__ void add_splits(const float (&sum)[TILE_N / 2], const HeadShared &s, int splits, Store store)
 {
     float *const own = (float *)s.memory;
-    if (threadIdx.x < C::MULTIPLIERS) {
+    if (threadIdx.x < C::CONSUMERS) {
         const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < TILE_N / 8; i++)
@@ -175,7 +171,7 @@ __device__ __forceinline__ void add_pieces(const float (&sum)[TILE_N / 2], const
         const float *const mine = own + row * PITCH + column;
         float4 part[MOST_SPLITS], total = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int i = 0; i < MOST_SPLITS; i++) // all under way at once
+        for (int i = 0; i < MOST_SPLITS; i++) // all loads in flight at once
             if (i < splits)
                 part[i] = *(const float4 *)mapa(mine, i);
 #pragma unroll
@@ -205,12 +201,12 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high)
     return *(const uint32_t *)&two;
 }
 
-// A tile of grad_input leaves through shared memory, in boxes, by the copy engine.
+// Stores a tile of grad_input by TMA, through shared memory.
 template <typename C, typename T>
-__device__ __forceinline__ void copy_tile_out(const float (&sum)[TILE_N / 2], const HeadShared &s,
-                                              const CUtensorMap *map, int first_m, int first_n)
+__device__ __forceinline__ void store_tile(const float (&sum)[TILE_N / 2], const HeadShared &s, const CUtensorMap *map,
+                                           int first_m, int first_n)
 {
-    if (threadIdx.x >= C::MULTIPLIERS)
+    if (threadIdx.x >= C::CONSUMERS)
         return;
     const int group = threadIdx.x / WARPGROUP, warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
     const uint32_t boxes = s.stages + group * (TILE_N / BOX) * BOX_BYTES;
@@ -218,8 +214,8 @@ __device__ __forceinline__ void copy_tile_out(const float (&sum)[TILE_N / 2], co
 #pragma unroll
     for (int i = 0; i < TILE_N / 16; i++) {
         const float *const x = sum + 8 * i;
-        const int piece = (2 * i + lane / 16) % 8 ^ row % 8;
-        stmatrix_x4(boxes + i / 4 * BOX_BYTES + row * SWIZZLE_ROW + piece * 16, pair_of<T>(x[0], x[1]),
+        const int vector = (2 * i + lane / 16) % 8 ^ row % 8;
+        stmatrix_x4(boxes + i / 4 * BOX_BYTES + row * SWIZZLE_ROW + vector * 16, pair_of<T>(x[0], x[1]),
                     pair_of<T>(x[2], x[3]), pair_of<T>(x[4], x[5]), pair_of<T>(x[6], x[7]));
     }
     fence_proxy_async();
@@ -234,7 +230,7 @@ __device__ __forceinline__ void copy_tile_out(const float (&sum)[TILE_N / 2], co
     }
 }
 
-// 32 columns of grad_bias: a warp has every eighth part of them.
+// 32 columns of grad_bias: each of eight warps adds every eighth partial sum.
 template <typename P>
 __device__ __forceinline__ void add_bias_parts(const HeadBackward &work, int item, float *scratch)
 {
@@ -279,7 +275,7 @@ __global__ void __launch_bounds__(ForwardTile::THREADS, 2)
     float sum[TILE_N / 2];
     multiply<C, T, false, false>(sum, s, &map_input, &map_weight, first_m, first_n, first_step,
                                  min(work.chunk, work.steps - first_step));
-    add_pieces<C>(sum, s, work.splits, [&](int row, int column, float4 value) {
+    add_splits<C>(sum, s, work.splits, [&](int row, int column, float4 value) {
         const int64_t m = first_m + row, n = first_n + column;
         if (m >= work.rows || n >= work.out_features)
             return;
@@ -323,7 +319,7 @@ __global__ void __launch_bounds__(BackwardTile::THREADS, 2)
         const int first_m = tile % work.weight_tiles_m * C::M, first_n = tile / work.weight_tiles_m * TILE_N;
         multiply<C, T, true, true>(sum, s, &map_masked, &map_input, first_m, first_n, first_step,
                                    min(work.chunk, work.weight_steps - first_step));
-        add_pieces<C>(sum, s, work.splits, [&](int row, int column, float4 value) {
+        add_splits<C>(sum, s, work.splits, [&](int row, int column, float4 value) {
             const int64_t m = first_m + row, n = first_n + column;
             if (m < work.out_features && n < work.in_features)
                 store_vector((P *)work.grad_weight + m * work.in_features + n, value);
@@ -331,7 +327,7 @@ __global__ void __launch_bounds__(BackwardTile::THREADS, 2)
     } else if ((item -= work.weight_items) < work.input_items) {
         const int first_m = item % work.input_tiles_m * C::M, first_n = item / work.input_tiles_m * TILE_N;
         multiply<C, T, false, true>(sum, s, &map_masked, &map_weight, first_m, first_n, 0, work.input_steps);
-        copy_tile_out<C, T>(sum, s, &map_grad_input, first_m, first_n);
+        store_tile<C, T>(sum, s, &map_grad_input, first_m, first_n);
     } else if ((item -= work.input_items) < work.bias_items) {
         add_bias_parts<P>(work, item, (float *)s.memory);
     }
@@ -372,13 +368,13 @@ Answer linear_relu_sm90_is_fast(const LinearReluCall &call, const Device &)
             return no("fewer than 512 rows");
         return ceil_div(call.out_features, BackwardTile::M) * ceil_div(call.in_features, TILE_N) <= WANTED_BLOCKS / 4
                    ? YES
-                   : no("grad_weight has tiles enough to fill the GPU");
+                   : no("grad_weight has enough tiles to fill the GPU");
     }
     if (call.rows < 128 || call.in_features < 512)
         return no("fewer than 128 rows or 512 in_features");
     return ceil_div(call.rows, ForwardTile::M) * ceil_div(call.out_features, TILE_N) <= WANTED_BLOCKS / 2
                ? YES
-               : no("output has tiles enough to fill the GPU");
+               : no("output has enough tiles to fill the GPU");
 }
 
 int64_t linear_relu_sm90_workspace(const LinearReluCall &call, const Device &)
@@ -389,8 +385,8 @@ int64_t linear_relu_sm90_workspace(const LinearReluCall &call, const Device &)
 
 #ifdef CUDA_OPS_SM90A
 
-// How often the sum of `steps` times 64 is cut for `tiles` to fill the GPU: the pieces are of `chunk`, none is empty.
-static void cut(int64_t steps, int64_t tiles, int *splits, int *chunk)
+// Splits k, `steps` steps, so that `tiles` fill the GPU: splits of `chunk` steps, none empty.
+static void split_k(int64_t steps, int64_t tiles, int *splits, int *chunk)
 {
     int64_t most = WANTED_BLOCKS / tiles;
     most = most < 1 ? 1 : most > MOST_SPLITS ? MOST_SPLITS : most;
@@ -415,7 +411,7 @@ static cuda_ops_status forward(void *output, const void *input, const void *weig
     work.output = output, work.bias = bias, work.rows = rows, work.out_features = out_features;
     work.tiles_m = (int)ceil_div(rows, ForwardTile::M), work.steps = (int)ceil_div(in_features, DEPTH);
     const int64_t tiles = work.tiles_m * ceil_div(out_features, TILE_N);
-    cut(work.steps, tiles, &work.splits, &work.chunk);
+    split_k(work.steps, tiles, &work.splits, &work.chunk);
     launch_dependent_clusters(linear_relu_sm90_forward_kernel<T, P>, (unsigned int)(tiles * work.splits),
                               ForwardTile::THREADS, work.splits, ForwardTile::SHARED_BYTES, stream, map_input,
                               map_weight, work);
@@ -428,7 +424,7 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
                                 int64_t in_features, int64_t out_features, cuda_ops_dtype dtype, cudaStream_t stream)
 {
     CUtensorMap map_masked, map_weight, map_input, map_grad_input;
-    // A map of what nobody reads is that of something else.
+    // A map that is not used describes another tensor, since it has to be valid.
     if (!map_boxes(&map_masked, masked, dtype, rows, out_features) ||
         !map_boxes(&map_weight, grad_input ? weight : input, dtype, out_features, in_features) ||
         !map_boxes(&map_input, input, dtype, rows, in_features) ||
@@ -443,7 +439,7 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
     const int64_t columns = ceil_div(in_features, TILE_N);
     work.splits = 1;
     if (grad_weight) {
-        cut(work.weight_steps, work.weight_tiles_m * columns, &work.splits, &work.chunk);
+        split_k(work.weight_steps, work.weight_tiles_m * columns, &work.splits, &work.chunk);
         work.weight_items = (int)(work.weight_tiles_m * columns * work.splits);
     }
     const int64_t input_tiles = grad_input ? work.input_tiles_m * columns : 0;
@@ -457,7 +453,7 @@ static cuda_ops_status backward(void *grad_input, void *grad_weight, void *grad_
     return launch_status();
 }
 
-// A function for each mix of dtypes that the path takes.
+// function(T, P) for the call's mix of dtypes.
 #define SM90_DISPATCH(call, function)                                                                                  \
     if (call.dtype == CUDA_OPS_BFLOAT16)                                                                               \
         return call.parameter_dtype == call.dtype ? function(__nv_bfloat16, __nv_bfloat16)                             \

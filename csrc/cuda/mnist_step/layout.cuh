@@ -111,7 +111,7 @@ struct Pair {
 };
 
 // Up to 256: a block has one or two whole images, one a warpgroup. Convolution 2 is wgmma on tiles as in
-// conv_bn_relu_pool/sm90.cu: 16 x 16 pixels with padding, and what garbage columns reach.
+// conv_bn_relu_pool/sm90/layout.cuh: 16 x 16 pixels with padding, and what garbage columns reach.
 static constexpr int TILE_PIXEL = CHANNELS1 * 2, TILE_BYTES = (258 * TILE_PIXEL + 511) / 512 * 512;
 static constexpr int GRAD_PIXEL = CHANNELS2 * 2, GRAD_TILE_BYTES = (274 * GRAD_PIXEL + 1023) / 1024 * 1024;
 static constexpr int INPUT_BYTES = SIDE1 * 16 * TILE_PIXEL; // a gradient of convolution 2's input

@@ -155,7 +155,7 @@ __device__ __forceinline__ void finish(const Thread<L> &t, const float (&linear1
 // A block arrives at a barrier when it has written what others wait for. What nobody waits for (linear1's update,
 // linear2, the next batch's images and moments) is done between arriving and waiting. The first convolution's batch
 // norm needs no pass over its output: its statistics follow from the mean and covariance of the nine pixels under the
-// filter (conv_bn_relu_pool/one_channel.cu has the formulas).
+// filter (conv_bn_relu_pool/one_channel/one_channel.cu has the formulas).
 //
 // A step runs through all of its instructions once, so they must fit into the instruction cache: loops are unrolled
 // only where registers require it. At 256 images 9,900 instructions took 48.1 us, 8,400 took 44.7.

@@ -1,9 +1,9 @@
 // mnist_step with whole images, one a warpgroup: convolution 2 forward and its pooling.
 //
-// As in conv_bn_relu_pool/sm90.cu, the convolution is nine shifted products by wgmma. Of its 112 accumulators a thread
-// has channels 16 warp + row and 8 further, pixels 2 quad and the next in each half of the 14 image rows: whole pooling
-// windows. Backward needs them, rounded: stmatrix stores them where their gradient will be, to addresses that no other
-// warp reads.
+// As in conv_bn_relu_pool/sm90/forward.cuh, the convolution is nine shifted products by wgmma. Of its 112 accumulators
+// a thread has channels 16 warp + row and 8 further, pixels 2 quad and the next in each half of the 14 image rows:
+// whole pooling windows. Backward needs them, rounded: stmatrix stores them where their gradient will be, to addresses
+// that no other warp reads.
 #ifndef CUDA_OPS_MNIST_STEP_WHOLE_FORWARD_CUH
 #define CUDA_OPS_MNIST_STEP_WHOLE_FORWARD_CUH
 
@@ -107,7 +107,8 @@ struct LargestOf {
                 const uint32_t pair = max_bf16x2(a, b);
                 lower[h] = ~__hle2_mask(*(const __nv_bfloat162 *)&b, *(const __nv_bfloat162 *)&a);
                 larger[h] = (down[w + h] & lower[h]) | (up[w + h] & ~lower[h]);
-                // Of equal columns the left one is first, unless its maximum is the lower value and not the right one's.
+                // Of equal columns the left one is first, unless its maximum is the lower value and not the right
+                // one's.
                 const bool is_right =
                     high_of(pair) > low_of(pair) || (high_of(pair) == low_of(pair) && lower[h] == 0xffffu);
                 chosen += is_right ? (h ? 0x2200 : 0x22) : 0;

@@ -1,8 +1,9 @@
-/* conv_bn_relu_pool: max_pool2d(relu(batch_norm(conv2d(input)))), by what follows the convolution and its statistics.
+/* conv_bn_relu_pool: max_pool2d(relu(batch_norm(conv2d(input)))). First what follows the convolution,
  *
  *     output[window] = max over the window of relu((conv_output - center) * scale + offset)
  *
- * in one pass over the output of the convolution, which conv2d.h makes; batch_norm.h makes its mean and variance.
+ * in one pass over the convolution's output, which conv2d.h makes; batch_norm.h makes its mean and variance. Then the
+ * whole block.
  *
  *   conv_output, grad_conv_output:         batch x channels x height.input x width.input, laid out as pool2d.h says
  *   output, grad_output, argmax, maximum:  batch x channels x height.output x width.output, in the same order
@@ -20,8 +21,8 @@
  * (conv_output - mean) / sqrt(variance + eps):
  *
  *     grad_norm_bias   = sum of dz,    grad_norm_weight = sum of dz * normalised
- *     grad_conv_output = norm_weight / sqrt(variance + eps) * (dz - grad_norm_bias / n - normalised * grad_norm_weight
- * / n)
+ *     grad_conv_output = norm_weight / sqrt(variance + eps) *
+ *                        (dz - grad_norm_bias / n - normalised * grad_norm_weight / n)
  */
 #ifndef CUDA_OPS_CONV_BN_RELU_POOL_H
 #define CUDA_OPS_CONV_BN_RELU_POOL_H
@@ -41,7 +42,7 @@ enum { CUDA_OPS_POOL_LARGEST = 255, CUDA_OPS_POOL_INACTIVE = 255 };
  * prepare_backward, grad_conv over ranges. Ranges are of the batch * channels planes, or with channels_last of the
  * batch * height.output rows (pool) and the batch * height.input rows (grad_conv).
  *
- * coefficients: CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS * channels elements of `dtype`, handed from step to step.
+ * coefficients: CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS * channels elements of `dtype`, passed from step to step.
  * sums: 2 * channels. mean and variance are of `statistics_dtype`, all else of `dtype`. */
 enum { CUDA_OPS_CONV_BN_RELU_POOL_COEFFICIENTS = 4 };
 
@@ -105,7 +106,7 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_pool_backward_cuda(
 
 /* The whole block, convolution included, in training, by one of the paths of
  * csrc/cuda/conv_bn_relu_pool/conv_bn_relu_pool.cu. Which one depends on the sizes, their dtype and the current device,
- * and not on the batch, so that forward and backward agree on what the one keeps for the other. */
+ * not on the batch, so that forward and backward agree on what is kept for backward. */
 typedef struct cuda_ops_conv_bn_relu_pool_sizes {
     cuda_ops_conv2d_sizes conv; /* output_channels_last: that of conv_output, and pool.channels_last */
     cuda_ops_pool2d pool;       /* of the convolution's output */
@@ -114,16 +115,16 @@ typedef struct cuda_ops_conv_bn_relu_pool_sizes {
 typedef enum cuda_ops_conv_bn_relu_pool_path {
     CUDA_OPS_CONV_BN_RELU_POOL_GENERAL = 0,     /* conv2d.h, batch_norm.h and the pooling above; everything */
     CUDA_OPS_CONV_BN_RELU_POOL_ONE_CHANNEL = 1, /* conv_output is never stored; no gradient of input */
-    CUDA_OPS_CONV_BN_RELU_POOL_SM90 = 2, /* halves on Hopper's tensor cores; what is kept has an order of its own */
+    CUDA_OPS_CONV_BN_RELU_POOL_SM90 = 2, /* fp16 and bf16 on Hopper's tensor cores; keeps tensors in its own layout */
     CUDA_OPS_CONV_BN_RELU_POOL_TILED = 3 /* float32, TF32 where it is allowed; what is kept is channels_last */
 } cuda_ops_conv_bn_relu_pool_path;
 
 /* What a path takes, and what its forward pass keeps for backward. */
 typedef struct cuda_ops_conv_bn_relu_pool_plan {
     cuda_ops_conv_bn_relu_pool_path path;
-    int takes_contiguous,
-        takes_channels_last; /* input and grad_input: of which orders; weight: contiguous but for GENERAL */
-    int aligned;             /* all tensors are to be aligned to 16 bytes */
+    int takes_contiguous, takes_channels_last; /* memory formats of input and grad_input; weight is contiguous but for
+                                                * GENERAL */
+    int aligned;                               /* all tensors are to be aligned to 16 bytes */
     int makes_grad_input;
     int keeps_conv_output, keeps_maximum; /* of the sizes above; else empty. argmax is always kept */
     int64_t statistics;                   /* how many doubles, of which the first are mean and variance by channel */
@@ -136,8 +137,8 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_plan_cuda(cuda_ops_conv_bn_relu_pool_
 /* Bytes of `workspace` of either pass, aligned to 256. */
 int64_t cuda_ops_conv_bn_relu_pool_workspace_cuda(const cuda_ops_conv_bn_relu_pool_sizes *sizes, cuda_ops_dtype dtype);
 
-/* weight and bias (which may be NULL) are of weight_dtype: `dtype`, or float32 beside a half but for GENERAL, which
- * takes one dtype. */
+/* weight and bias (which may be NULL) are of weight_dtype: `dtype`, or float32 beside fp16 and bf16 but for GENERAL,
+ * which takes one dtype. */
 cuda_ops_status cuda_ops_conv_bn_relu_pool_forward_cuda(
     void *output, void *conv_output, uint8_t *argmax, void *maximum, double *statistics, void *workspace,
     const cuda_ops_running_statistics *running, const void *input, const void *weight, const void *bias,

@@ -5,9 +5,9 @@
  *
  * No mask is stored. Element i is dropped if word i % 4 of Philox, with the seed as key and (offset / 4, i / 4) as the
  * two 64-bit halves of the counter, is below p * 2^32; whoever knows seed and offset gets the same mask again. That is
- * how PyTorch's CUDA generator numbers its streams, element quadruples in the place of threads; a call uses up 4 of
+ * how PyTorch's CUDA generator numbers its streams, with element quadruples instead of threads; a call uses up 4 of
  * its offset.
- * backward is the same product with grad_output in the place of input.
+ * backward is the same product with grad_output instead of input.
  */
 #ifndef CUDA_OPS_DROPOUT_H
 #define CUDA_OPS_DROPOUT_H

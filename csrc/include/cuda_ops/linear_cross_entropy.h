@@ -33,7 +33,7 @@ extern "C" {
  * gradients by cuda_ops_linear_backward_input_cpu and the function below. */
 
 /* Rows [begin, end) of a chunk whose logits are [chunk rows, classes]: losses (NULL: none) and partial (NULL: none; two
- * sums, see cuda_ops_loss_reduce_cpu) are written; with_gradient: the gradient takes the place of the logits.
+ * sums, see cuda_ops_loss_reduce_cpu) are written; with_gradient: the gradient overwrites the logits.
  * losses, target and row_scale begin with the chunk's first row. */
 cuda_ops_status cuda_ops_linear_cross_entropy_rows_cpu(void *logits, void *losses, double *partial,
                                                        const int64_t *target, const void *row_scale, int64_t classes,

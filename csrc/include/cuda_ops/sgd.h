@@ -30,7 +30,7 @@ cuda_ops_status cuda_ops_sgd_cpu(void *param, const void *grad, void *buffer, in
 
 /* The whole list: one launch for about a hundred parameters that are not empty. The arrays of pointers, `counts` and
  * `first` are in host memory, of `tensors` entries, and may be freed on return; buffers may be NULL if momentum = 0.
- * lr: one float32 or float64 (lr_dtype) in device memory, read when the kernel runs and used in place of options->lr,
+ * lr: one float32 or float64 (lr_dtype) in device memory, read when the kernel runs and used instead of options->lr,
  * so that a captured graph follows it; or NULL. */
 cuda_ops_status cuda_ops_sgd_cuda(void *const *params, const void *const *grads, void *const *buffers,
                                   const int64_t *counts, const uint8_t *first, int64_t tensors,

@@ -125,7 +125,7 @@ __device__ __forceinline__ void two_channels(float (&value)[PIXEL_CHANNELS], con
 // A warp's lanes have two neighbouring channels each, and go down STRIP columns of some rows of an image. A row of
 // input is read once, for all K rows of grad_output that it meets, which stay in registers. Rows of both come by
 // cp.async, some ahead of the one that is multiplied: a stage of a warp's ring holds COLUMNS pixels of a row of input
-// and STRIP pixels of a row of grad_output, of 64 channels.
+// and STRIP pixels of a row of grad_output, of 64 channels. One long function: the loop's rows and sums are registers.
 template <typename T, int K>
 struct RowRing {
     static constexpr int STRIP = pixel_strip(K), COLUMNS = STRIP + K - 1, ACROSS = WARP_SIZE * PIXEL_CHANNELS;

@@ -7,16 +7,11 @@
 
 static constexpr int RUN = 4; // pixels or channels that a thread of the fast kernels moves at once
 
-// Strides in elements.
-struct DepthwiseStrides {
-    int64_t n, c, y, x;
-};
-
 // Each channel has kernels of its own: output channel o reads input channel o / multiplier.
 struct DepthwiseProblem {
     const void *input, *weight, *bias, *output;
     void *result;
-    struct DepthwiseStrides in, out, w; // w.n: output channel, w.y and w.x: rows and columns of the kernel
+    struct DirectStrides in, out, w;
     int64_t batch, channels, out_channels, multiplier;
     int height, width, out_height, out_width;
     int kernel_height, kernel_width, stride_height, stride_width, padding_top, padding_left;
@@ -30,42 +25,11 @@ struct DepthwiseProblem {
     int64_t splits;
 };
 
-static inline DepthwiseStrides depthwise_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
-{
-    if (channels_last)
-        return {channels * height * width, 1, width * channels, channels};
-    return {channels * height * width, height * width, width, 1};
-}
-
+// Each group has one input channel.
 static inline DepthwiseProblem depthwise_problem(const ConvCall &call)
 {
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    DepthwiseProblem p = {};
-    p.input = call.input;
-    p.weight = call.weight;
-    p.bias = call.bias;
-    p.output = call.output;
-    p.result = call.result;
-    p.in = depthwise_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);
-    p.out = depthwise_strides(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
-    // One channel per group: the weight's two layouts differ in that channel's stride alone.
-    p.w = depthwise_strides(1, s.kernel_height, s.kernel_width, s.weight_channels_last);
-    p.batch = s.batch;
-    p.channels = s.in_channels;
-    p.out_channels = s.out_channels;
-    p.multiplier = s.out_channels / s.in_channels;
-    p.height = (int)s.in_height;
-    p.width = (int)s.in_width;
-    p.out_height = (int)s.out_height;
-    p.out_width = (int)s.out_width;
-    p.kernel_height = (int)s.kernel_height;
-    p.kernel_width = (int)s.kernel_width;
-    p.stride_height = (int)s.stride_height;
-    p.stride_width = (int)s.stride_width;
-    p.padding_top = (int)s.padding_top;
-    p.padding_left = (int)s.padding_left;
-    p.dilation_height = (int)s.dilation_height;
-    p.dilation_width = (int)s.dilation_width;
+    DepthwiseProblem p = direct_problem<DepthwiseProblem>(call);
+    p.multiplier = call.sizes.out_channels / call.sizes.in_channels;
     return p;
 }
 

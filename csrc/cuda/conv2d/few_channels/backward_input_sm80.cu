@@ -300,7 +300,7 @@ static cuda_ops_status launch_input(Kernel kernel, const FewProblem &p, size_t s
 
 bool conv2d_few_channels_backward_input_supports(const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     size_t shared = 0;
     return conv2d_few_channels_backward_input_small_filter_supports(call, device) ||
            plan_input(p, call, few_math(call), few_most_shared(device.capability), shared) ||
@@ -312,7 +312,7 @@ cuda_ops_status conv2d_few_channels_backward_input(const ConvCall &call, ConvDev
     const cuda_ops_status status = conv2d_few_channels_backward_input_small_filter(call, device);
     if (status != CUDA_OPS_INVALID_ARGUMENT)
         return status;
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     const FewMath math = few_math(call);
     size_t shared = 0;
     if (!plan_input(p, call, math, few_most_shared(device.capability), shared))

@@ -289,7 +289,7 @@ static bool plan_small_filter(FewProblem &p, const ConvCall &call, ConvDevice de
 template <typename T, int MATH>
 static cuda_ops_status launch_small_filter(const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     StripPlan strips = {};
     size_t shared = 0;
     if (!plan_small_filter<T>(p, call, device, strips, shared))
@@ -306,7 +306,7 @@ static cuda_ops_status launch_small_filter(const ConvCall &call, ConvDevice devi
 
 bool conv2d_few_channels_backward_input_small_filter_supports(const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     StripPlan strips = {};
     size_t shared = 0;
     switch (few_math(call)) {

@@ -211,14 +211,14 @@ static cuda_ops_status launch(const FewProblem &p, size_t shared, ConvDevice dev
 
 bool conv2d_few_channels_backward_input_stride2_supports(const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     size_t shared = 0;
     return plan(p, call, few_most_shared(device.capability), shared);
 }
 
 cuda_ops_status conv2d_few_channels_backward_input_stride2(const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     size_t shared = 0;
     if (!plan(p, call, few_most_shared(device.capability), shared))
         return CUDA_OPS_INVALID_ARGUMENT;

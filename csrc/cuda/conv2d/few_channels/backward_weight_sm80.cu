@@ -61,6 +61,7 @@ __device__ __forceinline__ void copy_grad(uint32_t *grad, const int *pixel_of, c
     }
 }
 
+// One long function: the copies in flight, the products and the sums over warps share a lane's taps and pixels.
 template <typename T, int MATH, int OUT, int TAPS, int WIDTH>
 __global__ void __launch_bounds__(THREADS, OUT == 4 ? 1 : 2)
     conv2d_few_channels_backward_weight_kernel(float *partial, const __grid_constant__ FewProblem p)
@@ -372,7 +373,7 @@ struct WeightPlan {
 template <typename Tile>
 static bool plan_weight(WeightPlan &plan, const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     const bool is_16_bit = Tile::WORD_PIXELS == 2;
     const int element = is_16_bit ? 2 : 4;
     const int64_t taps = (int64_t)p.channels * p.kernel_height * p.kernel_width;

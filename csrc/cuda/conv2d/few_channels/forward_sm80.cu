@@ -383,7 +383,7 @@ static cuda_ops_status launch_forward(FewProblem p, ConvDevice device, cudaStrea
 
 static bool forward_supports(const ConvCall &call, ConvDevice device)
 {
-    FewProblem p = few_problem(call);
+    FewProblem p = direct_problem<FewProblem>(call);
     size_t shared = 0;
     const FewMath math = few_math(call);
     return plan_forward(p, math, call.dtype == CUDA_OPS_FLOAT32 ? 4 : 2, forward_columns(p, math),
@@ -392,7 +392,7 @@ static bool forward_supports(const ConvCall &call, ConvDevice device)
 
 static cuda_ops_status forward(const ConvCall &call, ConvDevice device)
 {
-    const FewProblem p = few_problem(call);
+    const FewProblem p = direct_problem<FewProblem>(call);
     switch (call.dtype) {
     case CUDA_OPS_FLOAT16:
         return launch_forward<__half, FEW_16BIT>(p, device, call.stream);

@@ -14,15 +14,11 @@ enum FewMath { FEW_FMA, FEW_TF32, FEW_16BIT };
 static constexpr int FEW_THREADS = 128, FEW_WARPS = FEW_THREADS / WARP_SIZE;
 static constexpr int FEW_MOST_CHANNELS = 4;
 
-// Strides in elements. Sizes fit in 32 bits; the plans check that.
-struct FewStrides {
-    int64_t n, c, y, x;
-};
-
+// Sizes fit in 32 bits; the plans check that.
 struct FewProblem {
     const void *input, *weight, *bias, *output;
     void *result;
-    struct FewStrides in, out, w; // w.n: output channel, w.y and w.x: rows and columns of the kernel
+    struct DirectStrides in, out, w;
     int64_t batch;
     int channels, height, width;
     int out_channels, out_height, out_width;
@@ -43,13 +39,6 @@ struct FewProblem {
     int warps_x;       // of a block's warps, those that are neighbours along columns (or taps)
     int splits, steps; // backward_weight: blocks that share the pixels
 };
-
-static inline FewStrides few_strides(int64_t channels, int64_t height, int64_t width, int channels_last)
-{
-    if (channels_last)
-        return {channels * height * width, 1, width * channels, channels};
-    return {channels * height * width, height * width, width, 1};
-}
 
 template <int MATH>
 __device__ __forceinline__ uint32_t few_operand(uint32_t word)
@@ -184,36 +173,6 @@ static inline FewMath few_math(const ConvCall &call)
     if (call.dtype == CUDA_OPS_FLOAT32)
         return call.sizes.allow_tf32 ? FEW_TF32 : FEW_FMA;
     return FEW_16BIT;
-}
-
-static inline FewProblem few_problem(const ConvCall &call)
-{
-    const cuda_ops_conv2d_sizes &s = call.sizes;
-    FewProblem p = {};
-    p.input = call.input;
-    p.weight = call.weight;
-    p.bias = call.bias;
-    p.output = call.output;
-    p.result = call.result;
-    p.in = few_strides(s.in_channels, s.in_height, s.in_width, s.input_channels_last);
-    p.out = few_strides(s.out_channels, s.out_height, s.out_width, s.output_channels_last);
-    p.w = few_strides(s.in_channels, s.kernel_height, s.kernel_width, s.weight_channels_last);
-    p.batch = s.batch;
-    p.channels = (int)s.in_channels;
-    p.height = (int)s.in_height;
-    p.width = (int)s.in_width;
-    p.out_channels = (int)s.out_channels;
-    p.out_height = (int)s.out_height;
-    p.out_width = (int)s.out_width;
-    p.kernel_height = (int)s.kernel_height;
-    p.kernel_width = (int)s.kernel_width;
-    p.stride_height = (int)s.stride_height;
-    p.stride_width = (int)s.stride_width;
-    p.padding_top = (int)s.padding_top;
-    p.padding_left = (int)s.padding_left;
-    p.dilation_height = (int)s.dilation_height;
-    p.dilation_width = (int)s.dilation_width;
-    return p;
 }
 
 // Keeps in p the cheapest of the tiles that it is called with: width x height, of which across x down are covered, with

@@ -317,19 +317,13 @@ static Steps steps_of(const ConvCall &call, ConvDevice device)
     return steps;
 }
 
-#if defined(CUDA_OPS_SM90A)
-static constexpr bool HAS_KERNELS = true;
-#else
-static constexpr bool HAS_KERNELS = false;
-#endif
-
 Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool tf32 = call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32;
     const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const int64_t element = tf32 ? 4 : 2, most = INT32_MAX - 1024, taps = s.kernel_height * s.kernel_width;
-    if (!HAS_KERNELS)
+    if (!HAS_SM90A)
         return NOT_COMPILED;
     if (device.capability != 90)
         return NEEDS_90;

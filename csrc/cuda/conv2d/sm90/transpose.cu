@@ -4,6 +4,7 @@
 // through shared memory, by 16-byte loads along channels and coalesced stores along pixels. Bound by memory.
 #include "common/aligned_vector.cuh"
 #include "conv2d/sm90/transpose.h"
+#include "ptx/wgmma.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int PIXELS = 128, CHANNELS = 32;
@@ -65,16 +66,10 @@ cuda_ops_status conv2d_transpose(void *to, const void *from, const Transpose &t,
     return launch_status();
 }
 
-#if defined(CUDA_OPS_SM90A)
-static constexpr bool HAS_KERNELS = true;
-#else
-static constexpr bool HAS_KERNELS = false;
-#endif
-
 bool conv2d_transposes_input(const ConvCall &call, ConvDevice device)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
-    return HAS_KERNELS && device.capability == 90 && call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32 &&
+    return HAS_SM90A && device.capability == 90 && call.dtype == CUDA_OPS_FLOAT32 && s.allow_tf32 &&
            s.in_channels % 4 == 0 && s.batch * s.out_height * s.out_width < INT32_MAX - 1024 &&
            is_aligned_16(call.input);
 }

@@ -17,12 +17,6 @@
 
 static constexpr int SHARED_BYTES = 232448; // what one block may have of an SM's
 
-#if defined(CUDA_OPS_SM90A)
-static constexpr bool HAS_KERNELS = true;
-#else
-static constexpr bool HAS_KERNELS = false;
-#endif
-
 struct Steps {
     HaloProduct product;
     int row_bytes;
@@ -91,7 +85,7 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
     const bool is_16_bit = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD;
     const int element = tf32 ? 4 : 2;
-    if (!HAS_KERNELS)
+    if (!HAS_SM90A)
         return NOT_COMPILED;
     if (device.capability != 90)
         return NEEDS_90;

@@ -1,13 +1,13 @@
-// The gradient of the weight in conv_bn_relu_pool's path for float32:
-//     dw[out][in][tap] = sum over pictures and pixels of dy[pixel][out] * input[pixel + tap][in]
-// A block makes 64 out x 32 in channels of all nine taps, from tiles of 7 x 16 pixels of every so many pictures. It has
-// one or two slots of four warps, each with tiles of its own (two of them, so that one is multiplied while the next is
-// on its way), whose sums are added at the end; a second kernel adds the blocks' sums in order. No atomics.
-//   TF32  mma.sync m16n8k8 with the pixels as depth: neighbours 2 t and 2 t + 1 are the depths t and t + 4, of which dy
-//         comes with two channels each in one load of 16 bytes; rows of the input go on to the next row's taps in
-//         registers: 10 loads for 36 products. A warp has 8 in channels.
-//   else  multiply-adds of float: a thread has 4 x 4 channels of all taps, and walks down a column with the nine
-//         neighbours in registers: 144 multiply-adds for 4 loads.
+// The gradient of weight in conv_bn_relu_pool's tiled path:
+//     dw[out][in][tap] = sum over images and pixels of dy[pixel][out] * input[pixel + tap][in]
+// A block makes 64 out x 32 in channels of all nine taps, from tiles of 7 x 16 pixels. It has one or two slots of four
+// warps, each with two stages of tiles of its own, whose sums are added at the end; a second kernel adds the blocks'
+// sums in order. No atomics.
+//   TF32  mma.sync m16n8k8 with pixels as k: pixels 2 t and 2 t + 1 are k = t and t + 4, so that a 16-byte load has
+//         two channels of dy for both; input rows stay in registers for the next rows' taps: 10 loads for 36 products.
+//   else  float multiply-adds: a thread has 4 x 4 channels of all taps and walks down a column with the nine neighbours
+//         in registers: 144 multiply-adds for 4 loads.
+// Bound by arithmetic and the instructions around it; tiled.cu has the times.
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma.cuh"
@@ -21,7 +21,7 @@ using weight_gradient = gradient_loader<0, ROWS, TILE_COLUMNS, OUT / 4, TF32>;
 static constexpr int HALF_BYTES = weight_gradient<true>::RASTER_BYTES; // 32 out channels
 static constexpr int STAGE_BYTES = INPUT_BYTES + 2 * HALF_BYTES;
 static constexpr int THREAD_SUMS = TAPS * OUT * IN / SLOT_THREADS;
-static_assert(THREAD_SUMS * SLOT_THREADS * 4 <= 2 * STAGE_BYTES, "a slot's sums fit where its tiles were");
+static_assert(THREAD_SUMS * SLOT_THREADS * 4 <= 2 * STAGE_BYTES, "a slot's sums fit into its tiles");
 
 struct weight_arguments {
     tiled_problem problem;
@@ -48,8 +48,8 @@ __device__ __forceinline__ void multiply_tile_tf32(float (&sums)[THREAD_SUMS], u
 #pragma unroll
         for (int s = 0; s < 2; s++)
             left[s] = gradient + (column + s) * PIXEL_BYTES + ((g ^ ((column + s) & 7)) << 4);
-        // A tap's two depths in registers side by side: the pixels between are loaded twice, or copied for every
-        // product.
+        // The two k of each tap, side by side in registers as mma.sync wants them: pixels that two taps share are
+        // loaded twice rather than copied for every product.
         uint32_t x[3][3][2];
         const auto load_row = [&](uint32_t(&of_row)[3][2], int row) {
 #pragma unroll
@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
     const auto start = [&](int64_t tile, int stage) {
         if (tile < a.tiles.count) {
             const uint32_t input = tiles + stage * STAGE_BYTES;
-            const tile_place place = place_of(a.tiles, tile);
-            start_raster<RASTER_ROWS>(input, a.input, p, a.tiles, place, p.in_channels, first_in, thread);
-            gradient.start(input + INPUT_BYTES, a.gradient, p, a.tiles, place, first_out, thread);
+            const tile_coordinate origin = coordinate_of(a.tiles, tile);
+            start_raster<RASTER_ROWS>(input, a.input, p, a.tiles, origin, p.in_channels, first_in, thread);
+            gradient.start(input + INPUT_BYTES, a.gradient, p, a.tiles, origin, first_out, thread);
         }
         cp_async_commit_group();
     };
@@ -157,18 +157,18 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
         const uint32_t input = tiles + stage * STAGE_BYTES;
         gradient.template finish<TF32>(input + INPUT_BYTES, a.gradient, p, a.tiles, thread);
         finish_raster<RASTER_ROWS, TF32>(input, p, a.tiles, thread);
-        // This tile is ready, and no warp of the slot works on the other one any more.
+        // This stage is ready, and every warp of the slot has finished with the other.
         slot_barrier(slot);
         start(tile + step, stage ^ 1);
         if constexpr (TF32)
             multiply_tile_tf32(sums, input, input + INPUT_BYTES, thread / 32, thread % 32);
         else
             multiply_tile_float(sums, input, input + INPUT_BYTES,
-                                min(p.width - place_of(a.tiles, tile).x, TILE_COLUMNS), thread);
+                                min(p.width - coordinate_of(a.tiles, tile).x, TILE_COLUMNS), thread);
     }
-    // The second slot's sums go to where its own tiles were. For it alone a barrier of its own would do in place of
-    // this one; but racecheck of CUDA 13.0 loses sight of threads that wait at the barrier of all while others pass one
-    // of their own (benchmarks/notes/mnist.md), and between this one and the next nobody does.
+    // The second slot's sums overwrite its own tiles, for which a barrier of that slot would suffice. But racecheck of
+    // CUDA 13.0 reports false hazards where some threads wait at barrier 0 while others pass one of their own
+    // (benchmarks/notes/mnist.md).
     __syncthreads();
     float4 *const others = reinterpret_cast<float4 *>(shared + 2 * STAGE_BYTES);
     if (slot == 1) {
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) weight_kernel(const __gri
 #endif
 }
 
-// Adds the blocks' sums: slices of blocks by warps, in order, then the slices.
+// Adds the blocks' sums in order: warps add slices of the blocks, then the slices are added.
 static constexpr int SLICES = 8;
 
 template <bool TF32>
@@ -251,7 +251,7 @@ static int slots_of_a_block()
     return current_device().shared_bytes >= 4 * STAGE_BYTES ? 2 : 1;
 }
 
-// No more than have work for all of their slots: each block's sums are written, and read again.
+// No more than have work for all of their slots, since each block's sums are written and read again.
 static int64_t blocks_of(const tiled_problem &p)
 {
     return tiled_blocks(ceil_div(tiling_of(p, ROWS).count, slots_of_a_block()), kinds_of(p));

@@ -1,20 +1,15 @@
-// The convolution of conv_bn_relu_pool's path for float32, forward (with the batch's statistics) and as the gradient of
-// its input:
+// The convolution of conv_bn_relu_pool's tiled path, forward (with the batch's statistics) and as the gradient of
+// input:
 //     forward    y[pixel][out]  = sum over taps and in  of input[pixel + tap][in] * weight[out][in][tap]
 //     backward   dx[pixel][in]  = sum over taps and out of dy[pixel - tap][out]   * weight[out][in][tap]
-// Both are sums over the channels of a source and nine shifts of it, so that one kernel does them: backward makes dy on
-// its way to shared memory, and turns the taps around.
-//
-// A block of one or two slots of four warps. A slot takes a tile of 14 x 16 pixels after the other and multiplies DEPTH
-// channels of it at a time, while the next ones are on their way to its other raster; the two slots wait for nothing
-// but their own warps, so that one multiplies while the other one rounds. The weights of a block's COLUMNS channels
-// stay in shared memory where all of their depth fits, else each DEPTH of them is loaded when it is its turn.
+// One kernel does both; backward makes dy while it loads, and reverses the taps. A block has one or two slots of four
+// warps, each with a tile of 14 x 16 pixels in two stages of DEPTH channels; a slot synchronises with itself only, so
+// that one multiplies while the other rounds. The block's weights stay in shared memory where all chunks of DEPTH fit.
 //   TF32  mma.sync m16n8k8. A warp has seven rows of 16 pixels and half of the columns; a row's fragment is multiplied
-//         with the weights of three taps, one for each of the three rows of results that it is part of: 15 ldmatrix for
-//         84 products.
-//   else  multiply-adds of float. A thread has a column of seven pixels and up to 16 channels: 112 multiply-adds for
-//   four
-//         loads of 16 bytes.
+//         with three taps' weights, one for each row of results that it is part of: 15 ldmatrix for 84 products.
+//   else  float multiply-adds. A thread has a column of seven pixels and up to 16 channels: 112 multiply-adds for four
+//         16-byte loads.
+// Bound by arithmetic: on an H200 175 TFLOP/s with TF32, 35 in float32 (cuBLAS: 51); benchmarks/notes/mnist.md.
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -48,11 +43,11 @@ struct convolve_arguments {
 typedef gradient_loader<1, RASTER_ROWS, RASTER_COLUMNS, 8, false> convolve_gradient;
 static_assert(convolve_gradient::RASTER_BYTES == RASTER_BYTES, "one layout");
 
-// The weights of a chunk, [tap column][tap row], then TF32: [column][depth], chunks of 16 bytes in the order of the
-// exclusive or with the column's number, and each 16 columns in such an order that a thread's sums are four
-// neighbouring channels; else [depth][column].
+// The offset of a chunk's weight: [tap column][tap row], then for TF32 [column][depth], its 16-byte vectors swizzled by
+// the column and each 16 columns permuted such that a thread's sums are four neighbouring channels; else
+// [depth][column].
 template <bool TF32, int COLUMNS>
-__device__ __forceinline__ int weight_place(int tap, int column, int depth)
+__device__ __forceinline__ int weight_offset(int tap, int column, int depth)
 {
     if constexpr (TF32) {
         const int row = column / 16 * 16 + (column & 2) * 4 + (column / 4 & 3) * 2 + (column & 1);
@@ -64,7 +59,7 @@ __device__ __forceinline__ int weight_place(int tap, int column, int depth)
 template <bool TF32, bool BACKWARD, int COLUMNS>
 __device__ __forceinline__ void stage_weight(float *staged, const convolve_arguments &a, int first_column, int chunk)
 {
-    // weight is [out][in][9]: lines are of its first dimension, and go along the other two.
+    // weight is [out][in][9]: a line is one index of the first dimension and contiguous along the other two.
     constexpr int LINES = BACKWARD ? DEPTH : COLUMNS, LENGTH = (BACKWARD ? COLUMNS : DEPTH) * TAPS;
     const int first_out = BACKWARD ? chunk * DEPTH : first_column, first_in = BACKWARD ? first_column : chunk * DEPTH;
     const int lines = a.problem.out_channels - first_out, length = (a.problem.in_channels - first_in) * TAPS;
@@ -81,24 +76,24 @@ __device__ __forceinline__ void stage_weight(float *staged, const convolve_argum
         for (int e = 0; e < 4; e++) {
             const int other = (at + e) / TAPS, number = (at + e) % TAPS;
             const int row = BACKWARD ? 2 - number / 3 : number / 3, column = BACKWARD ? 2 - number % 3 : number % 3;
-            staged[weight_place<TF32, COLUMNS>(column * 3 + row, BACKWARD ? other : line, BACKWARD ? line : other)] =
+            staged[weight_offset<TF32, COLUMNS>(column * 3 + row, BACKWARD ? other : line, BACKWARD ? line : other)] =
                 values[e];
         }
     }
 }
 
-// A thread's sums: [row][its columns of pixels][channels], the channels in fours that are neighbours in memory.
+// A thread's sums: [row][its columns of pixels][channels]; each four channels are neighbours in memory.
 template <bool TF32, int COLUMNS>
 struct thread_sums {
     static constexpr int PIXELS = TF32 ? 2 : 1, CHANNELS = COLUMNS / (TF32 ? 8 : 4);
     float value[WARP_ROWS][PIXELS][CHANNELS];
 
-    // The tile's column of pixel 0; pixel 1 is 8 further on.
+    // The tile's column of pixel 0; pixel 1 is 8 columns further on.
     static __device__ __forceinline__ int column(int lane)
     {
         return TF32 ? lane / 4 : lane % 16;
     }
-    // The first channel of each four, of those of the block.
+    // The first of each four channels, counted from the block's first.
     static constexpr int STEP = TF32 ? 16 : 4;
     static __device__ __forceinline__ int channel(int warp, int lane, int four)
     {
@@ -192,19 +187,19 @@ __device__ __forceinline__ void multiply_chunk(thread_sums<false, COLUMNS> &sums
     }
 }
 
-// Mean and sum of squared differences of so many values.
+// Mean and sum of squared differences of `count` values.
 struct moments {
     float count, mean, square;
 };
 
-// Both together, as Chan, Golub and LeVeque have it.
+// Merges two sets by the formula of Chan, Golub and LeVeque.
 __device__ __forceinline__ moments merge(const moments &x, const moments &y)
 {
     const float count = x.count + y.count, share = count > 0.0f ? y.count / count : 0.0f, delta = y.mean - x.mean;
     return {count, x.mean + delta * share, x.square + y.square + delta * delta * x.count * share};
 }
 
-// Adds a tile's sums to the thread's moments: `more` values of each channel, a `share` of all of them then.
+// Merges a tile's values into the thread's moments: `more` values of each channel, a `share` of the new count.
 template <bool ALL_ROWS, bool TF32, int COLUMNS, int CHANNELS>
 __device__ __forceinline__ void add_moments(float (&mean)[CHANNELS], float (&square)[CHANNELS],
                                             const thread_sums<TF32, COLUMNS> &sums, const bool (&inside)[2], int rows,
@@ -239,6 +234,7 @@ __device__ __forceinline__ void add_moments(float (&mean)[CHANNELS], float (&squ
     }
 }
 
+// One long function: the pipeline of tiles and chunks, whose accumulators the epilogue stores and takes moments of.
 template <bool TF32, bool BACKWARD, int COLUMNS>
 __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __grid_constant__ convolve_arguments a)
 {
@@ -253,15 +249,16 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
     const int kind = blockIdx.x % a.kinds;
     const int64_t block = blockIdx.x / a.kinds, blocks = gridDim.x / a.kinds;
     zero_shared(shared + WEIGHT_BYTES, slots * 2 * RASTER_BYTES);
-    // Backward is launched behind the gradient of weight, of which it needs nothing: what both need was there before
-    // that one let it start. So it runs beside it where there is room, and waits for it at its end, for the sake of
-    // those who wait for this.
+    // Backward is launched behind the gradient of weight and reads nothing of it: what both read was complete before
+    // that kernel released this one. So the two overlap where there is room. Backward waits for it at its end, since
+    // kernels that wait for backward rely on both.
     if constexpr (!BACKWARD)
         wait_for_predecessor();
     release_successor();
     __syncthreads();
 
-    // The first slot has as many tiles as the second, or one more; both run as long, for the barriers around weights.
+    // The first slot has as many tiles as the second, or one more; both make the same number of rounds, because of the
+    // barriers around the weights.
     const int64_t rounds = a.tiles.count > block ? (a.tiles.count - block - 1) / (blocks * slots) + 1 : 0;
     const auto tile_of = [&](int64_t round) { return block + (round * slots + slot) * blocks; };
     convolve_gradient gradient;
@@ -269,11 +266,11 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
         const int64_t tile = tile_of(round);
         if (round < rounds && tile < a.tiles.count) {
             const uint32_t raster = rasters + stage * RASTER_BYTES;
-            const tile_place place = place_of(a.tiles, tile);
+            const tile_coordinate origin = coordinate_of(a.tiles, tile);
             if constexpr (BACKWARD)
-                gradient.start(raster, a.gradient, p, a.tiles, place, chunk * DEPTH, thread);
+                gradient.start(raster, a.gradient, p, a.tiles, origin, chunk * DEPTH, thread);
             else
-                start_raster<RASTER_ROWS>(raster, a.source, p, a.tiles, place, a.depth, chunk * DEPTH, thread);
+                start_raster<RASTER_ROWS>(raster, a.source, p, a.tiles, origin, a.depth, chunk * DEPTH, thread);
         }
         cp_async_commit_group();
     };
@@ -284,7 +281,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
         __syncthreads();
     }
 
-    // Forward: of each of the thread's channels, over all of its pixels so far.
+    // Forward: the moments of each of the thread's channels over its pixels so far.
     constexpr int KEPT = BACKWARD ? 1 : Sums::CHANNELS;
     float count = 0.0f, mean[KEPT], square[KEPT];
 #pragma unroll
@@ -311,7 +308,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
                 else
                     finish_raster<RASTER_ROWS, TF32>(raster, p, a.tiles, thread);
             }
-            // This raster is ready, and no warp of the slot works on the other one any more.
+            // This stage is ready, and every warp of the slot has finished with the other.
             slot_barrier(slot);
             const bool last = chunk + 1 == a.chunks;
             start(last ? round + 1 : round, last ? 0 : chunk + 1, stage ^ 1);
@@ -326,12 +323,12 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
         }
         if (!active)
             continue;
-        const tile_place place = place_of(a.tiles, tile);
-        const int first_row = place.y + warp / 2 * WARP_ROWS, column = place.x + Sums::column(lane);
+        const tile_coordinate origin = coordinate_of(a.tiles, tile);
+        const int first_row = origin.y + warp / 2 * WARP_ROWS, column = origin.x + Sums::column(lane);
         const int rows = min(max(p.height - first_row, 0), WARP_ROWS);
         const int channel = kind * COLUMNS + Sums::channel(warp, lane, 0);
         const bool inside[2] = {column < p.width, Sums::PIXELS == 2 && column + 8 < p.width};
-        float *to = a.result + ((place.picture * p.height + first_row) * p.width + column) * a.columns + channel;
+        float *to = a.result + ((origin.image * p.height + first_row) * p.width + column) * a.columns + channel;
         const int64_t row_step = (int64_t)p.width * a.columns;
 #pragma unroll
         for (int row = 0; row < WARP_ROWS; row++, to += row_step)
@@ -348,20 +345,20 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
         if constexpr (!BACKWARD) {
             const float more = (float)(rows * ((int)inside[0] + (int)inside[1]));
             const float share = more > 0.0f ? more / (count + more) : 0.0f;
-            // Most tiles have all their rows: no comparisons then.
+            // Most tiles have all their rows, and need no comparisons.
             if (rows == WARP_ROWS)
                 add_moments<true>(mean, square, sums, inside, rows, count, more, share);
             else
                 add_moments<false>(mean, square, sums, inside, rows, count, more, share);
             count += more;
             if (thread == 0)
-                pixels += (int64_t)min(p.height - place.y, ROWS) * min(p.width - place.x, TILE_COLUMNS);
+                pixels += (int64_t)min(p.height - origin.y, ROWS) * min(p.width - origin.x, TILE_COLUMNS);
         }
     }
     if constexpr (BACKWARD)
         wait_for_predecessor();
     if constexpr (!BACKWARD) {
-        // Of the lanes with other pixels, of the four warps by rows and slots, in a fixed order.
+        // Merges the lanes of a channel, then the warps by rows and slots, in a fixed order.
         __shared__ moments of_warps[4][COLUMNS];
         __shared__ int64_t of_slots[2];
 #pragma unroll
@@ -393,8 +390,7 @@ __global__ void __launch_bounds__(2 * SLOT_THREADS, 1) convolve_kernel(const __g
 #endif
 }
 
-// Columns of a block: 64, or 32 where there are no more, and where the tiles are too few for half of the
-// multiprocessors.
+// Columns of a block: 64; 32 where there are no more, or too few tiles to occupy half of the multiprocessors.
 static int columns_of(const tiled_problem &p, int channels)
 {
     const int64_t work = tiling_of(p, ROWS).count * ceil_div(channels, MOST_COLUMNS);

@@ -1,24 +1,14 @@
-// conv_bn_relu_pool in float32 by tiles of pictures: conv 3x3 (padding 1) -> batch norm (training) -> ReLU -> max pool
-// 2x2, for numbers of channels that are multiples of 8, from 16 to 128, and any size of pictures. With TF32, where that
-// is allowed, on the tensor cores (Ampere's mma.sync, which Hopper has too), else on the CUDA cores.
-//
-// Forward, three kernels:
-//   convolve  (convolve.cu): y, channels_last, and of each block's y mean and squared differences
-//   prepare   a warp a channel adds these up, in double: scale and shift of batch norm, running statistics
-//   pool      a thread to four channels of a window: output, maximum and its place (both channels_last)
-// Backward, five:
-//   sums      of dz and dz * maximum by channel; a gradient that is not channels_last is copied into that order
-//   prepare   adds them up, in double: dy = scale * dz + slope * y + offset
-//   weight    (backward_weight.cu) the blocks' gradients of weight, from dy, which is made from y on its way to shared
-//             memory and never stored
-//   convolve  the gradient of input, from the same dy; beside the former, where pictures are few
-//   sum       of the blocks' gradients
-// Every sum has an order that the sizes and the number of multiprocessors give: results repeat bit by bit.
-//
-// Bound by arithmetic, and by the instructions around it that bring tiles in and out. Measured on an H200, 32 -> 64
-// channels of 14 x 14: with TF32, 16384 pictures, 3.15 ms forward and backward, of which convolve takes 0.67 (175
-// TFLOP/s, where mma.sync of registers alone reaches 300) and weight 0.89; in float32 9.9 ms, of which convolve
-// takes 3.4 (35 TFLOP/s of cuBLAS's 51) and weight 2.6. 64 pictures, bound by latency: 53 and 86 us.
+// conv_bn_relu_pool in float32 by tiles: conv 3x3 (padding 1) -> batch norm (training) -> ReLU -> max pool 2x2, for
+// numbers of channels that are multiples of 8, from 16 to 128, and any image size; TF32 on tensor cores (mma.sync)
+// where that is allowed, else on CUDA cores.
+// Forward: convolve (convolve.cu) makes y, channels_last, and its statistics by block; prepare adds these in double, a
+// warp a channel; pool has a thread for four channels of a window. Backward: sums of dz and dz * maximum by channel;
+// prepare adds them: dy = scale * dz + slope * y + offset; weight (backward_weight.cu) and convolve make both gradients
+// from dy, which is made while y is loaded and never stored; sum adds the blocks' gradients of weight. The order of
+// sums follows from the sizes and the number of multiprocessors: results repeat bitwise.
+// Bound by arithmetic and the instructions that load tiles, small batches by latency. On an H200, 32 -> 64 channels of
+// 14 x 14: convolve 175 TFLOP/s with TF32 (mma.sync from registers: 300), 35 in float32 (cuBLAS: 51). Times are in
+// benchmarks/notes/mnist.md.
 #include "conv_bn_relu_pool/tiled_sm80/tile.cuh"
 
 #include "common/fast_division.cuh"
@@ -26,7 +16,7 @@
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP_SIZE;
-// Pooling: a block's share is RUN windows of GROUP channels, a thread's four channels of every 16th window.
+// Pooling: a block takes RUN windows of GROUP channels at a time, a thread four channels of every 16th window.
 static constexpr int GROUP = 64, RUN = 64, VECTORS = GROUP / 4, PITCH = GROUP + 1;
 static constexpr int APART = THREADS / VECTORS, EACH = RUN / APART;
 static constexpr int BLOCKS_A_PROCESSOR = 4;
@@ -45,21 +35,21 @@ static bool is_valid(const cuda_ops_conv_bn_relu_pool_tiled_sizes &s)
 Answer conv_bn_relu_pool_tiled_supports(const ConvBlockCall &call, const Device &device)
 {
     const cuda_ops_conv2d_sizes &c = call.sizes.conv;
-    // With fewer channels the depth of 32 would be mostly zeros; with more the weights are loaded anew for every tile.
+    // With fewer channels the depth of 32 would be mostly zeros; with more the weights are reloaded for every tile.
     const auto fits = [](int64_t channels) { return channels >= 16 && channels <= 128 && channels % 8 == 0; };
     if (call.dtype != CUDA_OPS_FLOAT32)
-        return no("takes float32 alone");
+        return no("takes only float32");
     if (!fits(c.in_channels) || !fits(c.out_channels))
         return no("numbers of channels are not multiples of 8 from 16 to 128");
     if (c.in_height < 2 || c.in_width < 2 || c.in_height > INT32_MAX || c.in_width > INT32_MAX ||
         c.in_height * c.in_width > INT32_MAX)
-        return no("pictures have fewer than 2 x 2 pixels, or 2^31");
+        return no("images have fewer than 2 x 2 pixels, or 2^31 or more");
     return device.shared_bytes >= tiled_convolve_shared_bytes(1) + 4096
                ? YES
                : no("needs 160 KB of shared memory a block"); // more than Turing has
 }
 
-// Where the parts of a workspace begin, each at a multiple of 256 bytes.
+// Hands out the parts of a workspace, each at a multiple of 256 bytes.
 struct workspace_parts {
     unsigned char *start;
     int64_t bytes;
@@ -182,9 +172,9 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The windows of a block's turn: `count` of them from `first` on, of one picture.
+// What a block takes at a time: `count` windows of one image from `first` on.
 struct window_run {
-    int64_t picture;
+    int64_t image;
     int first, count;
 };
 
@@ -192,21 +182,21 @@ __device__ __forceinline__ window_run run_of(const tiled_problem &p, int64_t num
 {
     const int windows = p.pooled_height * p.pooled_width, runs = (windows + RUN - 1) / RUN;
     window_run run;
-    run.picture = number / runs;
-    run.first = (int)(number - run.picture * runs) * RUN;
+    run.image = number / runs;
+    run.first = (int)(number - run.image * runs) * RUN;
     run.count = min(windows - run.first, RUN);
     return run;
 }
 
-// A run's values between `planes` (contiguous) and `tile`, [window][channel], in the order of the planes:
-// action(channel of the group, window of the run, place in planes).
+// Visits a run's values in the order of the planes (the contiguous layout): action(channel of the group, window of the
+// run, offset in the tensor).
 template <typename Action>
 __device__ __forceinline__ void for_planes(const tiled_problem &p, const window_run &run, int first_channel,
                                            Action action)
 {
     const int64_t windows = (int64_t)p.pooled_height * p.pooled_width;
     const int channels = min(p.out_channels - first_channel, GROUP);
-    const int64_t base = (run.picture * p.out_channels + first_channel) * windows + run.first;
+    const int64_t base = (run.image * p.out_channels + first_channel) * windows + run.first;
     const Divisor by_count = make_divisor((uint32_t)run.count);
 #pragma unroll 4
     for (int i = threadIdx.x; i < channels * run.count; i += THREADS) {
@@ -217,7 +207,7 @@ __device__ __forceinline__ void for_planes(const tiled_problem &p, const window_
 
 template <bool CHANNELS_LAST>
 __global__ void __launch_bounds__(THREADS)
-    pool_kernel(float *output, uint8_t *places, float *maximum, const float *conv_output, const float *coefficients,
+    pool_kernel(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *coefficients,
                 const __grid_constant__ tiled_problem p, int64_t runs, int groups)
 {
     __shared__ float tile[CHANNELS_LAST ? 1 : RUN * PITCH];
@@ -234,10 +224,10 @@ __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t number = blockIdx.x / groups; number < runs; number += gridDim.x / groups) {
         const window_run run = run_of(p, number);
-        const float *const from = conv_output + run.picture * p.height * p.width * p.out_channels + channel;
+        const float *const from = conv_output + run.image * p.height * p.width * p.out_channels + channel;
         float4 y[EACH][4];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) { // all on their way at once
+        for (int i = 0; i < EACH; i++) { // all loads in flight at once
             const int w = threadIdx.x / VECTORS + i * APART, window = run.first + w;
             const int row = window / p.pooled_width, column = window - row * p.pooled_width;
 #pragma unroll
@@ -252,7 +242,7 @@ __global__ void __launch_bounds__(THREADS)
             if (!exists || w >= run.count)
                 continue;
             float best[4], raw[4];
-            uint32_t place = 0;
+            uint32_t positions = 0;
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const auto of = [&](const float4 &v) { return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w; };
@@ -262,7 +252,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int e = 1; e < 4; e++) {
                     const float z = fmaf(scale[c], of(y[i][e]), shift[c]);
-                    if (z > best[c] || z != z) { // NaN travels on, as in PyTorch
+                    if (z > best[c] || z != z) { // NaN propagates, as in PyTorch
                         best[c] = z;
                         raw[c] = of(y[i][e]);
                         at = e;
@@ -272,11 +262,11 @@ __global__ void __launch_bounds__(THREADS)
                     best[c] = 0.0f;
                     at = CUDA_OPS_POOL_INACTIVE;
                 }
-                place |= at << (8 * c);
+                positions |= at << (8 * c);
             }
             const int64_t to =
-                (run.picture * p.pooled_height * p.pooled_width + run.first + w) * p.out_channels + channel;
-            *reinterpret_cast<uint32_t *>(places + to) = place;
+                (run.image * p.pooled_height * p.pooled_width + run.first + w) * p.out_channels + channel;
+            *reinterpret_cast<uint32_t *>(argmax + to) = positions;
             *reinterpret_cast<float4 *>(maximum + to) = make_float4(raw[0], raw[1], raw[2], raw[3]);
             if constexpr (CHANNELS_LAST) {
                 *reinterpret_cast<float4 *>(output + to) = make_float4(best[0], best[1], best[2], best[3]);
@@ -294,11 +284,11 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// sums[block][channel] = (sum of dz, sum of dz * (maximum - mean)) of the block's runs; grad_pooled, for gradients that
-// are not channels_last: the same values in that order.
+// sums[block][channel] = (sum of dz, sum of dz * (maximum - mean)) of the block's runs. Gradients that are not
+// channels_last are copied to grad_pooled in that layout.
 template <bool CHANNELS_LAST>
 __global__ void __launch_bounds__(THREADS)
-    sums_kernel(float2 *sums, float *grad_pooled, const float *grad_output, const uint8_t *places, const float *maximum,
+    sums_kernel(float2 *sums, float *grad_pooled, const float *grad_output, const uint8_t *argmax, const float *maximum,
                 const double *statistics, const __grid_constant__ tiled_problem p, int64_t runs, int groups)
 {
     __shared__ float tile[CHANNELS_LAST ? 1 : RUN * PITCH];
@@ -316,16 +306,16 @@ __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t number = blockIdx.x / groups; number < runs; number += gridDim.x / groups) {
         const window_run run = run_of(p, number);
-        const int64_t base = (run.picture * p.pooled_height * p.pooled_width + run.first) * p.out_channels + channel;
+        const int64_t base = (run.image * p.pooled_height * p.pooled_width + run.first) * p.out_channels + channel;
         float4 raw[EACH], grad[EACH];
-        uint32_t place[EACH];
+        uint32_t positions[EACH];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) { // all on their way at once
+        for (int i = 0; i < EACH; i++) { // all loads in flight at once
             const int w = threadIdx.x / VECTORS + i * APART;
             if (exists && w < run.count) {
                 const int64_t at = base + (int64_t)w * p.out_channels;
                 raw[i] = __ldcs(reinterpret_cast<const float4 *>(maximum + at));
-                place[i] = *reinterpret_cast<const uint32_t *>(places + at);
+                positions[i] = *reinterpret_cast<const uint32_t *>(argmax + at);
                 if constexpr (CHANNELS_LAST)
                     grad[i] = *reinterpret_cast<const float4 *>(grad_output + at);
             }
@@ -349,7 +339,7 @@ __global__ void __launch_bounds__(THREADS)
             const float y[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                if ((place[i] >> (8 * c) & 255) != CUDA_OPS_POOL_INACTIVE) {
+                if ((positions[i] >> (8 * c) & 255) != CUDA_OPS_POOL_INACTIVE) {
                     sum[c] += dz[c];
                     product[c] = fmaf(dz[c], y[c] - mean[c], product[c]);
                 }
@@ -396,7 +386,7 @@ __global__ void __launch_bounds__(THREADS)
         return;
     const double mean = statistics[channel], rstd = 1.0 / sqrt(statistics[channels + channel] + norm.eps);
     const double scale = (norm.weight ? load_value(norm.weight, norm.dtype, channel) : 1.0) * rstd;
-    // The products are of what the mean, rounded, was taken off.
+    // The products were made with the mean rounded to float.
     const double dot = (product - (mean - (double)(float)mean) * sum) * rstd;
     const double slope = -scale * rstd * dot / count;
     coefficients[channel] = (float)scale;
@@ -406,11 +396,11 @@ __global__ void __launch_bounds__(THREADS)
         store_value(grad_norm_weight, norm.dtype, channel, dot);
     if (grad_norm_bias)
         store_value(grad_norm_bias, norm.dtype, channel, sum);
-    if (grad_bias) // batch norm takes the mean off again
+    if (grad_bias) // batch norm subtracts the mean, so that bias has no effect
         store_value(grad_bias, bias_dtype, channel, 0.0 * (sum + slope));
 }
 
-cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_output, uint8_t *places, float *maximum,
+cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_output, uint8_t *argmax, float *maximum,
                                                 double *statistics, void *workspace,
                                                 const cuda_ops_running_statistics *running, const float *input,
                                                 const float *weight, const void *bias,
@@ -435,14 +425,14 @@ cuda_ops_status conv_bn_relu_pool_tiled_forward(float *output, float *conv_outpu
     if (blocks > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     launch_dependent(sizes->output_channels_last ? pool_kernel<true> : pool_kernel<false>, (unsigned int)blocks,
-                     THREADS, 0, stream, output, places, maximum, conv_output, w.coefficients, p, runs_of(p),
+                     THREADS, 0, stream, output, argmax, maximum, conv_output, w.coefficients, p, runs_of(p),
                      (int)groups);
     return launch_status();
 }
 
 cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_weight, void *grad_bias,
                                                  void *grad_norm_weight, void *grad_norm_bias, void *workspace,
-                                                 const float *grad_output, const uint8_t *places, const float *maximum,
+                                                 const float *grad_output, const uint8_t *argmax, const float *maximum,
                                                  const float *conv_output, const double *statistics, const float *input,
                                                  const float *weight, const cuda_ops_norm_parameters *norm,
                                                  const cuda_ops_conv_bn_relu_pool_tiled_sizes *sizes,
@@ -459,7 +449,7 @@ cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_
     if (blocks * groups > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     launch_dependent(channels_last ? sums_kernel<true> : sums_kernel<false>, (unsigned int)(blocks * groups), THREADS,
-                     0, stream, w.sums, w.grad_pooled, grad_output, places, maximum, statistics, p, runs_of(p),
+                     0, stream, w.sums, w.grad_pooled, grad_output, argmax, maximum, statistics, p, runs_of(p),
                      (int)groups);
     launch_dependent(prepare_backward_kernel, (unsigned int)ceil_div(p.out_channels, WARPS), THREADS, 0, stream,
                      w.coefficients, grad_norm_weight, grad_norm_bias, grad_bias, w.sums, (int)blocks, statistics,
@@ -467,7 +457,7 @@ cuda_ops_status conv_bn_relu_pool_tiled_backward(float *grad_input, float *grad_
     gradient_source source = {};
     source.conv_output = conv_output;
     source.grad_pooled = channels_last ? grad_output : w.grad_pooled;
-    source.places = places;
+    source.argmax = argmax;
     source.scale = w.coefficients;
     source.slope = w.coefficients + p.out_channels;
     source.offset = w.coefficients + 2 * (int64_t)p.out_channels;

@@ -1,7 +1,10 @@
-// The gradients of linear_relu; the formulas are at the head of linear_relu.cu.
+// linear_relu's gradients in one launch of skinny_gemm.cuh's tiles (linear_relu.cu has the formulas): blocks take tiles
+// of grad_weight first, then of grad_input; those of grad_weight's first column also add up grad_bias. Bound by latency
+// for few rows, by memory or tensor cores for many: on an H200, 3136 to 128 features in bf16, 105 TFLOP/s at 16384 rows
+// (benchmarks/notes/mnist.md).
 #include "linear_relu/skinny/tiles.cuh"
 
-// The splits are grad_weight's.
+// The splits are of grad_weight's k, the rows.
 static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t out_features)
 {
     const bool large = rows >= 1024;
@@ -10,7 +13,7 @@ static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t 
     return {large ? TILE_LARGE : TILE_MEDIUM, rows >= 16384 ? LARGEST_CLUSTER : rows > 256 ? splits : 1};
 }
 
-// Before Hopper there is one size for each dtype: three products a kernel, for each mix of dtypes, compile for long.
+// Before Hopper there is one tile size for each dtype, to save compile time: a kernel has three products.
 template <typename Shape>
 __device__ constexpr bool is_backward_compiled()
 {
@@ -71,7 +74,7 @@ static cuda_ops_status launch_plain_backward(const skinny_product<T, P, T, P> &f
         return launch_backward<Shape, false>(any_product(for_input), any_product(for_weight), splits, stream);
 }
 
-// The tile by size, or PLAIN, as forward's.
+// Picks the tile by size, or PLAIN, as forward does.
 template <typename T, typename P>
 static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
                                 const skinny_product<T, T, P, P> &for_weight, skinny_choice choice, bool tf32,

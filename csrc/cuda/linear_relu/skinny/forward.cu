@@ -1,11 +1,8 @@
-// linear_relu's forward pass in one launch, for few rows and for all that the other paths do not take: products of
-// skinny_gemm.cuh with bias and relu, or the mask, inside. Backward (backward.cu, so that neither compiles for long) is
-// one launch too: blocks take a tile of grad_weight, then of grad_input, and those of grad_weight's first column sum up
-// grad_bias on the way. Formulas are at the head of linear_relu.cu.
-// Bound by latency for few rows (the sum over in_features is then split among the blocks of a cluster), by memory or
-// tensor cores for many. Measured on an H200, 3136 to 128 features, bfloat16 beside float, best tiles: 64 rows 6.0 us
-// forward and 5.4 backward; 16384 rows 64 and 250 us, which is 204 and 105 TFLOP/s, or 0.4 and 0.2 of a copy's 4.3
-// TB/s.
+// linear_relu's forward in one launch, for few rows and for calls that the other paths do not take: a product of
+// skinny_gemm.cuh with bias and relu in its epilogue (linear_relu.cu has the formula). Backward is another file, so
+// that neither compiles for long. Bound by latency for few rows, whose k is split among the blocks of a cluster; by
+// memory or tensor cores for many: on an H200, 3136 to 128 features in bf16, 204 TFLOP/s or 0.4 of a copy's 4.3 TB/s at
+// 16384 rows (benchmarks/notes/mnist.md).
 #include "linear_relu/skinny/tiles.cuh"
 
 static skinny_choice choose_forward(int64_t rows, int64_t out_features)
@@ -17,7 +14,7 @@ static skinny_choice choose_forward(int64_t rows, int64_t out_features)
     return {TILE_SMALL, LARGEST_CLUSTER};
 }
 
-// The tile by size.
+// Picks the tile by size.
 template <typename Tiles, typename T, typename P>
 static cuda_ops_status forward_aligned(const skinny_product<T, P, T, P> &p, skinny_choice choice, cudaStream_t stream)
 {
@@ -28,8 +25,8 @@ static cuda_ops_status forward_aligned(const skinny_product<T, P, T, P> &p, skin
     return launch_skinny<typename Tiles::MEDIUM, true, true, false, true>(p, choice.splits, stream);
 }
 
-// PLAIN takes float64, what is not aligned, halves that tensor cores do not take (which are multiplied as float then),
-// and what finds too little shared memory.
+// PLAIN takes float64, unaligned operands, fp16 and bf16 that tensor cores do not take (multiplied as float), and GPUs
+// with too little shared memory.
 template <typename T, typename P>
 static cuda_ops_status forward(const skinny_product<T, P, T, P> &p, skinny_choice choice, bool tf32,
                                cudaStream_t stream)

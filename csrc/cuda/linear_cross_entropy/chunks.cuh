@@ -1,0 +1,195 @@
+// The path chunks of linear_cross_entropy, for any number of classes: chunks of rows whose logits fit into 64 MB go
+// through products of skinny_gemm.cuh, and a kernel between them that turns logits into their gradient.
+#ifndef CUDA_OPS_LINEAR_CROSS_ENTROPY_CHUNKS_CUH
+#define CUDA_OPS_LINEAR_CROSS_ENTROPY_CHUNKS_CUH
+
+#include "common/loss.cuh"
+#include "common/skinny_gemm.cuh"
+#include "linear_cross_entropy/problem.cuh"
+
+// Rows of a chunk: logits of up to 64 MB, in whole tiles if there are that many rows.
+static constexpr int64_t CHUNK_BYTES = 64 << 20;
+static constexpr int64_t MOST_CHUNK_ROWS = 16384;
+
+static int64_t chunk_pitch(int64_t classes)
+{
+    return ceil_div(classes, 8) * 8;
+}
+
+static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
+{
+    const int64_t fit = CHUNK_BYTES / (accumulate_bytes(dtype) * (chunk_pitch(classes) > 0 ? chunk_pitch(classes) : 1));
+    const int64_t most = fit < MOST_CHUNK_ROWS ? fit : MOST_CHUNK_ROWS, whole = most >= 64 ? most / 64 * 64 : 64;
+    return rows < whole ? rows : whole;
+}
+
+// A block a row: its loss to row_losses (NaN with weight 0 for a bad class), its gradient to grad_logits, which for
+// float and double overwrites the logits. The row is padded with zeros to the pitch, since products load whole vectors.
+template <typename T, typename P>
+__global__ void __launch_bounds__(GROUP_THREADS)
+    grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
+                       const accumulate_type<T> *logits, const int64_t *target, const P *row_scale, int64_t first_row,
+                       int64_t classes, int64_t pitch, int64_t ignore_index, accumulate_type<T> keep,
+                       accumulate_type<T> spread, bool with_gradient)
+{
+    typedef accumulate_type<T> A;
+    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
+    __shared__ A sum_scratch[WARP_SIZE];
+    release_successor();
+    wait_for_predecessor();
+    const int64_t row = first_row + blockIdx.x, t = target[row];
+    const A *const x = logits + blockIdx.x * pitch;
+    T *const gradient = grad_logits + blockIdx.x * pitch;
+    const bool ignored = t == ignore_index, bad = !ignored && !is_class(t, classes);
+    const log_sum_exp<A> state =
+        group_log_sum_exp<GROUP_THREADS, false>(x, ignored || bad ? 0 : classes, 1, threadIdx.x, scratch);
+    const A log_sum = log_of_sum(state);
+    const A target_logit = ignored || bad ? A(0) : x[t];
+    __syncthreads(); // the gradient may be written where target_logit was read
+    A loss = 0;
+    if (ignored || bad) {
+        if (with_gradient)
+            for (int64_t c = threadIdx.x; c < pitch; c += GROUP_THREADS)
+                gradient[c] = store_from_accumulate<T>(A(0));
+        loss = bad ? A(CUDART_NAN) : A(0);
+    } else {
+        const A scale = row_scale ? (A)load_as_accumulate(row_scale[row]) : A(1);
+        if (with_gradient || spread > A(0)) {
+            for (int64_t c = threadIdx.x; c < classes; c += GROUP_THREADS) {
+                const A shifted = x[c] - state.maximum;
+                loss += log_sum - shifted;
+                if (with_gradient)
+                    gradient[c] =
+                        store_from_accumulate<T>(scale * (exp(shifted - log_sum) - spread - (c == t ? keep : A(0))));
+            }
+        }
+        if (with_gradient && classes + threadIdx.x < pitch)
+            gradient[classes + threadIdx.x] = store_from_accumulate<T>(A(0));
+        loss = spread > A(0) ? spread * block_sum(loss, sum_scratch) : A(0);
+        loss += keep * (log_sum - (target_logit - state.maximum));
+    }
+    if (threadIdx.x != 0)
+        return;
+    if (bad)
+        record_bad_index(error, row, t, classes);
+    if (losses)
+        losses[row] = store_from_accumulate<P>((accumulate_type<P>)loss);
+    row_losses[2 * row] = loss;
+    row_losses[2 * row + 1] = ignored || bad ? 0 : 1;
+}
+
+template <typename P>
+__global__ void __launch_bounds__(1024)
+    reduce_rows_kernel(P *loss, accumulate_type<P> *total_weight, const double *row_losses, int64_t rows, bool mean)
+{
+    __shared__ double scratch[WARP_SIZE];
+    release_successor();
+    wait_for_predecessor();
+    double sum = 0, weight = 0;
+    for (int64_t i = threadIdx.x; i < rows; i += 1024) {
+        sum += row_losses[2 * i];
+        weight += row_losses[2 * i + 1];
+    }
+    sum = block_sum(sum, scratch);
+    weight = block_sum(weight, scratch);
+    if (threadIdx.x == 0) {
+        *loss = store_from_accumulate<P>((accumulate_type<P>)(mean ? sum / weight : sum));
+        *total_weight = (accumulate_type<P>)weight;
+    }
+}
+
+// A product on tensor cores for 16-bit T and aligned operands, else on CUDA cores; float64 has one kernel, aligned or
+// not.
+template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
+          typename TP>
+static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
+{
+    // Each slice of k is summed by itself: exp magnifies the rounding errors of one long sum.
+    typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, sizeof(accumulate_type<T>) == 4> plain_shape;
+    p.aligned = is_skinny_aligned(p);
+    if constexpr (sizeof(T) == 2) {
+        if (fits_tensor_cores<B_BY_DEPTH>(p))
+            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
+                p, 1, stream);
+    } else if constexpr (sizeof(T) == 4) {
+        if (p.aligned)
+            return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
+    }
+    return launch_plain<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS>(p, 1, stream);
+}
+
+template <typename T, typename P>
+static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, int64_t in_features, int64_t classes,
+                                  cuda_ops_dtype dtype, cudaStream_t stream)
+{
+    typedef accumulate_type<T> A;
+    const int64_t rows = chunk_rows(p.rows, classes, dtype), pitch = chunk_pitch(classes);
+    A *const logits = (A *)workspace;
+    T *const grad_logits = sizeof(T) == sizeof(A) ? (T *)logits : (T *)(logits + rows * pitch);
+    double *const row_losses = (double *)((unsigned char *)workspace +
+                                          ceil_div(rows * pitch * (sizeof(A) + (sizeof(T) == 2 ? 2 : 0)), 256) * 256);
+    const bool with_gradient = p.grad_input || p.grad_weight || p.grad_bias;
+    const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
+    cuda_ops_status status = CUDA_OPS_SUCCESS;
+    for (int64_t first = 0; first < p.rows && status == CUDA_OPS_SUCCESS; first += rows) {
+        const int64_t count = p.rows - first < rows ? p.rows - first : rows;
+        const T *const input = p.input + first * in_features;
+        if (classes > 0) {
+            skinny_product<T, P, A, P> product = {};
+            product.output = logits, product.a = input, product.b = p.weight, product.bias = p.bias;
+            product.m = count, product.n = classes, product.k = in_features;
+            product.a_pitch = product.b_pitch = in_features, product.output_pitch = pitch;
+            status = large_product<T, true, true, false>(product, stream);
+            if (status != CUDA_OPS_SUCCESS)
+                return status;
+        }
+        launch_dependent(grad_logits_kernel<T, P>, dim3((unsigned int)count), dim3(GROUP_THREADS), 0, stream,
+                         grad_logits, row_losses, reduced ? nullptr : p.losses, p.error, logits, p.target, p.row_scale,
+                         first, classes, pitch, p.ignore_index, p.keep, p.spread, with_gradient);
+        status = launch_status();
+        if (status == CUDA_OPS_SUCCESS && p.grad_input && in_features > 0) {
+            skinny_product<T, P, T, P> product = {};
+            product.output = p.grad_input + first * in_features, product.a = grad_logits, product.b = p.weight;
+            product.m = count, product.n = in_features, product.k = classes;
+            product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
+            status = large_product<T, true, false, false>(product, stream);
+        }
+        if (status == CUDA_OPS_SUCCESS && (p.grad_weight || p.grad_bias) && classes > 0) {
+            skinny_product<T, T, A, A> product = {};
+            product.output = p.grad_weight, product.row_sums = p.grad_bias, product.a = grad_logits, product.b = input;
+            product.m = classes, product.n = p.grad_weight ? in_features : 0, product.k = count;
+            product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
+            product.accumulate = first > 0;
+            status = large_product<T, false, false, true>(product, stream);
+        }
+    }
+    if (status != CUDA_OPS_SUCCESS || !reduced)
+        return status;
+    launch_dependent(reduce_rows_kernel<P>, dim3(1), dim3(1024), 0, stream, p.losses,
+                     (accumulate_type<P> *)p.total_weight, (const double *)row_losses, p.rows,
+                     p.reduction == CUDA_OPS_REDUCTION_MEAN);
+    return launch_status();
+}
+
+static Answer chunks_supports(const HeadCall &, const Device &)
+{
+    return YES;
+}
+
+static int64_t chunks_workspace(const HeadCall &call, const Device &)
+{
+    const int64_t elements = chunk_rows(call.rows, call.classes, call.dtype) * chunk_pitch(call.classes);
+    const bool half = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
+    return ceil_div(elements * (accumulate_bytes(call.dtype) + (half ? 2 : 0)), 256) * 256 +
+           2 * (int64_t)sizeof(double) * call.rows;
+}
+
+static cuda_ops_status chunks(const HeadCall &call, const Device &)
+{
+    CUDA_OPS_MIXED_DISPATCH(call.dtype, call.parameter_dtype, T, P,
+                            return large_head(problem_of<T, P>(call), call.workspace, call.in_features, call.classes,
+                                              call.dtype, call.stream));
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+#endif
