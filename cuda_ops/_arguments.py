@@ -40,7 +40,7 @@ def integer(op: str, name: str, value):
 
 
 def flag(op: str, name: str, value) -> bool:
-    """A bool, or NumPy's: a string or a number in its place is a mistake that Python would take for True or False."""
+    """A bool, Python's or NumPy's: a string or a number is a mistake that Python would take for True or False."""
     if value is True or value is False:
         return value
     if getattr(value, "dtype", None) == "bool":

@@ -1,5 +1,5 @@
 """Trains the MNIST CNN with our ops, fused and one a layer, and with PyTorch's, side by side: same weights, same
-batches, in turns.
+batches, alternating block by block.
 
 Prints milliseconds of every phase of a training step, the accuracy, and the distances of gradients and losses; writes
 report.png, report.md and report.json into --out. Under torchrun it trains data-parallel:

@@ -287,7 +287,7 @@ def cross_entropy(
 
 
 def promoted(input, target, weight):
-    """In one dtype, as PyTorch's ops in the place of this one would have them."""
+    """In one dtype, to which PyTorch's ops would promote them."""
     dtype = input.dtype
     if (target.dtype == dtype and (weight is None or weight.dtype == dtype)) or not dtype.is_floating_point:
         return input, target, weight  # which the op refuses in the last case
