@@ -258,7 +258,7 @@ def replaced(position, pattern, value):
 ORDER = -4 * BATCH * STEPS  # from the end
 BAD_STARTS = {
     "empty": (lambda b: b"", "truncated: expected the header to have 40 bytes"),
-    "short header": (lambda b: b[:39], "truncated: the header"),
+    "short header": (lambda b: b[:39], "truncated: expected the header"),
     "other magic": (lambda b: b"PK" + b[2:], "its magic is wrong"),
     "other version": (replaced(8, "<I", 2), "expected version 1 with 16 tensors, got version 2 with 16"),
     "other tensors": (replaced(12, "<I", 17), "got version 1 with 17"),
