@@ -252,7 +252,7 @@ def cross_entropy(
 
     Returns:
         One number, or with reduction 'none' one for each sample. In the dtype of `input` (with class probabilities:
-        what `input`, `target` and `weight` promote to); the halves compute in float32, sums over samples are taken in
+        what `input`, `target` and `weight` promote to); float16 and bfloat16 compute in float32, sums over samples are in
         float64.
 
     Raises:
