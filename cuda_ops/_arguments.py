@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_tensors(op: str, **tensors):
-    """Refuses what is no tensor."""
+    """Raises unless all are tensors."""
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: expected {name} to be a Tensor, got {type(value).__name__}")

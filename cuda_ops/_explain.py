@@ -65,7 +65,7 @@ ONE_KERNEL = {
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The facts that a choice depends on."""
+    """The facts about a device that a choice depends on."""
 
     capability: int  # 90 for 9.0
     multiprocessors: int
@@ -449,7 +449,7 @@ def _show(explanation: Explanation):
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no brackets."""
+    """Splits at commas outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)

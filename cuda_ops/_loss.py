@@ -1,4 +1,4 @@
-"""What the losses over classes, nll_loss and cross_entropy, share in Python."""
+"""Shared by the losses over classes: nll_loss and cross_entropy."""
 
 import torch
 from torch.nn import _reduction

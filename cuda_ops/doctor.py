@@ -1,4 +1,4 @@
-"""python -m cuda_ops doctor: what is installed, what works, and the cure for what does not.
+"""python -m cuda_ops doctor: what is installed, what works, and how to fix what does not.
 
 Everything is tried rather than assumed: the op table comes from calling each functional, forward and backward, on
 each device in each dtype. The command needs nothing but the standard library, so that it runs where the rest does not:
@@ -425,7 +425,7 @@ def check_ops(problem):
 
 
 def check_kernels(problem):
-    """Per CUDA kernel what the compiler made of it, as the driver tells; a sentence where that cannot be had."""
+    """Registers, memory and occupancy of each CUDA kernel, from the driver; a sentence where that cannot be had."""
     if _library.problem:
         return "the op library does not load"
     if not _library.has_cuda():

@@ -153,7 +153,7 @@ def batch_order(count: int, batch_size: int, epochs: int, seed: int):
 
 
 def exact_start(run: Run, batches: Batches, order: list[Tensor]):
-    """Native layers in float64 over some first steps, which tell an error from rounding: the gradients of the first and
+    """The first steps with native layers in float64, to tell an error from rounding: the gradients of the first and
     the losses of all of them. (None, None) where the device's memory is too small for it."""
     settings = run.settings
     keep_on_device = batches.home == batches.device

@@ -68,7 +68,7 @@ def parity_table(results: dict, name: str) -> Table:
 
 
 def parity_lines(results: dict, name: str) -> list[str]:
-    """What the table of parity sums up to, in sentences."""
+    """The table of parity in sentences."""
     parity = results["parity"][name]
     gradients = [row for row in parity["rows"] if row["kind"] == "gradient"]
     worst = max(gradients, key=lambda row: row["relative_distance"])
@@ -88,7 +88,7 @@ def parity_lines(results: dict, name: str) -> list[str]:
 
 
 def notes(results: dict) -> list[str]:
-    """How the numbers were made, and what they do not say."""
+    """How the numbers were measured, and their limits."""
     timing, settings = results["timing"], results["settings"]
     order = f", the backends interleaved in blocks of {BLOCK} steps" if len(results["backends"]) > 1 else ""
     lines = [
