@@ -252,8 +252,8 @@ def cross_entropy(
 
     Returns:
         One number, or with reduction 'none' one for each sample. In the dtype of `input` (with class probabilities:
-        what `input`, `target` and `weight` promote to); float16 and bfloat16 compute in float32, and sums over samples are
-        in float64.
+        what `input`, `target` and `weight` promote to); float16 and bfloat16 compute in float32, and sums over samples
+        are in float64.
 
     Raises:
         IndexError: a target is neither a class nor `ignore_index`. On CUDA, where waiting for the kernel would cost
