@@ -401,7 +401,7 @@ def run(settings: Settings, out: Path) -> list[dict]:
 
 def main(device: torch.device, out: Path | None, is_quick: bool):
     settings = Settings(device)
-    if device.type == "cpu":  # where a step of 64 pictures is no matter of the host's calls
+    if device.type == "cpu":  # where the host's calls do not bound a step of 64 images
         settings.batch, settings.size, settings.steps = 2, 64, 5
     run(quick(settings) if is_quick else settings, out or ROOT / "runs" / "host")
 

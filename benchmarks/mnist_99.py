@@ -172,7 +172,7 @@ def once(variant: str, precision: str, device: str):
 
 
 def run(device, out: Path, seconds: float, quick: bool, with_compile: bool, batches=None, precisions=None):
-    """Trains every variant from SEEDS seeds, in turns, and writes mnist_99.json and .md into <out>/<device>."""
+    """Trains every variant from SEEDS seeds, interleaved, and writes mnist_99.json and .md into <out>/<device>."""
     begin = time.perf_counter()
     recipe = Recipe(steps=20) if quick else Recipe()
     recipe = dataclasses.replace(recipe, batch=batches[0]) if batches else recipe

@@ -1,7 +1,7 @@
 """The race: one training step of the MNIST CNN, by every variant of PyTorch's and by ours, in one run.
 
 A step gathers a shuffled batch from bytes on the device, normalises it, goes forward and backward, updates by plain SGD
-and drops the gradients. All variants of a cell (batch size and precision) take turns, a block of steps each; shown are
+and drops the gradients. All variants of a cell (batch size and precision) are interleaved in blocks of steps; shown are
 medians over the rounds, 10th and 90th percentile in the CSV. The clock is the host's around a block, with a
 synchronisation before and after it, so that launching counts where it is what takes the time.
 
@@ -345,7 +345,7 @@ class Race:
 
 
 def time_cell(race: Race, variants, precision: str, batch: int, data, device, until: float, quick: bool):
-    """All variants of one batch size and precision, in turns until the clock says `until`."""
+    """All variants of one batch size and precision, interleaved, until the time `until`."""
     set_precision(precision)
     samplers = {}
     for variant in variants:

@@ -428,7 +428,7 @@ stands beside the command that measures it, the commit and the device. `bench` w
 benchmarks/results` into the folder that this page is made from. What was tried on the way, with its effect, is in
 [notes/](notes/).
 
-How it is measured: both sides in one process on the same inputs, in turns, after their results have been compared;
+How it is measured: both sides in one process on the same inputs, interleaved, after their results have been compared;
 medians, with the 10th and 90th percentile in the CSV files; PyTorch in the fastest of its variants. GPU time is that of
 replayed CUDA graphs, wall time that of eager calls with the host's part ([harness](harness/__init__.py))."""
 

@@ -13,7 +13,7 @@ COMMANDS = {
     "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
     "bench": "time our ops beside PyTorch's",
     "explain": "which CUDA kernel takes a call, and why the others do not",
-    "doctor": "what is built, what runs, what is missing, and how to mend it",
+    "doctor": "what is built, what runs, what is missing, and how to fix it",
 }
 WITHOUT_TORCH = ("doctor",)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_tensors(op: str, **tensors):
-    """Refuses what is no tensor."""
+    """Raises unless all are tensors."""
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: expected {name} to be a Tensor, got {type(value).__name__}")
@@ -40,7 +40,7 @@ def integer(op: str, name: str, value):
 
 
 def flag(op: str, name: str, value) -> bool:
-    """A bool, or NumPy's: a string or a number in its place is a mistake that Python would take for True or False."""
+    """A bool, Python's or NumPy's: a string or a number is a mistake that Python would take for True or False."""
     if value is True or value is False:
         return value
     if getattr(value, "dtype", None) == "bool":

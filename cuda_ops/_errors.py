@@ -1,5 +1,5 @@
-"""The error that a user can mend."""
+"""An error that the user can fix."""
 
 
 class UserError(ValueError):
-    """Its message says in one line what is wrong and how to mend it; the commands print it alone and exit with 2."""
+    """Its message says in one line what is wrong and how to fix it; the commands print it alone and exit with 2."""

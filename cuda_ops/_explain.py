@@ -1,5 +1,5 @@
 """Which CUDA kernel takes a call, and why: the rows of an op's table of paths (cuda_ops/paths.h), in order, for forward
-and each gradient, with the file of the one that runs and what its kernels take of registers and shared memory.
+and each gradient, with the file of the one that runs and its kernels' registers and shared memory.
 
 Nothing is computed, so that tensors may be on the meta device, and with --capability no GPU is needed.
 
@@ -65,7 +65,7 @@ ONE_KERNEL = {
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The facts that a choice depends on."""
+    """The facts about a device that a choice depends on."""
 
     capability: int  # 90 for 9.0
     multiprocessors: int
@@ -449,7 +449,7 @@ def _show(explanation: Explanation):
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no brackets."""
+    """Splits at commas outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
@@ -505,10 +505,14 @@ def parse_call(text: str):
 def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("calls", nargs="+", metavar="call", help="such as 'conv2d(64x32x14x14, 64x32x3x3, bf16)'")
     parser.add_argument(
-        "--capability", help="compute capability of the GPU to assume, such as 9.0; default: the GPU here"
+        "--capability", metavar="X.Y", help="compute capability of the GPU to assume, such as 9.0; default: this GPU's"
     )
-    parser.add_argument("--multiprocessors", type=int, help="how many it has; default: as usual for that capability")
-    parser.add_argument("--shared-memory", type=int, help="bytes that a block may have; default: as usual")
+    parser.add_argument(
+        "--multiprocessors", type=int, metavar="N", help="its number of SMs; default: usual for the capability"
+    )
+    parser.add_argument(
+        "--shared-memory", type=int, metavar="BYTES", help="what a block may have; default: usual for the capability"
+    )
 
 
 def main(args) -> int:

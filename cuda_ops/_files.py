@@ -1,4 +1,4 @@
-"""Files that somebody asked for by name (--save, --out), written whole or not at all.
+"""Output files that the user names (--save, --out), written whole or not at all.
 
 What is written lies under a name of its own beside its target until its last byte is there, and is renamed then: a
 reader never sees half a file, and what stood there stays until it is replaced. Otherwise it is as if the file were

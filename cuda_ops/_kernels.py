@@ -11,21 +11,21 @@ def elf_sections(data: bytes):
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
 
-    def piece(offset, size):
+    def section(offset, size):
         if offset + size > len(data):
             raise ValueError(f"{size} bytes at {offset} lie outside of the file of {len(data)} bytes")
         return data[offset : offset + size]
 
-    table, entry_size, count, names_index = struct.unpack("<Q10xHHH", piece(40, 24))
+    table, entry_size, count, names_index = struct.unpack("<Q10xHHH", section(40, 24))
     if count == 0:
         return []
     if entry_size != 64 or names_index >= count:
         raise ValueError("unsound section table")
-    headers = [struct.unpack("<IIQQQQ", piece(table + i * 64, 40)) for i in range(count)]
+    headers = [struct.unpack("<IIQQQQ", section(table + i * 64, 40)) for i in range(count)]
 
     def contents(header):
         _, kind, _, _, offset, size = header
-        return b"" if kind == 8 else piece(offset, size)  # 8: SHT_NOBITS takes no room in the file
+        return b"" if kind == 8 else section(offset, size)  # 8: SHT_NOBITS takes no room in the file
 
     names = contents(headers[names_index])
     sections = []

@@ -23,7 +23,7 @@ ONLY_WITH_CUDA = ("cuda", "architectures")
 
 
 def read_build_info():
-    """(what setup.py wrote down of the build, None), or ({}, what is wrong with it)."""
+    """(what setup.py recorded of the build, None), or ({}, what is wrong with it)."""
     try:
         info = json.loads((FOLDER / "_build_info.json").read_text())
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def read_build_info():
 
 
 def build_info():
-    """What setup.py wrote down of the build, as a dict; empty if nothing was built, or it is not to be trusted."""
+    """What setup.py recorded of the build, as a dict; empty if nothing was built, or it is not to be trusted."""
     return read_build_info()[0]
 
 
@@ -59,7 +59,7 @@ def _series(version):
 
 
 def _problem():
-    """Loads the library and returns None, or a sentence that says what is wrong and what mends it."""
+    """Loads the library and returns None, or a sentence that says what is wrong and how to fix it."""
     if without_torch:
         return without_torch
     path = library_path()

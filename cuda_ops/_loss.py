@@ -1,4 +1,4 @@
-"""What the losses over classes, nll_loss and cross_entropy, share in Python."""
+"""Shared by the losses over classes: nll_loss and cross_entropy."""
 
 import torch
 from torch.nn import _reduction
@@ -34,7 +34,7 @@ def columns_shape(input):
 
 
 def accumulate_dtype(input):
-    """The dtype of sums over elements of `input`: float32 for the halves."""
+    """The dtype of sums over elements of `input`: float32 for float16 and bfloat16."""
     return torch.float64 if input.dtype == torch.float64 else torch.float32
 
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a module, for functions that small calls do feel.
+"""Fast access to a module's parameters and buffers, for calls whose host time matters.
 
 To Python they are no attributes: it looks through all classes, makes an AttributeError and only then asks
 torch.nn.Module.__getattr__, which for the twenty tensors of a small network takes longer than an op.

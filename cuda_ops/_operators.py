@@ -16,7 +16,7 @@ except ImportError:  # built without Python's headers: by torch.ops, which takes
 
 
 def operator(name: str) -> Callable:
-    """The registered op cuda_ops::`name` as a function of positional arguments, all of them.
+    """The registered op cuda_ops::`name` as a function whose arguments are all positional.
 
     Arguments of just the types of its schema go to PyTorch's dispatcher directly. Others, such as subclasses of Tensor
     or integers of NumPy, go by way of torch.ops; those that do not fit are a TypeError that names op and argument.

@@ -1,9 +1,9 @@
 """python -m cuda_ops bench: times our ops against PyTorch's own, by the harness in the repository's benchmarks/.
 
 `bench host` shows what an eager call costs the host, ours beside PyTorch's (benchmarks/host_time.py). `bench mnist`
-times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % of the
-test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung and,
-where they are installed, Triton, CUTLASS and Numba beside cuBLAS, with a plot (benchmarks/bench_gemm.py).
+times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % accuracy
+on the test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
+cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py).
 """
 
 import argparse
@@ -37,37 +37,38 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--dtype",
         choices=[*DTYPES, "all"],
         action="append",
-        help="may be repeated; tf32: float32 with TF32 allowed on both sides; all: those of the device; default: "
-        "float32, on CUDA bfloat16 too",
+        help="may be repeated; tf32: float32 with TF32 allowed on both sides; all: every dtype of the device; "
+        "default: float32, and on CUDA bfloat16",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="the first case of each op and few samples: noisy, and it says how noisy",
+        help="only the first case of each op, with few samples; prints how noisy they are",
     )
     parser.add_argument(
         "--seconds",
         type=float,
-        help="time limit of an op, met by taking fewer samples, but 3, or of mnist and mnist-99 (default: 31 samples "
-        "each, in at most 30 seconds a case; mnist: 600)",
+        help="time limit for each op, or for mnist and mnist-99, met by fewer samples, at least 3 (default: 31 samples "
+        "in at most 30 seconds for each case; mnist: 600)",
     )
     parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: race torch.compile too"
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: time torch.compile too"
     )
-    parser.add_argument("--batch", type=int, action="append", help="mnist: a batch size; may be repeated; default: all")
+    parser.add_argument(
+        "--batch", type=int, action="append", metavar="N", help="mnist: a batch size; may be repeated; default: all"
+    )
     parser.add_argument(
         "--precision",
         action="append",
         choices=["fp32", "tf32", "bf16"],
-        help="mnist: may be repeated; an earlier run's results of the others are kept; default: all",
+        help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=RUNS,
         metavar="DIR",
-        help=f"results go to DIR/<device>/<op>.csv (default: {RUNS}); those that are committed are in "
-        "benchmarks/results, where only a run that names that folder writes",
+        help=f"results go to DIR/<device>/<op>.csv (default: {RUNS}; the committed ones are in benchmarks/results)",
     )
 
 

@@ -1,4 +1,4 @@
-"""python -m cuda_ops doctor: what is installed, what works, and the cure for what does not.
+"""python -m cuda_ops doctor: what is installed, what works, and how to fix what does not.
 
 Everything is tried rather than assumed: the op table comes from calling each functional, forward and backward, on
 each device in each dtype. The command needs nothing but the standard library, so that it runs where the rest does not:
@@ -52,7 +52,7 @@ def example_calls(make):
     labels = torch.tensor([0, 2, 1], device=make.device)
     weight, bias = make(4), make(4)
     mean, var = torch.zeros_like(weight).detach(), torch.ones_like(weight).detach()
-    pictures = torch.arange(12, dtype=torch.uint8, device=make.device).view(3, 4)
+    images = torch.arange(12, dtype=torch.uint8, device=make.device).view(3, 4)
 
     def normalized(images, indices, mean, std, dtype):
         return (images[indices].double() / 255 - mean) / std
@@ -68,7 +68,7 @@ def example_calls(make):
         ),
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
-        "gather_normalize": ((pictures, labels, 0.5, 0.25, make.dtype), normalized),
+        "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (
             (make(3, 4), make(5, 4), labels),
@@ -425,7 +425,7 @@ def check_ops(problem):
 
 
 def check_kernels(problem):
-    """Per CUDA kernel what the compiler made of it, as the driver tells; a sentence where that cannot be had."""
+    """Registers, memory and occupancy of each CUDA kernel, from the driver; a sentence where that cannot be had."""
     if _library.problem:
         return "the op library does not load"
     if not _library.has_cuda():

@@ -1,13 +1,13 @@
-"""Trains the MNIST CNN with our ops, fused and one a layer, and with PyTorch's, side by side: same weights, same
-batches, in turns.
+"""Trains the MNIST CNN with our ops, fused and layer by layer, and with PyTorch's, side by side: same initial weights,
+same batches, interleaved in blocks of steps.
 
-Prints milliseconds of every phase of a training step, the accuracy, and the distances of gradients and losses; writes
+Prints the milliseconds of each phase of a training step, the accuracy, and how far gradients and losses differ; writes
 report.png, report.md and report.json into --out. Under torchrun it trains data-parallel:
 
     torchrun --nproc-per-node=2 -m cuda_ops mnist --device cpu
 
-exit status: 0 success; 1 the backends differ by more than rounding, or training diverged; 2 the command cannot run as
-asked, and the message says why; 130 interrupted, with a report of the steps done so far.
+exit status: 0 success; 1 the backends differ by more than rounding, or training diverged; 2 the command cannot run, and
+the message says why; 130 interrupted, with a report of the steps done so far.
 """
 
 import argparse
@@ -41,60 +41,68 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--backend",
         choices=["all", "both", *BACKENDS],
         default="all",
-        help="fused: our ops that each do the work of several layers; custom: ours, one a layer; native: PyTorch's; "
-        "both: custom and native; all: the three (default: all)",
+        help="fused: our fused ops; custom: our ops, layer by layer; native: PyTorch's; both: custom and native; "
+        "all: the three (default: all)",
     )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto, a GPU if there is one)")
     epochs, sizes = DEFAULT_EPOCHS, DEFAULT_BATCH_SIZE
-    add("--epochs", type=int, help=f"default: {epochs['cpu']} on the CPU, {epochs['cuda']} on a GPU")
-    add("--batch-size", type=int, help=f"default: {sizes['cpu']} on the CPU, {sizes['cuda']} on a GPU")
+    add("--epochs", type=int, metavar="N", help=f"default: {epochs['cpu']} on the CPU, {epochs['cuda']} on a GPU")
+    add("--batch-size", type=int, metavar="N", help=f"default: {sizes['cpu']} on the CPU, {sizes['cuda']} on a GPU")
     add(
         "--lr",
         type=float,
         default=0.07,
-        help="highest learning rate of plain SGD: it rises to it over the first three tenths of the run and falls to "
-        "zero at its end (default: 0.07)",
+        help="peak learning rate of plain SGD: it rises linearly over the first three tenths of the run and falls to "
+        "zero at the end (default: 0.07)",
     )
-    add("--seed", type=int, default=0, help="of the initial weights and the order of the batches (default: 0)")
+    add("--seed", type=int, default=0, help="for the initial weights and the order of the batches (default: 0)")
     add(
         "--dtype",
         choices=list(DTYPES),
         default="float32",
-        help="bfloat16 and float16 mean autocast, on a GPU only (default: float32)",
+        help="bfloat16 and float16: by autocast, on a GPU only (default: float32)",
     )
     add(
         "--data-dir",
         type=Path,
         default=default_root(),
-        help="the folder that holds MNIST/raw/*.gz (default: data of the repository)",
+        help="the folder that holds MNIST/raw/*.gz (default: data in the repository)",
     )
     add(
         "--data-on",
         choices=["host", "device"],
         default="host",
-        help="where the data set is kept: in host memory, each batch being copied, or on the device (default: host)",
+        help="where the data set is kept: in host memory, from which each batch is copied, or on the device "
+        "(default: host)",
     )
     add(
         "--limit",
         type=int,
         metavar="N",
-        help="use the first N training and the first N test images only, for a quick try",
+        help="use only the first N training images and the first N test images, for a quick try",
     )
     add(
         "--graph",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="on a GPU, time the whole step as one CUDA graph too (default: --graph)",
+        help="on a GPU, also time the whole step as one CUDA graph (default: --graph)",
     )
-    add("--save", type=Path, metavar="FILE", help="write the trained weights there (of the first backend of several)")
+    add(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the trained weights to FILE (with several backends, the first one's)",
+    )
     add(
         "--save-start",
         type=Path,
         metavar="FILE",
-        help="write the initial weights and the order of the batches there, for `build/apps/mnist --weights` (make "
-        "mnist-c), which trains the same in plain C",
+        help="write the initial weights and the order of the batches to FILE, for `build/apps/mnist --weights` (make "
+        "mnist-c), which trains the same network in plain C",
     )
-    add("--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="for the report (default: runs/mnist)")
+    add(
+        "--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="folder of the report (default: runs/mnist)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

@@ -40,6 +40,20 @@ def test_readme_python_runs():
         exec(compile(block, "README.md", "exec"), {})
 
 
+def test_pages_name_files_that_exist():
+    """Paths in backquotes and links; runs/ and build/ are made by commands, and <op> stands for any."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "benchmarks" / "notes").glob("*.md")]
+    named = re.compile(
+        r"\b(?:csrc|cuda_ops|benchmarks|tests|build_backend|notebooks|examples)/[\w./-]*\w/?(?![\w<*{…])"
+    )
+    missing = []
+    for page in pages:
+        for path in named.findall(page.read_text()):
+            if "cube" not in path and not (ROOT / path).exists():
+                missing.append(f"{page.name}: {path}")
+    assert pages and not missing
+
+
 def test_pages_are_what_the_results_make_of_them():
     command = [sys.executable, str(ROOT / "benchmarks" / "update_results.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

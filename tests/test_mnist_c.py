@@ -22,11 +22,11 @@ from cuda_ops.training.timing import PHASES, WHOLE_STEP
 
 CC = os.environ.get("CC", "cc")
 RAW = default_root() / "MNIST" / "raw"
-PICTURES, BATCH, STEPS = 640, 32, 20
+IMAGE_COUNT, BATCH, STEPS = 640, 32, 20
 # With the default of 0.07 over so few steps, rounding grows to a hundredth of the loss between native and custom too.
 LR = "0.01"
 HEADER_BYTES = 40
-# Named tensors come behind the header: 32 bytes of name and 8 of count before each.
+# Named tensors follow the header: 32 bytes of name and 8 of count before each.
 FIRST_TENSOR_BYTES = 40 + 4 * 288
 
 
@@ -61,14 +61,14 @@ def program(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Small sets that are not compressed: the first pictures of MNIST."""
+    """Small sets that are not compressed: the first images of MNIST."""
     root = tmp_path_factory.mktemp("data")
     (root / "MNIST" / "raw").mkdir(parents=True)
     for name in EXTRACTED_SIZES:
         with gzip.open(RAW / f"{name}.gz") as file:
             dimensions = 3 if "idx3" in name else 1
             header, item = file.read(4 + 4 * dimensions), 784 if dimensions == 3 else 1
-            content = header[:4] + struct.pack(">I", PICTURES) + header[8:] + file.read(PICTURES * item)
+            content = header[:4] + struct.pack(">I", IMAGE_COUNT) + header[8:] + file.read(IMAGE_COUNT * item)
         (root / "MNIST" / "raw" / name).write_bytes(content)
     return root
 
@@ -78,7 +78,18 @@ def python_run(tmp_path_factory):
     """20 steps of both backends in Python, and the start that they had."""
     folder = tmp_path_factory.mktemp("python")
     start = folder / "start.bin"
-    arguments = ["--device", "cpu", "--limit", str(PICTURES), "--batch-size", str(BATCH), "--epochs", "1", "--lr", LR]
+    arguments = [
+        "--device",
+        "cpu",
+        "--limit",
+        str(IMAGE_COUNT),
+        "--batch-size",
+        str(BATCH),
+        "--epochs",
+        "1",
+        "--lr",
+        LR,
+    ]
     assert main(["mnist", *arguments, "--save-start", str(start), "--out", str(folder)]) == 0
     return start, json.loads((folder / "report.json").read_text())
 
@@ -115,7 +126,7 @@ def test_losses_are_those_of_python(threads, program, data, python_run, tmp_path
         # little, as it does between native and custom themselves.
         assert ours["losses"][:5] == pytest.approx(theirs["losses"][:5], rel=1e-5)
         assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-3)
-        assert ours["test_accuracy"] == pytest.approx(theirs["test_accuracy"], abs=3 / PICTURES)
+        assert ours["test_accuracy"] == pytest.approx(theirs["test_accuracy"], abs=3 / IMAGE_COUNT)
     labels = [line.rsplit(maxsplit=1)[0] for line in result.stdout.splitlines()[2:12]]
     phases = [f"{phase}, ms" for phase in (*PHASES, WHOLE_STEP)]
     assert labels == [*phases, "samples/s", "peak memory, MB", "train loss", "test accuracy, %"]
@@ -178,7 +189,7 @@ def test_compressed_files_are_read(program, tmp_path):
     content = path.read_bytes()
     for wrong, message in (
         (content[:1000], r"damaged or truncated \(unexpected end of file\)"),
-        (content[:1000] + b"\xff" * 50 + content[1050:], r"damaged or truncated \(|expected a digit|behind its end"),
+        (content[:1000] + b"\xff" * 50 + content[1050:], r"damaged or truncated \(|expected a digit|past its end"),
         (gzip.decompress(content), "is not compressed by gzip"),
         (b"", "is not compressed by gzip|truncated"),
     ):
@@ -198,19 +209,19 @@ def test_without_zlib(data, tmp_path):
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 BAD_IDX = {
-    "empty": (IMAGES, lambda b: b"", "truncated: the magic number should take 4 bytes, and 0 are there"),
-    "short header": (IMAGES, lambda b: b[:10], "truncated: the sizes should take 12 bytes, and 6 are there"),
-    "short data": (IMAGES, lambda b: b[:-1], r"truncated: the data should take 501760 bytes, and 501759 are there"),
-    "trailing byte": (LABELS, lambda b: b + b"\0", "bytes behind its end: its sizes do not match its header"),
+    "empty": (IMAGES, lambda b: b"", "truncated: expected the magic number to have 4 bytes, got 0"),
+    "short header": (IMAGES, lambda b: b[:10], "truncated: expected the sizes to have 12 bytes, got 6"),
+    "short data": (IMAGES, lambda b: b[:-1], r"truncated: expected the data to have 501760 bytes, got 501759"),
+    "trailing byte": (LABELS, lambda b: b + b"\0", "bytes past its end: its sizes do not match its header"),
     "labels as images": (IMAGES, lambda b: b"\0\0\x08\x01" + b[4:], "expected it to begin with 00000803, got 00000801"),
     "floats": (LABELS, lambda b: b"\0\0\x0d\x01" + b[4:], "no IDX file of bytes with 1 dimensions"),
     "other width": (IMAGES, lambda b: b[:12] + struct.pack(">I", 29) + b[16:], "expected dimension 2 to be 28, got 29"),
-    "no pictures": (LABELS, lambda b: b[:4] + struct.pack(">I", 0), "expected 1 to 1048576 pictures, got 0"),
-    "count that lies": (LABELS, lambda b: b[:4] + b"\xff\xff\xff\xff" + b[8:], "pictures, got 4294967295"),
+    "no images": (LABELS, lambda b: b[:4] + struct.pack(">I", 0), "expected 1 to 1048576 images, got 0"),
+    "count that lies": (LABELS, lambda b: b[:4] + b"\xff\xff\xff\xff" + b[8:], "images, got 4294967295"),
     "label 10": (LABELS, lambda b: b[:20] + b"\x0a" + b[21:], "label 12 is 10: expected a digit"),
     "label 255": (LABELS, lambda b: b[:20] + b"\xff" + b[21:], "label 12 is 255: expected a digit"),
     "last label": (LABELS, lambda b: b[:-1] + b"\x0a", "label 639 is 10: expected a digit"),
-    "fewer labels": (LABELS, lambda b: b[:4] + struct.pack(">I", 639) + b[8:-1], "640 pictures and .* 639 labels"),
+    "fewer labels": (LABELS, lambda b: b[:4] + struct.pack(">I", 639) + b[8:-1], "640 images and .* 639 labels"),
 }
 
 
@@ -246,28 +257,28 @@ def replaced(position, pattern, value):
 
 ORDER = -4 * BATCH * STEPS  # from the end
 BAD_STARTS = {
-    "empty": (lambda b: b"", "truncated: the header should take 40 bytes"),
-    "short header": (lambda b: b[:39], "truncated: the header"),
+    "empty": (lambda b: b"", "truncated: expected the header to have 40 bytes"),
+    "short header": (lambda b: b[:39], "truncated: expected the header"),
     "other magic": (lambda b: b"PK" + b[2:], "its magic is wrong"),
     "other version": (replaced(8, "<I", 2), "expected version 1 with 16 tensors, got version 2 with 16"),
     "other tensors": (replaced(12, "<I", 17), "got version 1 with 17"),
-    "no pictures": (replaced(16, "<Q", 0), "its header's sizes make no run"),
-    "large batch": (replaced(24, "<Q", PICTURES + 1), "its header's sizes make no run"),
-    "no batch": (replaced(24, "<Q", 0), "its header's sizes make no run"),
-    "many epochs": (replaced(32, "<Q", 2**63), "its header's sizes make no run"),
-    "high half of pictures": (replaced(16, "<Q", 2**32 + PICTURES), "its header's sizes make no run: 4294967936 pic"),
-    "high half of batch": (replaced(24, "<Q", 2**32 + BATCH), "its header's sizes make no run"),
-    "high half of epochs": (replaced(32, "<Q", 2**32 + 1), "its header's sizes make no run.* 4294967297 epochs"),
-    "other epochs": (replaced(32, "<Q", 2), "is truncated: its header asks for"),
-    "truncated": (lambda b: b[:-4], "is truncated: its header asks for"),
-    "trailing byte": (lambda b: b + b"\0", "has bytes behind its end: its header asks for"),
+    "no images": (replaced(16, "<Q", 0), "invalid sizes in its header"),
+    "large batch": (replaced(24, "<Q", IMAGE_COUNT + 1), "invalid sizes in its header"),
+    "no batch": (replaced(24, "<Q", 0), "invalid sizes in its header"),
+    "many epochs": (replaced(32, "<Q", 2**63), "invalid sizes in its header"),
+    "high half of images": (replaced(16, "<Q", 2**32 + IMAGE_COUNT), "invalid sizes in its header: 4294967936 ima"),
+    "high half of batch": (replaced(24, "<Q", 2**32 + BATCH), "invalid sizes in its header"),
+    "high half of epochs": (replaced(32, "<Q", 2**32 + 1), "invalid sizes in its header.* 4294967297 epochs"),
+    "other epochs": (replaced(32, "<Q", 2), "is truncated: by its header it has"),
+    "truncated": (lambda b: b[:-4], "is truncated: by its header it has"),
+    "trailing byte": (lambda b: b + b"\0", "has bytes past its end: by its header it has"),
     "other name": (replaced(HEADER_BYTES, "<c", b"C"), "expected the tensor conv1.weight, got Conv1.weight"),
     "other count": (replaced(HEADER_BYTES + 32, "<Q", 289), "expected conv1.weight to have 288 elements, got 289"),
     "high half of count": (replaced(HEADER_BYTES + 32, "<Q", 2**32 + 288), "to have 288 elements, got 4294967584"),
     "nan": (replaced(HEADER_BYTES + 40 + 8, "<f", float("nan")), "conv1.weight holds a number that is not finite"),
-    "index beyond": (lambda b: b[:ORDER] + struct.pack("<I", PICTURES) + b[ORDER + 4 :], "beyond the training set"),
-    "index twice": (lambda b: b[:ORDER] + b[ORDER + 4 : ORDER + 8] + b[ORDER + 4 :], "there twice"),
-    "other set": (lambda b: replaced(16, "<Q", PICTURES + 1)(b), "written for 641 training pictures, and there"),
+    "index beyond": (lambda b: b[:ORDER] + struct.pack("<I", IMAGE_COUNT) + b[ORDER + 4 :], "beyond the training set"),
+    "index twice": (lambda b: b[:ORDER] + b[ORDER + 4 : ORDER + 8] + b[ORDER + 4 :], "repeated"),
+    "other set": (lambda b: replaced(16, "<Q", IMAGE_COUNT + 1)(b), "written for 641 training images, and there"),
 }  # fmt: skip
 
 
@@ -282,12 +293,12 @@ def test_wrong_start_is_told_in_one_line(case, program, data, python_run, tmp_pa
 
 MISTAKES = {
     "unknown option": (["--colour"], "unrecognized argument: --colour"),
-    "no value": (["--lr"], "--lr: expected a value behind it"),
+    "no value": (["--lr"], "--lr: expected a value after it"),
     "no number": (["--epochs", "many"], "--epochs many: expected a whole number from 1 to"),
     "half a number": (["--epochs", "3x"], "--epochs 3x: expected a whole number"),
     "no epochs": (["--epochs", "0"], "--epochs 0: expected"),
     "huge batch": (["--batch-size", "99999999999999999999"], "--batch-size 9+: expected"),
-    "large batch": (["--batch-size", "641"], "--batch-size 641 is larger than the training set of 640 pictures"),
+    "large batch": (["--batch-size", "641"], "--batch-size 641 is larger than the training set of 640 images"),
     "negative lr": (["--lr", "-1"], "--lr -1: expected a number above 0"),
     "lr that is no number": (["--lr", "nan"], "--lr nan: expected a number above 0"),
     "lr beyond float32": (["--lr", "1e308"], "--lr 1e308: expected a number above 0, and at most 3.40282e\\+38"),

@@ -1,6 +1,6 @@
 """Times our ops against PyTorch's own. What makes the result hard to doubt:
 
-- Both sides run in the same process on the same inputs, one sample of each in turn (ours, PyTorch, ours, ...), and what
+- Both sides run in the same process on the same inputs, sample by sample (ours, PyTorch, ours, ...), and what
   is shown are medians, with the 10th and 90th percentile beside them in the CSV.
 - Before anything is timed, outputs and gradients of the two are compared; a result that is NaN is no result.
 - Inputs are random, and calls cycle over so many sets of them that together they exceed three times the largest cache

@@ -1,4 +1,4 @@
-"""Runs benches: makes inputs and calls, compares results, takes samples in turns, writes rows."""
+"""Runs benches: makes inputs and calls, compares results, takes interleaved samples, writes rows."""
 
 import contextlib
 import functools
@@ -156,8 +156,7 @@ def samplers_of(what, calls: dict[str, list[Callable]], settings: Settings) -> t
 
 
 def take_samples(samplers: dict, slow: set, settings: Settings, seconds: float) -> dict[object, list[float]]:
-    """Of all of them in turn, for about so many seconds; but SLOW_SAMPLES of the slow ones, and as many of all at the
-    least."""
+    """Interleaved samples of all, for so many seconds; SLOW_SAMPLES of the slow ones, and of all at least as many."""
     cost = dict.fromkeys(samplers, 0.0)
     samples = {key: [] for key in samplers}
     for key, sample in samplers.items():

@@ -48,7 +48,7 @@ class Implementation:
     name: str
     function: Callable
     prepare: Callable = lambda *args: args
-    """Turns a case's arguments into this implementation's (another layout, an optimizer), before the clock starts."""
+    """Makes this implementation's arguments (another layout, an optimizer) from the case's, outside the timed part."""
 
 
 @dataclass

@@ -37,7 +37,7 @@ def summarize(seconds: list[float]) -> Summary:
 
 
 def interleaved(samplers: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`rounds` samples of each, one of each in turn, so that a drift of the machine affects all of them alike."""
+    """`rounds` samples of each, interleaved, so that a drift of the machine affects all of them alike."""
     samples = {name: [] for name in samplers}
     for _ in range(rounds):
         for name, sample in samplers.items():
@@ -98,17 +98,17 @@ def graph_sampler(calls: list[Callable], device, stream, least_seconds: float) -
 
 
 def single_sampler(calls: list[Callable], device) -> Callable[[], float]:
-    """For calls that take milliseconds: one a sample, the next in turn, without a warm-up or a graph."""
-    turn = itertools.cycle(calls)
+    """For calls that take milliseconds: one a sample, the next time the next call, without a warm-up or a graph."""
+    cycle = itertools.cycle(calls)
 
     def wall():
-        call = next(turn)
+        call = next(cycle)
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
     def kernel():
-        call, start, end = next(turn), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        call, start, end = next(cycle), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(200_000)  # some 100 µs, so that the call is in the queue before the first event is reached
         start.record()
         call()

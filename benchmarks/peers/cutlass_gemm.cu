@@ -27,7 +27,7 @@ struct Problem {
     void *d;
     const void *a, *b;
     int m, n, k;
-    /* Hopper's kernels: the largest swizzle of the order of tiles; CUTLASS 2's: pieces of k, added up in turn. */
+    /* Hopper's kernels: the largest swizzle of the tile order; CUTLASS 2's: splits of k, added serially. */
     int option;
 };
 
@@ -71,7 +71,7 @@ static Stride stride_of(int64_t distance)
 
 /* Tile and cluster are cute::Shape<m, n, k> of the block's tile in elements and of the cluster in blocks.
 
-   In 32 bits wgmma reads both operands along k alone, and B lies along n. CUTLASS's builder takes it so, and turns it
+   In 32 bits wgmma reads both operands along k alone, and B lies along n. CUTLASS's builder accepts that, and transposes it
    in shared memory; but by those kernels some products were NaN, and one by stream-K did not end (4.2.0, on an H200).
    So there D^T = B^T A^T is asked for, in which B^T goes through registers: all three matrices are column-major then,
    and a tile's m is along n of D. */
@@ -171,7 +171,7 @@ static const Candidate candidates[] = {
     {"128x128x64, clusters of 2x1, stream-K", stream_k, 1},
     {"64x64x128, ping-pong", small, 1},
     {"64x64x32, mma.sync", odd, 1},
-    {"64x64x32, mma.sync, k in 8 pieces", odd, 8},
+    {"64x64x32, mma.sync, 8 splits of k", odd, 8},
 };
 #elif defined(CUTLASS_GEMM_TF32)
 using TF32 = cutlass::tfloat32_t;
@@ -189,7 +189,7 @@ static const Candidate candidates[] = {
     {"128x64x32, clusters of 2x1, cooperative", narrow, 1},
     {"64x64x32, ping-pong", small, 1},
     {"64x64x16, mma.sync", odd, 1},
-    {"64x64x16, mma.sync, k in 8 pieces", odd, 8},
+    {"64x64x16, mma.sync, 8 splits of k", odd, 8},
 };
 #elif defined(CUTLASS_GEMM_FLOAT32)
 template <typename Block, typename Warp, int stages>
@@ -201,11 +201,11 @@ static const Function small = simt<Gemm2Shape<64, 64, 8>, Gemm2Shape<32, 64, 8>,
 static const Candidate candidates[] = {
     {"256x128x8", wide, 1},
     {"128x128x8", square, 1},
-    {"128x128x8, k in 4 pieces", square, 4},
+    {"128x128x8, 4 splits of k", square, 4},
     {"128x64x8", narrow, 1},
-    {"128x64x8, k in 4 pieces", narrow, 4},
+    {"128x64x8, 4 splits of k", narrow, 4},
     {"64x64x8", small, 1},
-    {"64x64x8, k in 16 pieces", small, 16},
+    {"64x64x8, 16 splits of k", small, 16},
 };
 #elif defined(CUTLASS_GEMM_FLOAT64)
 template <typename Block, typename Warp, int stages>
@@ -218,7 +218,7 @@ static const Candidate candidates[] = {
     {"128x128x16, mma.sync", square, 1},
     {"128x64x16, mma.sync", narrow, 1},
     {"64x64x16, mma.sync", small, 1},
-    {"64x64x16, mma.sync, k in 8 pieces", small, 8},
+    {"64x64x16, mma.sync, 8 splits of k", small, 8},
 };
 #else
 #error "define one of CUTLASS_GEMM_BFLOAT16, CUTLASS_GEMM_FLOAT16, CUTLASS_GEMM_TF32, CUTLASS_GEMM_FLOAT32, CUTLASS_GEMM_FLOAT64"

@@ -15,7 +15,7 @@ static size_t folder_length(const char *path)
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-/* The file that the name leads to, behind all symbolic links; those among its folders are the system's to follow. */
+/* The file that the name refers to after all symbolic links; the system follows those among its folders. */
 static int follow(const char *path, char target[MOST_PATH])
 {
     if (strlen(path) >= MOST_PATH) {
@@ -78,10 +78,10 @@ static int write_all(int file, const char *content, size_t bytes)
             bytes -= (size_t)written;
         }
     }
-    return fsync(file); /* where space is allocated late, this is what tells that there is none */
+    return fsync(file); /* on some file systems only this reports that there is no space */
 }
 
-/* With `keep`, the draft takes the target's place; without, it goes. */
+/* With `keep` the draft replaces the target; without, it is removed. */
 static const char *put(const char *path, const void *content, size_t bytes, int keep)
 {
     char target[MOST_PATH], draft[MOST_PATH];

@@ -1,18 +1,17 @@
-/* Files that somebody asked for by name (--out), written whole or not at all; what cuda_ops/_files.py is in Python.
+/* Output files that the user names (--out), written whole or not at all; cuda_ops/_files.py is the same in Python.
  *
- * What is written lies under a name of its own beside its target until its last byte is there, and is renamed then.
- * Otherwise it is as if the file were opened and written to: symbolic links are followed, a new file has the mode that
- * the umask leaves, an old one keeps its.
- */
+ * The content is written under a temporary name beside the target, which is renamed once it is complete. Otherwise it
+ * is as if the file were opened and written to: symbolic links are followed, a new file has the mode that the umask
+ * leaves, an existing one keeps its mode. */
 #ifndef CUDA_OPS_APPS_OUTPUT_H
 #define CUDA_OPS_APPS_OUTPUT_H
 
 #include <stddef.h>
 
-/* Returns NULL, or why `path` cannot be written, to be put behind its name; nothing has changed then. */
+/* Returns NULL, or why `path` cannot be written, for a message that names it; then nothing has changed. */
 const char *output_write(const char *path, const void *content, size_t bytes);
 
-/* What output_write would return, as far as it can be known beforehand; leaves nothing. */
+/* What output_write would return, as far as that can be known beforehand; it leaves no file. */
 const char *output_check(const char *path);
 
 #endif

@@ -1,15 +1,14 @@
 /* avg_pool2d on the CPU. Forward: out = sum over the window / divisor; backward: each position gathers grad / divisor
- * from its windows.
- * Bound by memory: input and output are each moved once, both ways.
- * Planes: windows that lie inside of the input are taken a row at a time, with the kernel's and the stride's sizes as
- * constants for the usual 2x2, so that the row is vectorised. channels_last: vectors over the channels. */
+ * from its windows. Bound by memory: input and output are each moved once, both ways. Contiguous: windows that lie
+ * inside the input are processed a row at a time, with the kernel's and the stride's sizes as constants for the usual
+ * 2x2, so that the row is vectorised. channels_last: vectors over the channels. */
 #ifndef REAL
 
 #include "cuda_ops/avg_pool2d.h"
 
 #include "common/common.h"
 
-/* What the kernels need beside the geometry. */
+/* What the kernels need besides the geometry. */
 typedef struct {
     int64_t divisor_override;
     bool count_include_pad;

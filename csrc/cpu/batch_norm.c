@@ -4,15 +4,15 @@
  *     grad_bias   = sum of grad_output,   grad_weight = sum of grad_output * normalised
  *     grad_input  = weight * rstd * (grad_output - grad_bias / n - normalised * grad_weight / n)
  *
- * and without the two last terms where the statistics are running ones.
+ * with running statistics, without the last two terms.
  *
- * Each elementwise step is brought into the form (x - center) * scale + offset, where center is the mean rounded to the
- * dtype and offset holds what the rounding left out. So x - center is exact for values near the mean, however large
- * the mean is, and nothing is lost to a mean that the dtype cannot represent.
+ * Each elementwise step has the form (x - center) * scale + offset, where center is the mean rounded to the dtype and
+ * offset makes up for the rounding. So x - center is exact for values near the mean, however large the mean is, and
+ * nothing is lost to a mean that the dtype cannot represent.
  *
- * Reductions run over blocks of about PIECE elements that are in the cache for the second of their two passes (mean,
- * then squares of differences from it). Sums of up to SHORT elements are in the dtype, sums of those in double.
- * Bound by memory: the moments read input, the normalisation reads and writes; backward reads two arrays, twice, and
+ * Reductions take blocks of about BLOCK_ELEMENTS, small enough that the second of their two passes (the mean, then
+ * squared differences from it) hits the cache. Sums of up to SHORT elements are in the dtype, sums of those in double.
+ * Bound by memory: the moments read input, the normalisation reads and writes it; backward reads two arrays, twice, and
  * writes one. */
 #ifndef REAL
 
@@ -21,10 +21,10 @@
 #include "common/common.h"
 
 enum {
-    PIECE = 32768,    /* elements of a block: 128 kB of floats */
-    SHORT = 256,      /* elements that one sum in the dtype covers */
-    LEAST_ROWS = 32,  /* of a block for inner = 1, such that a block has far more elements than it has sums */
-    CHANNEL_TILE = 64 /* channels whose sums stay in the first-level cache, for inner = 1 */
+    BLOCK_ELEMENTS = 32768, /* 128 kB of floats */
+    SHORT = 256,            /* elements that one sum in the dtype covers */
+    LEAST_ROWS = 32,        /* of a block for inner = 1, such that a block has far more elements than it has sums */
+    CHANNEL_TILE = 64       /* channels whose sums stay in the first-level cache, for inner = 1 */
 };
 
 typedef struct shape {
@@ -34,8 +34,8 @@ typedef struct shape {
 static int64_t outer_per_block(shape s)
 {
     if (s.inner == 1)
-        return min_i64(SHORT, max_i64(LEAST_ROWS, PIECE / s.channels));
-    return max_i64(1, PIECE / s.inner);
+        return min_i64(SHORT, max_i64(LEAST_ROWS, BLOCK_ELEMENTS / s.channels));
+    return max_i64(1, BLOCK_ELEMENTS / s.inner);
 }
 
 static int64_t split_count(shape s)
@@ -241,8 +241,8 @@ CUDA_OPS_INLINE void FN(add_products)(double *sum, double *products, const REAL 
     }
 }
 
-/* Mean and sum of squared differences of a block, from differences to a first, rounded mean: what rounding it did is
- * known from the sum of the differences, and taken back. */
+/* Mean and sum of squared differences of a block, from differences to a first, rounded mean. The sum of the differences
+ * tells the error of that mean, and corrects both. */
 CUDA_OPS_INLINE void FN(moments_of_plane)(double *mean, double *squares, const REAL *x, int64_t rows, int64_t stride,
                                           int64_t inner)
 {
@@ -315,7 +315,7 @@ CUDA_OPS_SIMD static void FN(moments)(void *workspace, const REAL *input, shape 
     }
 }
 
-/* Puts down (x - center) * scale + offset for a channel. */
+/* Writes (x - center) * scale + offset for a channel. */
 static void FN(set_forward_coefficients)(void *workspace, const REAL *weight, const REAL *bias, double mean,
                                          double variance, double eps, shape s, int64_t c)
 {
@@ -439,8 +439,8 @@ CUDA_OPS_SIMD static void FN(sums)(void *workspace, const REAL *grad_output, con
     }
 }
 
-/* Puts down grad_output * scale + (x - center) * slope + offset for each channel; without training slope and offset
- * are not looked at. */
+/* Writes grad_output * scale + (x - center) * slope + offset for each channel; with running statistics slope and offset
+ * are not read. */
 static void FN(prepare_backward)(REAL *grad_weight, REAL *grad_bias, void *workspace, const REAL *weight,
                                  const void *mean, const void *variance, shape s, double eps, int training)
 {

@@ -1,8 +1,8 @@
-/* What follows the convolution of conv_bn_relu_pool on the CPU: normalise, relu and max-pool in one pass over the
- * convolution's output, and the gradient back to it.
+/* conv_bn_relu_pool on the CPU, after the convolution: normalise, relu and max-pool in one pass over the convolution's
+ * output, and the gradient with respect to it.
  * Bound by memory: forward reads conv_output once and writes a quarter of it (pooling 2x2) and a byte beside each
- * value; backward takes its sums from what was pooled alone, then reads conv_output once and writes its gradient.
- * Planes: a plane's windows after one another, with the usual 2x2 as constants for the compiler; channels_last: vectors
+ * value; backward takes its sums from the pooled values alone, then reads conv_output once and writes its gradient.
+ * Contiguous: window after window of a plane, with the usual 2x2 as constants for the compiler; channels_last: vectors
  * over the channels. */
 #ifndef REAL
 
@@ -10,7 +10,7 @@
 
 #include "common/common.h"
 
-/* Channels whose maxima are kept at hand while their window is read, and sums that run beside each other. */
+/* Channels whose maxima are kept in registers while their window is read, and independent partial sums. */
 enum { LANES = 32 };
 
 static bool valid(const cuda_ops_pool2d *pool)
@@ -19,21 +19,21 @@ static bool valid(const cuda_ops_pool2d *pool)
            (int64_t)pool->height.kernel * pool->width.kernel <= CUDA_OPS_POOL_LARGEST;
 }
 
-/* PLACE, an integer as wide as REAL, so that comparisons of the one select the other without conversions. */
+/* INDEX: an integer as wide as REAL, so that a comparison of REALs selects between INDEX values without conversion. */
 #define REAL float
-#define PLACE int32_t
+#define INDEX int32_t
 #define FN(name) name##_f32
 #include "conv_bn_relu_pool.c"
 
 #include "common/undef_real.h"
-#undef PLACE
+#undef INDEX
 #define REAL double
-#define PLACE int64_t
+#define INDEX int64_t
 #define FN(name) name##_f64
 #include "conv_bn_relu_pool.c"
 
 #include "common/undef_real.h"
-#undef PLACE
+#undef INDEX
 
 #define DISPATCH(dtype, name, ...)                                                                                     \
     switch (dtype) {                                                                                                   \
@@ -110,8 +110,8 @@ cuda_ops_status cuda_ops_conv_bn_relu_pool_grad_conv_cpu(void *grad_conv_output,
 
 #else
 
-/* Forward: center, scale, offset of each channel. A mean that is rounded to REAL would shift a channel whose mean is
- * far larger than its deviation, so that offset holds what the rounding left out. */
+/* Forward: center, scale, offset of each channel. Rounding the mean to REAL would shift a channel whose mean is far
+ * larger than its deviation; offset makes up for it. */
 static void FN(prepare_forward)(REAL *coefficients, const void *mean, const void *variance, const REAL *norm_weight,
                                 const REAL *norm_bias, int64_t channels, double eps, cuda_ops_dtype statistics_dtype)
 {
@@ -138,7 +138,7 @@ CUDA_OPS_INLINE void FN(pool_row)(REAL *restrict output, uint8_t *restrict argma
         const int32_t w_begin = inside ? 0 : cuda_ops_pool_first_tap(width, start);
         const int32_t w_end = inside ? width.kernel : cuda_ops_pool_end_tap(width, start);
         REAL best = (REAL)-INFINITY, raw = 0;
-        PLACE place = h_begin * width.kernel + w_begin;
+        INDEX index = h_begin * width.kernel + w_begin;
         for (int32_t h = h_begin; h < h_end; h++)
             for (int32_t tap = w_begin; tap < w_end; tap++) {
                 const REAL y = first[(int64_t)h * width.input + start + tap];
@@ -146,12 +146,12 @@ CUDA_OPS_INLINE void FN(pool_row)(REAL *restrict output, uint8_t *restrict argma
                 const bool take = z > best || z != z;
                 best = take ? z : best;
                 raw = take ? y : raw;
-                place = take ? (PLACE)(h * width.kernel + tap) : place;
+                index = take ? (INDEX)(h * width.kernel + tap) : index;
             }
         const bool active = !(best <= 0);
         output[w] = active ? best : (REAL)0;
         if (argmax) {
-            argmax[w] = (uint8_t)(active ? place : CUDA_OPS_POOL_INACTIVE);
+            argmax[w] = (uint8_t)(active ? index : CUDA_OPS_POOL_INACTIVE);
             maximum[w] = raw;
         }
     }
@@ -203,22 +203,22 @@ CUDA_OPS_INLINE void FN(pool_channels)(REAL *restrict output, uint8_t *restrict 
     const REAL *restrict center = coefficients + c, *restrict scale = center + channels,
                          *restrict offset = scale + channels;
     REAL best[LANES], raw[LANES];
-    PLACE place[LANES];
+    INDEX index[LANES];
     for (int64_t i = 0; i < lanes; i++) {
         best[i] = (REAL)-INFINITY;
         raw[i] = 0;
-        place[i] = h_begin * width.kernel + w_begin;
+        index[i] = h_begin * width.kernel + w_begin;
     }
     for (int32_t h = h_begin; h < h_end; h++)
         for (int32_t w = w_begin; w < w_end; w++) {
             const REAL *restrict y = window + ((int64_t)h * width.input + w) * channels + c;
-            const PLACE here = h * width.kernel + w;
+            const INDEX position = h * width.kernel + w;
             for (int64_t i = 0; i < lanes; i++) {
                 const REAL z = (y[i] - center[i]) * scale[i] + offset[i];
                 const bool take = z > best[i] || z != z;
                 best[i] = take ? z : best[i];
                 raw[i] = take ? y[i] : raw[i];
-                place[i] = take ? here : place[i];
+                index[i] = take ? position : index[i];
             }
         }
     for (int64_t i = 0; i < lanes; i++)
@@ -226,7 +226,7 @@ CUDA_OPS_INLINE void FN(pool_channels)(REAL *restrict output, uint8_t *restrict 
     if (!argmax)
         return;
     for (int64_t i = 0; i < lanes; i++) {
-        argmax[i] = (uint8_t)(best[i] <= 0 ? CUDA_OPS_POOL_INACTIVE : place[i]);
+        argmax[i] = (uint8_t)(best[i] <= 0 ? CUDA_OPS_POOL_INACTIVE : index[i]);
         maximum[i] = raw[i];
     }
 }
@@ -257,9 +257,8 @@ CUDA_OPS_SIMD static void FN(pool_rows)(REAL *output, uint8_t *argmax, REAL *max
     }
 }
 
-/* Sums of dz and of dz * (maximum - center) of one channel, in lanes that run beside each other so that the loop is
- * vectorised, and in double from plane to plane. center is the mean rounded to REAL; prepare_backward puts the rest
- * right. */
+/* Sums of dz and of dz * (maximum - center) of one channel, in independent lanes so that the loop is vectorised, and in
+ * double from plane to plane. center is the mean rounded to REAL; prepare_backward corrects for the rounding. */
 CUDA_OPS_SIMD static void FN(sums_of_planes)(double *sums, const REAL *grad_output, const uint8_t *argmax,
                                              const REAL *maximum, const double *mean, const cuda_ops_pool2d *pool,
                                              int64_t begin, int64_t end)
@@ -378,7 +377,8 @@ CUDA_OPS_SIMD static void FN(grad_conv_planes)(REAL *grad_conv_output, const REA
                     continue;
                 const int64_t row = cuda_ops_pool_start(height, h) + argmax[o] / width.kernel;
                 const int64_t column = cuda_ops_pool_start(width, w) + argmax[o] % width.kernel;
-                /* Forward makes no other places, but whoever calls the op may: nothing is written outside. */
+                /* Forward writes no other index, but a caller of the op may pass one: nothing is written out of
+                 * bounds. */
                 if (row < 0 || row >= height.input || column < 0 || column >= width.input)
                     continue;
                 grad[row * width.input + column] += grad_output[o] * scale;
@@ -409,12 +409,12 @@ CUDA_OPS_SIMD static void FN(grad_conv_rows)(REAL *grad_conv_output, const REAL 
             for (int32_t i = h_begin; i < h_end; i++)
                 for (int32_t j = w_begin; j < w_end; j++) {
                     const int64_t window = ((n * height.output + i) * width.output + j) * channels;
-                    const uint8_t here = (uint8_t)((h - cuda_ops_pool_start(height, i)) * width.kernel + w -
-                                                   cuda_ops_pool_start(width, j));
+                    const uint8_t position = (uint8_t)((h - cuda_ops_pool_start(height, i)) * width.kernel + w -
+                                                       cuda_ops_pool_start(width, j));
                     const REAL *restrict g = grad_output + window;
                     const uint8_t *restrict arg = argmax + window;
                     for (int64_t c = 0; c < channels; c++)
-                        grad[c] += arg[c] == here ? g[c] * scale[c] : (REAL)0;
+                        grad[c] += arg[c] == position ? g[c] * scale[c] : (REAL)0;
                 }
         }
     }

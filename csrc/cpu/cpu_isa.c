@@ -1,6 +1,6 @@
-/* The choice of the instruction set. The compiler's __builtin_cpu_supports asks whether the operating system keeps the
- * wide registers, too; AMX is newer than what it knows, so that the bits are read here: those of the processor, those
- * of the state that the system keeps, and then the permission that Linux gives a process on request. */
+/* The choice of the instruction set. __builtin_cpu_supports also checks that the operating system saves the wide
+ * registers. It does not know AMX, for which this file reads the bits of cpuid and xgetbv and asks Linux for
+ * permission. */
 #define _GNU_SOURCE /* syscall */
 #include "cuda_ops/cpu_isa.h"
 
@@ -65,7 +65,7 @@ static cuda_ops_cpu_isa find_widest(void)
 }
 #endif
 
-/* One more than the set, so that zero is "not known yet". Two threads that are first find out the same. */
+/* One more than the set, so that zero means "not yet determined". Threads that race to determine it store the same. */
 static _Atomic int widest, current;
 
 const char *cuda_ops_cpu_isa_name(cuda_ops_cpu_isa isa)
@@ -84,7 +84,7 @@ cuda_ops_cpu_isa cuda_ops_cpu_isa_widest(void)
     return (cuda_ops_cpu_isa)(known - 1);
 }
 
-/* -1 if there is none of that name here. */
+/* -1 if this processor has no set of that name. */
 static int find_by_name(const char *name)
 {
     for (int isa = 0; isa <= (int)cuda_ops_cpu_isa_widest(); isa++)
@@ -102,7 +102,7 @@ cuda_ops_status cuda_ops_cpu_isa_check(void)
 cuda_ops_status cuda_ops_cpu_isa_select(const char *name)
 {
     const int found = (int)cuda_ops_cpu_isa_widest();
-    /* Products of pairs took longer than float32's on the one processor that they were timed on. */
+    /* avx512_bf16 was slower than float32's products on the one processor on which it was timed. */
     const int standard = found == CUDA_OPS_CPU_AVX512_BF16 ? (int)CUDA_OPS_CPU_AVX512 : found;
     const int isa = name ? find_by_name(name) : standard;
     if (isa < 0)

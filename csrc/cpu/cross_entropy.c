@@ -86,7 +86,8 @@ cuda_ops_status cuda_ops_cross_entropy_backward_cpu(void *grad_input, const void
 
 #include "common/log_sum_exp.h"
 
-/* How much class c of a column counts by its probability and by smoothing. `y`: its probability in place, or NULL. */
+/* The weight of class c in a column, from its probability and from smoothing. `y`: its probability, or NULL for class
+ * indices. */
 CUDA_OPS_INLINE REAL FN(share)(const REAL *y, const REAL *weight, int64_t c, REAL keep, REAL spread)
 {
     const REAL share = y ? *y * keep + spread : spread;

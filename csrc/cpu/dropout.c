@@ -1,4 +1,4 @@
-/* dropout on the CPU: output = input * (word of Philox >= threshold ? 1 / (1 - p) : 0).
+/* dropout on the CPU: output = input * (Philox word >= threshold ? 1 / (1 - p) : 0).
  * Bound by the ten rounds of Philox, which run on BLOCK counters side by side so that they are vectorised. */
 #ifndef REAL
 
@@ -66,7 +66,7 @@ CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, int64_t b
     const uint32_t threshold = cuda_ops_dropout_threshold(p);
     const REAL scale = (REAL)cuda_ops_dropout_scale(p);
     const int64_t step = 4 * BLOCK;
-    /* Blocks lie at multiples of their size, so that the mask does not depend on how ranges are cut. */
+    /* Blocks begin at multiples of their size, so that the mask does not depend on how the caller splits the range. */
     for (int64_t block = begin / step * step; block < end; block += step) {
         uint32_t words[4 * BLOCK];
         philox_block(words, offset / 4, (uint64_t)(block / 4), seed);

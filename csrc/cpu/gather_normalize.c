@@ -64,7 +64,7 @@ cuda_ops_status cuda_ops_gather_normalize_cpu(void *output, int64_t *output_labe
 
 #else
 
-/* A null image is one that is not there: NaN. */
+/* A null image, whose index was out of bounds, is all NaN. */
 CUDA_OPS_SIMD static void FN(normalize_row)(REAL *output, const uint8_t *image, int64_t row_size, double mean,
                                             double std)
 {

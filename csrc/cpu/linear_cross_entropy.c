@@ -1,4 +1,4 @@
-/* linear_cross_entropy on the CPU: for a chunk of rows, the losses and, in the logits' place, their gradient
+/* linear_cross_entropy on the CPU: for a chunk of rows, the losses, and the gradient, which overwrites the logits,
  *     row_scale * (softmax(logits) - q),   q = (class == target) * (1 - label_smoothing) + label_smoothing / classes,
  * and the product that adds a chunk to grad_weight. Bound by the matrix products around it. */
 #ifndef REAL

@@ -1,8 +1,7 @@
-/* linear_gelu on the CPU: linear's matrix product (gemm/single_thread.h) in pieces of rows that stay in the cache, to
- * each of which bias and gelu are applied at once; backward makes the preactivation's gradient and leaves the rest to
- * linear. Bound by arithmetic: the product's, and some thirty operations an element for gelu, which the compiler
- * vectorises in float.
- */
+/* linear_gelu on the CPU: linear's matrix product (gemm/single_thread.h) in blocks of rows that fit into the cache,
+ * with bias and gelu as each block's epilogue. Backward computes the preactivation's gradient and leaves the rest to
+ * linear. Bound by arithmetic: the product's, and for gelu about thirty operations an element, which the compiler
+ * vectorises in float. */
 #ifndef REAL
 
 #include "cuda_ops/linear_gelu.h"
@@ -11,11 +10,11 @@
 #include "common/exponential.h"
 #include "gemm/single_thread.h"
 
-/* Elements of output between a piece's product and its epilogue: half of a second-level cache, in doubles. */
-enum { PIECE = 1 << 16 };
+/* Elements of output in a block: in doubles, half of a second-level cache. */
+enum { BLOCK_ELEMENTS = 1 << 16 };
 
-/* The normal distribution's function, 1/2 erfc(-x / sqrt(2)), by the fit of erfc in Numerical Recipes (6.2), which is
- * good to 1.2e-7 of the result wherever that lies, so that the tail of negative x keeps its digits. */
+/* The standard normal CDF, 1/2 erfc(-x / sqrt(2)), by the approximation of erfc in Numerical Recipes (6.2). Its
+ * relative error is below 1.2e-7 everywhere, so that the tail of negative x keeps its digits. */
 CUDA_OPS_INLINE float normal_cdf_f32(float x)
 {
     const float z = fabsf(x) * 0.70710678118654752f, t = 1.0f / (1.0f + 0.5f * z);
@@ -127,10 +126,10 @@ static void FN(linear_gelu_forward)(REAL *output, REAL *preactivation, const REA
                                     cuda_ops_linear_block block, cuda_ops_gelu gelu)
 {
     const int64_t columns = block.column_end - block.column_begin;
-    const int64_t piece = max_i64(256, PIECE / max_i64(1, columns));
+    const int64_t block_rows = max_i64(256, BLOCK_ELEMENTS / max_i64(1, columns));
     REAL *const sums = preactivation ? preactivation : output;
-    for (int64_t row = block.row_begin; row < block.row_end; row += piece) {
-        const int64_t rows = min_i64(piece, block.row_end - row);
+    for (int64_t row = block.row_begin; row < block.row_end; row += block_rows) {
+        const int64_t rows = min_i64(block_rows, block.row_end - row);
         const int64_t first = row * out_features + block.column_begin;
         FN(cuda_ops_gemm)
         (sums + first, out_features, input + row * in_features, in_features, 1,

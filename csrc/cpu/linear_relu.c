@@ -1,5 +1,5 @@
-/* linear_relu on the CPU: linear's matrix product (gemm/single_thread.h) in pieces of rows that stay in the cache, to
- * each of which bias and relu are applied at once; backward masks the gradient and leaves the rest to linear. Bound by
+/* linear_relu on the CPU: linear's matrix product (gemm/single_thread.h) in blocks of rows that fit into the cache,
+ * with bias and relu as each block's epilogue. Backward masks the gradient and leaves the rest to linear. Bound by
  * arithmetic. */
 #ifndef REAL
 
@@ -8,8 +8,8 @@
 #include "common/common.h"
 #include "gemm/single_thread.h"
 
-/* Elements of output between a piece's product and its epilogue: half of a second-level cache, in doubles. */
-enum { PIECE = 1 << 16 };
+/* Elements of output in a block: in doubles, half of a second-level cache. */
+enum { BLOCK_ELEMENTS = 1 << 16 };
 
 #define REAL float
 #define FN(name) name##_f32
@@ -58,8 +58,8 @@ cuda_ops_status cuda_ops_linear_relu_mask_cpu(void *masked, const void *grad_out
 #else
 
 /* A NaN stays: it is not <= 0. */
-CUDA_OPS_SIMD static void FN(linear_relu_finish)(REAL *output, int64_t output_row, const REAL *bias, int64_t rows,
-                                                 int64_t columns)
+CUDA_OPS_SIMD static void FN(linear_relu_epilogue)(REAL *output, int64_t output_row, const REAL *bias, int64_t rows,
+                                                   int64_t columns)
 {
     for (int64_t i = 0; i < rows; i++) {
         REAL *row = output + i * output_row;
@@ -79,14 +79,14 @@ static void FN(linear_relu_forward)(REAL *output, const REAL *input, const REAL 
                                     cuda_ops_linear_block block)
 {
     const int64_t columns = block.column_end - block.column_begin;
-    const int64_t piece = max_i64(256, PIECE / max_i64(1, columns));
-    for (int64_t row = block.row_begin; row < block.row_end; row += piece) {
-        const int64_t rows = min_i64(piece, block.row_end - row);
+    const int64_t block_rows = max_i64(256, BLOCK_ELEMENTS / max_i64(1, columns));
+    for (int64_t row = block.row_begin; row < block.row_end; row += block_rows) {
+        const int64_t rows = min_i64(block_rows, block.row_end - row);
         REAL *const target = output + row * out_features + block.column_begin;
         FN(cuda_ops_gemm)
         (target, out_features, input + row * in_features, in_features, 1, weight + block.column_begin * in_features, 1,
          in_features, rows, columns, in_features, false, workspace);
-        FN(linear_relu_finish)(target, out_features, bias ? bias + block.column_begin : NULL, rows, columns);
+        FN(linear_relu_epilogue)(target, out_features, bias ? bias + block.column_begin : NULL, rows, columns);
     }
 }
 

@@ -1,32 +1,31 @@
-/* max_pool2d on the CPU. Forward: out = max over the window, with the place of it; backward: each window's gradient
- * goes to that place.
- * Bound by memory: the input read once, and 12 (double: 16) bytes written per output.
- * Planes: windows that lie inside of the input are taken a row at a time, with the kernel's and the stride's sizes as
- * constants for the usual 2x2, so that the row is vectorised. channels_last: vectors over the channels. */
+/* max_pool2d on the CPU. Forward: out = max over the window, and its index; backward: each window's gradient goes to
+ * that index. Bound by memory: the input read once, and 12 (double: 16) bytes written per output. Contiguous: windows
+ * that lie inside the input are processed a row at a time, with the kernel's and the stride's sizes as constants for
+ * the usual 2x2, so that the row is vectorised. channels_last: vectors over the channels. */
 #ifndef REAL
 
 #include "cuda_ops/max_pool2d.h"
 
 #include "common/common.h"
 
-/* Channels whose maxima are kept at hand while their window is read. */
+/* Channels whose maxima are kept in registers while their window is read. */
 enum { LANES = 32 };
 
-/* PLACE, an integer as wide as REAL, so that comparisons of the one select the other without conversions. */
+/* INDEX: an integer as wide as REAL, so that a comparison of REALs selects between INDEX values without conversion. */
 #define REAL float
-#define PLACE int32_t
+#define INDEX int32_t
 #define FN(name) name##_f32
 #include "max_pool2d.c"
 
 #include "common/undef_real.h"
-#undef PLACE
+#undef INDEX
 #define REAL double
-#define PLACE int64_t
+#define INDEX int64_t
 #define FN(name) name##_f64
 #include "max_pool2d.c"
 
 #include "common/undef_real.h"
-#undef PLACE
+#undef INDEX
 
 cuda_ops_status cuda_ops_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,
                                                 const cuda_ops_pool2d *pool, int64_t begin, int64_t end,
@@ -131,27 +130,28 @@ CUDA_OPS_INLINE void FN(max_channels)(REAL *restrict output, int64_t *restrict i
     const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start), h_end = cuda_ops_pool_end_tap(height, h_start);
     const int32_t w_begin = cuda_ops_pool_first_tap(width, w_start), w_end = cuda_ops_pool_end_tap(width, w_start);
     const bool empty = h_begin >= h_end || w_begin >= w_end;
-    const PLACE first_place =
-        empty ? -1 : (PLACE)((h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation);
+    const INDEX first_index =
+        empty ? -1 : (INDEX)((h_start + h_begin * height.dilation) * width.input + w_start + w_begin * width.dilation);
     REAL best[LANES];
-    PLACE place[LANES];
+    INDEX index[LANES];
     for (int64_t c = 0; c < lanes; c++) {
         best[c] = (REAL)-INFINITY;
-        place[c] = first_place;
+        index[c] = first_index;
     }
     for (int32_t h = h_begin; h < h_end; h++)
         for (int32_t w = w_begin; w < w_end; w++) {
-            const PLACE here = (PLACE)((h_start + h * height.dilation) * width.input + w_start + w * width.dilation);
-            const REAL *restrict in = first + here * channels;
+            const INDEX position =
+                (INDEX)((h_start + h * height.dilation) * width.input + w_start + w * width.dilation);
+            const REAL *restrict in = first + position * channels;
             for (int64_t c = 0; c < lanes; c++) {
                 const bool take = in[c] > best[c] || in[c] != in[c];
                 best[c] = take ? in[c] : best[c];
-                place[c] = take ? here : place[c];
+                index[c] = take ? position : index[c];
             }
         }
     for (int64_t c = 0; c < lanes; c++) {
         output[c] = best[c];
-        indices[c] = place[c];
+        indices[c] = index[c];
     }
 }
 

@@ -91,7 +91,7 @@ static void FN(nll_loss_backward)(REAL *grad_input, const REAL *grad_output, con
                                   const REAL *total_weight, int64_t classes, int64_t inner, int64_t begin, int64_t end,
                                   int64_t ignore_index, cuda_ops_reduction reduction)
 {
-    /* The columns of the range are whole rows if inner is 1, and stretches of up to `inner` elements a class if not. */
+    /* The columns of the range are whole rows if inner is 1, else runs of up to `inner` elements per class. */
     for (int64_t column = begin, count; column < end; column += count) {
         REAL *dx = grad_input + (column / inner * classes * inner + column % inner);
         count = inner == 1 ? end - column : min_i64(end - column, inner - column % inner);

@@ -1,6 +1,6 @@
-/* relu on the CPU: output = max(input, 0), and grad_input = grad_output where output > 0, else 0.
- * Bound by memory: two streams forward, three backward. The comparisons are written such that NaN falls on the side on
- * which PyTorch has it: it is kept forward, and passes the gradient on backward. */
+/* relu on the CPU: output = max(input, 0), and grad_input = grad_output where output > 0, else 0. Bound by memory: two
+ * streams forward, three backward. The comparisons treat NaN as PyTorch does: forward keeps it, and backward passes its
+ * gradient on. */
 #ifndef REAL
 
 #include "cuda_ops/relu.h"

@@ -146,7 +146,7 @@ class Batches:
         return len(self.labels)
 
     def place(self, indices: Tensor) -> Tensor:
-        """`indices` where the gather takes them from without a further copy: done once an epoch, not once a batch."""
+        """`indices` on the device that the gather reads them from: once an epoch, not once a batch."""
         return indices.to(self.home)
 
     def __call__(self, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ def avg_pool2d(
             input's end.
         count_include_pad: whether the divisor counts the padding that a window covers. What lies past the padding is
             never counted.
-        divisor_override: the divisor, in the place of the count.
+        divisor_override: the divisor, instead of the count.
 
     Returns:
         The means, with input's memory format.

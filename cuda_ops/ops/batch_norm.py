@@ -264,7 +264,7 @@ def _batch_norm(input, running_mean, running_var, num_batches_tracked, weight, b
 
 
 class _Forward:
-    """The forward pass of torch.nn's batch normalisations, with our functional in its place."""
+    """The forward pass of torch.nn's batch normalisations, by our functional."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)

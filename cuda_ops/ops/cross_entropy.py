@@ -252,8 +252,8 @@ def cross_entropy(
 
     Returns:
         One number, or with reduction 'none' one for each sample. In the dtype of `input` (with class probabilities:
-        what `input`, `target` and `weight` promote to); the halves compute in float32, sums over samples are taken in
-        float64.
+        what `input`, `target` and `weight` promote to); float16 and bfloat16 compute in float32, and sums over samples
+        are in float64.
 
     Raises:
         IndexError: a target is neither a class nor `ignore_index`. On CUDA, where waiting for the kernel would cost
@@ -287,7 +287,7 @@ def cross_entropy(
 
 
 def promoted(input, target, weight):
-    """In one dtype, as PyTorch's ops in the place of this one would have them."""
+    """In one dtype, to which PyTorch's ops would promote them."""
     dtype = input.dtype
     if (target.dtype == dtype and (weight is None or weight.dtype == dtype)) or not dtype.is_floating_point:
         return input, target, weight  # which the op refuses in the last case

@@ -48,7 +48,7 @@ LinearGELUFunction = autograd_function("linear_gelu_forward", "LinearGELUFunctio
 
 @torch.library.impl(library, "linear_gelu_tangents", "CompositeImplicitAutograd")
 def _(input, weight, bias, preactivation, approximate):
-    """What the tangent of one argument, in its place, gives to output and preactivation."""
+    """The contribution of one argument's tangent to the tangents of output and preactivation."""
     tangent = linear_forward(input, weight, None) if bias is None else bias.expand_as(preactivation)
     return linear_gelu_backward(tangent, preactivation, approximate, False)[0], tangent
 

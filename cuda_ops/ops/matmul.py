@@ -46,7 +46,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     tensors are cast as PyTorch casts them. Differentiable any number of times.
 
     On CUDA the kernel is chosen by shape, dtype and device; ``CUDA_OPS_GEMM_PATH=<name>`` in the environment forces
-    a path: ``simt``, ``mma``, ``sm90``, ``sm90_skinny``, ``direct``, or a rung that is for lessons alone, such as
+    a path: ``simt``, ``mma``, ``sm90``, ``sm90_skinny``, ``direct``, or a rung of the ladder, such as
     ``naive``.
 
     Example:

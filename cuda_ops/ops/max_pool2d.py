@@ -61,9 +61,9 @@ def max_pool2d(
         return_indices: whether to return the indices too.
 
     Returns:
-        The maxima, with input's memory format, or if `return_indices` the pair of them and of their places in the
-        plane, :math:`h \cdot W + w` in int64. A window all of whose positions are padding, as dilation and ceil_mode
-        together can make one, gives minus infinity and the place -1 (PyTorch: a place that is not the window's).
+        The maxima, with input's memory format, or if `return_indices` the pair of them and of their indices in the
+        plane, :math:`h \cdot W + w` in int64. A window all of whose positions are padding, which dilation and ceil_mode
+        together can make, gives minus infinity and the index -1 (PyTorch: an index outside of the window).
 
     Raises:
         TypeError: a pair is not of ints; `ceil_mode` is no bool; `input` is no tensor.

@@ -1,4 +1,4 @@
-"""Trains a model of several backends side by side: same initial weights, same batches in the same order, in turns."""
+"""Trains a model of several backends side by side: same initial weights, same batches in the same order."""
 
 import copy
 import time
@@ -153,7 +153,7 @@ def batch_order(count: int, batch_size: int, epochs: int, seed: int):
 
 
 def exact_start(run: Run, batches: Batches, order: list[Tensor]):
-    """Native layers in float64 over some first steps, which tell an error from rounding: the gradients of the first and
+    """The first steps with native layers in float64, to tell an error from rounding: the gradients of the first and
     the losses of all of them. (None, None) where the device's memory is too small for it."""
     settings = run.settings
     keep_on_device = batches.home == batches.device
@@ -181,7 +181,7 @@ def exact_start(run: Run, batches: Batches, order: list[Tensor]):
 
 
 def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Callable[[Run], None]):
-    """Trains all backends of `run`, in blocks of steps that take turns; their order in a turn alternates.
+    """Trains all backends of `run`, interleaved in blocks of steps; the order of the backends alternates.
 
     Args:
         run: from `prepare`.
@@ -197,8 +197,8 @@ def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Cal
     begin = time.perf_counter()
     for number, first in enumerate(range(0, run.steps_planned, BLOCK)):
         steps = range(first, min(first + BLOCK, run.steps_planned))
-        turns = list(run.backends.values())
-        for backend in turns if number % 2 == 0 else reversed(turns):
+        backends = list(run.backends.values())
+        for backend in backends if number % 2 == 0 else reversed(backends):
             # Several processes must end at the same step, or one waits for the others for ever.
             stop_here = stop if world.size == 1 else lambda: False
             _train_block(run, backend, steps, order, stop_here)
@@ -245,7 +245,7 @@ def _first_step(run: Run, backend: BackendRun, indices: Tensor, lr: float) -> Te
 
 
 def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
-    """Times each backend's whole step as one CUDA graph, gather of the batch included, in turns of GRAPH_BLOCK steps.
+    """Times each backend's whole step as one CUDA graph, the batch's gather included, interleaved by GRAPH_BLOCK steps.
 
     Args:
         run: after `train`; its models are left alone.

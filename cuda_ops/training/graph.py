@@ -321,7 +321,7 @@ class GraphedStep:
             )
 
     def _check_rates(self, lr, batch):
-        """Of a tensor of learning rates, before any of them is taken."""
+        """Checks a tensor of learning rates before any of them is used."""
         groups = len(self.optimizer.param_groups)
         fits, wanted = tuple(lr.shape) == (groups,), "[groups] with one step"
         if self.steps_per_graph > 1:

@@ -124,7 +124,7 @@ class Evaluation:
 
     @property
     def confusion(self) -> Tensor:
-        """[classes, classes]: how often the class of the row was taken for that of the column."""
+        """[classes, classes]: how often the class of the row was predicted as that of the column."""
         shape = (self.classes, self.classes)
         return torch.bincount(self.labels * self.classes + self.predictions, minlength=self.classes**2).view(shape)
 

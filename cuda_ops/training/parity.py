@@ -100,7 +100,7 @@ class Row:
 
 @dataclass
 class Parity:
-    """How far a backend is from native, and what of it is beyond rounding."""
+    """How far a backend is from native, and which parts of it rounding cannot explain."""
 
     rows: list[Row] = field(default_factory=list)
     largest_loss_distance: float | None = None

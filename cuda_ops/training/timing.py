@@ -32,7 +32,7 @@ class PhaseTimer:
         self._pending[-1].append(self._mark())
 
     def collect(self):
-        """A block of steps is over: reads what was marked."""
+        """Ends a block of steps: reads its marks."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for marks in self._pending:

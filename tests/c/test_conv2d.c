@@ -158,12 +158,12 @@ int main(void)
 {
     const sizes all[] = {
         make_sizes(1, 1, 1, 1, 1, 1, 1, 0, 1),   /* one product */
-        make_sizes(2, 1, 1, 32, 9, 3, 1, 1, 1),  /* the first layer of the MNIST CNN, a smaller picture */
+        make_sizes(2, 1, 1, 32, 9, 3, 1, 1, 1),  /* the first layer of the MNIST CNN, a smaller image */
         make_sizes(1, 1, 32, 17, 7, 3, 1, 1, 1), /* its second; channels that no vector divides */
         make_sizes(3, 1, 5, 7, 6, 1, 1, 0, 1),   /* a matrix product */
         make_sizes(2, 2, 6, 4, 9, 3, 2, 1, 1),   /* stride, groups */
         make_sizes(1, 4, 4, 8, 10, 3, 1, 2, 2),  /* dilation, depthwise */
-        make_sizes(1, 1, 2, 3, 8, 5, 3, 4, 1),   /* more padding than picture at the edge */
+        make_sizes(1, 1, 2, 3, 8, 5, 3, 4, 1),   /* more padding than image at the edge */
         make_sizes(1, 1, 3, 2, 33, 3, 1, 0, 1),  /* wider than a vector */
         make_sizes(2, 1, 0, 3, 4, 3, 1, 1, 1),   /* no channels: bias alone */
     };

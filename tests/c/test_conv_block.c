@@ -86,10 +86,10 @@ static double *grad_of_y(double *grad_norm_weight, double *grad_norm_bias, const
         grad_norm_weight[k] = grad_norm_bias[k] = 0;
         for (int64_t n = 0; n < s->batch; n++)
             for (int64_t t = 0; t < windows; t++) {
-                const int place = argmax[(n * windows + t) * K + k];
-                if (place == 255)
+                const int index = argmax[(n * windows + t) * K + k];
+                if (index == 255)
                     continue;
-                const int64_t y = t / columns * 2 + place / 2, x = t % columns * 2 + place % 2;
+                const int64_t y = t / columns * 2 + index / 2, x = t % columns * 2 + index % 2;
                 const int64_t at = (n * K + k) * pixels + y * s->width + x;
                 const double dz = (double)grad_output[output_at(s, n, k, t / columns, t % columns)];
                 grad[at] = dz;
@@ -115,22 +115,22 @@ static void check_output(const float *output, const uint8_t *argmax, const refer
         for (int64_t k = 0; k < K; k++)
             for (int64_t t = 0; t < windows; t++) {
                 double best = -INFINITY, chosen = 0;
-                const int place = argmax[(n * windows + t) * K + k];
-                CHECK(place < 4 || place == 255, "argmax %d", place);
+                const int index = argmax[(n * windows + t) * K + k];
+                CHECK(index < 4 || index == 255, "argmax %d", index);
                 for (int i = 0; i < 4; i++) {
                     const int64_t p = (t / columns * 2 + i / 2) * s->width + t % columns * 2 + i % 2;
                     const double z = (r->y[(n * K + k) * pixels + p] - r->mean[k]) / sqrt(r->variance[k] + eps) *
                                          (norm_weight ? (double)norm_weight[k] : 1) +
                                      (norm_bias ? (double)norm_bias[k] : 0);
                     best = fmax(best, z);
-                    if (i == place)
+                    if (i == index)
                         chosen = z;
                 }
                 const double expected = best > 0 ? best : 0;
                 CHECK_NEAR(output, output_at(s, n, k, t / columns, t % columns), expected, tolerance, F32);
                 /* Where two are nearly the same either may be taken. */
                 CHECK(fabs(chosen - expected) <= tolerance * (1 + expected), "window %lld: value %g at %d, expected %g",
-                      (long long)t, chosen, place, expected);
+                      (long long)t, chosen, index, expected);
             }
 }
 
@@ -173,7 +173,7 @@ static void check_grad_weight(const float *grad_weight, const double *grad, cons
             }
 }
 
-/* Everything, in two pieces as two threads would do it, with the input's values about `middle`. */
+/* Everything, in two ranges as two threads would do it, with the input's values about `middle`. */
 static void check_block(cuda_ops_conv_block_sizes s, bool with_parameters, double middle)
 {
     /* Winograd's transforms add up to 16 numbers before and after the products; a middle far from zero is a part of
@@ -278,19 +278,20 @@ static void check_special_values(void)
     CHECK_OK(cuda_ops_conv_block_prepare_cpu(prepared, weight, &s, 0, 1));
     const struct {
         float input[4];
-        int place;
+        int index;
         float expected;
     } cases[] = {
         {{1, 3, 3, 2}, 1, 3},     {{0, 0, 0, 0}, 255, 0},     {{-1, -2, -3, -4}, 255, 0},   {{-1, 0, -3, 0}, 255, 0},
         {{5, NAN, 7, 1}, 1, NAN}, {{NAN, 1, NAN, 2}, 2, NAN}, {{-INFINITY, 1, 0, 0}, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        /* With the weight's zeros, an infinity or NaN beside the middle is NaN too: those cases look at place alone. */
+        /* With the weight's zeros, an infinity or NaN beside the middle is NaN too: those cases check the index
+         * alone. */
         CHECK_OK(cuda_ops_conv_block_pool_cpu(output, argmax, NULL, NULL, cases[i].input, prepared, NULL, mean,
                                               variance, NULL, NULL, 0, &s, 0, 1, work));
         for (int k = 0; k < 16; k++) {
             if (isfinite(cases[i].input[0] + cases[i].input[1] + cases[i].input[2])) {
-                CHECK(argmax[k] == cases[i].place, "case %zu: place %d", i, argmax[k]);
+                CHECK(argmax[k] == cases[i].index, "case %zu: index %d", i, argmax[k]);
                 CHECK_NEAR(output, k, (double)cases[i].expected, 0, F32);
             } else {
                 CHECK(isnan(output[k]) && argmax[k] == 3, "case %zu: %g at %d", i, (double)output[k], argmax[k]);
@@ -305,10 +306,10 @@ int main(void)
 {
     static const cuda_ops_conv_block_sizes sizes[] = {
         {3, 1, 32, 28, 28, 0, 0},  /* the MNIST network's blocks */
-        {2, 32, 64, 14, 14, 0, 0}, /* one picture in each piece */
+        {2, 32, 64, 14, 14, 0, 0}, /* one image in each chunk */
         {1, 1, 16, 2, 2, 0, 0},    /* the smallest */
         {1, 16, 16, 2, 2, 0, 0},   /* and of several channels */
-        {17, 16, 16, 4, 6, 0, 0},  /* a chunk of two pictures */
+        {17, 16, 16, 4, 6, 0, 0},  /* a chunk of two images */
         {3, 48, 16, 6, 4, 0, 0},   /* an odd number of vectors */
         {2, 16, 80, 2, 10, 0, 0},  {35, 1, 48, 4, 2, 0, 0},
     };

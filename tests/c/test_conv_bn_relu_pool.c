@@ -104,7 +104,7 @@ static void check_block(const cuda_ops_pool2d *pool, bool affine, bool half_of_i
                     continue;
                 }
                 double best = -INFINITY;
-                int64_t where = -1, place = -1;
+                int64_t where = -1, index = -1;
                 for (int64_t r = 0; r < pool->height.kernel; r++)
                     for (int64_t s = 0; s < pool->width.kernel; s++) {
                         const int64_t h = y * pool->height.stride - pool->height.padding + r;
@@ -116,7 +116,7 @@ static void check_block(const cuda_ops_pool2d *pool, bool affine, bool half_of_i
                         if (z > best) {
                             best = z;
                             where = i;
-                            place = r * pool->width.kernel + s;
+                            index = r * pool->width.kernel + s;
                         }
                     }
                 CHECK_NEAR(a.output, o, best > 0 ? best : 0, tolerance, dtype);
@@ -124,7 +124,7 @@ static void check_block(const cuda_ops_pool2d *pool, bool affine, bool half_of_i
                     CHECK(a.argmax[o] == CUDA_OPS_POOL_INACTIVE, "argmax %d of an inactive window", a.argmax[o]);
                     continue;
                 }
-                CHECK(a.argmax[o] == place, "argmax %d, expected %lld", a.argmax[o], (long long)place);
+                CHECK(a.argmax[o] == index, "argmax %d, expected %lld", a.argmax[o], (long long)index);
                 CHECK(get(a.maximum, o, dtype) == get(a.y, where, dtype), "maximum is not the value at argmax");
                 const double g = get(a.grad_output, o, dtype);
                 dz[where] += g;
@@ -170,7 +170,7 @@ static void check_nan(cuda_ops_dtype dtype)
     arrays a = new_arrays(&pool, dtype);
     a.mean[0] = 0;
     a.variance[0] = 1;
-    set(a.y, 3, NAN, dtype); /* row 0, column 3: window 1, place 1 */
+    set(a.y, 3, NAN, dtype); /* row 0, column 3: window 1, index 1 */
     CHECK_OK(cuda_ops_conv_bn_relu_pool_prepare_forward_cpu(a.coefficients, a.mean, a.variance, NULL, NULL, 1, EPS,
                                                             dtype, CUDA_OPS_FLOAT64));
     CHECK_OK(
@@ -217,7 +217,7 @@ int main(void)
     CHECK_STATUS(cuda_ops_conv_bn_relu_pool_prepare_forward_cpu(NULL, NULL, NULL, NULL, NULL, 0, EPS, CUDA_OPS_FLOAT32,
                                                                 CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
-    const pool_case large = {20, 16, 1, 0, 1, false}; /* 256 places do not fit a byte beside INACTIVE */
+    const pool_case large = {20, 16, 1, 0, 1, false}; /* 256 indices do not fit a byte beside INACTIVE */
     pool = pool_of(1, 1, large, large, false);
     CHECK_STATUS(cuda_ops_conv_bn_relu_pool_pool_cpu(NULL, NULL, NULL, NULL, NULL, &pool, 0, 0, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);

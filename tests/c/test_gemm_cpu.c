@@ -121,25 +121,25 @@ static void check_gemm(int64_t m, int64_t n, int64_t k, enum layout a_layout, en
     matrix_free(&before);
 }
 
-/* A piece of the product has the bits that it has in the whole, however the operands lie. */
+/* A block of the product has the same bits computed alone as in the whole, in all storage orders. */
 static void check_pieces(cuda_ops_dtype dtype)
 {
     const int64_t m = 150, n = 300, k = 500;
     for (int layouts = 0; layouts < LAYOUTS * LAYOUTS; layouts++) {
         matrix a = matrix_new(m, k, layouts % LAYOUTS, 1, dtype), b = matrix_new(k, n, layouts / LAYOUTS, 2, dtype);
-        matrix whole = matrix_new(m, n, BY_ROWS, 3, dtype), pieces = matrix_new(m, n, BY_ROWS, 3, dtype);
+        matrix whole = matrix_new(m, n, BY_ROWS, 3, dtype), blocks = matrix_new(m, n, BY_ROWS, 3, dtype);
         product(&whole, &a, &b, 0, 0, m, n, false, dtype);
         /* A row alone, then a few, then more than any limit, columns likewise. */
         const int64_t rows[] = {0, 1, 4, 17, 150}, columns[] = {0, 1, 10, 40, 300};
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < 4; j++)
-                product(&pieces, &a, &b, rows[i], columns[j], rows[i + 1] - rows[i], columns[j + 1] - columns[j], false,
+                product(&blocks, &a, &b, rows[i], columns[j], rows[i + 1] - rows[i], columns[j + 1] - columns[j], false,
                         dtype);
-        CHECK(memcmp(whole.data, pieces.data, (size_t)whole.count * whole.size) == 0, "layouts %d", layouts);
+        CHECK(memcmp(whole.data, blocks.data, (size_t)whole.count * whole.size) == 0, "layouts %d", layouts);
         matrix_free(&a);
         matrix_free(&b);
         matrix_free(&whole);
-        matrix_free(&pieces);
+        matrix_free(&blocks);
     }
 }
 

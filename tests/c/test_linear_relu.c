@@ -53,7 +53,7 @@ static void check_mask(int64_t count, int64_t begin, cuda_ops_dtype dtype)
 
 int main(void)
 {
-    /* One element, no tile divides them, a layer in small, more rows than one piece, no sum, nothing. */
+    /* One element, no tile divides them, a layer in small, more rows than one block, no sum, nothing. */
     const int64_t all[][3] = {{1, 1, 1},     {35, 79, 19}, {64, 128, 10}, {5, 200, 128},
                               {700, 3, 300}, {3, 0, 4},    {0, 3, 4}};
     FOR_CPU_DTYPES(dtype)

@@ -119,7 +119,7 @@ def test_forced_paths(path, dtype, force, allow_tf32):
                     with pytest.raises(NotImplementedError, match=f"CUDA_OPS_CONV2D_PATH={path} cannot .*{name}"):
                         call()
     for name in PASSES:
-        # Twelve channels are whole pieces of 16 bytes in float32 alone.
+        # Twelve channels are a multiple of 16 bytes in float32 alone.
         more = {8} if tf32 and path in ("sm90", "sm90_halo", "mma") and CASES_OF_PATHS[path][name] else set()
         assert taken[name] == CASES_OF_PATHS[path][name] | more, name
 

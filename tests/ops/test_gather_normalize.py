@@ -52,7 +52,7 @@ def test_the_batch_keeps_the_memory_format(device):
 
 
 def test_a_single_picture_with_a_gap_behind_it(device):
-    """One channel of one picture of three: contiguous, as there is no next picture, and 12 elements to it."""
+    """One channel of one image of three: contiguous, as there is no next image, and 12 elements to it."""
     images = torch.arange(12, dtype=torch.uint8, device=device).view(1, 3, 2, 2)[:, 1:2]
     assert images.is_contiguous() and images.stride(0) == 12
     indices = torch.zeros(3, dtype=torch.int64, device=device)

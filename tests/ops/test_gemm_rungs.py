@@ -188,8 +188,8 @@ def test_plans_of_batches(plan, dtype):
 @pytest.mark.parametrize("tile", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_turns_of_short_tiles(dtype, tile):
-    """Warpgroups that take tiles in turn, of one step each, and splits stored element by element, which no barrier
-    follows: a warp that is late must not miss its turn. Many times over, since one in thousands was late."""
+    """Warpgroups that alternate between tiles of one step each, with splits stored element by element, which no barrier
+    follows: a late warp must not miss a phase. Many times over, since one in thousands was late."""
     k = 3 * 128 // dtype.itemsize
     a, b = batches(150, 256, 128, k, dtype, False, True)
     try:

@@ -11,14 +11,13 @@
 #include "cuda_ops/batch_norm.h"
 #include "cuda_ops/cross_entropy.h"
 #include "cuda_ops/linear.h"
-#include "cuda_ops/max_pool2d.h"
 #include "cuda_ops/relu.h"
 #include "cuda_ops/sgd.h"
 #include "mnist/layers.h"
 
 static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
 enum { MOST_ALLOCATIONS = 64 };
-/* Elements, or products of a matrix multiplication, below which another thread is not worth waking. */
+/* Elements, or multiply-adds of a matrix product, below which another thread does not pay. */
 enum { ELEMENT_GRAIN = 32768, PRODUCT_GRAIN = 1 << 17 };
 
 typedef struct cpu {
@@ -26,9 +25,8 @@ typedef struct cpu {
     int threads;
     void *allocations[MOST_ALLOCATIONS];
     int allocation_count;
-    /* Grow in the first step, and stay. */
-    char *prepared, *workspace;
-    int64_t prepared_bytes, workspace_bytes;
+    char *workspace; /* grown in the first step, and kept */
+    int64_t workspace_bytes;
     float normalised[256]; /* of each value of a pixel */
     struct timespec marks[MNIST_MOST_MARKS];
     int64_t mark_count;
@@ -49,8 +47,8 @@ static int64_t most(int64_t a, int64_t b)
 
 static int64_t threads_for(const cpu *self, int64_t count, int64_t grain)
 {
-    const int64_t pieces = (count + grain - 1) / grain;
-    return pieces < self->threads ? most(1, pieces) : self->threads;
+    const int64_t ranges = (count + grain - 1) / grain;
+    return ranges < self->threads ? most(1, ranges) : self->threads;
 }
 
 static int thread_number(void)
@@ -62,7 +60,7 @@ static int thread_number(void)
 #endif
 }
 
-static int team_size(void)
+static int thread_count(void)
 {
 #ifdef _OPENMP
     return omp_get_num_threads();
@@ -71,8 +69,8 @@ static int team_size(void)
 #endif
 }
 
-/* `call`, a status, over pieces [begin, end) of [0, count), at least `grain` each, on as many threads as that makes;
- * begin, end and thread are names that `call` may use. */
+/* Splits [0, count) into ranges of at least `grain`, at most one a thread, and evaluates `call` in a thread for each.
+ * `call` is a status, and may use the names begin, end and thread. */
 #define SPREAD(op, count, grain, call)                                                                                 \
     do {                                                                                                               \
         const int64_t spread_count = (count);                                                                          \
@@ -81,8 +79,8 @@ static int team_size(void)
         (void)spread_threads;                                                                                          \
         _Pragma("omp parallel num_threads(spread_threads) reduction(max : spread_status)")                             \
         {                                                                                                              \
-            const int64_t thread = thread_number(), team = team_size();                                                \
-            const int64_t begin = spread_count * thread / team, end = spread_count * (thread + 1) / team;              \
+            const int64_t thread = thread_number(), threads = thread_count();                                          \
+            const int64_t begin = spread_count * thread / threads, end = spread_count * (thread + 1) / threads;        \
             spread_status = (call);                                                                                    \
         }                                                                                                              \
         check(op, spread_status);                                                                                      \
@@ -119,7 +117,6 @@ static void cpu_close(mnist_device *device)
     cpu *self = (cpu *)device;
     for (int i = 0; i < self->allocation_count; i++)
         mnist_free(self->allocations[i]);
-    mnist_free(self->prepared);
     mnist_free(self->workspace);
     mnist_free(self);
 }
@@ -143,62 +140,15 @@ static void cpu_load(mnist_device *device, float *images, int64_t *labels, const
     SPREAD("load", count, ELEMENT_GRAIN / MNIST_PIXELS, load_range(self, images, labels, set, indices, begin, end));
 }
 
-static cuda_ops_conv2d_plan conv_plan(cpu *self, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes)
-{
-    cuda_ops_conv2d_plan plan;
-    check("conv2d", cuda_ops_conv2d_plan_cpu(&plan, pass, sizes, F32));
-    grow(self, &self->prepared, &self->prepared_bytes, (int64_t)plan.prepared_bytes);
-    grow(self, &self->workspace, &self->workspace_bytes, (int64_t)plan.workspace_bytes * self->threads);
-    return plan;
-}
-
-static void cpu_conv_forward(mnist_device *device, float *output, const float *input, const float *weight,
-                             const float *bias, const cuda_ops_conv2d_sizes *sizes)
-{
-    cpu *self = (cpu *)device;
-    const cuda_ops_conv2d_plan plan = conv_plan(self, CUDA_OPS_CONV2D_FORWARD, sizes);
-    SPREAD("conv2d", plan.prepare_count, 64,
-           cuda_ops_conv2d_prepare_cpu(self->prepared, weight, CUDA_OPS_CONV2D_FORWARD, sizes, begin, end, F32));
-    SPREAD("conv2d", plan.count, 1,
-           cuda_ops_conv2d_forward_cpu(output, input, self->prepared, bias, sizes, begin, end,
-                                       self->workspace + thread * (int64_t)plan.workspace_bytes, F32));
-}
-
-static void cpu_conv_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
-                              const float *grad_output, const float *input, const float *weight,
-                              const cuda_ops_conv2d_sizes *sizes)
-{
-    cpu *self = (cpu *)device;
-    const char *const op = "conv2d backward";
-    if (grad_input) {
-        const cuda_ops_conv2d_plan plan = conv_plan(self, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes);
-        SPREAD(op, plan.prepare_count, 64,
-               cuda_ops_conv2d_prepare_cpu(self->prepared, weight, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, begin, end,
-                                           F32));
-        SPREAD(op, plan.count, 1,
-               cuda_ops_conv2d_backward_input_cpu(grad_input, grad_output, self->prepared, sizes, begin, end,
-                                                  self->workspace + thread * (int64_t)plan.workspace_bytes, F32));
-    }
-    const cuda_ops_conv2d_plan plan = conv_plan(self, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes);
-    SPREAD(op, plan.count, 1,
-           cuda_ops_conv2d_backward_weight_cpu(self->prepared, grad_output, input, sizes, begin, end,
-                                               self->workspace + thread * (int64_t)plan.workspace_bytes, F32));
-    SPREAD(op, plan.reduce_count, 64,
-           cuda_ops_conv2d_reduce_weight_cpu(grad_weight, self->prepared, sizes, begin, end, F32));
-    SPREAD(op, sizes->out_channels, 1,
-           cuda_ops_conv2d_backward_bias_cpu(grad_bias, grad_output, sizes->batch, sizes->out_channels,
-                                             sizes->out_height * sizes->out_width, 0, begin, end, F32));
-}
-
-/* The parts of a block's `saved`, each on a boundary of 64 bytes. */
-typedef struct block_parts {
+/* The buffers in a block's `saved`, each aligned to 64 bytes. */
+typedef struct block_buffers {
     char *prepared, *conv_output, *argmax, *maximum, *moments, *partials, *weights;
     double *mean, *variance;
     float *coefficients;
     int64_t bytes;
-} block_parts;
+} block_buffers;
 
-static char *part(int64_t *offset, char *memory, size_t bytes)
+static char *take(int64_t *offset, char *memory, size_t bytes)
 {
     char *const begin = memory ? memory + *offset : NULL;
     *offset += ((int64_t)bytes + 63) / 64 * 64;
@@ -212,21 +162,22 @@ static cuda_ops_conv_block_plan block_plan(const cuda_ops_conv_block_sizes *size
     return plan;
 }
 
-static block_parts cut_block(char *memory, const cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes)
+static block_buffers divide_block(char *memory, const cuda_ops_conv_block_plan *plan,
+                                  const cuda_ops_conv_block_sizes *sizes)
 {
     const size_t channels = (size_t)sizes->out_channels;
-    block_parts p;
+    block_buffers p;
     int64_t offset = 0;
-    p.prepared = part(&offset, memory, plan->prepared_bytes);
-    p.conv_output = part(&offset, memory, plan->conv_output_bytes);
-    p.argmax = part(&offset, memory, plan->argmax_bytes);
-    p.maximum = part(&offset, memory, plan->maximum_bytes);
-    p.moments = part(&offset, memory, plan->moments_bytes);
-    p.partials = part(&offset, memory, plan->partials_bytes);
-    p.weights = part(&offset, memory, plan->weights_bytes);
-    p.mean = (double *)(void *)part(&offset, memory, channels * sizeof(double));
-    p.variance = (double *)(void *)part(&offset, memory, channels * sizeof(double));
-    p.coefficients = (float *)(void *)part(&offset, memory, 4 * channels * sizeof(float));
+    p.prepared = take(&offset, memory, plan->prepared_bytes);
+    p.conv_output = take(&offset, memory, plan->conv_output_bytes);
+    p.argmax = take(&offset, memory, plan->argmax_bytes);
+    p.maximum = take(&offset, memory, plan->maximum_bytes);
+    p.moments = take(&offset, memory, plan->moments_bytes);
+    p.partials = take(&offset, memory, plan->partials_bytes);
+    p.weights = take(&offset, memory, plan->weights_bytes);
+    p.mean = (double *)(void *)take(&offset, memory, channels * sizeof(double));
+    p.variance = (double *)(void *)take(&offset, memory, channels * sizeof(double));
+    p.coefficients = (float *)(void *)take(&offset, memory, 4 * channels * sizeof(float));
     p.bytes = offset;
     return p;
 }
@@ -235,7 +186,7 @@ static int64_t cpu_block_bytes(mnist_device *device, const cuda_ops_conv_block_s
 {
     (void)device;
     const cuda_ops_conv_block_plan plan = block_plan(sizes);
-    return cut_block(NULL, &plan, sizes).bytes;
+    return divide_block(NULL, &plan, sizes).bytes;
 }
 
 static char *block_workspace(cpu *self, const cuda_ops_conv_block_plan *plan)
@@ -249,7 +200,7 @@ static void cpu_block_forward(mnist_device *device, float *output, void *saved, 
     cpu *self = (cpu *)device;
     const char *const op = "conv_block";
     const cuda_ops_conv_block_plan plan = block_plan(s);
-    const block_parts p = cut_block(saved, &plan, s);
+    const block_buffers p = divide_block(saved, &plan, s);
     char *const workspace = block_workspace(self, &plan);
     const int64_t stride = (int64_t)plan.workspace_bytes;
     SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, s, begin, end));
@@ -279,7 +230,7 @@ static void cpu_block_backward(mnist_device *device, float *grad_input, const mn
     cpu *self = (cpu *)device;
     const char *const op = "conv_block backward";
     const cuda_ops_conv_block_plan plan = block_plan(s);
-    const block_parts p = cut_block(saved, &plan, s);
+    const block_buffers p = divide_block(saved, &plan, s);
     const uint8_t *const argmax = (const uint8_t *)p.argmax;
     char *const workspace = block_workspace(self, &plan);
     const int64_t stride = (int64_t)plan.workspace_bytes;
@@ -289,7 +240,7 @@ static void cpu_block_backward(mnist_device *device, float *grad_input, const mn
     check(op, cuda_ops_conv_block_prepare_backward_cpu(p.coefficients, gradients->norm.weight, gradients->norm.bias,
                                                        gradients->weight, p.partials, p.moments, t->weight, t->bias,
                                                        p.mean, p.variance, t->norm.weight, 1e-5, s));
-    memset(gradients->bias, 0, (size_t)s->out_channels * sizeof(float)); /* batch norm takes it off again */
+    memset(gradients->bias, 0, (size_t)s->out_channels * sizeof(float)); /* batch norm subtracts the bias again */
     if (s->in_channels == 1 && !grad_input)
         return;
     SPREAD(op, plan.chunks, 1,
@@ -299,70 +250,6 @@ static void cpu_block_backward(mnist_device *device, float *grad_input, const mn
     if (s->in_channels > 1)
         SPREAD(op, s->in_channels, 4,
                cuda_ops_conv_block_reduce_weight_cpu(gradients->weight, p.weights, s, begin, end));
-}
-
-static int64_t norm_grain(const mnist_norm_shape *s, int64_t pieces)
-{
-    return most(1, ELEMENT_GRAIN / most(1, s->batch * s->channels * s->inner / most(1, pieces)));
-}
-
-static void normalize(cpu *self, float *output, const float *input, const mnist_norm_shape *s)
-{
-    const int64_t rows = cuda_ops_batch_norm_rows_cpu(s->batch, s->channels, s->inner);
-    SPREAD("batch_norm", rows, norm_grain(s, rows),
-           cuda_ops_batch_norm_normalize_cpu(output, self->workspace, input, s->batch, s->channels, s->inner, begin,
-                                             end, F32));
-}
-
-static void norm_workspace(cpu *self, const mnist_norm_shape *s)
-{
-    grow(self, &self->workspace, &self->workspace_bytes,
-         cuda_ops_batch_norm_workspace_cpu(s->batch, s->channels, s->inner));
-}
-
-static void cpu_norm_forward(mnist_device *device, float *output, double *mean, double *variance, const float *input,
-                             const mnist_norm_parameters *p, const mnist_norm_shape *s)
-{
-    cpu *self = (cpu *)device;
-    norm_workspace(self, s);
-    const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(s->batch, s->channels, s->inner);
-    SPREAD("batch_norm", blocks, norm_grain(s, blocks),
-           cuda_ops_batch_norm_moments_cpu(self->workspace, input, s->batch, s->channels, s->inner, begin, end, F32));
-    check("batch_norm", cuda_ops_batch_norm_prepare_training_cpu(mean, variance, self->workspace, p->weight, p->bias,
-                                                                 s->batch, s->channels, s->inner, 1e-5, F32));
-    normalize(self, output, input, s);
-    check("batch_norm", cuda_ops_batch_norm_update_cpu(p->running_mean, p->running_var, mean, variance, s->channels,
-                                                       s->batch * s->inner, 0.1, F32));
-}
-
-static void cpu_norm_inference(mnist_device *device, float *output, const float *input, const mnist_norm_parameters *p,
-                               const mnist_norm_shape *s)
-{
-    cpu *self = (cpu *)device;
-    norm_workspace(self, s);
-    check("batch_norm",
-          cuda_ops_batch_norm_prepare_inference_cpu(self->workspace, p->weight, p->bias, p->running_mean,
-                                                    p->running_var, s->batch, s->channels, s->inner, 1e-5, F32));
-    normalize(self, output, input, s);
-}
-
-static void cpu_norm_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
-                              const float *grad_output, const float *input, const float *weight, const double *mean,
-                              const double *variance, const mnist_norm_shape *s)
-{
-    cpu *self = (cpu *)device;
-    const char *const op = "batch_norm backward";
-    norm_workspace(self, s);
-    const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(s->batch, s->channels, s->inner);
-    SPREAD(op, blocks, norm_grain(s, blocks),
-           cuda_ops_batch_norm_sums_cpu(self->workspace, grad_output, input, mean, s->batch, s->channels, s->inner, 1,
-                                        begin, end, F32));
-    check(op, cuda_ops_batch_norm_prepare_backward_cpu(grad_weight, grad_bias, self->workspace, weight, mean, variance,
-                                                       s->batch, s->channels, s->inner, 1e-5, 1, F32));
-    const int64_t rows = cuda_ops_batch_norm_rows_cpu(s->batch, s->channels, s->inner);
-    SPREAD(op, rows, norm_grain(s, rows),
-           cuda_ops_batch_norm_grad_input_cpu(grad_input, self->workspace, grad_output, input, s->batch, s->channels,
-                                              s->inner, 1, begin, end, F32));
 }
 
 static void cpu_relu_forward(mnist_device *device, float *output, const float *input, int64_t count)
@@ -379,29 +266,8 @@ static void cpu_relu_backward(mnist_device *device, float *grad_input, const flo
            cuda_ops_relu_backward_cpu(grad_input, grad_output, output, begin, end, F32));
 }
 
-static int64_t pool_grain(const cuda_ops_pool2d *pool)
-{
-    return most(1, ELEMENT_GRAIN / ((int64_t)pool->height.input * pool->width.input));
-}
-
-static void cpu_pool_forward(mnist_device *device, float *output, int64_t *indices, const float *input,
-                             const cuda_ops_pool2d *pool)
-{
-    cpu *self = (cpu *)device;
-    SPREAD("max_pool2d", pool->batch * pool->channels, pool_grain(pool),
-           cuda_ops_max_pool2d_forward_cpu(output, indices, input, pool, begin, end, F32));
-}
-
-static void cpu_pool_backward(mnist_device *device, float *grad_input, const float *grad_output, const int64_t *indices,
-                              const cuda_ops_pool2d *pool)
-{
-    cpu *self = (cpu *)device;
-    SPREAD("max_pool2d backward", pool->batch * pool->channels, pool_grain(pool),
-           cuda_ops_max_pool2d_backward_cpu(grad_input, grad_output, indices, pool, begin, end, F32));
-}
-
-/* The longer side of the result is cut, since each thread packs all of the other operand. */
-static cuda_ops_linear_block cut(int64_t rows, int64_t columns, int64_t begin, int64_t end)
+/* The longer side of the result is split over threads, since each of them packs all of the other operand. */
+static cuda_ops_linear_block split_longer_side(int64_t rows, int64_t columns, int64_t begin, int64_t end)
 {
     return rows >= columns ? (cuda_ops_linear_block){begin, end, 0, columns}
                            : (cuda_ops_linear_block){0, rows, begin, end};
@@ -425,7 +291,7 @@ static void cpu_linear_forward(mnist_device *device, float *output, const float 
     SPREAD("linear", most(s->rows, s->out_features), product_grain(s->rows, s->out_features, s->in_features),
            cuda_ops_linear_forward_cpu(output, input, weight, bias,
                                        workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows, s->in_features,
-                                       s->out_features, cut(s->rows, s->out_features, begin, end), F32));
+                                       s->out_features, split_longer_side(s->rows, s->out_features, begin, end), F32));
 }
 
 static void cpu_linear_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
@@ -438,11 +304,11 @@ static void cpu_linear_backward(mnist_device *device, float *grad_input, float *
     SPREAD(op, most(s->rows, s->in_features), product_grain(s->rows, s->in_features, s->out_features),
            cuda_ops_linear_backward_input_cpu(
                grad_input, grad_output, weight, workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows,
-               s->in_features, s->out_features, cut(s->rows, s->in_features, begin, end), F32));
+               s->in_features, s->out_features, split_longer_side(s->rows, s->in_features, begin, end), F32));
     SPREAD(op, most(s->out_features, s->in_features), product_grain(s->out_features, s->in_features, s->rows),
            cuda_ops_linear_backward_weight_cpu(
                grad_weight, grad_output, input, workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows,
-               s->in_features, s->out_features, cut(s->out_features, s->in_features, begin, end), F32));
+               s->in_features, s->out_features, split_longer_side(s->out_features, s->in_features, begin, end), F32));
     SPREAD(op, s->out_features, most(1, ELEMENT_GRAIN / most(1, s->rows)),
            cuda_ops_linear_backward_bias_cpu(grad_bias, grad_output, s->rows, s->out_features, begin, end, F32));
 }
@@ -450,7 +316,7 @@ static void cpu_linear_backward(mnist_device *device, float *grad_input, float *
 static void cpu_loss_forward(mnist_device *device, float *loss, float *statistics, const float *logits,
                              const int64_t *labels, int64_t rows)
 {
-    /* A task's rows do not depend on the number of threads, hence nor does the sum. At this size one thread does it. */
+    /* Blocks of rows whose size does not depend on the number of threads; at this size one thread computes all. */
     enum { ROWS = 1024 };
     (void)device;
     double partials[2];
@@ -543,15 +409,8 @@ mnist_device *mnist_open_cpu(int threads)
     d->block_bytes = cpu_block_bytes;
     d->block_forward = cpu_block_forward;
     d->block_backward = cpu_block_backward;
-    d->conv_forward = cpu_conv_forward;
-    d->conv_backward = cpu_conv_backward;
-    d->norm_forward = cpu_norm_forward;
-    d->norm_inference = cpu_norm_inference;
-    d->norm_backward = cpu_norm_backward;
     d->relu_forward = cpu_relu_forward;
     d->relu_backward = cpu_relu_backward;
-    d->pool_forward = cpu_pool_forward;
-    d->pool_backward = cpu_pool_backward;
     d->linear_forward = cpu_linear_forward;
     d->linear_backward = cpu_linear_backward;
     d->loss_forward = cpu_loss_forward;

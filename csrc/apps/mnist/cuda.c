@@ -17,11 +17,9 @@ mnist_device *mnist_open_cuda(void)
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda_ops/batch_norm.h"
 #include "cuda_ops/conv_bn_relu_pool.h"
 #include "cuda_ops/cross_entropy.h"
 #include "cuda_ops/linear.h"
-#include "cuda_ops/max_pool2d.h"
 #include "cuda_ops/relu.h"
 #include "cuda_ops/sgd.h"
 
@@ -35,12 +33,12 @@ typedef struct cuda {
     int allocation_count;
     void *workspace; /* grows in the first step, and stays */
     int64_t workspace_bytes;
-    /* A batch on its way to the device, in pinned memory: two, so that one can be filled while the other is copied. */
+    /* Two batches in pinned memory: one is filled while the other is copied to the device. */
     float *host_images[2];
     int64_t *host_labels[2];
     cudaEvent_t copied[2];
-    int64_t host_pictures;
-    int turn;
+    int64_t capacity; /* images that each of them holds */
+    int slot;
     float normalised[256];
     cudaEvent_t marks[MNIST_MOST_MARKS];
     int64_t mark_count;
@@ -121,7 +119,7 @@ static void cuda_close(mnist_device *device)
 
 static void make_room(cuda *self, int64_t count)
 {
-    if (count <= self->host_pictures)
+    if (count <= self->capacity)
         return;
     check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
     for (int i = 0; i < 2; i++) {
@@ -131,7 +129,7 @@ static void make_room(cuda *self, int64_t count)
                    cudaMallocHost((void **)&self->host_images[i], (size_t)count * MNIST_PIXELS * sizeof(float)));
         check_cuda("cudaMallocHost", cudaMallocHost((void **)&self->host_labels[i], (size_t)count * sizeof(int64_t)));
     }
-    self->host_pictures = count;
+    self->capacity = count;
 }
 
 static void cuda_load(mnist_device *device, float *images, int64_t *labels, const mnist_set *set,
@@ -139,10 +137,10 @@ static void cuda_load(mnist_device *device, float *images, int64_t *labels, cons
 {
     cuda *self = (cuda *)device;
     make_room(self, count);
-    const int turn = self->turn ^= 1;
-    check_cuda("cudaEventSynchronize", cudaEventSynchronize(self->copied[turn]));
-    float *host_images = self->host_images[turn];
-    int64_t *host_labels = self->host_labels[turn];
+    const int slot = self->slot ^= 1;
+    check_cuda("cudaEventSynchronize", cudaEventSynchronize(self->copied[slot]));
+    float *host_images = self->host_images[slot];
+    int64_t *host_labels = self->host_labels[slot];
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *pixels = set->images + (int64_t)indices[i] * MNIST_PIXELS;
         for (int p = 0; p < MNIST_PIXELS; p++)
@@ -153,43 +151,10 @@ static void cuda_load(mnist_device *device, float *images, int64_t *labels, cons
                                        cudaMemcpyHostToDevice, self->stream));
     check_cuda("copy", cudaMemcpyAsync(labels, host_labels, (size_t)count * sizeof(int64_t), cudaMemcpyHostToDevice,
                                        self->stream));
-    check_cuda("cudaEventRecord", cudaEventRecord(self->copied[turn], self->stream));
+    check_cuda("cudaEventRecord", cudaEventRecord(self->copied[slot], self->stream));
 }
 
-static void cuda_conv_forward(mnist_device *device, float *output, const float *input, const float *weight,
-                              const float *bias, const cuda_ops_conv2d_sizes *sizes)
-{
-    cuda *self = (cuda *)device;
-    const int path = CUDA_OPS_CONV2D_FASTEST;
-    void *space = workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_FORWARD, sizes, F32, path));
-    check("conv2d", cuda_ops_conv2d_forward_cuda(output, input, weight, bias, sizes, space, path, F32, self->stream));
-}
-
-static void cuda_conv_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
-                               const float *grad_output, const float *input, const float *weight,
-                               const cuda_ops_conv2d_sizes *sizes)
-{
-    cuda *self = (cuda *)device;
-    const char *const op = "conv2d backward";
-    const int64_t pixels = sizes->out_height * sizes->out_width;
-    const int path = CUDA_OPS_CONV2D_FASTEST;
-    void *space;
-    if (grad_input) {
-        space =
-            workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, F32, path));
-        check(op, cuda_ops_conv2d_backward_input_cuda(grad_input, grad_output, weight, sizes, space, path, F32,
-                                                      self->stream));
-    }
-    space = workspace(self, (int64_t)cuda_ops_conv2d_workspace_cuda(CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, F32, path));
-    check(op,
-          cuda_ops_conv2d_backward_weight_cuda(grad_weight, grad_output, input, sizes, space, path, F32, self->stream));
-    space = workspace(
-        self, (int64_t)cuda_ops_conv2d_backward_bias_workspace_cuda(sizes->batch, sizes->out_channels, pixels, 0, F32));
-    check(op, cuda_ops_conv2d_backward_bias_cuda(grad_bias, grad_output, sizes->batch, sizes->out_channels, pixels, 0,
-                                                 space, F32, self->stream));
-}
-
-/* A block as conv_bn_relu_pool.h has it: no TF32, as for the layers one by one. */
+/* A block as conv_bn_relu_pool.h describes it; float32 products stay float32, without TF32. */
 static cuda_ops_conv_bn_relu_pool_sizes block_sizes(const cuda_ops_conv_block_sizes *s)
 {
     const cuda_ops_pool_axis height = {
@@ -221,22 +186,22 @@ static cuda_ops_conv_bn_relu_pool_sizes block_sizes(const cuda_ops_conv_block_si
                                                        .channels_last = s->output_channels_last}};
 }
 
-/* What forward keeps for backward; NULL is what the path does not keep. */
-typedef struct block_parts {
+/* What forward keeps for backward; NULL: the path does not keep it. */
+typedef struct block_buffers {
     void *conv_output, *maximum;
     uint8_t *argmax;
     double *statistics;
     int64_t bytes;
-} block_parts;
+} block_buffers;
 
-static char *part(int64_t *offset, char *memory, int64_t bytes)
+static char *take(int64_t *offset, char *memory, int64_t bytes)
 {
     char *const begin = memory && bytes > 0 ? memory + *offset : NULL;
     *offset += (bytes + 255) / 256 * 256;
     return begin;
 }
 
-static block_parts cut_block(char *memory, const cuda_ops_conv_bn_relu_pool_sizes *sizes)
+static block_buffers divide_block(char *memory, const cuda_ops_conv_bn_relu_pool_sizes *sizes)
 {
     cuda_ops_conv_bn_relu_pool_plan plan;
     check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_plan_cuda(&plan, sizes, F32));
@@ -244,12 +209,12 @@ static block_parts cut_block(char *memory, const cuda_ops_conv_bn_relu_pool_size
                               sizes->conv.out_width * (int64_t)sizeof(float);
     const int64_t pooled =
         sizes->pool.batch * sizes->pool.channels * sizes->pool.height.output * sizes->pool.width.output;
-    block_parts p;
+    block_buffers p;
     int64_t offset = 0;
-    p.statistics = (double *)(void *)part(&offset, memory, plan.statistics * (int64_t)sizeof(double));
-    p.conv_output = part(&offset, memory, plan.keeps_conv_output ? convolved : 0);
-    p.maximum = part(&offset, memory, plan.keeps_maximum ? pooled * (int64_t)sizeof(float) : 0);
-    p.argmax = (uint8_t *)part(&offset, memory, pooled);
+    p.statistics = (double *)(void *)take(&offset, memory, plan.statistics * (int64_t)sizeof(double));
+    p.conv_output = take(&offset, memory, plan.keeps_conv_output ? convolved : 0);
+    p.maximum = take(&offset, memory, plan.keeps_maximum ? pooled * (int64_t)sizeof(float) : 0);
+    p.argmax = (uint8_t *)take(&offset, memory, pooled);
     p.bytes = offset;
     return p;
 }
@@ -258,10 +223,10 @@ static int64_t cuda_block_bytes(mnist_device *device, const cuda_ops_conv_block_
 {
     (void)device;
     const cuda_ops_conv_bn_relu_pool_sizes sizes = block_sizes(s);
-    return cut_block(NULL, &sizes).bytes;
+    return divide_block(NULL, &sizes).bytes;
 }
 
-/* The convolution, and the rest with the running statistics. */
+/* The convolution, then batch norm by the running statistics with the rest. */
 static void block_inference(cuda *self, float *output, const float *input, const mnist_block_tensors *t,
                             const cuda_ops_norm_parameters *norm, const cuda_ops_conv_bn_relu_pool_sizes *sizes)
 {
@@ -291,7 +256,7 @@ static void cuda_block_forward(mnist_device *device, float *output, void *saved,
         return;
     }
     const cuda_ops_running_statistics running = {t->norm.running_mean, t->norm.running_var, F32, NULL, 0.1};
-    const block_parts p = cut_block(saved, &sizes);
+    const block_buffers p = divide_block(saved, &sizes);
     void *const space = workspace(self, cuda_ops_conv_bn_relu_pool_workspace_cuda(&sizes, F32));
     check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_forward_cuda(output, p.conv_output, p.argmax, p.maximum,
                                                                        p.statistics, space, &running, input, t->weight,
@@ -305,49 +270,13 @@ static void cuda_block_backward(mnist_device *device, float *grad_input, const m
     cuda *self = (cuda *)device;
     const cuda_ops_conv_bn_relu_pool_sizes sizes = block_sizes(s);
     const cuda_ops_norm_parameters norm = {t->norm.weight, t->norm.bias, F32, 1e-5};
-    const block_parts p = cut_block(saved, &sizes);
+    const block_buffers p = divide_block(saved, &sizes);
     void *const space = workspace(self, cuda_ops_conv_bn_relu_pool_workspace_cuda(&sizes, F32));
     check("conv_bn_relu_pool backward",
           cuda_ops_conv_bn_relu_pool_backward_cuda(grad_input, gradients->weight, gradients->bias,
                                                    gradients->norm.weight, gradients->norm.bias, space, grad_output,
                                                    p.argmax, p.maximum, p.conv_output, p.statistics, input, t->weight,
                                                    &norm, &sizes, F32, F32, self->stream));
-}
-
-static void *norm_workspace(cuda *self, const mnist_norm_shape *s)
-{
-    return workspace(self, cuda_ops_batch_norm_workspace_cuda(s->batch, s->channels, s->inner));
-}
-
-static void cuda_norm_forward(mnist_device *device, float *output, double *mean, double *variance, const float *input,
-                              const mnist_norm_parameters *p, const mnist_norm_shape *s)
-{
-    cuda *self = (cuda *)device;
-    check("batch_norm", cuda_ops_batch_norm_forward_training_cuda(output, mean, variance, norm_workspace(self, s),
-                                                                  input, p->weight, p->bias, s->batch, s->channels,
-                                                                  s->inner, 1e-5, F32, F32, self->stream));
-    check("batch_norm", cuda_ops_batch_norm_update_cuda(p->running_mean, p->running_var, mean, variance, s->channels,
-                                                        s->batch * s->inner, 0.1, F32, self->stream));
-}
-
-static void cuda_norm_inference(mnist_device *device, float *output, const float *input, const mnist_norm_parameters *p,
-                                const mnist_norm_shape *s)
-{
-    cuda *self = (cuda *)device;
-    check("batch_norm", cuda_ops_batch_norm_forward_inference_cuda(
-                            output, norm_workspace(self, s), input, p->weight, p->bias, p->running_mean, p->running_var,
-                            s->batch, s->channels, s->inner, 1e-5, F32, F32, F32, self->stream));
-}
-
-static void cuda_norm_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
-                               const float *grad_output, const float *input, const float *weight, const double *mean,
-                               const double *variance, const mnist_norm_shape *s)
-{
-    cuda *self = (cuda *)device;
-    check("batch_norm backward",
-          cuda_ops_batch_norm_backward_cuda(grad_input, grad_weight, grad_bias, norm_workspace(self, s), grad_output,
-                                            input, weight, mean, variance, s->batch, s->channels, s->inner, 1e-5, 1,
-                                            F32, F32, CUDA_OPS_FLOAT64, self->stream));
 }
 
 static void cuda_relu_forward(mnist_device *device, float *output, const float *input, int64_t count)
@@ -361,21 +290,6 @@ static void cuda_relu_backward(mnist_device *device, float *grad_input, const fl
 {
     cuda *self = (cuda *)device;
     check("relu backward", cuda_ops_relu_backward_cuda(grad_input, grad_output, output, count, F32, self->stream));
-}
-
-static void cuda_pool_forward(mnist_device *device, float *output, int64_t *indices, const float *input,
-                              const cuda_ops_pool2d *pool)
-{
-    cuda *self = (cuda *)device;
-    check("max_pool2d", cuda_ops_max_pool2d_forward_cuda(output, indices, input, pool, F32, self->stream));
-}
-
-static void cuda_pool_backward(mnist_device *device, float *grad_input, const float *grad_output,
-                               const int64_t *indices, const cuda_ops_pool2d *pool)
-{
-    cuda *self = (cuda *)device;
-    check("max_pool2d backward",
-          cuda_ops_max_pool2d_backward_cuda(grad_input, grad_output, indices, pool, F32, self->stream));
 }
 
 static void cuda_linear_forward(mnist_device *device, float *output, const float *input, const float *weight,
@@ -486,15 +400,8 @@ mnist_device *mnist_open_cuda(void)
     d->block_bytes = cuda_block_bytes;
     d->block_forward = cuda_block_forward;
     d->block_backward = cuda_block_backward;
-    d->conv_forward = cuda_conv_forward;
-    d->conv_backward = cuda_conv_backward;
-    d->norm_forward = cuda_norm_forward;
-    d->norm_inference = cuda_norm_inference;
-    d->norm_backward = cuda_norm_backward;
     d->relu_forward = cuda_relu_forward;
     d->relu_backward = cuda_relu_backward;
-    d->pool_forward = cuda_pool_forward;
-    d->pool_backward = cuda_pool_backward;
     d->linear_forward = cuda_linear_forward;
     d->linear_backward = cuda_linear_backward;
     d->loss_forward = cuda_loss_forward;

@@ -34,10 +34,10 @@ const mnist_tensor mnist_tensors[MNIST_TENSORS] = {
 };
 
 /* More than any file here should ask for; below it no product of sizes overflows. */
-enum { MOST_PICTURES = 1 << 20 };
+enum { MOST_IMAGES = 1 << 20 };
 static const uint64_t MOST_INDICES = (uint64_t)1 << 36;
 
-/* In front of each piece of memory that mnist_allocate has given out; the piece keeps the alignment. */
+/* In front of each buffer that mnist_allocate returns, which is aligned to ALIGNMENT all the same. */
 typedef struct block {
     struct block *previous, *next;
 } block;
@@ -184,8 +184,8 @@ static int64_t read_some(reader *r, void *target, int64_t bytes)
     int64_t done = 0;
 #ifdef MNIST_WITH_ZLIB
     while (r->compressed && done < bytes) {
-        const unsigned piece = bytes - done < (1 << 20) ? (unsigned)(bytes - done) : 1u << 20;
-        const int got = gzread(r->compressed, (char *)target + done, piece);
+        const unsigned chunk = bytes - done < (1 << 20) ? (unsigned)(bytes - done) : 1u << 20;
+        const int got = gzread(r->compressed, (char *)target + done, chunk);
         int error = Z_OK;
         const char *message = gzerror(r->compressed, &error);
         if (got < 0 || (error != Z_OK && error != Z_STREAM_END))
@@ -210,15 +210,15 @@ static void read_exactly(reader *r, void *target, int64_t bytes, const char *wha
 {
     const int64_t got = read_some(r, target, bytes);
     if (got != bytes)
-        mnist_fail("file %s is truncated: %s should take %lld bytes, and %lld are there", r->path, what,
-                   (long long)bytes, (long long)got);
+        mnist_fail("file %s is truncated: expected %s to have %lld bytes, got %lld", r->path, what, (long long)bytes,
+                   (long long)got);
 }
 
 static void expect_end(reader *r)
 {
     char more;
     if (read_some(r, &more, 1) != 0)
-        mnist_fail("file %s has bytes behind its end: its sizes do not match its header", r->path);
+        mnist_fail("file %s has bytes past its end: its sizes do not match its header", r->path);
 }
 
 static uint32_t big_endian(const uint8_t *bytes)
@@ -257,8 +257,8 @@ static uint8_t *read_idx(const char *directory, const char *name, int dimensions
         element_bytes *= size;
     }
     const int64_t all = big_endian(header + 4);
-    if (all < 1 || all > MOST_PICTURES)
-        mnist_fail("file %s: expected 1 to %d pictures, got %lld", r.path, MOST_PICTURES, (long long)all);
+    if (all < 1 || all > MOST_IMAGES)
+        mnist_fail("file %s: expected 1 to %d images, got %lld", r.path, MOST_IMAGES, (long long)all);
     uint8_t *data = mnist_allocate(all, element_bytes);
     read_exactly(&r, data, all * element_bytes, "the data");
     expect_end(&r);
@@ -278,8 +278,8 @@ mnist_set mnist_read_set(const char *directory, const char *prefix, int64_t limi
     set.images = read_idx(directory, images, 3, shape, &set.count);
     set.labels = read_idx(directory, labels, 1, shape, &label_count);
     if (set.count != label_count)
-        mnist_fail("in %s/MNIST/raw, %s holds %lld pictures and %s %lld labels", directory, images,
-                   (long long)set.count, labels, (long long)label_count);
+        mnist_fail("in %s/MNIST/raw, %s holds %lld images and %s %lld labels", directory, images, (long long)set.count,
+                   labels, (long long)label_count);
     for (int64_t i = 0; i < set.count; i++)
         if (set.labels[i] >= MNIST_CLASSES)
             mnist_fail("in %s/MNIST/raw/%s, label %lld is %d: expected a digit", directory, labels, (long long)i,
@@ -289,12 +289,12 @@ mnist_set mnist_read_set(const char *directory, const char *prefix, int64_t limi
     return set;
 }
 
-static void check_start_sizes(const char *path, uint64_t pictures, uint64_t batch_size, uint64_t epochs)
+static void check_start_sizes(const char *path, uint64_t images, uint64_t batch_size, uint64_t epochs)
 {
-    if (pictures < 1 || pictures > MOST_PICTURES || batch_size < 1 || batch_size > pictures || epochs < 1 ||
-        epochs > MOST_INDICES / pictures)
-        mnist_fail("file %s: its header's sizes make no run: %llu pictures, batches of %llu, %llu epochs", path,
-                   (unsigned long long)pictures, (unsigned long long)batch_size, (unsigned long long)epochs);
+    if (images < 1 || images > MOST_IMAGES || batch_size < 1 || batch_size > images || epochs < 1 ||
+        epochs > MOST_INDICES / images)
+        mnist_fail("file %s: invalid sizes in its header: %llu images, batches of %llu, %llu epochs", path,
+                   (unsigned long long)images, (unsigned long long)batch_size, (unsigned long long)epochs);
 }
 
 static void read_tensor(reader *r, const mnist_tensor *tensor, float *target)
@@ -320,22 +320,22 @@ static void read_tensor(reader *r, const mnist_tensor *tensor, float *target)
     }
 }
 
-/* Each epoch's indices are below `pictures` and appear once. */
+/* Each epoch's indices are below `images` and appear once. */
 static void read_order(reader *r, mnist_start *start)
 {
-    const int64_t used = start->pictures / start->batch_size * start->batch_size;
-    uint8_t *seen = mnist_allocate(start->pictures, 1);
+    const int64_t used = start->images / start->batch_size * start->batch_size;
+    uint8_t *seen = mnist_allocate(start->images, 1);
     for (int64_t epoch = 0; epoch < start->epochs; epoch++) {
         uint32_t *order = start->order + epoch * used;
-        read_exactly(r, order, used * 4, "an epoch's order of pictures");
-        memset(seen, 0, (size_t)start->pictures);
+        read_exactly(r, order, used * 4, "an epoch's order of images");
+        memset(seen, 0, (size_t)start->images);
         for (int64_t i = 0; i < used; i++) {
             uint8_t bytes[4];
             memcpy(bytes, &order[i], 4);
             order[i] = little_endian(bytes);
-            if (order[i] >= start->pictures || seen[order[i]]) {
-                mnist_fail("file %s: in epoch %lld, index %u of a picture is %s", r->path, (long long)epoch, order[i],
-                           order[i] >= start->pictures ? "beyond the training set" : "there twice");
+            if (order[i] >= start->images || seen[order[i]]) {
+                mnist_fail("file %s: in epoch %lld, index %u of a image is %s", r->path, (long long)epoch, order[i],
+                           order[i] >= start->images ? "beyond the training set" : "repeated");
             }
             seen[order[i]] = 1;
         }
@@ -343,9 +343,9 @@ static void read_order(reader *r, mnist_start *start)
     mnist_free(seen);
 }
 
-static mnist_start allocate_start(int64_t pictures, int64_t batch_size, int64_t epochs)
+static mnist_start allocate_start(int64_t images, int64_t batch_size, int64_t epochs)
 {
-    mnist_start start = {pictures, batch_size, epochs, epochs * (pictures / batch_size), {NULL}, NULL};
+    mnist_start start = {images, batch_size, epochs, epochs * (images / batch_size), {NULL}, NULL};
     for (int i = 0; i < MNIST_TENSORS; i++)
         start.tensors[i] = mnist_allocate(mnist_tensors[i].count, sizeof(float));
     start.order = mnist_allocate(start.steps * batch_size, sizeof(uint32_t));
@@ -370,11 +370,11 @@ mnist_start mnist_read_start(const char *path)
     if (little_endian(header + 8) != 1 || little_endian(header + 12) != MNIST_TENSORS)
         mnist_fail("file %s: expected version 1 with %d tensors, got version %u with %u", path, MNIST_TENSORS,
                    little_endian(header + 8), little_endian(header + 12));
-    const uint64_t pictures = little_endian_64(header + 16), batch_size = little_endian_64(header + 24);
+    const uint64_t images = little_endian_64(header + 16), batch_size = little_endian_64(header + 24);
     const uint64_t epochs = little_endian_64(header + 32);
-    check_start_sizes(path, pictures, batch_size, epochs);
-    /* The length first: a header that lies must not make the program ask for memory. */
-    const uint64_t order_bytes = epochs * (pictures / batch_size * batch_size) * 4;
+    check_start_sizes(path, images, batch_size, epochs);
+    /* The length first: a wrong header must not make the program allocate. */
+    const uint64_t order_bytes = epochs * (images / batch_size * batch_size) * 4;
     uint64_t expected = sizeof header + order_bytes;
     for (int i = 0; i < MNIST_TENSORS; i++)
         expected += 32 + 8 + 4 * (uint64_t)mnist_tensors[i].count;
@@ -382,12 +382,12 @@ mnist_start mnist_read_start(const char *path)
         mnist_fail("file %s cannot be read (%s)", path, strerror(errno));
     const long length = ftell(r.plain);
     if (length < 0 || (uint64_t)length != expected)
-        mnist_fail("file %s %s: its header asks for %llu bytes, and %ld are there", path,
-                   length >= 0 && (uint64_t)length < expected ? "is truncated" : "has bytes behind its end",
+        mnist_fail("file %s %s: by its header it has %llu bytes, and in fact %ld", path,
+                   length >= 0 && (uint64_t)length < expected ? "is truncated" : "has bytes past its end",
                    (unsigned long long)expected, length);
     if (fseek(r.plain, sizeof header, SEEK_SET) != 0)
         mnist_fail("file %s cannot be read (%s)", path, strerror(errno));
-    mnist_start start = allocate_start((int64_t)pictures, (int64_t)batch_size, (int64_t)epochs);
+    mnist_start start = allocate_start((int64_t)images, (int64_t)batch_size, (int64_t)epochs);
     for (int i = 0; i < MNIST_TENSORS; i++)
         read_tensor(&r, &mnist_tensors[i], start.tensors[i]);
     read_order(&r, &start);
@@ -396,7 +396,7 @@ mnist_start mnist_read_start(const char *path)
     return start;
 }
 
-/* SplitMix64: a counter, well stirred. */
+/* SplitMix64: a hashed counter. */
 static uint64_t next_random(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -405,12 +405,12 @@ static uint64_t next_random(uint64_t *state)
     return z ^ z >> 31;
 }
 
-mnist_start mnist_make_start(int64_t pictures, int64_t batch_size, int64_t epochs, uint64_t seed)
+mnist_start mnist_make_start(int64_t images, int64_t batch_size, int64_t epochs, uint64_t seed)
 {
-    if ((uint64_t)epochs > MOST_INDICES / (uint64_t)pictures)
-        mnist_fail("--epochs %lld: expected at most %llu for %lld pictures, whose order is made beforehand",
-                   (long long)epochs, (unsigned long long)(MOST_INDICES / (uint64_t)pictures), (long long)pictures);
-    mnist_start start = allocate_start(pictures, batch_size, epochs);
+    if ((uint64_t)epochs > MOST_INDICES / (uint64_t)images)
+        mnist_fail("--epochs %lld: expected at most %llu for %lld images, whose order is made beforehand",
+                   (long long)epochs, (unsigned long long)(MOST_INDICES / (uint64_t)images), (long long)images);
+    mnist_start start = allocate_start(images, batch_size, epochs);
     uint64_t state = seed;
     for (int i = 0; i < MNIST_TENSORS; i++) {
         const mnist_tensor *tensor = &mnist_tensors[i];
@@ -420,13 +420,13 @@ mnist_start mnist_make_start(int64_t pictures, int64_t batch_size, int64_t epoch
             start.tensors[i][j] = tensor->fan_in ? (float)((2.0 * uniform - 1.0) * bound) : tensor->first;
         }
     }
-    uint32_t *shuffled = mnist_allocate(pictures, sizeof(uint32_t));
-    const int64_t used = pictures / batch_size * batch_size;
-    for (int64_t i = 0; i < pictures; i++)
+    uint32_t *shuffled = mnist_allocate(images, sizeof(uint32_t));
+    const int64_t used = images / batch_size * batch_size;
+    for (int64_t i = 0; i < images; i++)
         shuffled[i] = (uint32_t)i;
     for (int64_t epoch = 0; epoch < epochs; epoch++) {
-        for (int64_t i = pictures - 1; i > 0; i--) {
-            /* 32 random bits are not spread quite evenly over i + 1 places: the error is below 2^-8 of a place's. */
+        for (int64_t i = images - 1; i > 0; i--) {
+            /* 32 random bits map to i + 1 indices not quite uniformly: to within 2^-8 of an index's probability. */
             const int64_t j = (int64_t)((next_random(&state) >> 32) * (uint64_t)(i + 1) >> 32);
             const uint32_t kept = shuffled[i];
             shuffled[i] = shuffled[j];

@@ -1,25 +1,17 @@
-/* What the network asks of a device: the layers, forward and backward, on the C API's CPU or CUDA backend.
+/* What a device provides: the layers, forward and backward, on the C API's CPU or CUDA backend.
  *
- * mnist/network.c puts them together and knows no device; mnist/cpu.c and mnist/cuda.c implement them. All tensors are
+ * mnist/network.c calls them and knows no device; mnist/cpu.c and mnist/cuda.c implement them. All tensors are
  * float32 in the device's memory, images in the order batch, channels, height, width; outputs are written, not added
- * to. A layer that fails says why on stderr and ends the program with status 1: nothing here can be mended by going on.
- */
+ * to. A layer that fails says why on stderr and ends the program with status 1. */
 #ifndef MNIST_LAYERS_H
 #define MNIST_LAYERS_H
 
 #include <stdint.h>
 
-#include "cuda_ops/conv2d.h"
 #include "cuda_ops/conv_block.h"
-#include "cuda_ops/pool2d.h"
 #include "mnist/files.h"
 
 typedef struct mnist_device mnist_device;
-
-/* Of batch norm's input [batch, channels, inner]. */
-typedef struct mnist_norm_shape {
-    int64_t batch, channels, inner;
-} mnist_norm_shape;
 
 typedef struct mnist_norm_parameters {
     float *weight, *bias, *running_mean, *running_var;
@@ -46,13 +38,12 @@ struct mnist_device {
     void (*download)(mnist_device *, void *target, const void *source, int64_t bytes);
     void (*close)(mnist_device *);
 
-    /* The pictures `indices` of the set, normalised, and their labels. */
+    /* The images `indices` of the set, normalised, and their labels. */
     void (*load)(mnist_device *, float *images, int64_t *labels, const mnist_set *, const uint32_t *indices,
                  int64_t count);
 
-    /* Convolution, batch norm, ReLU and max-pooling at once, or NULL where the device computes them by the layers
-     * below. `saved`: block_bytes for what backward takes from forward. mnist_network lets the first block's output,
-     * and the second one's input, have channels last. */
+    /* Convolution, batch norm, ReLU and max-pooling, fused. `saved`: block_bytes, for what backward takes from forward.
+     * The first block's output, which is the second one's input, is channels_last. */
     int64_t (*block_bytes)(mnist_device *, const cuda_ops_conv_block_sizes *);
     void (*block_forward)(mnist_device *, float *output, void *saved, const float *input, const mnist_block_tensors *,
                           const cuda_ops_conv_block_sizes *, int training);
@@ -61,26 +52,9 @@ struct mnist_device {
                            const float *grad_output, void *saved, const float *input, const mnist_block_tensors *,
                            const cuda_ops_conv_block_sizes *);
 
-    void (*conv_forward)(mnist_device *, float *output, const float *input, const float *weight, const float *bias,
-                         const cuda_ops_conv2d_sizes *);
-    /* grad_input may be NULL. */
-    void (*conv_backward)(mnist_device *, float *grad_input, float *grad_weight, float *grad_bias,
-                          const float *grad_output, const float *input, const float *weight,
-                          const cuda_ops_conv2d_sizes *);
-    /* mean, variance: of the batch, for backward; running statistics are updated. */
-    void (*norm_forward)(mnist_device *, float *output, double *mean, double *variance, const float *input,
-                         const mnist_norm_parameters *, const mnist_norm_shape *);
-    void (*norm_inference)(mnist_device *, float *output, const float *input, const mnist_norm_parameters *,
-                           const mnist_norm_shape *);
-    void (*norm_backward)(mnist_device *, float *grad_input, float *grad_weight, float *grad_bias,
-                          const float *grad_output, const float *input, const float *weight, const double *mean,
-                          const double *variance, const mnist_norm_shape *);
     void (*relu_forward)(mnist_device *, float *output, const float *input, int64_t count);
     void (*relu_backward)(mnist_device *, float *grad_input, const float *grad_output, const float *output,
                           int64_t count);
-    void (*pool_forward)(mnist_device *, float *output, int64_t *indices, const float *input, const cuda_ops_pool2d *);
-    void (*pool_backward)(mnist_device *, float *grad_input, const float *grad_output, const int64_t *indices,
-                          const cuda_ops_pool2d *);
     void (*linear_forward)(mnist_device *, float *output, const float *input, const float *weight, const float *bias,
                            const mnist_linear_shape *);
     void (*linear_backward)(mnist_device *, float *grad_input, float *grad_weight, float *grad_bias,
@@ -93,7 +67,7 @@ struct mnist_device {
                           const int64_t *labels, int64_t rows);
     void (*sgd)(mnist_device *, float *parameters, const float *gradients, int64_t count, double lr);
 
-    /* Takes down the time at which what was asked for so far is done. */
+    /* Records the time at which all work issued so far is done. */
     void (*mark)(mnist_device *);
     /* Waits for the device. milliseconds[i]: from mark i to mark i + 1, since the last call; returns how many. */
     int64_t (*collect)(mnist_device *, double *milliseconds, int64_t most);

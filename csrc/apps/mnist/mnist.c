@@ -1,10 +1,9 @@
 /* Trains the CNN of `python -m cuda_ops mnist` on the C API, without PyTorch and without Python, and prints the same
- * table. From the same start (--weights, a file that `python -m cuda_ops mnist --save-start` writes) the losses are
- * Python's up to rounding: the same pictures in the same batches, the same kernels, the same learning rates.
+ * table. From the same start (--weights, a file that `python -m cuda_ops mnist --save-start` writes) the losses equal
+ * Python's up to rounding: the same images in the same batches, the same kernels, the same learning rates.
  *
- * exit status: 0 all is well; 1 training diverged, or a kernel failed; 2 the command cannot be done as asked, and one
- * line on stderr says why.
- */
+ * exit status: 0 success; 1 training diverged, or a kernel failed; 2 invalid options or files, and one line on stderr
+ * says why. */
 #include <assert.h>
 #include <errno.h>
 #include <float.h>
@@ -37,18 +36,18 @@ static const char HELP[] =
     "\n"
     "  --epochs N        default: 1 on the CPU, 3 on a GPU\n"
     "  --batch-size N    default: 64 on the CPU, 128 on a GPU\n"
-    "  --lr X            highest learning rate of plain SGD: it rises to it over the first three tenths of the run\n"
-    "                    and falls to zero at its end (default: 0.07)\n"
+    "  --lr X            peak learning rate of plain SGD: it rises linearly over the first three tenths of the run\n"
+    "                    and falls to zero at the end (default: 0.07)\n"
     "  --seed N          of the first weights and the order of the batches (default: 0)\n"
     "  --weights FILE    first weights and batches from a file that `python -m cuda_ops mnist --save-start` wrote\n"
     "  --data-dir DIR    the folder that holds MNIST/raw (default: data)\n"
-    "  --limit N         a quick try: the first N training and the first N test pictures only\n"
+    "  --limit N         for a quick try: only the first N training images and the first N test images\n"
     "  --device D        cpu or cuda (default: cpu)\n"
     "  --threads N       on the CPU (default: one a core)\n"
     "  --out DIR         write report.json there\n"
     "  --help            this text\n"
     "\n"
-    "exit status: 0 all is well; 1 training diverged, or a kernel failed; 2 the command cannot be done as asked.\n";
+    "exit status: 0 success; 1 training diverged, or a kernel failed; 2 invalid options or files.\n";
 
 static int64_t whole_number(const char *option, const char *text, int64_t least, int64_t largest)
 {
@@ -79,7 +78,7 @@ static options parse(int count, char **arguments)
         if (which == known)
             mnist_fail("unrecognized argument: %s (see --help)", name);
         if (++i == count)
-            mnist_fail("%s: expected a value behind it (see --help)", name);
+            mnist_fail("%s: expected a value after it (see --help)", name);
         const char *value = arguments[i];
         switch (which) {
         case 0:
@@ -137,15 +136,15 @@ static mnist_start choose_start(options *o, const mnist_set *train)
         const mnist_start start = mnist_read_start(o->weights);
         expect_equal("--epochs", o->epochs, start.epochs, o->weights);
         expect_equal("--batch-size", o->batch_size, start.batch_size, o->weights);
-        if (start.pictures != train->count)
-            mnist_fail("file %s was written for %lld training pictures, and there are %lld: take the same --limit",
-                       o->weights, (long long)start.pictures, (long long)train->count);
+        if (start.images != train->count)
+            mnist_fail("file %s was written for %lld training images, and there are %lld: take the same --limit",
+                       o->weights, (long long)start.images, (long long)train->count);
         return start;
     }
     const int64_t epochs = o->epochs ? o->epochs : on_cpu ? 1 : 3;
     const int64_t batch_size = o->batch_size ? o->batch_size : on_cpu ? 64 : 128;
     if (batch_size > train->count)
-        mnist_fail("--batch-size %lld is larger than the training set of %lld pictures", (long long)batch_size,
+        mnist_fail("--batch-size %lld is larger than the training set of %lld images", (long long)batch_size,
                    (long long)train->count);
     return mnist_make_start(train->count, batch_size, epochs, (uint64_t)o->seed);
 }
@@ -217,10 +216,10 @@ typedef struct summary {
 
 static double quantile(const double *sorted, int64_t count, double share)
 {
-    const double place = share * (double)(count - 1);
-    const int64_t below = (int64_t)place;
+    const double position = share * (double)(count - 1);
+    const int64_t below = (int64_t)position;
     const double above = below + 1 < count ? sorted[below + 1] : sorted[below];
-    return sorted[below] + (place - (double)below) * (above - sorted[below]);
+    return sorted[below] + (position - (double)below) * (above - sorted[below]);
 }
 
 /* Of one phase, or of the whole step (phase == PHASES), over the steps after the warm-up. */
@@ -253,7 +252,7 @@ static void print_table(const result *r, const mnist_device *device, const mnist
     printf("%-18s %12.1f\n", "peak memory, MB", (double)device->allocated_bytes * 1e-6);
     printf("%-18s %12.4f\n", "train loss", r->train_loss);
     printf("%-18s %12.2f\n", "test accuracy, %", r->accuracy * 100);
-    printf("Times are means over %lld steps after %lld of warm-up, of %lld pictures each; measured by %s.\n",
+    printf("Times are means over %lld steps after %lld of warm-up, of %lld images each; measured by %s.\n",
            (long long)(r->steps - r->warmup), (long long)r->warmup, (long long)start->batch_size, device->measured_by);
     printf("Peak memory is what the network holds, testing included, without the data set.\n");
 }
@@ -273,8 +272,7 @@ static const char *report_path(const char *folder, char *path, size_t size)
     return path;
 }
 
-/* Makes the folder, and tries the file before the training, which nobody wants to do twice. What an earlier run has
- * left stays as it is. */
+/* Makes the folder, and checks before the training that the file can be written. A report of an earlier run stays. */
 static void check_report(const char *folder)
 {
     char path[4096];
@@ -285,7 +283,7 @@ static void check_report(const char *folder)
         mnist_fail("%s cannot be written (%s)", path, problem);
 }
 
-/* The figures by the names of the report.json that Python writes. */
+/* The keys are those of the report.json that Python writes. */
 static void write_report(const char *folder, const result *r, const mnist_device *device, const mnist_start *start,
                          const options *o)
 {

@@ -28,21 +28,18 @@ enum {
     LINEAR2_BIAS
 };
 
-/* Convolution to pooling: the shapes of one block, and what its backward pass needs of its forward pass. */
+/* Convolution to pooling: the shapes of one block, and its buffers. */
 typedef struct block {
     int64_t in_channels, channels, side;
-    float *convolved, *normalised, *pooled; /* normalised: after ReLU, which works in place */
-    int64_t *indices;
-    double *mean, *variance;
-    float *grad_pooled, *grad_normalised, *grad_convolved;
-    void *saved; /* in place of all but pooled and grad_pooled, where the device computes the block at once */
+    float *pooled, *grad_pooled;
+    void *saved; /* what backward takes from forward */
     int weight;  /* index of the convolution's weight; the block's other tensors follow it */
 } block;
 
 struct mnist_network {
     mnist_device *device;
     int64_t batch, largest_batch, trainable;
-    float *parameters, *gradients; /* the trainable ones lie together, so that one call updates them */
+    float *parameters, *gradients; /* the trainable ones are contiguous, so that one call updates them */
     float *tensor[MNIST_TENSORS], *gradient[MNIST_TENSORS];
     float *images, *hidden, *logits, *statistics, *losses;
     float *grad_hidden, *grad_logits;
@@ -60,7 +57,7 @@ static void *floats(mnist_device *device, int64_t count)
     return device->allocate(device, count * (int64_t)sizeof(float));
 }
 
-/* Channels last between the blocks; the linear layers take the second one's output channel by channel. */
+/* channels_last between the blocks; the linear layers read the second one's output in the order of channels. */
 static cuda_ops_conv_block_sizes block_sizes(const block *b, int64_t batch)
 {
     return (cuda_ops_conv_block_sizes){.batch = batch,
@@ -80,22 +77,12 @@ static mnist_block_tensors block_tensors(float *const *tensor)
 static block make_block(mnist_device *device, int64_t batch, int64_t in_channels, int64_t channels, int64_t side,
                         int weight)
 {
-    const int64_t outputs = batch * channels * side * side, pooled = outputs / 4;
+    const int64_t pooled = batch * channels * (side / 2) * (side / 2);
     block b = {.in_channels = in_channels, .channels = channels, .side = side, .weight = weight};
     b.pooled = floats(device, pooled);
     b.grad_pooled = floats(device, pooled);
-    if (device->block_forward) {
-        const cuda_ops_conv_block_sizes sizes = block_sizes(&b, batch);
-        b.saved = device->allocate(device, device->block_bytes(device, &sizes));
-        return b;
-    }
-    b.convolved = floats(device, outputs);
-    b.normalised = floats(device, outputs);
-    b.indices = device->allocate(device, pooled * (int64_t)sizeof(int64_t));
-    b.mean = device->allocate(device, channels * (int64_t)sizeof(double));
-    b.variance = device->allocate(device, channels * (int64_t)sizeof(double));
-    b.grad_normalised = floats(device, outputs);
-    b.grad_convolved = floats(device, outputs);
+    const cuda_ops_conv_block_sizes sizes = block_sizes(&b, batch);
+    b.saved = device->allocate(device, device->block_bytes(device, &sizes));
     return b;
 }
 
@@ -106,7 +93,7 @@ mnist_network *mnist_make_network(mnist_device *device, const mnist_start *start
     n->largest_batch = largest_batch;
     int64_t all = 0;
     int64_t offset[MNIST_TENSORS];
-    /* Each tensor begins on a boundary of 64 bytes; what lies between has the gradient zero for ever. */
+    /* Each tensor is aligned to 64 bytes; the padding between always has the gradient zero. */
     for (int trainable = 1; trainable >= 0; trainable--) {
         for (int i = 0; i < MNIST_TENSORS; i++)
             if (mnist_tensors[i].trainable == trainable) {
@@ -136,75 +123,20 @@ mnist_network *mnist_make_network(mnist_device *device, const mnist_start *start
     return n;
 }
 
-static cuda_ops_conv2d_sizes conv_sizes(const block *b, int64_t batch)
-{
-    return (cuda_ops_conv2d_sizes){.batch = batch,
-                                   .groups = 1,
-                                   .in_channels = b->in_channels,
-                                   .in_height = b->side,
-                                   .in_width = b->side,
-                                   .out_channels = b->channels,
-                                   .out_height = b->side,
-                                   .out_width = b->side,
-                                   .kernel_height = 3,
-                                   .kernel_width = 3,
-                                   .stride_height = 1,
-                                   .stride_width = 1,
-                                   .padding_top = 1,
-                                   .padding_left = 1,
-                                   .dilation_height = 1,
-                                   .dilation_width = 1};
-}
-
-static cuda_ops_pool2d pool_sizes(const block *b, int64_t batch)
-{
-    const cuda_ops_pool_axis axis = {
-        .input = (int32_t)b->side, .output = (int32_t)b->side / 2, .kernel = 2, .stride = 2, .dilation = 1};
-    return (cuda_ops_pool2d){.batch = batch, .channels = b->channels, .height = axis, .width = axis};
-}
-
 static void block_forward(mnist_network *n, block *b, const float *input, int training)
 {
-    mnist_device *device = n->device;
     const mnist_block_tensors tensors = block_tensors(n->tensor + b->weight);
-    if (device->block_forward) {
-        const cuda_ops_conv_block_sizes sizes = block_sizes(b, n->batch);
-        device->block_forward(device, b->pooled, b->saved, input, &tensors, &sizes, training);
-        return;
-    }
-    const cuda_ops_conv2d_sizes conv = conv_sizes(b, n->batch);
-    const cuda_ops_pool2d pool = pool_sizes(b, n->batch);
-    const mnist_norm_shape shape = {n->batch, b->channels, b->side * b->side};
-    device->conv_forward(device, b->convolved, input, tensors.weight, tensors.bias, &conv);
-    if (training)
-        device->norm_forward(device, b->normalised, b->mean, b->variance, b->convolved, &tensors.norm, &shape);
-    else
-        device->norm_inference(device, b->normalised, b->convolved, &tensors.norm, &shape);
-    device->relu_forward(device, b->normalised, b->normalised, shape.batch * shape.channels * shape.inner);
-    device->pool_forward(device, b->pooled, b->indices, b->normalised, &pool);
+    const cuda_ops_conv_block_sizes sizes = block_sizes(b, n->batch);
+    n->device->block_forward(n->device, b->pooled, b->saved, input, &tensors, &sizes, training);
 }
 
 /* From b->grad_pooled. */
 static void block_backward(mnist_network *n, block *b, float *grad_input, const float *input)
 {
-    mnist_device *device = n->device;
     const mnist_block_tensors tensors = block_tensors(n->tensor + b->weight);
     const mnist_block_tensors gradients = block_tensors(n->gradient + b->weight);
-    if (device->block_forward) {
-        const cuda_ops_conv_block_sizes sizes = block_sizes(b, n->batch);
-        device->block_backward(device, grad_input, &gradients, b->grad_pooled, b->saved, input, &tensors, &sizes);
-        return;
-    }
-    const cuda_ops_conv2d_sizes conv = conv_sizes(b, n->batch);
-    const cuda_ops_pool2d pool = pool_sizes(b, n->batch);
-    const mnist_norm_shape shape = {n->batch, b->channels, b->side * b->side};
-    device->pool_backward(device, b->grad_normalised, b->grad_pooled, b->indices, &pool);
-    device->relu_backward(device, b->grad_normalised, b->grad_normalised, b->normalised,
-                          shape.batch * shape.channels * shape.inner);
-    device->norm_backward(device, b->grad_convolved, gradients.norm.weight, gradients.norm.bias, b->grad_normalised,
-                          b->convolved, tensors.norm.weight, b->mean, b->variance, &shape);
-    device->conv_backward(device, grad_input, gradients.weight, gradients.bias, b->grad_convolved, input,
-                          tensors.weight, &conv);
+    const cuda_ops_conv_block_sizes sizes = block_sizes(b, n->batch);
+    n->device->block_backward(n->device, grad_input, &gradients, b->grad_pooled, b->saved, input, &tensors, &sizes);
 }
 
 static mnist_linear_shape linear1(const mnist_network *n)

@@ -10,7 +10,7 @@
 
 typedef struct mnist_network mnist_network;
 
-/* With room for batches of up to `largest_batch` pictures and the losses of `steps` steps. */
+/* With room for batches of up to `largest_batch` images and the losses of `steps` steps. */
 mnist_network *mnist_make_network(mnist_device *device, const mnist_start *start, int64_t largest_batch);
 
 /* The phases of one step of training, to be called in this order. */
@@ -22,7 +22,7 @@ void mnist_update(mnist_network *network, double lr);
 /* Of steps [begin, end), into host memory. */
 void mnist_losses(mnist_network *network, float *losses, int64_t begin, int64_t end);
 
-/* How many of the set's pictures are taken for what they are, by the running statistics. */
+/* How many of the set's images are classified correctly, with the running statistics. */
 int64_t mnist_count_right(mnist_network *network, const mnist_set *set, int64_t batch_size);
 
 #endif

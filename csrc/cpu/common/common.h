@@ -1,4 +1,4 @@
-/* Shared by the C11 kernels: the only copy of what more than one of them needs.
+/* What several of the C11 kernels use.
  *
  * C has no templates, so a kernel file that serves float and double includes itself twice:
  *
@@ -31,9 +31,9 @@
 #include "cuda_ops/core.h"
 
 /* CUDA_OPS_SIMD in front of a function makes the compiler emit it once per instruction set and pick one when the
- * library is loaded, so that one build runs on every x86-64 and still uses AVX-512 where it is there. Functions that
- * it calls are only vectorised alike if they are inlined into it (CUDA_OPS_INLINE).
- * Sanitizers run before the choice could be made, so that their builds do without. */
+ * library is loaded, so that one build runs on every x86-64 and still uses AVX-512 where there is AVX-512. Functions
+ * that it calls are vectorised for the same set only if they are inlined into it (CUDA_OPS_INLINE). Sanitizers start
+ * before the loader can choose, so that their builds do without. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) &&               \
     !defined(CUDA_OPS_NO_CLONES)
 /* Levels and features, never models such as arch=haswell: a clone for a model is picked on that very model alone, and

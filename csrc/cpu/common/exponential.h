@@ -6,13 +6,14 @@
 #include "common/common.h"
 
 /* exp(x) = 2^n * exp(r), n the nearest integer to x / ln 2 and |r| <= ln(2) / 2, where the Taylor polynomial of degree
- * 7 is off by 5e-9 at most; with the rounding of float the error stays below 2 units in the last place. */
+ * 7 is off by 5e-9 at most; with the rounding of float the error stays below 2 ulp. */
 CUDA_OPS_INLINE float exponential_f32(float x)
 {
     /* Beyond these the result is 0 or inf anyway, and n would not fit. Comparisons, not fmin: a NaN stays. */
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
-    /* Added to a small number, 1.5 * 2^23 leaves no bits for a fraction: it rounds, and n stands in the lowest bits. */
+    /* Added to a small number, 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded, and n is in its lowest
+     * bits. */
     const float round_magic = 12582912.0f;
     const float shifted = x * 1.44269504088896341f + round_magic;
     const float n = shifted - round_magic;

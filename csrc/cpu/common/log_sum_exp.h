@@ -11,7 +11,7 @@
 enum {
     LANES = 16, /* floats in the widest register there is */
     SUM_BLOCK = 1024,
-    TILE = 64 /* columns that are worked on together, their intermediate values on the stack */
+    TILE = 64 /* columns that are computed together, with their intermediate values on the stack */
 };
 
 /* The columns from `column` on that lie side by side in memory, at most TILE and not beyond `end`. */
@@ -21,22 +21,22 @@ CUDA_OPS_INLINE int64_t tile_columns(int64_t column, int64_t end, int64_t inner)
     return min_i64(left, TILE);
 }
 
-/* Where the first element of a column is. */
+/* Offset of a column's first element. */
 CUDA_OPS_INLINE int64_t column_offset(int64_t column, int64_t cols, int64_t inner)
 {
     return column / inner * cols * inner + column % inner;
 }
 #endif
 
-/* Up to LANES elements from x, and -inf, which neither maximum nor sum feels, in place of what is past the end. */
+/* Up to LANES elements from x, padded with -inf, which changes neither the maximum nor the sum. */
 CUDA_OPS_INLINE void FN(padded_lanes)(REAL *lanes, const REAL *x, int64_t count)
 {
     for (int l = 0; l < LANES; l++)
         lanes[l] = l < count ? x[l] : -(REAL)INFINITY;
 }
 
-/* A NaN is passed over by the comparisons and comes back through the sum. In a row of -inf alone, or with a +inf, the
- * difference of equal infinities makes the sum NaN, which is what PyTorch's result is made of there. */
+/* The comparisons ignore a NaN; it reaches the result through the sum. In a row of -inf alone, or with a +inf, the
+ * difference of equal infinities makes the sum NaN, as in PyTorch. */
 CUDA_OPS_INLINE void FN(row_log_sum_exp)(const REAL *x, int64_t cols, REAL *maximum, REAL *log_sum)
 {
     const int64_t whole = cols - cols % LANES;
@@ -103,7 +103,7 @@ CUDA_OPS_INLINE void FN(columns_log_sum_exp)(const REAL *x, int64_t cols, int64_
         FN(tile_log_sum_exp)(x, cols, inner, count, maximum, log_sum);
 }
 
-/* output = factor * exp((x - maximum) - log_sum) along a row: for the softmax's part in a gradient. */
+/* output = factor * exp((x - maximum) - log_sum) along a row: the softmax term of a gradient. */
 CUDA_OPS_INLINE void FN(row_softmax)(REAL *output, const REAL *x, int64_t cols, REAL factor, REAL maximum, REAL log_sum)
 {
     const int64_t whole = cols - cols % LANES;

@@ -1,7 +1,7 @@
-/* Convolution on the CPU, and its gradients: direct, without an im2col buffer. conv2d/plan.h tells how a block of rows
- * is staged so that every tap becomes one offset; the innermost loops of conv2d/kernel.h then keep a tile of sums in
+/* Convolution on the CPU, and its gradients: direct, without an im2col buffer. A block of rows is staged such that
+ * every tap becomes one offset (conv2d/plan.h); the innermost loops (conv2d/kernel.h) keep a micro-tile of sums in
  * vector registers: 8 channels x 2 vectors of pixels in forward and backward_input, 9 taps x 2 vectors of channels in
- * backward_weight. Bound by arithmetic but for a handful of input channels. conv2d/kernel.h is compiled once per
+ * backward_weight. Bound by arithmetic except with a few input channels. conv2d/kernel.h is compiled once per
  * instruction set and element type, and the widest that the processor has is picked at run time. */
 #ifndef REAL
 
@@ -9,7 +9,7 @@
 
 #include "cuda_ops/cpu_isa.h"
 
-#define VECTOR_BYTES 16 /* 16 registers of 16 bytes are all that is sure to be there: 8 or 9 sums */
+#define VECTOR_BYTES 16 /* any x86-64 or 64-bit Arm has 16 registers of 16 bytes: 8 or 9 accumulators */
 #define VECTORS 1
 #define TARGET(name) name##_any
 #include "conv2d/passes.h"
@@ -26,7 +26,7 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,fma")
-#define VECTOR_BYTES 64 /* 32 registers: 16 or 18 sums */
+#define VECTOR_BYTES 64 /* 32 registers: 16 or 18 accumulators */
 #define VECTORS 2
 #define TARGET(name) name##_avx512
 #include "conv2d/passes.h"
@@ -34,9 +34,9 @@
 #endif
 
 enum {
-    BLOCK_BYTES = 1 << 18, /* of a staged block of rows: less than a second-level cache, which holds weights too */
+    BLOCK_BYTES = 1 << 18, /* of a staged block of rows: less than a second-level cache, which holds the weights too */
     FEWEST_UNITS = 16,     /* blocks of rows that a small batch is split into, so that several threads have work */
-    MOST_SPLITS = 16,      /* of backward_weight: threads that work at once, and copies of the sums */
+    MOST_SPLITS = 16,      /* of backward_weight: how many can run at once, each with its copy of the sums */
     SPLITS_BYTES = 64 << 20
 };
 static const int64_t SIZE_LIMIT = (int64_t)1 << 30;
@@ -95,7 +95,7 @@ static void tap_extent(const struct product *p, int64_t *first_y, int64_t *exten
                 low = min_i64(low, distance);
                 high = max_i64(high, distance);
             }
-    /* No tap at all: a large stride whose taps all meet the padding. */
+    /* No tap at all: with a large stride all of them may fall into the padding. */
     *first_y = low <= high ? low : 0;
     *extent_y = max_i64(1, high - low + 1);
     low = 4 * SIZE_LIMIT, high = -low;
@@ -161,7 +161,7 @@ static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv
                                      pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT ? 2 * MAX_LANES : TILE_ROWS);
     const int64_t most_rows = BLOCK_BYTES / (int64_t)size_of(dtype) / p.pitch / channels;
     const int64_t wanted_blocks = ceil_div_i64(FEWEST_UNITS, max_i64(1, p.images));
-    /* The halo is staged once more for each block, so that blocks are not worth it below some rows. */
+    /* Each block stages its own halo, so that blocks of few rows do not pay. */
     const int64_t fewest_rows = min_i64(rows, 4 * (halo + 1));
     p.block_rows = max_i64(fewest_rows, min_i64(most_rows, ceil_div_i64(rows, wanted_blocks)));
     p.blocks = ceil_div_i64(rows, p.block_rows);
@@ -440,7 +440,7 @@ static void FN(reduce_weight)(const struct product *p, REAL *grad_weight, const 
 
 enum { FN(SUM_LANES) = 32, FN(SUM_RUN) = 4096 };
 
-/* The sum of `count` contiguous elements, in lanes, so that it is fast and rounds little. */
+/* The sum of `count` contiguous elements, in independent lanes: faster, and with less rounding. */
 CUDA_OPS_SIMD static REAL FN(sum_run)(const REAL *values, int64_t count)
 {
     REAL lanes[FN(SUM_LANES)] = {0};
@@ -474,7 +474,7 @@ static void FN(backward_bias)(REAL *grad_bias, const REAL *grad_output, int64_t 
     for (int64_t channel = begin; channel < end; channel++)
         grad_bias[channel] = 0;
     if (channels_last) {
-        /* Lanes are channels; runs of rows keep the rounding small. */
+        /* Lanes are channels; each run of rows is summed apart, which keeps the rounding small. */
         for (int64_t channel = begin; channel < end; channel += FN(SUM_LANES))
             for (int64_t row = 0; row < batch * pixels; row += FN(SUM_RUN))
                 FN(sum_rows)(grad_bias + channel, grad_output + row * channels + channel,

@@ -1,5 +1,5 @@
 /* The convolution for one instruction set and element type (see conv2d.c, which includes it, and conv2d/plan.h).
- * A register tile is VECTORS of VECTOR_BYTES wide. */
+ * A micro-tile is VECTORS vectors of VECTOR_BYTES wide. */
 
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
 
@@ -30,7 +30,7 @@ CUDA_OPS_INLINE void FN(zero_run)(REAL *to, int64_t count)
         to[i] = 0;
 }
 
-/* Columns first, first + step, first + 2 * step ... of a row of `width`, with zeros where there are none. */
+/* Columns first, first + step, first + 2 * step ... of a row of `width`, zeros where they are out of bounds. */
 static void FN(stage_row)(REAL *restrict to, int64_t count, const REAL *restrict row, int64_t column_stride,
                           int64_t width, int64_t first, int64_t step)
 {
@@ -234,7 +234,7 @@ CUDA_OPS_INLINE void FN(weight_panel)(const int vectors, REAL *sums, const REAL 
 }
 
 #if defined(__GNUC__) && !defined(__clang__)
-/* The transpose of LANES x LANES elements, by halving: each round interleaves the first half of the rows with the
+/* The transpose of LANES x LANES elements in log2(LANES) rounds: each interleaves the first half of the rows with the
  * second, which moves the highest bit of an element's row into the lowest of its column. */
 CUDA_OPS_INLINE void FN(transpose)(FN(vector) rows[LANES])
 {
@@ -286,8 +286,8 @@ static int64_t FN(transpose_blocks)(REAL *restrict to, int64_t width, const REAL
 }
 #endif
 
-/* to[i * width + l] = from[channel l][pixel i], zero for lanes <= l < width. The pixels of a block of rows are at one
- * distance from each other in either layout. */
+/* to[i * width + l] = from[channel l][pixel i], zero for lanes <= l < width. In either layout the pixels of a block of
+ * rows have one stride. */
 static void FN(transpose_grad)(REAL *restrict to, int64_t width, const REAL *restrict from, int64_t lanes,
                                int64_t channel, int64_t pixel, int64_t count)
 {

@@ -6,14 +6,12 @@
  *   target[m][u][v] = sum over taps (c, r, s) of weight[m][c][r][s] * source[c][u * step + dy(r)][v * step + dx(s)]
  *
  * Forward has step = stride and dy(r) = r * dilation - padding. In backward_input the rows of target that have the same
- * remainder modulo the stride meet the same taps, so that each such stride phase is a product of its own, with
- * step = 1.
+ * remainder modulo the stride read the same taps, so that each such stride phase is a product of its own, of
+ * step 1.
  *
- * The source is staged: a block of its rows is copied, with the zeros around it, into planes in which a tap is one
- * offset, the same for all u and v, so that neighbouring elements of a target row come from neighbouring addresses and
- * the innermost loop has no bounds to check. For step > 1 rows and columns are distributed over step * step
- * planes by their remainders.
- */
+ * The source is staged: a block of its rows is copied, with zero padding, into planes in which a tap is one offset, the
+ * same for all u and v, so that a target row reads contiguous addresses and the innermost loop checks no bounds. For
+ * step > 1 rows and columns are distributed over step * step planes by their remainders. */
 #ifndef CUDA_OPS_CPU_CONV2D_PLAN_H
 #define CUDA_OPS_CPU_CONV2D_PLAN_H
 
@@ -21,8 +19,8 @@
 #include "cuda_ops/conv2d.h"
 
 enum {
-    TILE_ROWS = 8,        /* target channels that the innermost loop of forward holds in registers */
-    WEIGHT_TILE_ROWS = 9, /* taps that the innermost loop of backward_weight does: all of a 3 x 3 kernel */
+    TILE_ROWS = 8,        /* target channels of forward's micro-tile */
+    WEIGHT_TILE_ROWS = 9, /* taps of backward_weight's micro-tile: all of a 3 x 3 kernel */
     MAX_LANES = 16
 };
 
@@ -37,7 +35,7 @@ struct product {
     struct image_layout source;
     int64_t step_y, step_x;
     int64_t first_y, first_x;           /* the smallest dy and dx */
-    int64_t remainders_y, remainders_x; /* how many of the step remainders any tap needs */
+    int64_t remainders_y, remainders_x; /* how many of the step remainders are read by any tap */
 
     int64_t target_channels, target_height, target_width; /* channels of one group */
     struct image_layout target;
@@ -67,7 +65,7 @@ static inline int64_t round_up_i64(int64_t value, int64_t multiple)
     return ceil_div_i64(value, multiple) * multiple;
 }
 
-/* Whether row r of the kernel reaches phase y of target, and from how far. */
+/* Whether row r of the kernel contributes to phase y of target, and its dy. */
 static inline bool tap_row(const struct product *p, int64_t y, int64_t r, int64_t *dy)
 {
     const int64_t distance = p->tap_y + y + r * p->tap_step_y;
@@ -93,13 +91,13 @@ static inline int64_t phase_depth(const struct product *p, int64_t y, int64_t x)
     return rows * columns * p->source_channels;
 }
 
-/* Rows of the register tile that starts with `remaining` target channels left. */
+/* Rows of the micro-tile that starts with `remaining` target channels left. */
 static inline int tile_rows(int64_t remaining)
 {
     return remaining >= 8 ? 8 : remaining >= 4 ? 4 : remaining >= 2 ? 2 : 1;
 }
 
-/* Rows of the register tile of backward_weight that starts with `remaining` taps left. */
+/* Rows of backward_weight's micro-tile that starts with `remaining` taps left. */
 static inline int weight_tile_rows(int64_t remaining)
 {
     return remaining % 9 == 0 ? 9 : tile_rows(remaining);

@@ -1,63 +1,16 @@
-/* conv_block on the CPU. conv_block/kernel.h holds the work on images; this file compiles it once per instruction
- * set, picks the widest that the processor has, and does in double what is done once a channel.
+/* conv_block on the CPU. conv_block/kernel.h does the work on images; this file compiles it once per instruction set,
+ * picks the widest that the processor has, and does the work per channel, in double.
  *
- * Bound by the multiply-adds of the matrix products: at 14 x 14, 32 -> 64 channels they are 4.8 million an image in
- * the forward and backward passes together, where the sums as they are written would be 10.8 million. */
+ * Bound by the multiply-adds of the matrix products: at 14 x 14, 32 -> 64 channels 4.8 million an image forward and
+ * backward, where direct convolution takes 10.8 million. */
 #include "cuda_ops/conv_block.h"
 
 #include "common/common.h"
+#include "conv_block/block.h"
+#include "conv_block/tap_moments.h"
 #include "cuda_ops/cpu_isa.h"
 
-enum { CHUNKS = 16, ALIGNMENT = 64, LARGEST = 1 << 18 };
-
-struct block {
-    int64_t batch, in_channels, out_channels, height, width;
-    int64_t rows, columns, windows; /* of the pooling */
-    int64_t chunks;
-    int input_channels_last, output_channels_last;
-};
-
-struct workspace {
-    float *staged_input, *staged_grad; /* with their frames of zeros */
-    float *v, *m, *u;
-    float *pooled;  /* T x K */
-    float *channel; /* 10 * K */
-};
-
-struct kernels {
-    void (*convolve)(float *conv_output, double *moments, const float *input, const float *prepared, const float *bias,
-                     const struct block *b, int64_t begin, int64_t end, const struct workspace *w);
-    void (*pool)(float *output, uint8_t *argmax, float *maximum, const float *conv_output, const float *input,
-                 const float *prepared, const float *bias, const float *coefficients, const struct block *b,
-                 int64_t begin, int64_t end, const struct workspace *w);
-    void (*sums)(double *partials, const float *grad_output, const uint8_t *argmax, const float *maximum,
-                 const float *input, const float *center, const struct block *b, int64_t begin, int64_t end,
-                 const struct workspace *w);
-    void (*gradients)(float *grad_input, float *weights, const float *grad_output, const uint8_t *argmax,
-                      const float *conv_output, const float *input, const float *prepared, const float *coefficients,
-                      const struct block *b, int64_t begin, int64_t end, const struct workspace *w);
-    void (*gradients_one)(float *grad_input, const float *grad_output, const uint8_t *argmax, const float *input,
-                          const float *prepared, const float *bias, const float *coefficients, const struct block *b,
-                          int64_t begin, int64_t end, const struct workspace *w);
-};
-
-static inline int64_t first_of_chunk(const struct block *b, int64_t chunk)
-{
-    return b->batch * chunk / b->chunks;
-}
-
-/* target (columns x rows) = source (rows x columns) transposed, in blocks that stay in the cache. */
-static void transpose_any(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)
-{
-    enum { BLOCK = 16 };
-    for (int64_t i0 = 0; i0 < rows; i0 += BLOCK)
-        for (int64_t j0 = 0; j0 < columns; j0 += BLOCK)
-            for (int64_t i = i0; i < min_i64(i0 + BLOCK, rows); i++)
-                for (int64_t j = j0; j < min_i64(j0 + BLOCK, columns); j++)
-                    target[j * rows + i] = source[i * columns + j];
-}
-
-/* 16 vector registers of 16 bytes are all that is sure to be there. */
+/* Any x86-64 or 64-bit Arm has 16 vector registers of 16 bytes. */
 #define VECTOR_BYTES 16
 #define TILE_ROWS 4
 #define TARGET(name) name##_any
@@ -72,7 +25,7 @@ typedef int32_t flags_any __attribute__((vector_size(16)));
 #if CUDA_OPS_WITH_TARGETS
 #include "common/transpose.h"
 
-/* By 4 rows x a vector; the last rows and columns together with some before them, once more. Not for less. */
+/* In blocks of 4 rows x a vector. The last blocks overlap the ones before; smaller matrices take transpose_any. */
 #define DEFINE_TRANSPOSE(isa, length)                                                                                  \
     static void transpose_##isa(float *restrict target, const float *restrict source, int64_t rows, int64_t columns)   \
     {                                                                                                                  \
@@ -89,7 +42,7 @@ typedef int32_t flags_any __attribute__((vector_size(16)));
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
-/* By name: GCC takes the elements of such a conversion one by one. */
+/* Intrinsics, since GCC scalarises __builtin_convertvector from 32 to 8 bits. */
 static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, __m256i value)
 {
     const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,
@@ -100,7 +53,7 @@ static inline __attribute__((always_inline)) void store_bytes_avx2(uint8_t *to, 
 }
 DEFINE_TRANSPOSE(avx2, 8)
 #define VECTOR_BYTES 32
-#define TILE_ROWS 6 /* 16 registers: 12 sums, 2 of b, 1 of a */
+#define TILE_ROWS 6 /* 16 registers: 12 accumulators, 2 of b, 1 of a */
 #define TARGET(name) name##_avx2
 #define LARGER_OR_NAN(a, b) (((a) > (b)) | ((a) != (a)))
 #define CHOOSE(flags, a, b) ((vector_avx2)_mm256_blendv_ps((__m256)(b), (__m256)(a), (__m256)(flags)))
@@ -115,9 +68,9 @@ typedef int32_t flags_avx2 __attribute__((vector_size(32)));
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,fma")
 DEFINE_TRANSPOSE(avx512, 16)
 #define VECTOR_BYTES 64
-#define TILE_ROWS 12 /* 32 registers: 24 sums, 2 of b */
+#define TILE_ROWS 12 /* 32 registers: 24 accumulators, 2 of b */
 #define TARGET(name) name##_avx512
-/* By name: GCC makes three operations of a selection. */
+/* Intrinsics, since GCC compiles a selection to three operations. */
 #define LARGER_OR_NAN(a, b)                                                                                            \
     (_mm512_cmp_ps_mask((__m512)(a), (__m512)(b), _CMP_GT_OQ) |                                                        \
      _mm512_cmp_ps_mask((__m512)(a), (__m512)(a), _CMP_UNORD_Q))
@@ -174,11 +127,11 @@ static size_t aligned(size_t bytes)
 static size_t lay_out_workspace(struct workspace *w, char *memory, const struct block *b)
 {
     const int64_t C = b->in_channels, K = b->out_channels, T = b->windows;
-    const int64_t framed = (b->height + 2) * (b->width + 2);
+    const int64_t padded = (b->height + 2) * (b->width + 2);
     const bool one = C == 1;
     float **const buffers[] = {&w->staged_input, &w->staged_grad, &w->v, &w->m, &w->u, &w->pooled, &w->channel};
-    const int64_t counts[] = {framed * C,
-                              framed * K,
+    const int64_t counts[] = {padded * C,
+                              padded * K,
                               one ? 0 : 16 * T * max_i64(C, K),
                               one ? 0 : 16 * T * max_i64(C, K),
                               one ? 0 : 16 * C * K,
@@ -191,10 +144,6 @@ static size_t lay_out_workspace(struct workspace *w, char *memory, const struct 
     }
     return offset;
 }
-
-/* With one input channel: the sums of the nine taps, and of their products. */
-enum { TAPS = 9, PAIRS = TAPS * TAPS };
-_Static_assert(TAPS + PAIRS == CUDA_OPS_CONV_BLOCK_TAP_MOMENTS, "as the header says");
 
 cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, const cuda_ops_conv_block_sizes *sizes,
                                              cuda_ops_dtype dtype)
@@ -224,7 +173,7 @@ cuda_ops_status cuda_ops_conv_block_plan_cpu(cuda_ops_conv_block_plan *plan, con
 
 enum { LANE_BLOCK = 16 };
 
-/* u = G w G^T for LANE_BLOCK weights side by side; u[i] is put at target + i * stride. */
+/* u = G w G^T for LANE_BLOCK weights side by side; u[i] is stored at target + i * stride. */
 CUDA_OPS_SIMD static void transform_weights(float *restrict target, int64_t stride, float w[9][LANE_BLOCK])
 {
     float t[4][3][LANE_BLOCK];
@@ -275,108 +224,6 @@ cuda_ops_status cuda_ops_conv_block_prepare_cpu(void *prepared, const float *wei
             }
     }
     return CUDA_OPS_SUCCESS;
-}
-
-/* Of a[0 ... count) and b: sums[2 + e] += sum of a[i] * b[i + e], for e = -2 ... 2. */
-CUDA_OPS_SIMD static void shifted_products(double *sums, const double *a, const double *b, int64_t count)
-{
-    double p0 = 0, p1 = 0, p2 = 0, p3 = 0, p4 = 0;
-#pragma omp simd reduction(+ : p0, p1, p2, p3, p4)
-    for (int64_t i = 0; i < count; i++) {
-        p0 += a[i] * b[i - 2];
-        p1 += a[i] * b[i - 1];
-        p2 += a[i] * b[i];
-        p3 += a[i] * b[i + 1];
-        p4 += a[i] * b[i + 2];
-    }
-    sums[0] += p0;
-    sums[1] += p1;
-    sums[2] += p2;
-    sums[3] += p3;
-    sums[4] += p4;
-}
-
-/* As the above over `rows` rows of the image that begin at a and b, in their frames of zeros; sums[5] and sums[6] +=
- * what its first and its last column have of sums[2]. */
-enum { SHIFTS = 5, ROW_SUMS = SHIFTS + 2 };
-static void row_products(double sums[ROW_SUMS], const double *a, const double *b, int64_t rows, int64_t pitch)
-{
-    shifted_products(sums, a, b, rows * pitch);
-    for (int64_t row = 0; row < rows; row++, a += pitch, b += pitch) {
-        sums[5] += a[1] * b[1];
-        sums[6] += a[pitch - 2] * b[pitch - 2];
-    }
-}
-
-/* products[s][z] += sum of tap s times tap z, taps of two rows, of all positions along the width: what is in the
- * frame is zero, so that it is all the products that far apart, but that tap 0 never meets the last column and tap 2
- * never the first. */
-static void add_tap_products(double *products, const double sums[ROW_SUMS])
-{
-    const double same[3] = {sums[2] - sums[6], sums[2], sums[2] - sums[5]};
-    for (int s = 0; s < 3; s++)
-        for (int z = 0; z < 3; z++)
-            products[s * TAPS + z] += s == z ? same[s] : sums[2 + z - s];
-}
-
-/* Adds one image's sums of taps, and of products of two taps, over all positions. Tap (r, s) at position (i, j) is
- * framed[i + r][j + s]. Above the diagonal. */
-static void tap_products(double *restrict sums, double *restrict products, const double *restrict framed,
-                         int64_t height, int64_t width)
-{
-    const int64_t pitch = width + 2;
-    const double *const first_row = framed + pitch, *const last_row = framed + height * pitch;
-    /* Of the first row, those between, the last row: taps of row 0 do not meet the last, and taps of row 2 the first.
-     */
-    double parts[3][ROW_SUMS] = {{0}}, totals[3][3] = {{0}};
-    for (int64_t row = 0; row < height; row++) {
-        const double *const pixels = first_row + row * pitch + 1;
-        double *const total = totals[row == 0 ? 0 : row < height - 1 ? 1 : 2];
-        double middle = 0;
-#pragma omp simd reduction(+ : middle)
-        for (int64_t j = 1; j < width - 1; j++)
-            middle += pixels[j];
-        total[0] += pixels[0] + middle;
-        total[1] += pixels[0] + middle + pixels[width - 1];
-        total[2] += middle + pixels[width - 1];
-    }
-    row_products(parts[0], first_row, first_row, 1, pitch);
-    row_products(parts[1], first_row + pitch, first_row + pitch, height - 2, pitch);
-    row_products(parts[2], last_row, last_row, 1, pitch);
-    for (int r = 0; r < 3; r++)
-        for (int part = r == 2; part < 3 - (r == 0); part++) {
-            for (int s = 0; s < 3; s++)
-                sums[3 * r + s] += totals[part][s];
-            add_tap_products(products + 3 * r * TAPS + 3 * r, parts[part]);
-        }
-    for (int d = 1; d < 3; d++) {
-        double apart[ROW_SUMS] = {0};
-        row_products(apart, first_row, first_row + d * pitch, height - d, pitch);
-        for (int r = 0; r + d < 3; r++)
-            add_tap_products(products + 3 * r * TAPS + 3 * (r + d), apart);
-    }
-}
-
-static void tap_moments(double *moments, const float *input, const struct block *b, int64_t begin, int64_t end,
-                        double *framed)
-{
-    const int64_t pixels = b->height * b->width, pitch = b->width + 2;
-    for (int64_t i = 0; i < (b->height + 2) * pitch; i++)
-        framed[i] = 0;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        double *const sums = moments + chunk * (TAPS + PAIRS), *const products = sums + TAPS;
-        for (int64_t i = 0; i < TAPS + PAIRS; i++)
-            sums[i] = 0;
-        for (int64_t n = first_of_chunk(b, chunk); n < first_of_chunk(b, chunk + 1); n++) {
-            for (int64_t y = 0; y < b->height; y++)
-                for (int64_t x = 0; x < b->width; x++)
-                    framed[(y + 1) * pitch + 1 + x] = (double)input[n * pixels + y * b->width + x];
-            tap_products(sums, products, framed, b->height, b->width);
-        }
-        for (int i = 0; i < TAPS; i++)
-            for (int j = 0; j < i; j++)
-                products[i * TAPS + j] = products[j * TAPS + i];
-    }
 }
 
 cuda_ops_status cuda_ops_conv_block_convolve_cpu(void *conv_output, void *moments, const float *input,
@@ -479,33 +326,12 @@ cuda_ops_status cuda_ops_conv_block_sums_cpu(void *partials, const float *grad_o
     if (!read_sizes(&b, sizes) || begin < 0 || end > b.chunks)
         return CUDA_OPS_INVALID_ARGUMENT;
     lay_out_workspace(&w, workspace, &b);
-    float *const center = w.channel + 9 * b.out_channels; /* behind the two sums of several input channels */
+    float *const center = w.channel + 9 * b.out_channels; /* past the two sums per channel that `sums` writes */
     if (b.in_channels != 1)
         for (int64_t k = 0; k < b.out_channels; k++)
             center[k] = (float)mean[k];
     choose()->sums(partials, grad_output, argmax, maximum, input, center, &b, begin, end, &w);
     return CUDA_OPS_SUCCESS;
-}
-
-/* The gradients of one channel of a convolution of one input channel, from sum = sum of dz, about[tap] = sum of dz *
- * input at the maximum's tap, and the taps' moments over all positions. With y - mean = sum over taps of
- * weight * (tap - its mean):
- *
- *     sum of dz * (y - mean)       = sum over taps of weight * about - (mean - bias) * sum
- *     sum of dy * tap, over all positions, dy being the gradient of y, is put together alike. */
-static void one_channel(float *grad_weight, double *product, const double *about, double sum, const double *sums,
-                        const double *products, const float *weight, double mean, double bias, double rstd,
-                        double scale, double n)
-{
-    *product = (bias - mean) * sum;
-    for (int i = 0; i < TAPS; i++)
-        *product += (double)weight[i] * about[i];
-    for (int i = 0; i < TAPS; i++) {
-        double y_tap = 0; /* sum of (y - mean) * tap */
-        for (int j = 0; j < TAPS; j++)
-            y_tap += (double)weight[j] * (products[i * TAPS + j] - sums[i] * (sums[j] / n));
-        grad_weight[i] = (float)(scale * (about[i] - sum / n * sums[i] - rstd * rstd * *product / n * y_tap));
-    }
 }
 
 cuda_ops_status cuda_ops_conv_block_prepare_backward_cpu(float *coefficients, float *grad_norm_weight,
@@ -567,7 +393,7 @@ cuda_ops_status cuda_ops_conv_block_gradients_cpu(float *grad_input, void *weigh
     return CUDA_OPS_SUCCESS;
 }
 
-/* LANE_BLOCK neighbours of each tap, over the chunks. */
+/* The sums over the chunks of LANE_BLOCK neighbouring weights of each tap. */
 CUDA_OPS_SIMD static void add_weights(float sums[TAPS][LANE_BLOCK], const float *restrict weights, int64_t tap_stride,
                                       int64_t chunks)
 {

@@ -1,24 +1,24 @@
-/* bfloat16 x bfloat16 -> float32 on one core, by what the processor has.
+/* bfloat16 x bfloat16 -> float32 on one core, by the widest instruction set that the processor has.
  *
- *   AMX           a tile register holds 16 rows of 64 bytes. output is made in squares of 32 x 32 (four tiles of sums)
+ *   AMX           a tile register holds 16 rows of 64 bytes. A micro-tile of output is 32 x 32 (four tile registers),
  *                 from two tiles of a (16 rows x 32 of depth) and two of b (16 pairs of depth x 16 columns): four
- *                 multiplications of 8,192 multiply-adds for four loads.
+ *                 instructions of 8,192 multiply-adds for four tile loads.
  *   AVX512-BF16   the same packed operands: eight rows of pairs of a, broadcast, times two vectors of pairs of b.
- *   neither       blocks are widened to float32, exactly, and multiplied by gemm/single_thread.h.
+ *   neither       blocks are converted to float32, exactly, and multiplied by gemm/single_thread.h.
  *
- * The packed operands are cut into tiles of 1 KB, `steps` of depth 32 after each other, those of the two halves of a
- * panel of 32 rows (of a) or 32 columns (of b) alternating. Depth, rows and columns that do not exist are zeros. Panels
- * of a whose rows are contiguous and all there are read where they lie. */
+ * A packed panel is 32 rows of a or 32 columns of b: for each step of 32 of depth two tiles of 1 KB, one for each 16
+ * rows or columns. Depth, rows and columns that do not exist are zeros. Full panels of a with contiguous rows are read
+ * unpacked. */
 #include "common/common.h"
 #include "cuda_ops/cpu_isa.h"
 #include "gemm/single_thread.h"
 
 enum {
-    PANEL = 32, /* rows or columns of a panel, and the depth of a step */
-    HALF = 16,
-    TILE = HALF * PANEL, /* elements of a tile */
-    STEP = 2 * TILE,     /* and of both tiles of a panel in a step */
-    DEPTH = 512,         /* of a block: a panel has 32 KB, part of the first-level cache */
+    PANEL = 32,               /* rows or columns of a panel, and the depth of a step */
+    TILE_SIDE = 16,           /* rows or columns of a tile */
+    TILE = TILE_SIDE * PANEL, /* elements of a tile */
+    STEP = 2 * TILE,          /* and of both tiles of a panel in a step */
+    DEPTH = 512,              /* of a block: a panel has 32 KB, part of the first-level cache */
     ROWS = 256,
     COLUMNS = 1024 /* of a block of a (256 KB) and of b (1 MB): of the second-level cache */
 };
@@ -66,9 +66,9 @@ static void gemm_widened(float *output, int64_t output_row, const uint16_t *a, i
         const int64_t columns = min_i64(WIDE_COLUMNS, n - j);
         for (int64_t p = 0; p < k; p += WIDE_DEPTH) {
             const int64_t depth = min_i64(WIDE_DEPTH, k - p);
-            /* As it is stored, so that both are read and written along: rows of b, or columns. */
-            const bool turned = b_column != 1;
-            if (turned)
+            /* In storage order, so that reads and writes are both contiguous: by rows of b, or by columns. */
+            const bool transposed = b_column != 1;
+            if (transposed)
                 widen(wide_b, b + p * b_row + j * b_column, b_column, b_row, columns, depth);
             else
                 widen(wide_b, b + p * b_row + j * b_column, b_row, b_column, depth, columns);
@@ -76,8 +76,8 @@ static void gemm_widened(float *output, int64_t output_row, const uint16_t *a, i
                 const int64_t rows = min_i64(WIDE_ROWS, m - i);
                 widen(wide_a, a + i * a_row + p * a_column, a_row, a_column, rows, depth);
                 cuda_ops_gemm_f32(output + i * output_row + j, output_row, wide_a, depth, 1, wide_b,
-                                  turned ? 1 : columns, turned ? depth : 1, rows, columns, depth, accumulate || p > 0,
-                                  workspace);
+                                  transposed ? 1 : columns, transposed ? depth : 1, rows, columns, depth,
+                                  accumulate || p > 0, workspace);
             }
         }
     }
@@ -88,9 +88,9 @@ static void gemm_widened(float *output, int64_t output_row, const uint16_t *a, i
 #include <immintrin.h>
 
 #pragma GCC push_options
-#pragma GCC target("avx2") /* with AVX-512 GCC keeps addresses in mask registers here, to no gain */
+#pragma GCC target("avx2") /* with AVX-512, GCC would spill addresses to mask registers here */
 
-/* A panel of a: row i of a tile is 32 of depth. */
+/* Packs a panel of a: row i of a tile is 32 of depth. */
 static void pack_rows(uint16_t *restrict target, const uint16_t *restrict a, int64_t a_row, int64_t a_column,
                       int64_t rows, int64_t depth)
 {
@@ -111,61 +111,62 @@ static void pack_rows(uint16_t *restrict target, const uint16_t *restrict a, int
     }
 }
 
-/* A panel of b: row q of a tile is pair q of the depth, of 16 columns. */
+/* Packs a panel of b: row q of a tile is pair q of the depth, for 16 columns. */
 static void pack_columns(uint16_t *restrict target, const uint16_t *restrict b, int64_t b_row, int64_t b_column,
                          int64_t columns, int64_t depth)
 {
     for (int64_t p = 0; p < depth; p += PANEL, target += STEP)
-        for (int64_t q = 0; q < HALF; q++) {
+        for (int64_t q = 0; q < TILE_SIDE; q++) {
             const uint16_t *const from = b + (p + 2 * q) * b_row;
             const bool first = p + 2 * q < depth, second = p + 2 * q + 1 < depth;
-            for (int64_t half = 0; half < 2; half++) {
-                uint32_t pairs[HALF];
-                const uint16_t *const source = from + half * HALF * b_column;
-                const int64_t count = max_i64(0, min_i64(HALF, columns - half * HALF));
-                if (second && count == HALF && b_column == 1) {
-                    for (int64_t j = 0; j < HALF; j++)
+            for (int64_t t = 0; t < 2; t++) {
+                uint32_t pairs[TILE_SIDE];
+                const uint16_t *const source = from + t * TILE_SIDE * b_column;
+                const int64_t count = max_i64(0, min_i64(TILE_SIDE, columns - t * TILE_SIDE));
+                if (second && count == TILE_SIDE && b_column == 1) {
+                    for (int64_t j = 0; j < TILE_SIDE; j++)
                         pairs[j] = source[j] | (uint32_t)source[b_row + j] << 16;
-                } else if (second && count == HALF && b_row == 1) {
-                    for (int64_t j = 0; j < HALF; j++)
+                } else if (second && count == TILE_SIDE && b_row == 1) {
+                    for (int64_t j = 0; j < TILE_SIDE; j++)
                         memcpy(pairs + j, source + j * b_column, sizeof(uint32_t));
                 } else {
-                    for (int64_t j = 0; j < HALF; j++) {
+                    for (int64_t j = 0; j < TILE_SIDE; j++) {
                         const uint32_t low = first && j < count ? source[j * b_column] : 0;
                         pairs[j] = low | (second && j < count ? (uint32_t)source[b_row + j * b_column] << 16 : 0);
                     }
                 }
-                memcpy(target + half * TILE + q * PANEL, pairs, sizeof(pairs));
+                memcpy(target + t * TILE + q * PANEL, pairs, sizeof(pairs));
             }
         }
 }
 
 #pragma GCC pop_options
 
-/* A panel of a, packed or where it lies: the distance of its rows, of its steps and of its two halves, in elements. */
+/* A panel of a, packed or not: the strides of its rows, of its steps and of its two tiles, in elements. */
 struct panel {
     const uint16_t *data;
-    int64_t row, step, half;
+    int64_t row, step, tile;
 };
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
-/* square (32 rows, `row` floats apart) = or, to accumulate, += a panel of a times a panel of b. Of the rows, those up
- * to `rows` count. */
-static void square_avx512(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
-                          bool accumulate)
+/* A micro-tile of output (32 x 32, rows `row` floats apart) = or, if accumulate, += a panel of a times a panel of b.
+ * Only `rows` rows are wanted. */
+static void micro_kernel_avx512(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows,
+                                int64_t steps, bool accumulate)
 {
     enum { COUNT = 8 };
     for (int64_t i = 0; i < rows; i += COUNT) {
         __m512 sum[COUNT][2];
 #pragma GCC unroll 8
         for (int r = 0; r < COUNT; r++) {
-            sum[r][0] = accumulate ? _mm512_loadu_ps(square + (i + r) * row) : _mm512_setzero_ps();
-            sum[r][1] = accumulate ? _mm512_loadu_ps(square + (i + r) * row + HALF) : _mm512_setzero_ps();
+            sum[r][0] = accumulate ? _mm512_loadu_ps(tile + (i + r) * row) : _mm512_setzero_ps();
+            sum[r][1] = accumulate ? _mm512_loadu_ps(tile + (i + r) * row + TILE_SIDE) : _mm512_setzero_ps();
         }
         for (int64_t s = 0; s < steps; s++) {
-            const uint16_t *left = a.data + s * a.step + i / HALF * a.half + i % HALF * a.row, *right = b + s * STEP;
-            for (int q = 0; q < HALF; q++, left += 2, right += PANEL) {
+            const uint16_t *left = a.data + s * a.step + i / TILE_SIDE * a.tile + i % TILE_SIDE * a.row,
+                           *right = b + s * STEP;
+            for (int q = 0; q < TILE_SIDE; q++, left += 2, right += PANEL) {
                 const __m512bh first = (__m512bh)_mm512_loadu_si512(right);
                 const __m512bh second = (__m512bh)_mm512_loadu_si512(right + TILE);
 #pragma GCC unroll 8
@@ -180,8 +181,8 @@ static void square_avx512(float *square, int64_t row, struct panel a, const uint
         }
 #pragma GCC unroll 8
         for (int r = 0; r < COUNT; r++) {
-            _mm512_storeu_ps(square + (i + r) * row, sum[r][0]);
-            _mm512_storeu_ps(square + (i + r) * row + HALF, sum[r][1]);
+            _mm512_storeu_ps(tile + (i + r) * row, sum[r][0]);
+            _mm512_storeu_ps(tile + (i + r) * row + TILE_SIDE, sum[r][1]);
         }
     }
 }
@@ -201,10 +202,9 @@ static void configure_tiles(void)
     _Static_assert(sizeof(configuration) == 64, "the processor reads 64 bytes");
     for (int t = 0; t < 8; t++) {
         configuration.row_bytes[t] = 64;
-        configuration.rows[t] = HALF;
+        configuration.rows[t] = TILE_SIDE;
     }
-    /* Not _tile_loadconfig: GCC's (before 14) says that it reads eight bytes, and the other stores are then left out.
-     */
+    /* Not _tile_loadconfig: before GCC 14 it declares a read of eight bytes only, and the other stores are dropped. */
     __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
 }
 
@@ -213,27 +213,27 @@ static void release_tiles(void)
     _tile_release();
 }
 
-/* As square_avx512. Tiles 0 to 3 are the sums, 4 and 5 a, 6 and 7 b. */
-static void square_amx(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
-                       bool accumulate)
+/* As micro_kernel_avx512. Tile registers 0 to 3 are the accumulators, 4 and 5 a, 6 and 7 b. */
+static void micro_kernel_amx(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                             bool accumulate)
 {
     const size_t pitch = (size_t)row * sizeof(float), left_pitch = (size_t)a.row * sizeof(uint16_t);
-    float *const lower = square + HALF * row;
-    /* Asked for before the sums: else every row of the square is waited for when it is stored. */
+    float *const lower = tile + TILE_SIDE * row;
+    /* Prefetched before the sums, so that the stores do not wait for each row. */
     for (int64_t i = 0; i < rows; i++) {
-        __builtin_prefetch(square + i * row, 1);
-        __builtin_prefetch(square + i * row + HALF, 1);
+        __builtin_prefetch(tile + i * row, 1);
+        __builtin_prefetch(tile + i * row + TILE_SIDE, 1);
     }
-    /* GCC's loads of tiles do not say that they read memory: what was stored before must be there by now. */
+    /* GCC's tile loads do not declare that they read memory: a barrier for the stores before. */
     __asm__ volatile("" : : : "memory");
     if (accumulate) {
-        _tile_loadd(0, square, pitch);
-        _tile_loadd(1, square + HALF, pitch);
+        _tile_loadd(0, tile, pitch);
+        _tile_loadd(1, tile + TILE_SIDE, pitch);
     } else {
         _tile_zero(0);
         _tile_zero(1);
     }
-    if (rows <= HALF) {
+    if (rows <= TILE_SIDE) {
         for (int64_t s = 0; s < steps; s++) {
             _tile_loadd(4, a.data + s * a.step, left_pitch);
             _tile_loadd(6, b + s * STEP, 64);
@@ -244,7 +244,7 @@ static void square_amx(float *square, int64_t row, struct panel a, const uint16_
     } else {
         if (accumulate) {
             _tile_loadd(2, lower, pitch);
-            _tile_loadd(3, lower + HALF, pitch);
+            _tile_loadd(3, lower + TILE_SIDE, pitch);
         } else {
             _tile_zero(2);
             _tile_zero(3);
@@ -254,25 +254,25 @@ static void square_amx(float *square, int64_t row, struct panel a, const uint16_
             _tile_loadd(6, b + s * STEP, 64);
             _tile_loadd(7, b + s * STEP + TILE, 64);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, a.data + s * a.step + a.half, left_pitch);
+            _tile_loadd(5, a.data + s * a.step + a.tile, left_pitch);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
         _tile_stored(2, lower, pitch);
-        _tile_stored(3, lower + HALF, pitch);
+        _tile_stored(3, lower + TILE_SIDE, pitch);
     }
-    _tile_stored(0, square, pitch);
-    _tile_stored(1, square + HALF, pitch);
+    _tile_stored(0, tile, pitch);
+    _tile_stored(1, tile + TILE_SIDE, pitch);
     __asm__ volatile("" : : : "memory");
 }
 #pragma GCC pop_options
 #endif
 
-typedef void square_kernel(float *square, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
-                           bool accumulate);
+typedef void micro_kernel(float *tile, int64_t row, struct panel a, const uint16_t *b, int64_t rows, int64_t steps,
+                          bool accumulate);
 
-static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row, const uint16_t *a, int64_t a_row,
+static void gemm_pairs(micro_kernel *kernel, float *output, int64_t output_row, const uint16_t *a, int64_t a_row,
                        int64_t a_column, const uint16_t *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
                        int64_t k, bool accumulate, void *workspace)
 {
@@ -288,7 +288,7 @@ static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row,
                              min_i64(PANEL, columns - j), depth);
             for (int64_t i0 = 0; i0 < m; i0 += ROWS) {
                 const int64_t rows = min_i64(ROWS, m - i0);
-                /* Whole panels of contiguous rows are tiles as they lie. */
+                /* Full panels of contiguous rows need no packing. */
                 const int64_t in_place = a_column == 1 && depth % PANEL == 0 ? rows / PANEL * PANEL : 0;
                 for (int64_t i = in_place; i < rows; i += PANEL)
                     pack_rows(packed_a + i * steps * PANEL, a + (i0 + i) * a_row + p0 * a_column, a_row, a_column,
@@ -298,7 +298,7 @@ static void gemm_pairs(square_kernel *kernel, float *output, int64_t output_row,
                         const int64_t height = min_i64(PANEL, rows - i), width = min_i64(PANEL, columns - j);
                         float *const target = output + (i0 + i) * output_row + j0 + j;
                         const struct panel left =
-                            i < in_place ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, HALF * a_row}
+                            i < in_place ? (struct panel){a + (i0 + i) * a_row + p0, a_row, PANEL, TILE_SIDE * a_row}
                                          : (struct panel){packed_a + i * steps * PANEL, PANEL, STEP, TILE};
                         const uint16_t *const right = packed_b + j * steps * PANEL;
                         if (height == PANEL && width == PANEL) {
@@ -331,14 +331,14 @@ void cuda_ops_gemm_bf16(float *output, int64_t output_row, const uint16_t *a, in
 #if CUDA_OPS_WITH_AMX
     if (isa == CUDA_OPS_CPU_AMX) {
         configure_tiles();
-        gemm_pairs(square_amx, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
+        gemm_pairs(micro_kernel_amx, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
                    workspace);
-        release_tiles(); /* else the system would save and restore them whenever it changes threads */
+        release_tiles(); /* else every context switch would save and restore the tiles */
         return;
     }
 #endif
     if (isa == CUDA_OPS_CPU_AVX512_BF16) {
-        gemm_pairs(square_avx512, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
+        gemm_pairs(micro_kernel_avx512, output, output_row, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate,
                    workspace);
         return;
     }

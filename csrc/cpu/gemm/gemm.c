@@ -1,27 +1,27 @@
 /* Matrix multiplication on one core. gemm/kernel.h holds the algorithm; this file compiles it once per instruction
  * set and element type, and picks the widest that the processor has.
- * Not by CUDA_OPS_SIMD: the clones of a function share one body, and here the size of the register tile, and with it
- * the layout of the packed operands, follows the width and the number of the vector registers. */
+ * CUDA_OPS_SIMD would not do: its clones share one body, whereas the micro-tile, and with it the layout of the packed
+ * operands, depends on the width and the number of the vector registers. */
 #include "gemm/single_thread.h"
 
 #include "common/common.h"
 #include "cuda_ops/cpu_isa.h"
 #include "cuda_ops/gemm_cpu.h"
 
-/* A column of tiles of b (BLOCK_DEPTH rows of two vectors, 24 KB) stays in the first-level cache, the packed block of a
- * (BLOCK_A_BYTES) in the second, and the packed block of b, wide enough for a square of 2048 floats, in the third.
- * Processors with AVX-512 have second-level caches from which the column of b may come as well (64 KB), so that a tile
- * is stored less often. See gemm/kernel.h. */
+/* A panel of b (BLOCK_DEPTH rows of two vectors, 24 KB) stays in the first-level cache, the packed block of a
+ * (BLOCK_A_BYTES) in the second, and the packed block of b, wide enough for 2048 x 2048 floats, in the third. On
+ * processors with AVX-512 the second-level cache is fast enough for the panel of b too (64 KB): a deeper block stores a
+ * tile less often. See gemm/kernel.h. */
 enum { BLOCK_B_BYTES = 1 << 22 };
 _Static_assert((1 << 20) + BLOCK_B_BYTES <= GEMM_WORKSPACE_BYTES, "the packed blocks fit the workspace");
 
-/* What a is read in place for, rather than packed: this many tiles of columns, or rows this close to each other. Rows a
- * power of two apart would meet in the same few places of the cache. */
+/* a is read unpacked for at most FEW_TILES panels of b, or with rows at most CLOSE_BYTES apart: farther apart, at
+ * powers of two, they would map to the same few cache sets. */
 enum { FEW_TILES = 8, CLOSE_BYTES = 1024 };
-/* Rows up to which the transposed product is computed if b is transposed. */
-enum { TURNED_ROWS = 64 };
-/* How many steps ahead of a tile's sum packed a (and b that it packs) is asked for, and how many steps are left when
- * the tile's lines of the output are. */
+/* Up to so many rows the transposed product is computed if b is transposed. */
+enum { TRANSPOSED_ROWS = 64 };
+/* Prefetch distances in steps of p: for a (and a b that is being packed) ahead of its use, and for the output before
+ * the end of the sum. */
 enum { STEPS_AHEAD = 16, STEPS_LEFT = 64 };
 
 #ifdef __GNUC__
@@ -36,7 +36,7 @@ enum { STEPS_AHEAD = 16, STEPS_LEFT = 64 };
 #define PREFETCH_WRITE(address) ((void)(address))
 #endif
 
-/* target[l + q * target_stride] = source[q + l * source_stride], a square of 16 bytes by 16 bytes. */
+/* target[l + q * target_stride] = source[q + l * source_stride], a block of 16 bytes by 16 bytes. */
 #if defined(__GNUC__) && !defined(__clang__)
 typedef float quad_f32 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double quad_f64 __attribute__((vector_size(16), aligned(8), may_alias));
@@ -84,26 +84,26 @@ CUDA_OPS_INLINE void transpose_quad_f64(double *target, int64_t target_stride, c
 }
 #endif
 
-/* The same of rows as long as a vector: QUAD of them at a time, turned within the 16 bytes of each lane. */
+/* The portable versions of what transpose.h has for AVX2 and AVX-512. */
 #define transpose_rows_f32_any transpose_quad_f32
 #define transpose_rows_f64_any transpose_quad_f64
 
-/* square[q] = {source[l * row + q] for every lane l}, a vector each, as in transpose.h. */
-CUDA_OPS_INLINE void transpose_square_f32_any(void *square, const float *source, int64_t row)
+CUDA_OPS_INLINE void transpose_block_f32_any(void *block, const float *source, int64_t row)
 {
-    float turned[16];
-    transpose_quad_f32(turned, 4, source, row);
-    memcpy(square, turned, sizeof(turned));
+    float transposed[16];
+    transpose_quad_f32(transposed, 4, source, row);
+    memcpy(block, transposed, sizeof(transposed));
 }
 
-CUDA_OPS_INLINE void transpose_square_f64_any(void *square, const double *source, int64_t row)
+CUDA_OPS_INLINE void transpose_block_f64_any(void *block, const double *source, int64_t row)
 {
-    double turned[4];
-    transpose_quad_f64(turned, 2, source, row);
-    memcpy(square, turned, sizeof(turned));
+    double transposed[4];
+    transpose_quad_f64(transposed, 2, source, row);
+    memcpy(block, transposed, sizeof(transposed));
 }
 
-/* 16 vector registers of 16 bytes are all that is sure to be there: 8 sums, 2 of b, and scratch for the products. */
+/* Any x86-64 or 64-bit Arm has 16 vector registers of 16 bytes: 8 accumulators, 2 of b, and scratch for the
+ * products. */
 #define VECTOR_BYTES 16
 #define BLOCK_DEPTH 256
 #define BLOCK_A_BYTES (3 << 16)
@@ -116,13 +116,12 @@ CUDA_OPS_INLINE void transpose_square_f64_any(void *square, const double *source
 #if CUDA_OPS_WITH_TARGETS
 #include "common/transpose.h"
 
-/* Multiply-adds by name: left to the compiler, some are fused and some are not, by the height of the tile and the
- * version of GCC (which breaks up chains of them for some processors), and a row would have other bits alone than in a
- * batch. */
+/* Multiply-adds are intrinsics: left to the compiler, whether one is fused depends on the height of the tile and on the
+ * version of GCC (which splits chains of them for some processors), and a row's bits would depend on the batch. */
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
-#define VECTOR_BYTES 32 /* 16 registers: 12 sums, 2 of b, 1 of a */
+#define VECTOR_BYTES 32 /* 16 registers: 12 accumulators, 2 of b, 1 of a */
 #define TILE_ROWS 6
 #define BLOCK_DEPTH 384
 #define BLOCK_A_BYTES (3 << 16)
@@ -136,7 +135,7 @@ CUDA_OPS_INLINE void transpose_square_f64_any(void *square, const double *source
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,fma")
-#define VECTOR_BYTES 64 /* 32 registers: 24 sums, 2 of b; rows come in fours for TRANSPOSE_QUAD */
+#define VECTOR_BYTES 64 /* 32 registers: 24 accumulators, 2 of b; rows are a multiple of four for TRANSPOSE_QUAD */
 #define TILE_ROWS 12
 #define BLOCK_DEPTH 512
 #define BLOCK_A_BYTES (1 << 20)

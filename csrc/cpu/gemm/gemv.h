@@ -3,9 +3,9 @@
  *   output[i * output_step] = sum over p of matrix[i * row + p * column] * vector[p * step]      (or +=)
  *
  * Bound by the reading of the matrix, once. The order of summation is that of the register tiles, p after p and block
- * after block, so that a row has the same bits alone as in a batch. It rules out what is usual, dot products along
- * contiguous rows, whose lanes hold parts of one sum. Instead:
- *   - contiguous rows are turned in registers, a square at a time, so that each lane is a row of its own;
+ * after block, so that a row has the same bits alone as in a batch. That rules out the usual dot products along
+ * contiguous rows, whose lanes are partial sums. Instead:
+ *   - contiguous rows are transposed in registers, block by block, so that each lane is a row of its own;
  *   - contiguous columns are multiplied and added to the sums, eight at a time; the sums stay in the cache. */
 
 #define SUMS ((int)(8192 / sizeof(REAL))) /* that stay in the first-level cache */
@@ -13,8 +13,8 @@
 
 /* sums[l] = sum over p of rows[l * row + p] * factors[p], for groups * LANES rows. Each group lags `lag` lines behind
  * the one before. */
-CUDA_OPS_INLINE void FN(turned_rows)(const int groups, REAL *sums, const REAL *restrict rows, int64_t row,
-                                     const REAL *restrict factors, int64_t depth, int64_t lag)
+CUDA_OPS_INLINE void FN(dot_rows)(const int groups, REAL *sums, const REAL *restrict rows, int64_t row,
+                                  const REAL *restrict factors, int64_t depth, int64_t lag)
 {
     FN(lane_vector) sum[2] = {{0}};
     const int64_t lines = depth / LINE;
@@ -26,11 +26,11 @@ CUDA_OPS_INLINE void FN(turned_rows)(const int groups, REAL *sums, const REAL *r
                 continue;
 #pragma GCC unroll 4
             for (int v = 0; v < LINE; v += LANES) {
-                FN(lane_vector) square[LANES];
-                TRANSPOSE_SQUARE(square, rows + g * LANES * row + p + v, row);
+                FN(lane_vector) block[LANES];
+                TRANSPOSE_BLOCK(block, rows + g * LANES * row + p + v, row);
 #pragma GCC unroll 16
                 for (int q = 0; q < LANES; q++)
-                    sum[g] = MULTIPLY_ADD(factors[p + v + q], square[q], sum[g]);
+                    sum[g] = MULTIPLY_ADD(factors[p + v + q], block[q], sum[g]);
             }
         }
     for (int g = 0; g < groups; g++) {
@@ -48,8 +48,8 @@ CUDA_OPS_INLINE void FN(turned_rows)(const int groups, REAL *sums, const REAL *r
 static void FN(times_vector_by_rows)(REAL *output, int64_t output_step, const REAL *matrix, int64_t row,
                                      const REAL *vector, int64_t step, int64_t count, int64_t k, bool accumulate)
 {
-    /* Rows a power of two apart meet in few places of the cache, and so would the lines that the processor reads ahead.
-     * Two groups of rows that are far from each other along the rows do not meet. */
+    /* Rows a power of two apart map to few cache sets, and so do the lines that the hardware prefetches. Groups of rows
+     * that are read at different columns use different sets. */
     const int64_t apart = row * (int64_t)sizeof(REAL) % 4096;
     const int64_t lag = min_i64(apart, 4096 - apart) <= 32 ? 8 : 0;
     const int64_t block_depth = FN(block_depth)(k);
@@ -60,13 +60,13 @@ static void FN(times_vector_by_rows)(REAL *output, int64_t output_step, const RE
             factors[p] = vector[(p0 + p) * step];
         for (int64_t i = 0; i < count;) {
             const int groups = count - i >= 2 * LANES ? 2 : 1;
-            /* The last rows with some that are there already, rather than one by one. */
+            /* The last rows as a full group, some of whose rows are computed twice, rather than one by one. */
             const int64_t first = min_i64(i, count - groups * LANES);
             const REAL *rows = matrix + first * row + p0;
             if (groups == 2)
-                FN(turned_rows)(2, sums, rows, row, factors, depth, lag);
+                FN(dot_rows)(2, sums, rows, row, factors, depth, lag);
             else
-                FN(turned_rows)(1, sums, rows, row, factors, depth, lag);
+                FN(dot_rows)(1, sums, rows, row, factors, depth, lag);
             for (; i < first + groups * LANES; i++) {
                 REAL *to = output + i * output_step;
                 *to = accumulate || p0 > 0 ? *to + sums[i - first] : sums[i - first];

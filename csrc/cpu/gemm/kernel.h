@@ -1,28 +1,28 @@
 /* The matrix multiplication for one instruction set and element type (see gemm.c, which includes it).
  *
- * The classic scheme of three blocks. b is cut into blocks of BLOCK_DEPTH rows, a into blocks of BLOCK_DEPTH columns
- * and BLOCK_A_BYTES; each is packed into the order in which the innermost loop reads it, and a register tile of
- * TILE_ROWS x 2 vectors is summed over the whole depth of a block before it touches the output. Every element is summed
- * in the order of p, block by block, so that neither where a tile lies nor any of the choices below makes a difference
- * to the bits.
+ * The usual blocking for three levels of cache. b is cut into blocks of BLOCK_DEPTH rows, a into blocks of BLOCK_DEPTH
+ * columns and BLOCK_A_BYTES. Each block is packed into panels, in the order in which the micro-kernel reads them; the
+ * micro-kernel sums a micro-tile of TILE_ROWS x 2 vectors in registers over the whole depth of a block before it
+ * touches the output. Every element is summed in the order of p, block by block, so that neither the position of its
+ * tile nor any of the choices below changes its bits.
  *
- * Packing costs about as much as ten multiply-adds an element, which a large product forgets and a skinny one does not:
- *   - a is read where it lies if few tiles of columns read it, or if its rows lie as close as packed ones would;
- *   - b is read where it lies if its rows are contiguous and few tiles of rows read it. Else a column of tiles is
- *     packed just before it is read, by its first tile on the way if rows of b are contiguous, while the column after
- *     it is asked for; if one block has all rows of a, always in the same place, in the first-level cache;
- *   - if b is the transposed one and there are few rows, the transposed product is computed, output^T = b^T a^T, in
- *     which the long operand is one whose rows are broadcast, and nothing but a few vectors of the short one is packed.
+ * Packing an element costs about as much as ten multiply-adds, which matters for skinny products:
+ *   - a is not packed if few panels of b meet it, or if its rows are as close in memory as packed ones would be;
+ *   - b is not packed if its rows are contiguous and few tiles of rows read it. Else a panel is packed just before it
+ *     is read (if rows of b are contiguous, by the first micro-kernel that reads it), while the next one is prefetched.
+ *     If one block holds all rows of a, all panels share one buffer, which stays in the first-level cache;
+ *   - if b is transposed and there are few rows, the transposed product is computed, output^T = b^T a^T: the rows of
+ *     the long operand are broadcast, and only a few vectors of the short one are packed.
  *
- * A vector, m = 1 or n = 1, has no use for tiles: gemm/gemv.h.
+ * m = 1 and n = 1 are matrix-vector products: gemm/gemv.h.
  *
  * Ragged edges: the last columns take a tile of one vector or of zero-padded ones, of which only the columns that exist
  * are stored; the last rows take tiles of 8, 4, 2 and 1 rows, so that no work is done on rows that do not exist. */
 
 #define LANES ((int)(VECTOR_BYTES / sizeof(REAL)))
-#define QUAD ((int)(16 / sizeof(REAL)))
+#define QUAD ((int)(16 / sizeof(REAL))) /* elements in 16 bytes */
 
-/* A vector in a register or on the stack, and one anywhere in an array. */
+/* A vector in a register or on the stack, and an unaligned one in an array. */
 typedef REAL FN(lane_vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef REAL FN(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 
@@ -34,7 +34,8 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
     if (step == 1 && lane_stride != 1) {
         for (; p + LANES <= depth && lanes >= QUAD; p += LANES)
             for (int64_t next = 0; next < lanes; next += QUAD) {
-                const int64_t l = min_i64(next, lanes - QUAD); /* the last rows once more, rather than one by one */
+                const int64_t l =
+                    min_i64(next, lanes - QUAD); /* the last QUAD rows, some twice */
                 const REAL *from = source + p + l * lane_stride;
                 for (int i = 0; i < QUAD; i++)
                     PREFETCH(from + i * lane_stride + 4 * LANES);
@@ -44,7 +45,7 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
             int64_t l = 0;
             for (; l + QUAD <= lanes; l += QUAD)
                 TRANSPOSE_QUAD(target + p * width + l, width, source + p + l * lane_stride, lane_stride);
-            if (l < lanes && lanes >= QUAD) { /* once more over some that are there already, rather than one by one */
+            if (l < lanes && lanes >= QUAD) { /* likewise */
                 l = lanes - QUAD;
                 TRANSPOSE_QUAD(target + p * width + l, width, source + p + l * lane_stride, lane_stride);
                 l = lanes;
@@ -59,7 +60,7 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
         REAL *to = target + p * width;
         int64_t l = 0;
         if (lane_stride == 1) {
-            /* Rows lie too far apart for the processor to see it coming. */
+            /* Rows are too far apart for the hardware prefetcher. */
             for (int64_t line = 0; line < lanes; line += (int64_t)(64 / sizeof(REAL)))
                 PREFETCH(from + 16 * step + line);
             for (; l + LANES <= lanes; l += LANES)
@@ -76,16 +77,16 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
                 target[p * width + l] = 0;
 }
 
-/* What becomes of a register tile. */
+/* Where a micro-tile is stored, and how. */
 struct FN(destination) {
     REAL *output;
-    int64_t row; /* distance of the output's rows, of its columns if turned */
+    int64_t row; /* stride of the output's rows, of its columns if transposed */
     int64_t columns;
-    bool turned, accumulate;
+    bool transposed, accumulate;
 };
 
 /* Element [i][j] of the tile goes to output[j * row + i]. */
-static void FN(store_turned)(const struct FN(destination) * to, int rows, const REAL *tile, int pitch)
+static void FN(store_transposed)(const struct FN(destination) * to, int rows, const REAL *tile, int pitch)
 {
     int64_t j = 0;
     if (!to->accumulate && rows >= QUAD)
@@ -104,14 +105,14 @@ static void FN(store_turned)(const struct FN(destination) * to, int rows, const 
     }
 }
 
-/* Stores a tile that is turned, or ends before its last column, from memory. A function of its own: inlined into tiles
- * of all heights, it would be most of the time that this file takes to compile. */
+/* Stores a tile that is transposed, or of which some columns do not exist, by way of memory. Not inlined: as part of
+ * the micro-kernels of all heights it would take most of this file's compile time. */
 NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *output, int rows, const REAL *edge)
 {
-    if (to->turned) {
-        struct FN(destination) here = *to;
-        here.output = output;
-        FN(store_turned)(&here, rows, edge, 2 * LANES);
+    if (to->transposed) {
+        struct FN(destination) tile_to = *to;
+        tile_to.output = output;
+        FN(store_transposed)(&tile_to, rows, edge, 2 * LANES);
         return;
     }
     for (int i = 0; i < rows; i++) {
@@ -126,13 +127,14 @@ NOINLINE static void FN(store_edge)(const struct FN(destination) * to, REAL *out
     }
 }
 
-/* One register tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a
- * lies at a[i + p * a_stride], or if `by_rows` at a[i * a_stride + p]. If `packing`, b is read where it lies and
- * written to `packed` on the way: stores beside multiply-adds are free. rows, vectors, by_rows and packing are
- * constants wherever this is inlined, so that `sum` is registers. */
-CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_rows, const bool packing,
-                              const struct FN(destination) * to, REAL *output, const REAL *restrict a, int64_t a_stride,
-                              const REAL *restrict b, int64_t b_row, int64_t depth, REAL *restrict packed)
+/* One micro-tile: rows x (vectors * LANES) elements of output, of which to->columns exist. Element p of row i of a is
+ * a[i + p * a_stride], or if `by_rows` a[i * a_stride + p]. If `packing`, b is read unpacked and packed on the way: the
+ * stores are free beside the multiply-adds. rows, vectors, by_rows and packing are constants wherever this is inlined,
+ * so that `sum` is in registers. */
+CUDA_OPS_INLINE void FN(micro_kernel)(const int rows, const int vectors, const bool by_rows, const bool packing,
+                                      const struct FN(destination) * to, REAL *output, const REAL *restrict a,
+                                      int64_t a_stride, const REAL *restrict b, int64_t b_row, int64_t depth,
+                                      REAL *restrict packed)
 {
     FN(lane_vector) sum[TILE_ROWS][2];
     const REAL *left[TILE_ROWS];
@@ -149,7 +151,7 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
 #pragma GCC unroll 4
         for (; p < stop; p++) {
             FN(lane_vector) right[2];
-            if (!by_rows) /* in place it gained nothing, and took a few percent where all is near */
+            if (!by_rows) /* for an unpacked a it gained nothing, and cost a few percent where all is in cache */
                 PREFETCH(a + STEPS_AHEAD * a_stride);
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) {
@@ -171,16 +173,16 @@ CUDA_OPS_INLINE void FN(tile)(const int rows, const int vectors, const bool by_r
             a += a_stride;
             b += b_row;
         }
-        /* The lines of the tile are asked for so late that they are still in the first-level cache when they are
-         * written, and every line of a row: a vector of 64 bytes is one. */
-        if (!to->turned && p < depth)
+        /* The output's cache lines are prefetched late enough that they are still in the first-level cache when they
+         * are written: one for each 64 bytes of a row. */
+        if (!to->transposed && p < depth)
 #pragma GCC unroll 16
             for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
                 for (int v = 0; v < vectors; v += 64 / VECTOR_BYTES)
                     PREFETCH_WRITE(output + i * to->row + v * LANES);
     }
-    if (to->columns == vectors * LANES && !to->turned) {
+    if (to->columns == vectors * LANES && !to->transposed) {
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -211,94 +213,94 @@ CUDA_OPS_INLINE int FN(tile_rows)(int64_t remaining)
                                              : 1;
 }
 
-/* A column of tiles: `rows` rows of a, packed (a_row is 0) or where they lie, against one tile's width of b. */
-struct FN(column) {
+/* The product of a block of a, `rows` rows packed (a_row is 0) or not, and a panel of b, one micro-tile wide. */
+struct FN(panel) {
     struct FN(destination) to;
     const REAL *a, *b;
     int64_t rows, depth, a_row, a_column, b_row;
-    REAL *packed;     /* where the first tile packs b, NULL if b is read as it is */
-    const REAL *next; /* what is packed next, to be asked for by now; NULL if nothing is */
+    REAL *packed;     /* where the first micro-kernel packs b; NULL: it does not */
+    const REAL *next; /* the panel that is packed next, to be prefetched; NULL if there is none */
     int64_t next_row;
 };
 
-/* The constants make four functions of it, each with tiles of five heights. */
-CUDA_OPS_INLINE void FN(tile_column)(const int vectors, const bool by_rows, const struct FN(column) * column)
+/* Instantiated for each vectors and by_rows below; each has micro-kernels of five heights. */
+CUDA_OPS_INLINE void FN(panel_product)(const int vectors, const bool by_rows, const struct FN(panel) * panel)
 {
-    const struct FN(destination) to = column->to;
-    const int64_t rows = column->rows, depth = column->depth, a_row = column->a_row;
-    const REAL *b = column->b, *next = column->next;
-    int64_t b_row = column->b_row;
-    /* With each tile a few rows of what is packed next, so that packing does not wait for memory. */
+    const struct FN(destination) to = panel->to;
+    const int64_t rows = panel->rows, depth = panel->depth, a_row = panel->a_row;
+    const REAL *b = panel->b, *next = panel->next;
+    int64_t b_row = panel->b_row;
+    /* Beside each tile a few rows of the next panel are prefetched, so that packing does not wait for memory. */
     const int64_t ahead = next ? 1 + depth * TILE_ROWS / rows : 0;
-    for (int64_t i = 0, asked = 0; i < rows;) {
+    for (int64_t i = 0, prefetched = 0; i < rows;) {
         const int count = FN(tile_rows)(rows - i);
-        REAL *output = to.output + i * (to.turned ? 1 : to.row);
-        const REAL *left = column->a + i * (a_row ? a_row : depth);
-        const int64_t stride = by_rows ? a_row : a_row ? column->a_column : count;
-        for (const int64_t stop = min_i64(depth, asked + ahead); asked < stop; asked++)
+        REAL *output = to.output + i * (to.transposed ? 1 : to.row);
+        const REAL *left = panel->a + i * (a_row ? a_row : depth);
+        const int64_t stride = by_rows ? a_row : a_row ? panel->a_column : count;
+        for (const int64_t stop = min_i64(depth, prefetched + ahead); prefetched < stop; prefetched++)
             for (int line = 0; line < 2 * LANES; line += (int)(64 / sizeof(REAL)))
-                PREFETCH_FAR(next + asked * column->next_row + line);
-        if (vectors == 2 && i == 0 && column->packed) {
-            FN(tile)(TILE_ROWS, 2, by_rows, true, &to, output, left, stride, b, b_row, depth, column->packed);
-            b = column->packed;
+                PREFETCH_FAR(next + prefetched * panel->next_row + line);
+        if (vectors == 2 && i == 0 && panel->packed) {
+            FN(micro_kernel)(TILE_ROWS, 2, by_rows, true, &to, output, left, stride, b, b_row, depth, panel->packed);
+            b = panel->packed;
             b_row = 2 * LANES;
         } else if (count == TILE_ROWS)
-            FN(tile)(TILE_ROWS, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(TILE_ROWS, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
 #if TILE_ROWS > 8
         else if (count == 8)
-            FN(tile)(8, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(8, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
 #if TILE_ROWS > 4
         else if (count == 4)
-            FN(tile)(4, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(4, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
 #endif
         else if (count == 2)
-            FN(tile)(2, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(2, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
         else
-            FN(tile)(1, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
+            FN(micro_kernel)(1, vectors, by_rows, false, &to, output, left, stride, b, b_row, depth, NULL);
         i += count;
     }
 }
 
-/* Not inlined: four times five tiles in one function have fewer registers for addresses. */
-NOINLINE static void FN(wide_by_rows)(const struct FN(column) * column)
+/* Not inlined: with twenty micro-kernels in one function, fewer registers are left for addresses. */
+NOINLINE static void FN(wide_by_rows)(const struct FN(panel) * panel)
 {
-    FN(tile_column)(2, true, column);
+    FN(panel_product)(2, true, panel);
 }
 
-NOINLINE static void FN(wide)(const struct FN(column) * column)
+NOINLINE static void FN(wide)(const struct FN(panel) * panel)
 {
-    FN(tile_column)(2, false, column);
+    FN(panel_product)(2, false, panel);
 }
 
-NOINLINE static void FN(narrow_by_rows)(const struct FN(column) * column)
+NOINLINE static void FN(narrow_by_rows)(const struct FN(panel) * panel)
 {
-    FN(tile_column)(1, true, column);
+    FN(panel_product)(1, true, panel);
 }
 
-NOINLINE static void FN(narrow)(const struct FN(column) * column)
+NOINLINE static void FN(narrow)(const struct FN(panel) * panel)
 {
-    FN(tile_column)(1, false, column);
+    FN(panel_product)(1, false, panel);
 }
 
-/* Blocks of about the same size, at most `most`, of multiples of `unit`: rather than a last one that is hardly worth
- * its packing. */
+/* The size of equal blocks, multiples of `unit` and at most `most`: a small last block would hardly be worth
+ * packing. */
 CUDA_OPS_INLINE int64_t FN(even_block)(int64_t size, int64_t most, int64_t unit)
 {
     const int64_t blocks = (size + most - 1) / most;
     return ((size + blocks - 1) / blocks + unit - 1) / unit * unit;
 }
 
-/* That of the depth makes the order of summation, and follows from k alone. */
+/* It determines the order of summation, and depends on k alone. */
 CUDA_OPS_INLINE int64_t FN(block_depth)(int64_t k)
 {
     return FN(even_block)(k, BLOCK_DEPTH, 1);
 }
 
-/* As it is if `turned` is not set, and with a and b exchanged by the caller if it is. */
-static void FN(product)(REAL *output, int64_t output_row, bool turned, const REAL *a, int64_t a_row, int64_t a_column,
-                        const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
-                        bool accumulate, void *workspace)
+/* If `transposed`, the caller has exchanged a and b, and output is stored transposed. */
+static void FN(product)(REAL *output, int64_t output_row, bool transposed, const REAL *a, int64_t a_row,
+                        int64_t a_column, const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n,
+                        int64_t k, bool accumulate, void *workspace)
 {
     const int64_t block_depth = FN(block_depth)(k);
     const int64_t width = 2 * LANES;
@@ -310,7 +312,8 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
     REAL *const packed_b = packed_a + BLOCK_A_BYTES / sizeof(REAL);
     const bool b_in_place = b_column == 1 && m <= 3 * TILE_ROWS;
     const bool few_tiles = n <= FEW_TILES * width;
-    const int64_t close = VECTOR_BYTES == 64 ? 2 * CLOSE_BYTES : CLOSE_BYTES; /* such processors' caches are larger */
+    const int64_t close =
+        VECTOR_BYTES == 64 ? 2 * CLOSE_BYTES : CLOSE_BYTES; /* AVX-512 processors have larger caches */
     const bool by_rows = a_column == 1 && (few_tiles || a_row * (int64_t)sizeof(REAL) <= close);
     const bool a_in_place = by_rows || (a_row == 1 && few_tiles);
 
@@ -330,39 +333,39 @@ static void FN(product)(REAL *output, int64_t output_row, bool turned, const REA
                 for (int64_t j = 0; j < columns; j += width) {
                     const int64_t lanes = min_i64(width, columns - j);
                     const bool narrow = lanes <= LANES;
-                    struct FN(column) column = {.to = {.output = turned ? output + (j0 + j) * output_row + i0
-                                                                        : output + i0 * output_row + j0 + j,
-                                                       .row = output_row,
-                                                       .columns = lanes,
-                                                       .turned = turned,
-                                                       .accumulate = accumulate || p0 > 0},
-                                                .a = a_in_place ? a_block : packed_a,
-                                                .b = b_block + j * b_column,
-                                                .rows = rows,
-                                                .depth = depth,
-                                                .a_row = a_in_place ? a_row : 0,
-                                                .a_column = a_column,
-                                                .b_row = b_row};
-                    /* Packed when it is first read, by the first tile if it is as wide as that. One block of rows packs
-                     * all columns in the same place, which stays in the first-level cache. */
+                    struct FN(panel) panel = {.to = {.output = transposed ? output + (j0 + j) * output_row + i0
+                                                                          : output + i0 * output_row + j0 + j,
+                                                     .row = output_row,
+                                                     .columns = lanes,
+                                                     .transposed = transposed,
+                                                     .accumulate = accumulate || p0 > 0},
+                                              .a = a_in_place ? a_block : packed_a,
+                                              .b = b_block + j * b_column,
+                                              .rows = rows,
+                                              .depth = depth,
+                                              .a_row = a_in_place ? a_row : 0,
+                                              .a_column = a_column,
+                                              .b_row = b_row};
+                    /* Packed at the first block of rows, by the first micro-kernel if the panel is full. With one block
+                     * of rows all panels share one buffer, which stays in the first-level cache. */
                     REAL *const packed = packed_b + (m > block_rows ? j * depth : 0);
                     const bool pack = i0 == 0 && (!b_in_place || lanes < width);
                     if (pack && b_column == 1 && j + 2 * width <= columns) {
-                        column.next = column.b + width;
-                        column.next_row = b_row;
+                        panel.next = panel.b + width;
+                        panel.next_row = b_row;
                     }
                     if (pack && b_column == 1 && lanes == width && rows >= TILE_ROWS) {
-                        column.packed = packed;
+                        panel.packed = packed;
                     } else if (pack || i0 > 0) {
                         if (pack)
-                            FN(pack)(packed, narrow ? LANES : width, column.b, b_column, b_row, lanes, depth);
-                        column.b = packed;
-                        column.b_row = narrow ? LANES : width;
+                            FN(pack)(packed, narrow ? LANES : width, panel.b, b_column, b_row, lanes, depth);
+                        panel.b = packed;
+                        panel.b_row = narrow ? LANES : width;
                     }
                     if (by_rows)
-                        (narrow ? FN(narrow_by_rows) : FN(wide_by_rows))(&column);
+                        (narrow ? FN(narrow_by_rows) : FN(wide_by_rows))(&panel);
                     else
-                        (narrow ? FN(narrow) : FN(wide))(&column);
+                        (narrow ? FN(narrow) : FN(wide))(&panel);
                 }
             }
         }
@@ -384,7 +387,7 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
         return;
     if (n == 1 && FN(times_vector)(output, output_row, a, a_row, a_column, b, b_row, m, k, accumulate))
         return;
-    if (b_row == 1 && b_column != 1 && m <= TURNED_ROWS)
+    if (b_row == 1 && b_column != 1 && m <= TRANSPOSED_ROWS)
         FN(product)(output, output_row, true, b, b_column, b_row, a, a_column, a_row, n, m, k, accumulate, workspace);
     else
         FN(product)(output, output_row, false, a, a_row, a_column, b, b_row, b_column, m, n, k, accumulate, workspace);
@@ -396,5 +399,5 @@ static void FN(gemm)(REAL *output, int64_t output_row, const REAL *a, int64_t a_
 #undef FN
 #undef TRANSPOSE_QUAD
 #undef TRANSPOSE_ROWS
-#undef TRANSPOSE_SQUARE
+#undef TRANSPOSE_BLOCK
 #undef MULTIPLY_ADD

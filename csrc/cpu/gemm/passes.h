@@ -4,14 +4,14 @@
 #define FN(name) TARGET(name##_f32)
 #define TRANSPOSE_QUAD transpose_quad_f32
 #define TRANSPOSE_ROWS TARGET(transpose_rows_f32)
-#define TRANSPOSE_SQUARE TARGET(transpose_square_f32)
+#define TRANSPOSE_BLOCK TARGET(transpose_block_f32)
 #define MULTIPLY_ADD MULTIPLY_ADD_F32
 #include "gemm/kernel.h"
 #define REAL double
 #define FN(name) TARGET(name##_f64)
 #define TRANSPOSE_QUAD transpose_quad_f64
 #define TRANSPOSE_ROWS TARGET(transpose_rows_f64)
-#define TRANSPOSE_SQUARE TARGET(transpose_square_f64)
+#define TRANSPOSE_BLOCK TARGET(transpose_block_f64)
 #define MULTIPLY_ADD MULTIPLY_ADD_F64
 #include "gemm/kernel.h"
 #undef VECTOR_BYTES

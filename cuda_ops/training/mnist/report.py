@@ -1,4 +1,4 @@
-"""Writes what a run was: report.json, report.md, report.png, and the weights."""
+"""Writes a run's results: report.json, report.md, report.png, and the weights."""
 
 import io
 import json

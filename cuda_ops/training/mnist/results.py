@@ -33,7 +33,7 @@ def command_line() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the repository that cuda_ops is imported from, "+" behind it if files have changed since."""
+    """The commit of the repository that cuda_ops is imported from, with "+" if files have changed since."""
     folder = Path(cuda_ops.__file__).resolve().parents[1]
 
     def git(*arguments):
@@ -59,14 +59,14 @@ def _cpu_name() -> str:
 
 
 def describe_device(device: torch.device) -> str:
-    """The processor's name as people know it."""
+    """The processor's marketing name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that the numbers depend on."""
+    """Versions of everything that the numbers depend on."""
     import torchvision
 
     return {
@@ -123,7 +123,7 @@ def _parity_results(parity: Parity) -> dict:
 
 
 def divergence(run: Run) -> str | None:
-    """What to do where a loss is no number."""
+    """What to do about a loss that is not finite."""
     for backend in run.backends.values():
         for step, loss in enumerate(backend.losses):
             if not math.isfinite(loss):

@@ -102,7 +102,7 @@ def _check_numbers(options, world: World):
 
 
 def _cuda_problem(backends) -> str | None:
-    """Why the backends cannot run on a GPU here, and what would mend it."""
+    """Why the backends cannot run on a GPU here, and how to fix it."""
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} is a build without CUDA: install one with CUDA, or take --device cpu"
     if not torch.cuda.is_available():

@@ -68,7 +68,7 @@ def parity_table(results: dict, name: str) -> Table:
 
 
 def parity_lines(results: dict, name: str) -> list[str]:
-    """What the table of parity sums up to, in sentences."""
+    """The table of parity in sentences."""
     parity = results["parity"][name]
     gradients = [row for row in parity["rows"] if row["kind"] == "gradient"]
     worst = max(gradients, key=lambda row: row["relative_distance"])
@@ -88,12 +88,12 @@ def parity_lines(results: dict, name: str) -> list[str]:
 
 
 def notes(results: dict) -> list[str]:
-    """How the numbers were made, and what they do not say."""
+    """How the numbers were measured, and their limits."""
     timing, settings = results["timing"], results["settings"]
-    turns = f", the backends in turns of {BLOCK} steps" if len(results["backends"]) > 1 else ""
+    order = f", the backends interleaved in blocks of {BLOCK} steps" if len(results["backends"]) > 1 else ""
     lines = [
         f"Times are means over {timing['measured_steps']} steps after {timing['warmup_steps']} of warm-up, of "
-        f"{settings['batch_size']} images each{turns}; measured by {timing['measured_by']}."
+        f"{settings['batch_size']} images each{order}; measured by {timing['measured_by']}."
     ]
     if timing["measured_steps"] < 100:
         lines.append("Fewer than 100 steps were timed: take more --epochs or a smaller --batch-size for steady times.")
@@ -104,7 +104,7 @@ def notes(results: dict) -> list[str]:
     if any(backend["graph_milliseconds"] for backend in results["backends"].values()):
         lines.append(
             "As a CUDA graph: the whole step, gather of the batch from data on the GPU included, in one launch "
-            "(training.GraphedStep); median over blocks of steps after the training, the backends in turns."
+            "(training.GraphedStep); median over blocks of steps after the training, the backends interleaved."
         )
     if results["device"]["type"] == "cpu":
         megabytes = results["process_peak_memory_bytes"] / 1e6

@@ -2,16 +2,16 @@
  *
  *   31  naive       the definition. b is read down its columns: every element is another cache line, and every
  *                   multiply-add waits for the sum before it.
- *   32  loop order  p and j exchanged: rows of b and d are run along, which the compiler turns into vectors. Bound by
- *                   the loads and stores of d's row, two for each vector multiplied, and once b outgrows the cache by
- *                   that.
+ *   32  loop order  p and j exchanged: the inner loop is contiguous in b and d, and the compiler vectorises it.
+ *                   Bound by the loads and stores of d's row, two for each vector multiplied, and by memory once b
+ *                   outgrows the cache.
  *   33  blocked     the same over blocks of b that stay in the second-level cache. Still two loads and a store for
  *                   each vector.
- *   34  packed      a tile of d is held in registers over a whole block of p, so that the only loads are those of
- *                   a and b, which are first copied into the very order in which the tile reads them. Bound by
+ *   34  packed      a micro-tile of d stays in registers over a whole block of p, so that only a and b are loaded,
+ *                   which are first packed into panels in the order in which the micro-kernel reads them. Bound by
  *                   arithmetic.
- *   35  threads     what linear runs: gemm.c, with a tile that fits each instruction set, operands left unpacked
- *                   where packing does not pay, and rows that the caller cuts for several cores.
+ *   35  threads     what linear runs: gemm.c, with a micro-tile for each instruction set, operands left unpacked
+ *                   where packing does not pay, and rows that the caller splits over several cores.
  */
 #ifndef REAL
 
