@@ -1,8 +1,15 @@
-"""Fast access to a module's parameters and buffers, for calls whose host time matters.
+"""What fused modules ask of the modules whose parameters they read, at a cost that small calls do not feel.
 
-To Python they are no attributes: it looks through all classes, makes an AttributeError and only then asks
-torch.nn.Module.__getattr__, which for the twenty tensors of a small network takes longer than an op.
+To Python parameters and buffers are no attributes: it looks through all classes, makes an AttributeError and only then
+asks torch.nn.Module.__getattr__, which for the twenty tensors of a small network takes longer than an op.
 """
+
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 
 
 def parameter(module, name: str):
@@ -15,3 +22,21 @@ def buffer(module, name: str):
     """module.<name>, found where a buffer usually is."""
     buffers = module._buffers
     return buffers[name] if name in buffers else getattr(module, name)
+
+
+def unlike(module, types: tuple[type, ...]) -> str | None:
+    """What a call of `module` does that the forward of one of `types` alone does not: what a fused op, which reads its
+    parameters and does not call it, would leave out. None if there is nothing.
+
+    Pruning, and spectral and weight normalisation of the old kind, are hooks; parametrizations, FSDP and lazy modules
+    are classes of their own.
+    """
+    if type(module) not in types:
+        return f"is of class {type(module).__module__}.{type(module).__qualname__}, not a plain {types[-1].__name__}"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return "has hooks"
+    if "forward" in module.__dict__:
+        return "has a forward that was set on it"
+    if _global_forward_hooks or _global_forward_pre_hooks or _global_backward_hooks or _global_backward_pre_hooks:
+        return "has hooks, which all modules have"
+    return None

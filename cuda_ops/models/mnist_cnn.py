@@ -5,11 +5,15 @@ from torch import Tensor
 
 from .. import functional
 from .._library import problem
-from .._modules import parameter
+from .._modules import parameter, unlike
 from .backends import get_backend
 
 if problem is None:
-    from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
+    from .. import nn
+    from ..ops.conv_bn_relu_pool import are_fusable, conv_bn_relu_pool_modules
+
+    LINEARS, RELUS = (nn.Linear, torch.nn.Linear), (nn.ReLU, torch.nn.ReLU)
+    MAX_POOL2DS = nn.MaxPool2d, torch.nn.MaxPool2d
 
 
 class MnistCNN(torch.nn.Module):
@@ -20,8 +24,10 @@ class MnistCNN(torch.nn.Module):
 
     Args:
         backend: "custom" for the layers of cuda_ops.nn, "native" for those of torch.nn; "fused" for our ops that each
-            do the work of several layers (conv_bn_relu_pool, linear_relu, linear_cross_entropy). Parameters and buffers
-            have the same names and shapes in all of them, so that one state_dict fits all.
+            do the work of several layers (conv_bn_relu_pool, linear_relu, linear_cross_entropy), by the layers'
+            parameters; where a layer has become something else (by hooks, pruning, another in its place) they are
+            called one after the other. Parameters and buffers have the same names and shapes in all of them, so that
+            one state_dict fits all.
 
     Shape:
         Input (N, 1, 28, 28), output (N, 10): one logit a digit.
@@ -55,7 +61,7 @@ class MnistCNN(torch.nn.Module):
 
     def forward(self, input: Tensor, labels: Tensor | None = None, label_smoothing: float = 0.0) -> Tensor:
         """The logits of `input`, or with `labels` their `loss`."""
-        if self.backend == "fused":
+        if self.backend == "fused" and self._is_fusable():
             return self._fused(input, labels, label_smoothing)
         x = self.pool(self.relu(self.norm1(self.conv1(input))))
         x = self.pool(self.relu(self.norm2(self.conv2(x))))
@@ -64,6 +70,23 @@ class MnistCNN(torch.nn.Module):
             return x
         cross_entropy = get_backend(self.backend).functional.cross_entropy
         return cross_entropy(x, labels, label_smoothing=label_smoothing)
+
+    def _is_fusable(self) -> bool:
+        """Whether the layers still do what _fused does by their parameters."""
+        modules = self._modules
+        pool = modules["pool"]
+        return (
+            are_fusable(modules["conv1"], modules["norm1"])
+            and are_fusable(modules["conv2"], modules["norm2"])
+            and unlike(modules["relu"], RELUS) is None
+            and unlike(pool, MAX_POOL2DS) is None
+            and pool.kernel_size == pool.stride == 2
+            and pool.padding == 0
+            and pool.dilation == 1
+            and not (pool.ceil_mode or pool.return_indices)
+            and unlike(modules["linear1"], LINEARS) is None
+            and unlike(modules["linear2"], LINEARS) is None
+        )
 
     def _fused(self, input: Tensor, labels: Tensor | None, label_smoothing: float) -> Tensor:
         # What conv2 reads is channels_last, its tensor cores' order; what it writes is contiguous, so that flatten is a

@@ -15,15 +15,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .._arguments import check_tensors, check_tensors_or_none, expect, integer, number, pair
 from .._fakes import register_fake
 from .._library import library, ops
-from .._modules import buffer, parameter
+from .._modules import buffer, parameter, unlike
 from .._operators import operator
 from ._pool2d import _pooled_size, pair_or_kernel
 from .batch_norm import (
+    BatchNorm2d,
     batch_norm_backward,
     batch_norm_forward_inference,
     batch_norm_forward_training,
 )
 from .conv2d import (
+    Conv2d,
     _check_sizes,
     _four_paddings,
     conv2d_backward_bias,
@@ -33,8 +35,8 @@ from .conv2d import (
     empty_image,
     is_channels_last,
 )
-from .max_pool2d import max_pool2d_backward, max_pool2d_forward
-from .relu import relu_backward, relu_forward
+from .max_pool2d import max_pool2d, max_pool2d_backward, max_pool2d_forward
+from .relu import relu, relu_backward, relu_forward
 
 OP = "conv_bn_relu_pool"
 
@@ -395,7 +397,8 @@ def _conv_bn_relu_pool(input, weight, bias, running, bn_weight, bn_bias, trainin
 
 class ConvBNReLUMaxPool2d(torch.nn.Module):
     """torch.nn.Conv2d, BatchNorm2d, ReLU and MaxPool2d in one: the parameters are those of its submodules `conv` and
-    `norm`, whose forward is not called.
+    `norm`, whose forward is not called; but where it would do something else (hooks, pruning, parametrizations, other
+    modules in their place) it is, and the four run one after the other.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias: of the convolution.
@@ -452,26 +455,31 @@ class ConvBNReLUMaxPool2d(torch.nn.Module):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        return conv_bn_relu_pool_modules(
-            input,
-            self.conv,
-            self.norm,
-            self.pool_kernel_size,
-            self.pool_stride,
-            self.pool_padding,
-            self.channels_last,
-        )
+        if not isinstance(input, Tensor):
+            check_tensors(OP, input=input)
+        conv, norm = self._modules["conv"], self._modules["norm"]
+        pool = self.pool_kernel_size, self.pool_stride, self.pool_padding
+        if are_fusable(conv, norm):
+            return conv_bn_relu_pool_modules(input, conv, norm, *pool, self.channels_last)
+        output = max_pool2d(relu(norm(conv(input))), *pool)
+        if self.channels_last is None:
+            return output
+        return output.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+
+
+CONV2DS, BATCH_NORM2DS = (Conv2d, torch.nn.Conv2d), (BatchNorm2d, torch.nn.BatchNorm2d)
+
+
+def are_fusable(conv, norm) -> bool:
+    """Whether calls of these modules do what conv_bn_relu_pool_modules does by their parameters."""
+    return unlike(conv, CONV2DS) is None and unlike(norm, BATCH_NORM2DS) is None and conv.padding_mode == "zeros"
 
 
 def conv_bn_relu_pool_modules(
     input, conv, norm, pool_kernel_size=2, pool_stride=None, pool_padding=0, channels_last=None
 ):
-    """:func:`conv_bn_relu_pool` by the parameters of a torch.nn.Conv2d (padded with zeros) and a BatchNorm2d, whose
-    running statistics and number of batches one kernel updates."""
-    if not isinstance(input, Tensor):
-        check_tensors(OP, input=input)
-    if conv.padding_mode != "zeros":
-        raise NotImplementedError(f"{OP}: expected padding_mode to be 'zeros', got {conv.padding_mode!r}")
+    """:func:`conv_bn_relu_pool` by the parameters of a convolution and a batch normalisation that are fusable. One
+    kernel updates running statistics and number of batches."""
     training, momentum = norm.training, norm.momentum
     mean, variance = buffer(norm, "running_mean"), buffer(norm, "running_var")
     batches = buffer(norm, "num_batches_tracked")

@@ -56,13 +56,6 @@ def test_module_is_its_submodules(device, channels, options):
             assert_close(actual, buffer, 1e-5, name)
 
 
-def test_module_refuses_other_padding():
-    block = cuda_ops.nn.ConvBNReLUMaxPool2d(1, 2, 3, padding=1)
-    block.conv = torch.nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect")
-    with pytest.raises(NotImplementedError, match="conv_bn_relu_pool: expected padding_mode to be 'zeros', got 'refl"):
-        block(torch.ones(1, 1, 4, 4))
-
-
 def test_geometry_is_not_taken_from_arguments_that_only_look_alike():
     """What is known of the arguments of earlier calls goes by these very objects."""
     image, weight = torch.arange(50.0).reshape(2, 1, 5, 5), torch.ones(2, 1, 1, 1)

@@ -6,15 +6,55 @@ from torch import Tensor
 from ..._arguments import check_tensors
 from ..._grad_mode import without_grad
 from ..._library import problem
+from ..._modules import unlike
 from ...data.mnist import MEAN, STD
 from ...models.mnist_cnn import MnistCNN
 from ...optim import SGD
 
-if problem is None:
-    from ...ops.mnist_step import MAX_BATCH, mnist_step_, mnist_step_supported, mnist_step_workspace
-
 CONVOLUTIONS = ("conv1", "norm1", "conv2", "norm2")
 LINEAR = ("linear1", "linear2")
+if problem is None:
+    from ...models import mnist_cnn
+    from ...ops.conv_bn_relu_pool import BATCH_NORM2DS, CONV2DS
+    from ...ops.mnist_step import MAX_BATCH, mnist_step_, mnist_step_supported, mnist_step_workspace
+
+    # The layers that the kernel computes: of what class, and with what options beside the shapes of parameters, which
+    # the op checks, and the options of the batch norms, which it is given.
+    CONV2D = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
+    POOL = {"kernel_size": 2, "stride": 2, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    LAYERS: dict[str, tuple[tuple[type, ...], dict]] = {
+        "conv1": (CONV2DS, CONV2D),
+        "norm1": (BATCH_NORM2DS, {}),
+        "conv2": (CONV2DS, CONV2D),
+        "norm2": (BATCH_NORM2DS, {}),
+        "relu": (mnist_cnn.RELUS, {}),
+        "pool": (mnist_cnn.MAX_POOL2DS, POOL),
+        "linear1": (mnist_cnn.LINEARS, {}),
+        "linear2": (mnist_cnn.LINEARS, {}),
+    }
+
+
+def unlike_the_kernel(model: MnistCNN, optimizer: torch.optim.Optimizer) -> str | None:
+    """What a step of this model by this optimizer does that the kernel, which calls neither, does not; or None."""
+    if reason := unlike(model, (MnistCNN,)):
+        return f"the model {reason}"
+    for name, (types, options) in LAYERS.items():
+        layer = model._modules[name]
+        if reason := unlike(layer, types):
+            return f"{name} {reason}"
+        for option, expected in options.items():
+            if (value := getattr(layer, option)) != expected:
+                return f"{name} has {option}={value!r}, and the kernel computes with {expected!r}"
+        for parameter, value in layer._parameters.items():
+            if value is None:
+                return f"{name} has no {parameter}"
+            if not value.requires_grad:
+                return f"{name}.{parameter} does not require grad, and the kernel trains all parameters"
+            if value._backward_hooks or value._post_accumulate_grad_hooks:
+                return f"{name}.{parameter} has hooks"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "the optimizer has hooks"
+    return None
 
 
 class MnistStep:
@@ -40,7 +80,9 @@ class MnistStep:
 
     Raises:
         NotImplementedError: a device that is no Hopper with 128 multiprocessors, or a build without its kernels; a
-            dtype, an option of the optimizer or of the batch norms that the kernel does not have.
+            dtype, an option of the optimizer or of a layer that the kernel does not have; model, layers or optimizer
+            that have hooks, parametrizations or a class of their own, or parameters that do not require grad: here
+            and at later calls.
         ValueError: the parameter groups are not those above.
 
     Example:
@@ -73,6 +115,7 @@ class MnistStep:
             raise NotImplementedError(f"MnistStep: {reason}")
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"MnistStep: expected label_smoothing to be in [0, 1], got {label_smoothing}")
+        self._check_layers()
         self._groups = self._check_optimizer()
         self._constants = (float(mean), float(std), float(label_smoothing))
         self._workspaces: dict[int, Tensor] = {}  # by their bytes; graphs hold their addresses, so that each stays
@@ -117,6 +160,7 @@ class MnistStep:
         rows = indices if indices.dim() == 2 else indices[None]
         rows = rows.to(self.device, torch.int64, non_blocking=True).contiguous()
         losses = torch.empty(len(rows), dtype=torch.float32, device=self.device)
+        self._check_layers()
         modules, norms = self.model._modules, (self.model.norm1, self.model.norm2)
         if not all(norm.training for norm in norms):
             raise NotImplementedError("MnistStep: the model is in evaluation mode; call model.train()")
@@ -125,8 +169,8 @@ class MnistStep:
             conv, norm = modules[conv], modules[norm]
             tensors += [conv.weight, conv.bias, norm.weight, norm.bias]
             tensors += [norm.running_mean, norm.running_var, norm.num_batches_tracked]
-            if norm.momentum is None or norm.weight is None or norm.running_mean is None:
-                raise NotImplementedError("MnistStep: needs batch norms with parameters, statistics and a momentum")
+            if norm.momentum is None or norm.running_mean is None or not norm.track_running_stats:
+                raise NotImplementedError("MnistStep: needs batch norms with statistics and a momentum")
         tensors += [modules[name]._parameters[kind] for name in LINEAR for kind in ("weight", "bias")]
         needed = mnist_step_workspace(self.images, rows.shape[1])
         if needed not in self._workspaces:
@@ -152,9 +196,13 @@ class MnistStep:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}, {type(self.optimizer).__name__}, {self.device})"
 
+    def _check_layers(self):
+        if reason := unlike_the_kernel(self.model, self.optimizer):
+            raise NotImplementedError(f"MnistStep: {reason}")
+
     def _check_optimizer(self) -> list[int]:
         """Which parameter group has the convolutions and batch norms, and which the linear layers."""
-        if not isinstance(self.optimizer, (SGD, torch.optim.SGD)):
+        if type(self.optimizer) not in (SGD, torch.optim.SGD):
             raise NotImplementedError(f"MnistStep: expected SGD, got {type(self.optimizer).__name__}")
         found = []
         for names in (CONVOLUTIONS, LINEAR):
