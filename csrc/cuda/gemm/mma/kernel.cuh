@@ -147,6 +147,13 @@ template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR>
 static constexpr int stage_elements =
     Slice<T, MmaTile<T>::M, A_MN_MAJOR>::SIZE + Slice<T, MmaTile<T>::N, B_MN_MAJOR>::SIZE;
 
+// A call, since gelu inlined for each of a thread's 64 sums would be most of the kernel and of the time it compiles.
+template <typename A>
+__device__ __noinline__ A gelu_call(A x, int activation)
+{
+    return activate(x, activation);
+}
+
 template <typename T, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_constant__ MmaWork work)
 {
@@ -231,7 +238,11 @@ __global__ void __launch_bounds__(THREADS, 2) gemm_mma_kernel(const __grid_const
                         const int64_t row = m + my_m + 16 * i + lane / 4 + 8 * half;
                         if (row >= work.m)
                             continue;
-                        const A x = activate((A)work.alpha * sum[i][j][2 * half + e] + bias, work.activation);
+                        A x = (A)work.alpha * sum[i][j][2 * half + e] + bias;
+                        if (work.activation > CUDA_OPS_GEMM_RELU)
+                            x = gelu_call(x, work.activation);
+                        else if (work.activation == CUDA_OPS_GEMM_RELU && x < A(0))
+                            x = 0; // and NaN stays
                         const int64_t at = matrix * work.stride_d + row * work.ldd + column;
                         if (work.output_is_wide)
                             ((A *)work.d)[at] = x;

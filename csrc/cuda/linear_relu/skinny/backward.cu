@@ -4,10 +4,12 @@
 // (benchmarks/notes/mnist.md).
 #include "linear_relu/skinny/tiles.cuh"
 
-// The splits are of grad_weight's k, the rows.
-static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t out_features)
+// The large tile is float32's alone: from 1024 rows on, products of TF32, fp16 and bf16 go by TMA and wgmma
+// (linear_relu/gemm.cu), except those with too few columns to fill a tile of 128. The splits are of grad_weight's k, the
+// rows.
+static skinny_choice choose_backward(int64_t rows, int64_t in_features, int64_t out_features, bool has_large)
 {
-    const bool large = rows >= 1024;
+    const bool large = has_large && rows >= 1024;
     const int64_t tile = large ? 128 : 64;
     const int splits = splits_for(ceil_div(in_features, tile) * ceil_div(out_features, tile));
     return {large ? TILE_LARGE : TILE_MEDIUM, rows >= 16384 ? LARGEST_CLUSTER : rows > 256 ? splits : 1};
@@ -86,14 +88,13 @@ static cuda_ops_status backward(const skinny_product<T, P, T, P> &for_input,
             for_input.aligned && for_weight.aligned &&
             (sizeof(T) == 4 || (fits_tensor_cores<false>(for_input) && fits_tensor_cores<false>(for_weight)));
         if (fits && tiles<T>::MEDIUM::shared_bytes(true) <= shared_bytes) {
-            if constexpr (std::is_same<T, float>::value)
-                if (tf32) {
-                    if (choice.tile == TILE_LARGE && tf32_tiles::LARGE::shared_bytes(true) <= shared_bytes)
-                        return launch_backward<tf32_tiles::LARGE, true>(for_input, for_weight, choice.splits, stream);
+            if constexpr (std::is_same<T, float>::value) {
+                if (tf32)
                     return launch_backward<tf32_tiles::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
-                }
-            if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
-                return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits, stream);
+                if (choice.tile == TILE_LARGE && tiles<T>::LARGE::shared_bytes(true) <= shared_bytes)
+                    return launch_backward<typename tiles<T>::LARGE, true>(for_input, for_weight, choice.splits,
+                                                                           stream);
+            }
             return launch_backward<typename tiles<T>::MEDIUM, true>(for_input, for_weight, choice.splits, stream);
         }
     }
@@ -126,7 +127,8 @@ static cuda_ops_status linear_relu_backward(T *grad_input, P *grad_weight, P *gr
         for_weight.n = 0; // grad_bias alone
     for_weight.aligned = is_skinny_aligned(for_weight);
     const int capability = current_device().capability;
-    skinny_choice choice = choose_backward(rows, in_features, out_features);
+    const bool on_tensor_cores = sizeof(T) == 2 || (tf32 && capability >= 80);
+    skinny_choice choice = choose_backward(rows, in_features, out_features, !on_tensor_cores);
     if (capability < 90)
         choice = {TILE_MEDIUM, 1};
     return backward(for_input, for_weight, choice, tf32 && capability >= 80, stream);
