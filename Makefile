@@ -38,8 +38,9 @@ mnist-c:
 	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile
 	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/mnist $(ARGS)
 
+# A file of tests stays with one worker, since what its tests share is made once a worker. ARGS='-n 0' is one process.
 test: build
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadfile $(ARGS)
 
 bench: build
 	@$(BIN)/python -m cuda_ops bench $(ARGS)
