@@ -1,5 +1,7 @@
 """Shared set-up: devices, poisoned outputs, and one test per specification where a test asks for `spec`."""
 
+import os
+
 import pytest
 import torch
 from support.devices import CPU_DTYPES, CUDA_DTYPES, CUDA_MISSING, cuda_param
@@ -8,6 +10,16 @@ from support.opspec import load_specs
 import cuda_ops
 
 SPECS = load_specs()
+
+
+def pytest_configure():
+    """Workers of pytest-xdist share the cores: a team of threads for each core in each of them would spend its time
+    waiting for threads that do not run. What tests start by a process of their own goes by the variable."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
 
 
 def pytest_addoption(parser):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from support.opspec import Make, as_tuple, assert_close, load_specs, random_grad_outputs
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 import cuda_ops
 
@@ -14,6 +16,37 @@ def test_opcheck(spec, device):
         torch.library.opcheck(op, arguments)
         count += 1
     assert count > 0, "a specification lists its ops"
+
+
+def in_other_layouts(arguments):
+    """A registered op's arguments as they are, with the 4-d tensors in channels_last, and with the last two dimensions
+    of floating tensors exchanged in memory."""
+
+    def channels_last(t):
+        return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+    def transposed(t):
+        return t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() >= 2 and t.is_floating_point() else t
+
+    for layout in (lambda t: t, channels_last, transposed):
+        yield tree_map_only(torch.Tensor, lambda t, layout=layout: layout(t.detach().clone()), arguments)
+
+
+def test_fake_kernels_tell_the_real_strides(spec, device):
+    """opcheck compares them on CUDA alone, and in the layouts of its arguments."""
+    for op, sample in spec.op_samples(Make(device, torch.float32)):
+        for arguments in in_other_layouts(sample):
+            try:
+                results = as_tuple(op(*arguments))
+            except RuntimeError as error:  # what forward has saved is taken back as it was made
+                assert "expected statistics to be those of forward" in str(error), error
+                continue
+            with FakeTensorMode() as mode:
+                fake = as_tuple(op(*tree_map_only(torch.Tensor, mode.from_tensor, arguments)))
+            for number, (traced, real) in enumerate(zip(fake, results, strict=True)):
+                if isinstance(real, torch.Tensor):
+                    told, found = ((t.dtype, t.device, t.shape, t.stride()) for t in (traced, real))
+                    assert told == found, f"{op}: output {number}"
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

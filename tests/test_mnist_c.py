@@ -297,6 +297,8 @@ MISTAKES = {
     "no number": (["--epochs", "many"], "--epochs many: expected a whole number from 1 to"),
     "half a number": (["--epochs", "3x"], "--epochs 3x: expected a whole number"),
     "no epochs": (["--epochs", "0"], "--epochs 0: expected"),
+    "high half of epochs": (["--epochs", str(2**32 + 1)], "--epochs 4294967297: expected"),
+    "high half of a batch": (["--batch-size", str(2**32 + 16)], "--batch-size 4294967312"),
     "huge batch": (["--batch-size", "99999999999999999999"], "--batch-size 9+: expected"),
     "large batch": (["--batch-size", "641"], "--batch-size 641 is larger than the training set of 640 images"),
     "negative lr": (["--lr", "-1"], "--lr -1: expected a number above 0"),

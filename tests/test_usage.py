@@ -598,6 +598,29 @@ def test_a_forked_child_computes_on_one_thread():
     pytest.fail("the child hangs")
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("training", [True, False])
+def test_traces_pass_their_own_check_and_are_saved(training, images):
+    """torch.jit.trace runs what it has traced again, and compares."""
+    blocks = torch.nn.Sequential(
+        cuda_ops.nn.ConvBNReLUMaxPool2d(1, 4, 3, padding=1),
+        torch.nn.Flatten(),
+        cuda_ops.nn.LinearReLU(64, 6),
+        cuda_ops.nn.LinearGELU(6, 5),
+    )
+    for model in (small_net(cuda_ops.nn), blocks):
+        model.train(training)
+        traced = torch.jit.trace(model, images)
+        file = io.BytesIO()
+        torch.jit.save(traced, file)
+        file.seek(0)
+        other = images.flip(0) + 0.25
+        expected = model(other)
+        torch.testing.assert_close(traced(other), expected)
+        torch.testing.assert_close(torch.jit.load(file)(other), expected)
+
+
 def test_submodules_are_there_after_import_cuda_ops():
     """Loaded at their first use, so that `import cuda_ops` stays quick."""
     program = """

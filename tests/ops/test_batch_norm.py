@@ -289,6 +289,18 @@ def test_changed_running_statistics_are_noticed_by_backward(device):
         output.sum().backward()
 
 
+def test_running_statistics_tell_autograd_that_they_changed(device):
+    """Each of them, and the number of batches."""
+    module = cuda_ops.nn.BatchNorm1d(3, device=device)
+    before = [buffer._version for buffer in module.buffers()]
+    module(torch.randn(4, 3, device=device))
+    assert len(before) == 3
+    assert all(buffer._version > version for buffer, version in zip(module.buffers(), before, strict=True))
+    before = [buffer._version for buffer in module.buffers()]
+    module.eval()(torch.randn(4, 3, device=device))
+    assert before == [buffer._version for buffer in module.buffers()]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_of_some_of_the_tensors(device, training):
     """Each subset of input, weight and bias, frozen otherwise."""

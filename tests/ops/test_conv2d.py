@@ -285,3 +285,13 @@ def test_more_elements_than_32_bits_count():
         # Output is a 3 x 3 corner of 1 2 3, 2 4 6, 3 6 9, and a tap sees as much of it as the ones that it lies on.
         (grad,) = torch.autograd.grad(output, weight, output.detach())
         assert grad[0, -1].tolist() == [[9, 15, 18], [15, 25, 30], [18, 30, 36]]
+
+
+@pytest.mark.parametrize("memory_format", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 5, 70, 70), (1, 33, 64, 65), (3, 1, 64, 64), (2, 40, 1, 4097)], ids=str)
+def test_bias_gradient_of_many_places(shape, memory_format, device_dtype):
+    """More than the 4096 rows of channels that the CPU adds at a time. Small integers, whose sums are exact."""
+    device, dtype = device_dtype
+    values = Make(seed=1).integers(*shape, low=-1, high=2).to(device, dtype).contiguous(memory_format=memory_format)
+    expected = values.double().sum((0, 2, 3)).to(dtype)
+    assert torch.equal(torch.ops.cuda_ops.conv2d_backward_bias(values), expected)

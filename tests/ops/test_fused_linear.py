@@ -97,6 +97,41 @@ def test_relu_of_many_rows_leaves_out_what_nobody_wants(parameter_dtype):
             assert torch.equal(some, every) if flag else some.numel() == 0
 
 
+FUNCTIONS = {
+    "relu": (linear_relu, lambda x, w, b: torch.relu(torch.nn.functional.linear(x, w, b))),
+    "gelu": (linear_gelu, lambda x, w, b: torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+# A row, a feature; what no vector, tile or thread's share of rows divides; a long sum.
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"), [(1, 5, 3), (7, 1, 1), (67, 130, 33), (515, 33, 70), (3, 3136, 128)]
+)
+def test_sizes_that_no_tile_divides(name, rows, in_features, out_features, device):
+    function, reference = FUNCTIONS[name]
+    make = Make(device, torch.float32, requires_grad=True)
+    tensors = [make(rows, in_features), *parameters(make, torch.float32, out_features, in_features)]
+    check(function, reference, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_alone(name, value, device):
+    """In outputs and in input's gradients; of parameters' gradients all that it is part of is not finite."""
+    function, reference = FUNCTIONS[name]
+    make = Make(device, torch.float32)
+    input, weight, bias = make(70, 33), make(40, 33), make(40)
+    input[69, 32] = value
+    results = []
+    for run, convert in ((function, lambda t: t), (reference, lambda t: t.cpu().double())):
+        tensors = [convert(t).detach().requires_grad_() for t in (input, weight, bias)]
+        output = run(*tensors)
+        results.append((output, *torch.autograd.grad(output, tensors, torch.ones_like(output))))
+    for actual, expected in zip(*results, strict=True):
+        assert_close(actual, expected, 5e-6)
+
+
 @pytest.mark.cuda
 def test_relu_of_many_rows_lets_nan_travel():
     make = Make("cuda", torch.float32)

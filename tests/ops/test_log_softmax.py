@@ -152,6 +152,18 @@ def test_autocast_computes_in_float32(dtype):
     assert_close(our_grad, native_grad.double(), 1.6e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_on_the_cpu_computes_in_float32(dtype):
+    """Where PyTorch keeps the dtype; without autocast halves are refused there."""
+    input = torch.randn(4, 10, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        output = log_softmax(input, 1)
+    assert output.dtype == torch.float32
+    assert_close(output, torch.nn.functional.log_softmax(input.double(), 1), 2e-6)
+    (grad,) = torch.autograd.grad(output.sum(), input)
+    assert grad.dtype == dtype
+
+
 def test_tangents_of_what_backward_saved():
     """Dual numbers through a backward without create_graph: the output that it saved has its tangent."""
     x, tangent = torch.randn(2, 3, 4, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.opspec import RELATIVE_NORM, assert_close
-from support.sgd_cases import SHAPES, assert_same_run, parameters, random_tensors, set_grads
+from support.sgd_cases import SHAPES, assert_same_run, buffers, parameters, random_tensors, set_grads
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import cuda_ops
@@ -372,6 +372,35 @@ def test_negative_views():
     SGD([param], lr=0.5).step()
     assert param.tolist() == [-2.5, 3.0]
     assert whole.imag.tolist() == [2.5, -3.0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_negative_views_as_gradients(momentum):
+    """Of a parameter that is none itself: its memory holds the negative of each value."""
+    runs = []
+    for optimizer, negative in ((SGD, True), (torch.optim.SGD, False)):
+        param = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        optimizer = optimizer([param], lr=0.5, momentum=momentum)
+        for step in (1.0, 2.0):
+            values = step * torch.tensor([1.0, -2.0, 4.0])
+            param.grad = torch._neg_view(-values) if negative else values
+            assert param.grad.is_neg() == negative
+            optimizer.step()
+        runs.append((param.detach(), optimizer.state[param].get("momentum_buffer")))
+    torch.testing.assert_close(*runs)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str)
+def test_what_a_step_writes_tells_autograd_that_it_changed(options, device):
+    params = parameters([(3,), (4, 2)], device=device)
+    optimizer = SGD(params, lr=0.1, **options)
+    set_grads(params, 1)
+    optimizer.step()
+    written = [*params, *(b for b in buffers(optimizer).values() if b is not None)]
+    assert len(written) == len(params) * (2 if options else 1)
+    before = [tensor._version for tensor in written]
+    optimizer.step()
+    assert all(tensor._version > version for tensor, version in zip(written, before, strict=True))
 
 
 def test_opcheck(device):
