@@ -152,7 +152,7 @@ def run_depthwise():
 
 
 def run_plans():
-    """Each tile of mma (float64), sm90, sm90_skinny and direct, k whole and split, at a size no tile divides; a batch."""
+    """Tiles of mma (float64), sm90, sm90_skinny and direct, k whole and split, at a size none divides; a batch."""
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]
