@@ -65,7 +65,7 @@ def test_dropout():
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_pictures(memory_format):
+def test_images(memory_format):
     """conv2d, batch_norm and pooling: one channel of the last images against the same images alone."""
     batch = 2**31 // (4 * 32 * 32) + 2
     x = ramp(batch, 4, 32, 32).contiguous(memory_format=memory_format)

@@ -83,7 +83,7 @@ def run_rungs():
                 if rung.runs(*operands):
                     rung(*operands)
     torch.backends.cuda.matmul.allow_tf32 = False
-    for m in (60, 124):  # rung 10's tiles for batches
+    for m in (60, 124):  # simt's tiles for batches
         a, b = torch.randn(300, m, 36, device="cuda"), torch.randn(300, 36, 60, device="cuda")
         matmul(a, b)
         matmul(a, b.mT.contiguous().mT)
@@ -152,7 +152,7 @@ def run_depthwise():
 
 
 def run_plans():
-    """Each tile of rungs 11 (float64), 13, 14 and 15, with k whole and cut, at a size that no tile divides; a batch."""
+    """Tiles of mma (float64), sm90, sm90_skinny and direct, k whole and split, at a size none divides; a batch."""
     from cuda_ops._library import ops
 
     plans = [(13, tile, splits, 0) for tile in range(8) for splits in (1, 2)] + [(13, 4, 1, 1)]

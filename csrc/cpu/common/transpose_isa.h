@@ -1,5 +1,5 @@
-/* The transpositions of transpose.h for one instruction set: TARGET(name), MM(intrinsic), VECTOR_F32 and VECTOR_F64, which
- * end here. No include guard: transpose.h includes it once for each set. */
+/* The transpositions of transpose.h for one instruction set: TARGET(name), MM(intrinsic), VECTOR_F32 and VECTOR_F64,
+ * which end here. No include guard: transpose.h includes it once for each set. */
 #define LANES ((int)(sizeof(VECTOR_F32) / 16))
 
 CUDA_OPS_INLINE void TARGET(transpose_rows_f32)(float *target, int64_t target_stride, const float *source,

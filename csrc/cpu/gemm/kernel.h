@@ -34,8 +34,7 @@ static void FN(pack)(REAL *restrict target, int64_t width, const REAL *restrict 
     if (step == 1 && lane_stride != 1) {
         for (; p + LANES <= depth && lanes >= QUAD; p += LANES)
             for (int64_t next = 0; next < lanes; next += QUAD) {
-                const int64_t l =
-                    min_i64(next, lanes - QUAD); /* the last QUAD rows, some twice */
+                const int64_t l = min_i64(next, lanes - QUAD); /* the last QUAD rows, some twice */
                 const REAL *from = source + p + l * lane_stride;
                 for (int i = 0; i < QUAD; i++)
                     PREFETCH(from + i * lane_stride + 4 * LANES);
