@@ -129,8 +129,8 @@ struct skinny_item {
     int split;
 };
 
-// The main loop: leaves the item's sums in shared memory; the caller's barrier follows. In one function up to the sums'
-// store, on which the main loop's registers depend.
+// The main loop: leaves the item's sums in shared memory; the caller's barrier follows. One function up to the sums'
+// store, without which its machine code differs.
 template <typename Shape, bool A_K_MAJOR, bool B_K_MAJOR, bool MASKED, bool ROW_SUMS, bool ALIGNED, typename TA,
           typename TB, typename TC, typename TP>
 __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p, const skinny_item &item,
