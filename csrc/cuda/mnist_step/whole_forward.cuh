@@ -107,7 +107,7 @@ struct LargestOf {
                 const uint32_t pair = max_bf16x2(a, b);
                 lower[h] = ~__hle2_mask(*(const __nv_bfloat162 *)&b, *(const __nv_bfloat162 *)&a);
                 larger[h] = (down[w + h] & lower[h]) | (up[w + h] & ~lower[h]);
-                // Of equal columns the left one is first, unless its maximum is the lower value and not the right one's.
+                // Of equal columns the left one is first, unless only its maximum is the lower value.
                 const bool is_right =
                     high_of(pair) > low_of(pair) || (high_of(pair) == low_of(pair) && lower[h] == 0xffffu);
                 chosen += is_right ? (h ? 0x2200 : 0x22) : 0;
