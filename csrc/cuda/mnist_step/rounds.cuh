@@ -286,7 +286,7 @@ __device__ __forceinline__ void first_grams(const Thread<L> &t)
 // gradient of an image's convolution 2's output, and from it that of the weights; the second one the gradient of the
 // convolution's input, and block 1's sums. In the time left the first one computes the next batch's Gram matrix, if
 // there are `more` batches. They wait for each other only for data, so that one keeps the tensor cores busy while the
-// other does not.
+// other does not. Both in one function, since each barrier is arrived at in one branch and waited for in the other.
 template <class L>
 __device__ __forceinline__ void backward_rounds(const Thread<L> &t, int64_t step, bool more)
 {

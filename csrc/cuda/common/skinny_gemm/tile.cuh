@@ -129,46 +129,8 @@ struct skinny_item {
     int split;
 };
 
-// Stores a warp's sums to shared memory, [TILE_M][SUM_PITCH], and behind them the row sums.
-template <typename Shape, bool A_K_MAJOR, bool B_K_MAJOR, bool ROW_SUMS, typename Sums, typename RowSums>
-__device__ __forceinline__ void store_sums(accumulate_type<typename Shape::E> *shared_sums, const Sums &sums,
-                                           const RowSums &row_sums, int first_m, int first_n, int lane)
-{
-    constexpr int M = Shape::TENSOR_CORES ? Shape::WARP_M / 16 : Shape::WARP_M / 4, N = Shape::WARP_N / 8;
-    accumulate_type<typename Shape::E> *const shared_row_sums = shared_sums + Shape::TILE_M * Shape::SUM_PITCH;
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        if constexpr (Shape::TENSOR_CORES) {
-            constexpr bool M_IN_ORDER = !Shape::TF32 || A_K_MAJOR, N_IN_ORDER = !Shape::TF32 || B_K_MAJOR;
-            const int line = tf32_line<M_IN_ORDER>(first_m + i * 16 + lane / 4);
-            const int other = tf32_line<M_IN_ORDER>(first_m + i * 16 + lane / 4 + 8);
-#pragma unroll
-            for (int j = 0; j < N; j++) {
-                const int column = tf32_line<N_IN_ORDER>(first_n + j * 8 + lane % 4 * 2);
-                const float *const from = sums[i][j];
-                *reinterpret_cast<float2 *>(shared_sums + line * Shape::SUM_PITCH + column) =
-                    make_float2(from[0], from[1]);
-                *reinterpret_cast<float2 *>(shared_sums + other * Shape::SUM_PITCH + column) =
-                    make_float2(from[2], from[3]);
-            }
-            if (ROW_SUMS && first_n == 0 && lane % 4 == 0) {
-                shared_row_sums[line] = row_sums[i][0];
-                shared_row_sums[other] = row_sums[i][2];
-            }
-        } else {
-            constexpr int CHUNK = Shape::CHUNK;
-            const int line = first_m + thread_line<A_K_MAJOR, CHUNK, 4>(lane / 8, i);
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                shared_sums[line * Shape::SUM_PITCH + first_n + thread_line<B_K_MAJOR, CHUNK, 8>(lane % 8, j)] =
-                    sums[i][j];
-            if (ROW_SUMS && first_n == 0 && lane % 8 == 0)
-                shared_row_sums[line] = row_sums[i];
-        }
-    }
-}
-
-// The main loop: leaves the item's sums in shared memory; the caller's barrier follows.
+// The main loop: leaves the item's sums in shared memory; the caller's barrier follows. One function up to the sums'
+// store, without which its machine code differs.
 template <typename Shape, bool A_K_MAJOR, bool B_K_MAJOR, bool MASKED, bool ROW_SUMS, bool ALIGNED, typename TA,
           typename TB, typename TC, typename TP>
 __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p, const skinny_item &item,
@@ -270,8 +232,38 @@ __device__ __forceinline__ void sum_tile(const skinny_product<TA, TB, TC, TP> &p
     cp_async_wait_group<0>();
     __syncthreads(); // before the sums overwrite the slices
 
-    store_sums<Shape, A_K_MAJOR, B_K_MAJOR, ROW_SUMS>(reinterpret_cast<A *>(shared), sums, row_sums, first_m, first_n,
-                                                      lane);
+    A *const shared_sums = reinterpret_cast<A *>(shared);
+    A *const shared_row_sums = shared_sums + Shape::TILE_M * Shape::SUM_PITCH;
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        if constexpr (Shape::TENSOR_CORES) {
+            constexpr bool M_IN_ORDER = !Shape::TF32 || A_K_MAJOR, N_IN_ORDER = !Shape::TF32 || B_K_MAJOR;
+            const int line = tf32_line<M_IN_ORDER>(first_m + i * 16 + lane / 4);
+            const int other = tf32_line<M_IN_ORDER>(first_m + i * 16 + lane / 4 + 8);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const int column = tf32_line<N_IN_ORDER>(first_n + j * 8 + lane % 4 * 2);
+                const float *const from = sums[i][j];
+                *reinterpret_cast<float2 *>(shared_sums + line * Shape::SUM_PITCH + column) =
+                    make_float2(from[0], from[1]);
+                *reinterpret_cast<float2 *>(shared_sums + other * Shape::SUM_PITCH + column) =
+                    make_float2(from[2], from[3]);
+            }
+            if (ROW_SUMS && first_n == 0 && lane % 4 == 0) {
+                shared_row_sums[line] = row_sums[i][0];
+                shared_row_sums[other] = row_sums[i][2];
+            }
+        } else {
+            constexpr int CHUNK = Shape::CHUNK;
+            const int line = first_m + thread_line<A_K_MAJOR, CHUNK, 4>(lane / 8, i);
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                shared_sums[line * Shape::SUM_PITCH + first_n + thread_line<B_K_MAJOR, CHUNK, 8>(lane % 8, j)] =
+                    sums[i][j];
+            if (ROW_SUMS && first_n == 0 && lane % 8 == 0)
+                shared_row_sums[line] = row_sums[i];
+        }
+    }
 }
 
 // Makes the tile of work item `item`: tiles along n first, the splits of a tile adjacent. WITH_ROW_SUMS: whether

@@ -302,7 +302,7 @@ __device__ __forceinline__ int64_t strided_row_offset(const StridedGemmWork &wor
     return (((int64_t)image * work.result_height + y) * work.result_width + x) * work.ldd;
 }
 
-// Overloads that of gemm/sm90/tile.cuh: products of stride phases have no bias.
+// Overloads that of gemm/sm90/store.cuh: products of stride phases have no bias.
 struct NoBias {
 };
 template <typename C>
@@ -311,7 +311,7 @@ __device__ __forceinline__ NoBias load_bias(const StridePhasesWork &, int, int)
     return {};
 }
 
-// Overloads that of gemm/sm90/tile.cuh: rows are not contiguous in the result, so that threads store them, not TMA.
+// Overloads that of gemm/sm90/store.cuh: rows are not contiguous in the result, so that threads store them, not TMA.
 // fp16 and bf16 go through shared memory all the same, to be stored as 16-byte vectors, 128 bytes of a row.
 template <typename C>
 __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], NoBias, const StridedGemmWork &work,

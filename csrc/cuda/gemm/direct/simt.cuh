@@ -250,52 +250,9 @@ __device__ __forceinline__ vector16<T> add_up(const char *from, int count, int p
     return total;
 }
 
-// Adds the sums of all warps, and of all blocks of the cluster, and stores the block's share of the tile.
-template <typename C>
-__device__ __forceinline__ void add_and_store(const CoresWork &work,
-                                              const typename C::T (&sum)[C::THREAD_M][C::THREAD_N], const char *shared,
-                                              char *mine, char *received, uint32_t barrier, uint32_t rank,
-                                              uint32_t matrix, int64_t first_m, int64_t first_n)
-{
-    typedef typename C::T T;
-    constexpr int V = C::V;
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    // Sums are stored in lane order, so that those of all warps and blocks can be added vector by vector.
-#pragma unroll
-    for (int i = 0; i < C::THREAD_M; i++)
-#pragma unroll
-        for (int j = 0; j < C::THREAD_N; j += V) {
-            vector16<T> v;
-#pragma unroll
-            for (int e = 0; e < V; e++)
-                v.element[e] = sum[i][j + e];
-            *(vector16<T> *)(mine + ((i * C::THREAD_N + j) / V * 32 + lane) * 16) = v;
-        }
-    __syncthreads();
-    const char *sums = shared;
-    int count = warps, pitch = work.warp_bytes, first = 0, vectors = C::SUM_VECTORS;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (work.splits > 1) {
-        // Every block adds up its share of the tile.
-        const int share = C::SUM_VECTORS >> work.split_bits;
-        cluster_wait(); // every block's barrier is initialised
-#pragma unroll 1
-        for (int vector = threadIdx.x; vector < C::SUM_VECTORS; vector += blockDim.x) {
-            const vector16<T> v = add_up<T>(sums + vector * 16, count, pitch);
-            const int to = vector / share; // in the cluster
-            send_to(to, shared_address(received) + (rank * share + vector - to * share) * 16, v, barrier);
-        }
-        mbarrier_wait_cluster(barrier, 0);
-        sums = received, count = work.splits, pitch = share * 16, first = rank * share, vectors = share;
-    }
-#endif
-#pragma unroll 1
-    for (int vector = threadIdx.x; vector < vectors; vector += blockDim.x)
-        finish_vector<C>(work, add_up<T>(sums + vector * 16, count, pitch), first + vector, matrix, first_m, first_n);
-}
-
 // A_K_MAJOR: A is stored m x k, else k x m; B_K_MAJOR: B is stored n x k, else k x n. Loops are unrolled no further
-// than needed: a kernel of a few microseconds waits for its instructions as it does for its operands.
+// than needed: a kernel of a few microseconds waits for its instructions as it does for its operands. In one function,
+// since with the sums' way out in another float64 gets other machine code.
 template <typename C, bool A_K_MAJOR, bool B_K_MAJOR>
 __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     gemm_direct_cores_kernel(const __grid_constant__ CoresWork work)
@@ -377,7 +334,38 @@ __global__ void __launch_bounds__(32 * C::MOST_WARPS, 2)
     }
     __syncwarp();
 
-    add_and_store<C>(work, sum, shared, mine, received, barrier, rank, matrix, first_m, first_n);
+    // Sums are stored in lane order, so that those of all warps and blocks can be added vector by vector.
+#pragma unroll
+    for (int i = 0; i < C::THREAD_M; i++)
+#pragma unroll
+        for (int j = 0; j < C::THREAD_N; j += V) {
+            vector16<T> v;
+#pragma unroll
+            for (int e = 0; e < V; e++)
+                v.element[e] = sum[i][j + e];
+            *(vector16<T> *)(mine + ((i * C::THREAD_N + j) / V * 32 + lane) * 16) = v;
+        }
+    __syncthreads();
+    const char *sums = shared;
+    int count = warps, pitch = work.warp_bytes, first = 0, vectors = C::SUM_VECTORS;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (work.splits > 1) {
+        // Every block adds up its share of the tile.
+        const int share = C::SUM_VECTORS >> work.split_bits;
+        cluster_wait(); // every block's barrier is initialised
+#pragma unroll 1
+        for (int vector = threadIdx.x; vector < C::SUM_VECTORS; vector += blockDim.x) {
+            const vector16<T> v = add_up<T>(sums + vector * 16, count, pitch);
+            const int to = vector / share; // in the cluster
+            send_to(to, shared_address(received) + (rank * share + vector - to * share) * 16, v, barrier);
+        }
+        mbarrier_wait_cluster(barrier, 0);
+        sums = received, count = work.splits, pitch = share * 16, first = rank * share, vectors = share;
+    }
+#endif
+#pragma unroll 1
+    for (int vector = threadIdx.x; vector < vectors; vector += blockDim.x)
+        finish_vector<C>(work, add_up<T>(sums + vector * 16, count, pitch), first + vector, matrix, first_m, first_n);
 }
 
 static constexpr int PORTABLE_SPLITS = 8; // the largest cluster that every Hopper GPU runs

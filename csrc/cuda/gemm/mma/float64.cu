@@ -139,8 +139,7 @@ __device__ __forceinline__ void multiply_add(double (&d)[4], const double (&a)[D
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR>
 static constexpr int float64_stage = Float64Slice<C, C::M, A_MN_MAJOR>::SIZE + Float64Slice<C, C::N, B_MN_MAJOR>::SIZE;
 
-// One function from the loads to the epilogue: with the epilogue in one of its own the compiler allocates the main
-// loop's registers differently.
+// One function from the loads to the epilogue: with the epilogue in one of its own the machine code differs.
 template <typename C, bool A_MN_MAJOR, bool B_MN_MAJOR, bool ALIGNED>
 __device__ __forceinline__ void multiply_float64(const MmaWork &work)
 {

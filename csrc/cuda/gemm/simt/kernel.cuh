@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
                                  lane_n, warp_slice, warp_tile, warp_row, warp_column};
         store_through_shared<T, Tile, simt_rounds<T, Tile, A_K_MAJOR, B_K_MAJOR>>(d, preactivation, partial, shared,
                                                                                   sum, s, at, epilogue);
-    } else { // from registers; in a function of its own this changed the main loop's register allocation
+    } else { // from registers; in a function of its own the machine code differs
         if constexpr (Tile::SLICES > 1) {
             // The groups' sums are added in order through shared memory, which the main loop no longer needs.
             __syncthreads();

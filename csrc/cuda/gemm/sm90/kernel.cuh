@@ -201,7 +201,8 @@ __device__ __forceinline__ void transpose_right(uint32_t to, uint32_t b, int gro
 }
 
 // A consumer warpgroup. Work is GemmWork, or a struct derived from it with its own load_bias and store_tile
-// (conv2d/sm90/kernel.cuh). One function for the three main loops: in functions of their own they get other registers.
+// (conv2d/sm90/kernel.cuh). One function for the three main loops: in functions of their own their machine code
+// differs.
 template <typename C, typename Work>
 __device__ __forceinline__ void consume(const Work &work, const CUtensorMap *map_d, uint32_t stages, uint32_t full,
                                         uint32_t empty, char *buffers, int rank_m, int rank_n)

@@ -173,9 +173,8 @@ __device__ __forceinline__ void store_floats_swapped(const float (&sum)[C::BLOCK
         }
 }
 
-// The offset of a 16-byte vector of a row in a buffer: TMA's swizzle of 128 or 64 bytes (common/swizzle.cuh), which
-// also avoids bank conflicts between 8 rows. Written with remainders, on which this kernel's register allocation
-// depends.
+// The offset of a 16-byte vector of a row in a buffer: TMA's swizzle of 128 or 64 bytes, which also avoids bank
+// conflicts between 8 rows. Not by common/swizzle.cuh, whose `&` makes different machine code here.
 template <typename C>
 __device__ __forceinline__ int swizzled_offset(int row, int vector)
 {
