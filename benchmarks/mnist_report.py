@@ -1,8 +1,13 @@
-"""What mnist_step.py has measured, as CSV, JSON, Markdown and a plot."""
+"""What mnist_step.py has measured, as CSV, JSON, Markdown and a plot.
+
+python benchmarks/mnist_report.py benchmarks/results/<device>     makes the others anew from mnist_step.json
+"""
 
 import csv
 import io
 import json
+import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,6 +47,15 @@ def number(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
+def floors_of(race, precision: str) -> dict[int, float]:
+    """Microseconds that no step of a batch size goes below. They are computed from the rates of a matrix product and a
+    copy; where a step was faster, the machine has shown higher rates, and all floors are those of these."""
+    floors = race.floors.get(precision, {})
+    times = [(r["batch"], r["median_us"]) for r in race.rows if r["precision"] == precision and r["batch"] in floors]
+    shown = min((time / floors[batch] for batch, time in times), default=1)
+    return {batch: floor * min(1, shown) for batch, floor in sorted(floors.items())}
+
+
 def race_table(race, precision: str) -> str:
     """Variants down, batch sizes across; the fastest of PyTorch's over the fastest of ours at the end."""
     rows = [row for row in race.rows if row["precision"] == precision]
@@ -51,7 +65,7 @@ def race_table(race, precision: str) -> str:
     for variant in dict.fromkeys(row["variant"] for row in rows):
         cells = [found.get((variant, batch)) for batch in batches]
         lines.append([variant, *("–" if cell is None else number(cell["median_us"]) for cell in cells)])
-    floors = race.floors.get(precision, {})
+    floors = floors_of(race, precision)
     lines.append(["floor", *(number(floors[batch]) if batch in floors else "–" for batch in batches)])
     ratios = []
     for batch in batches:
@@ -93,6 +107,68 @@ def markdown(race) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# A variant has its colour in all panels, whichever variants a panel has: ours are warm, PyTorch's cold.
+COLORS = {
+    "PyTorch eager NCHW": "tab:gray",
+    "PyTorch eager": "tab:blue",
+    "PyTorch graph": "tab:cyan",
+    "PyTorch compiled NCHW": "tab:olive",
+    "PyTorch compiled": "tab:green",
+    "PyTorch compiled, graph": "tab:green",
+    "PyTorch max-autotune, graph": "tab:purple",
+    "custom": "tab:orange",
+    "custom eager": "tab:orange",
+    "custom graph": "tab:brown",
+    "fused": "tab:red",
+    "fused eager": "tab:pink",
+    "fused graph": "tab:red",
+    "one kernel": "darkred",
+}
+LABEL_GAP = 0.042  # between labels, as a part of the axis
+
+
+def apart(positions: list[float], gap: float) -> list[float]:
+    """The positions, moved as little as keeps them `gap` apart, in their order."""
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    groups: list[list] = []  # [centre, members], which lie gap apart around their centre
+    for i in order:
+        groups.append([positions[i], [i]])
+        while len(groups) > 1:
+            (below, some), (above, others) = groups[-2:]
+            if above - (len(others) - 1) * gap / 2 >= below + (len(some) - 1) * gap / 2 + gap * (1 - 1e-9):
+                break
+            members = some + others
+            groups[-2:] = [[sum(positions[m] for m in members) / len(members), members]]
+    moved = [0.0] * len(positions)
+    for centre, members in groups:
+        for number, i in enumerate(members):
+            moved[i] = centre + (number - (len(members) - 1) / 2) * gap
+    return moved
+
+
+def label_lines(axis, ends: dict[str, tuple[float, float, str]], last: float, limits: tuple[float, float]):
+    """Each line's name in its colour: at the right edge of the panel, with a stroke from the line's last point, or
+    beside that point where the line ends before the others."""
+    for name, (x, y, color) in ends.items():
+        if x != last:
+            axis.annotate(name, (x, y), (7, 0), textcoords="offset points", color=color, fontsize=9, va="center")
+    ends = {name: end for name, end in ends.items() if end[0] == last}
+    low, high = (math.log(limit) for limit in limits)
+    heights = apart([(math.log(y) - low) / (high - low) for _, y, _ in ends.values()], LABEL_GAP)
+    for (name, (x, y, color)), height in zip(ends.items(), heights, strict=True):
+        axis.annotate(
+            name,
+            (x, y),
+            (1.03, height),
+            textcoords="axes fraction",
+            color=color,
+            fontsize=9,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "alpha": 0.6},
+            annotation_clip=False,
+        )
+
+
 def plot(race) -> bytes:
     import matplotlib
 
@@ -100,28 +176,50 @@ def plot(race) -> bytes:
     from matplotlib import pyplot
 
     precisions = list(dict.fromkeys(row["precision"] for row in race.rows)) or ["fp32"]
+    others = [name for name in dict.fromkeys(row["variant"] for row in race.rows) if name not in COLORS]
+    colors = {**COLORS, **{name: f"C{i % 10}" for i, name in enumerate(others)}}
     figure, axes = pyplot.subplots(
-        1, len(precisions), figsize=(6 * len(precisions), 6), layout="constrained", squeeze=False, sharey=True
+        1, len(precisions), figsize=(7.5 * len(precisions), 6), layout="constrained", squeeze=False, sharey=True
     )
+    drawn = []
     for axis, precision in zip(axes[0], precisions, strict=True):
         rows = [row for row in race.rows if row["precision"] == precision]
-        for i, variant in enumerate(dict.fromkeys(row["variant"] for row in rows)):
+        ends = {}
+        for variant in dict.fromkeys(row["variant"] for row in rows):
             points = sorted((r["batch"], r["median_us"], r["ours"]) for r in rows if r["variant"] == variant)
             batches, times, ours = zip(*points, strict=True)
             style = {"linewidth": 2.5, "marker": "o"} if ours[0] else {"linewidth": 1.2, "marker": "s", "markersize": 4}
-            axis.plot(batches, times, label=variant, color=f"C{i}", **style)
-        floors = sorted(race.floors.get(precision, {}).items())
+            axis.plot(batches, times, color=colors[variant], **style)
+            ends[variant] = batches[-1], times[-1], colors[variant]
+        floors = list(floors_of(race, precision).items())
         if floors:
-            axis.plot(*zip(*floors, strict=True), color="black", linestyle="--", label="floor")
+            axis.plot(*zip(*floors, strict=True), color="black", linestyle="--")
+            ends["floor"] = *floors[-1], "black"
         ticks = sorted({row["batch"] for row in rows})
+        drawn.append((axis, ends, ticks[-1] if ticks else 0))
         axis.set(xscale="log", yscale="log", xlabel="batch size", title=precision)
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
+    for axis, ends, last in drawn:  # the panels share their limits, which all of their lines have a part in
+        label_lines(axis, ends, last, axis.get_ylim())
     axes[0, 0].set_ylabel("microseconds a step")
-    axes[0, 0].legend(fontsize=8)
     figure.suptitle(f"One training step of the MNIST CNN on {race.facts.get('device', '')}")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     pyplot.close(figure)
     return buffer.getvalue()
+
+
+def main():
+    from mnist_step import Race
+
+    for folder in map(Path, sys.argv[1:]):
+        race = Race(**json.loads((folder / "mnist_step.json").read_text()))
+        # JSON has no numbers as keys.
+        race.floors = {name: {int(k): v for k, v in floors.items()} for name, floors in race.floors.items()}
+        write(race, folder)
+
+
+if __name__ == "__main__":
+    main()

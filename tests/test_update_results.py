@@ -1,5 +1,6 @@
 """RESULTS.md and README's table: made of the files that the commands write, and tolerant of those that are missing."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -176,3 +177,57 @@ def test_readme_needs_its_markers():
     assert "old" not in new
     with pytest.raises(SystemExit, match="expected one pair"):
         update_results.readme("none")
+
+
+def row(precision, variant, batch, time):
+    times = {"median_us": time, "p10_us": time, "p90_us": time}
+    return {"precision": precision, "batch": batch, "variant": variant, "ours": "fused" in variant, **times}
+
+
+def test_no_step_is_below_the_floor():
+    """Where one is, the floors' rates were measured too low, for all batch sizes of that precision."""
+    rows = [row("fp32", "fused", 64, 80.0), row("fp32", "fused", 256, 300.0), row("bf16", "fused", 64, 80.0)]
+    race = mnist_step.Race({}, rows, {"fp32": {64: 100.0, 256: 400.0, 1024: 1600.0}, "bf16": {64: 60.0}})
+    assert mnist_report.floors_of(race, "fp32") == {64: 75.0, 256: 300.0, 1024: 1200.0}
+    assert mnist_report.floors_of(race, "bf16") == {64: 60.0}
+    assert mnist_report.floors_of(race, "tf32") == {}
+    assert "| floor | 75.0 | 300.0 |" in mnist_report.race_table(race, "fp32")
+
+
+def test_labels_are_moved_apart_and_stay_in_order():
+    assert mnist_report.apart([0.5, 0.1], 0.1) == [0.5, 0.1]
+    positions = [0.51, 0.5, 0.9, 0.52, 0.505, 0.3]
+    moved = mnist_report.apart(positions, 0.1)
+    order = sorted(range(6), key=positions.__getitem__)
+    assert order == sorted(range(6), key=moved.__getitem__)
+    heights = sorted(moved)
+    assert all(above - below > 0.1 - 1e-9 for below, above in itertools.pairwise(heights))
+    assert abs(sum(moved) - sum(positions)) < 1e-9
+
+
+def test_variants_have_one_colour_and_the_plot_one_that_it_does_not_know(monkeypatch):
+    """In every panel, whichever variants it has; each line is named beside it."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn, named, plot, annotate = [], [], Axes.plot, Axes.annotate
+
+    def record(axis, *args, **kwargs):
+        drawn.append((axis.get_title(), kwargs["color"]))
+        return plot(axis, *args, **kwargs)
+
+    def record_name(axis, name, *args, **kwargs):
+        named.append((name, kwargs["color"]))
+        return annotate(axis, name, *args, **kwargs)
+
+    monkeypatch.setattr(Axes, "plot", record)
+    monkeypatch.setattr(Axes, "annotate", record_name)
+    rows = [row("fp32", "PyTorch eager", 64, 200.0), row("fp32", "fused eager", 64, 90.0)]
+    rows += [row("bf16", "fused eager", b, b + 0.0) for b in (64, 256)] + [row("bf16", "brand new", 64, 70.0)]
+    content = mnist_report.plot(mnist_step.Race({}, rows, {"bf16": {64: 60.0}}))
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    colors = mnist_report.COLORS
+    expected = [("PyTorch eager", colors["PyTorch eager"]), ("fused eager", colors["fused eager"])]
+    expected += [("fused eager", colors["fused eager"]), ("brand new", "C0"), ("floor", "black")]
+    assert [color for _, color in drawn] == [color for _, color in expected]
+    assert sorted(named) == sorted(expected)
