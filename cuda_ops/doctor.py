@@ -68,7 +68,13 @@ def example_calls(make):
         ),
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
+        "elu": ((make(3, 4),), F.elu),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
+        "gelu": ((make(3, 4),), F.gelu),
+        "hardsigmoid": ((make(3, 4),), F.hardsigmoid),
+        "hardswish": ((make(3, 4),), F.hardswish),
+        "hardtanh": ((make(3, 4),), F.hardtanh),
+        "leaky_relu": ((make(3, 4),), F.leaky_relu),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (
             (make(3, 4), make(5, 4), labels),
@@ -79,10 +85,16 @@ def example_calls(make):
         "log_softmax": ((make(3, 4), 1), F.log_softmax),
         "matmul": ((make(3, 4), make(4, 2)), torch.matmul),
         "max_pool2d": ((make(1, 2, 4, 4), 2), F.max_pool2d),
+        "mish": ((make(3, 4),), F.mish),
         "nll_loss": ((make(3, 4), labels), F.nll_loss),
         "polynomial": ((make(3, 4),), lambda input: input * input + input + 1),
         "relu": ((make(3, 4),), F.relu),
+        "relu6": ((make(3, 4),), F.relu6),
+        "sigmoid": ((make(3, 4),), torch.sigmoid),
+        "silu": ((make(3, 4),), F.silu),
+        "softplus": ((make(3, 4),), F.softplus),
         "square": ((make(3, 4),), torch.square),
+        "tanh": ((make(3, 4),), torch.tanh),
     }
 
 

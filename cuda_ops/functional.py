@@ -7,7 +7,13 @@ from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
+from .ops.elu import elu
 from .ops.gather_normalize import gather_normalize
+from .ops.gelu import gelu
+from .ops.hardsigmoid import hardsigmoid
+from .ops.hardswish import hardswish
+from .ops.hardtanh import hardtanh
+from .ops.leaky_relu import leaky_relu
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.linear_gelu import linear_gelu
@@ -15,10 +21,16 @@ from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
 from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
+from .ops.mish import mish
 from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
 from .ops.relu import relu
+from .ops.relu6 import relu6
+from .ops.sigmoid import sigmoid
+from .ops.silu import silu
+from .ops.softplus import softplus
 from .ops.square import square
+from .ops.tanh import tanh
 
 __all__ = [
     "add2",
@@ -28,7 +40,13 @@ __all__ = [
     "conv_bn_relu_pool",
     "cross_entropy",
     "dropout",
+    "elu",
     "gather_normalize",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
     "linear",
     "linear_cross_entropy",
     "linear_gelu",
@@ -36,8 +54,14 @@ __all__ = [
     "log_softmax",
     "matmul",
     "max_pool2d",
+    "mish",
     "nll_loss",
     "polynomial",
     "relu",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "softplus",
     "square",
+    "tanh",
 ]

@@ -6,16 +6,30 @@ from .ops.conv2d import Conv2d
 from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
+from .ops.elu import ELU
+from .ops.gelu import GELU
+from .ops.hardsigmoid import Hardsigmoid
+from .ops.hardswish import Hardswish
+from .ops.hardtanh import Hardtanh
+from .ops.leaky_relu import LeakyReLU
 from .ops.linear import Linear
 from .ops.linear_cross_entropy import LinearCrossEntropyLoss
 from .ops.linear_gelu import LinearGELU
 from .ops.linear_relu import LinearReLU
 from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
+from .ops.mish import Mish
 from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
+from .ops.relu6 import ReLU6
+from .ops.sigmoid import Sigmoid
+from .ops.silu import SiLU
+from .ops.softplus import Softplus
+from .ops.tanh import Tanh
 
 __all__ = [
+    "ELU",
+    "GELU",
     "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -24,12 +38,22 @@ __all__ = [
     "ConvBNReLUMaxPool2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyReLU",
     "Linear",
     "LinearCrossEntropyLoss",
     "LinearGELU",
     "LinearReLU",
     "LogSoftmax",
     "MaxPool2d",
+    "Mish",
     "NLLLoss",
     "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Tanh",
 ]

@@ -7,43 +7,20 @@
 #include "cuda_ops/linear_gelu.h"
 
 #include "common/common.h"
-#include "common/exponential.h"
 #include "gemm/single_thread.h"
 
 /* Elements of output in a block: in doubles, half of a second-level cache. */
 enum { BLOCK_ELEMENTS = 1 << 16 };
 
-/* The standard normal CDF, 1/2 erfc(-x / sqrt(2)), by the approximation of erfc in Numerical Recipes (6.2). Its
- * relative error is below 1.2e-7 everywhere, so that the tail of negative x keeps its digits. */
-CUDA_OPS_INLINE float normal_cdf_f32(float x)
-{
-    const float z = fabsf(x) * 0.70710678118654752f, t = 1.0f / (1.0f + 0.5f * z);
-    float y = 0.17087277f;
-    y = y * t - 0.82215223f;
-    y = y * t + 1.48851587f;
-    y = y * t - 1.13520398f;
-    y = y * t + 0.27886807f;
-    y = y * t - 0.18628806f;
-    y = y * t + 0.09678418f;
-    y = y * t + 0.37409196f;
-    y = y * t + 1.00002368f;
-    y = y * t - 1.26551223f;
-    const float tail = 0.5f * t * exponential_f32(y - z * z);
-    return x < 0 ? tail : 1.0f - tail;
-}
-
-CUDA_OPS_INLINE double normal_cdf_f64(double x)
-{
-    return 0.5 * erfc(-x * 0.70710678118654752440);
-}
-
 #define REAL float
 #define FN(name) name##_f32
+#define PRECISION 32
 #include "linear_gelu.c"
 
 #include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
+#define PRECISION 64
 #include "linear_gelu.c"
 
 #include "common/undef_real.h"
@@ -101,24 +78,19 @@ cuda_ops_status cuda_ops_linear_gelu_backward_cpu(void *grad_preactivation, cons
 
 #else
 
-/* 1/2 (1 + tanh(u)) is 1 / (1 + exp(-2 u)). */
-CUDA_OPS_INLINE REAL FN(tanh_share)(REAL x)
-{
-    const REAL u = x * ((REAL)0.79788456080286535588 + (REAL)0.035677408136300125 * x * x);
-    return 1 / (1 + FN(exponential)(-2 * u));
-}
+#include "common/activation_functions.h"
 
 /* output = gelu(row), where row may be output; both along one line. */
-CUDA_OPS_SIMD static void FN(gelu_exact)(REAL *output, const REAL *row, int64_t count)
+CUDA_OPS_SIMD static void FN(gelu_line)(REAL *output, const REAL *row, int64_t count)
 {
     for (int64_t j = 0; j < count; j++)
-        output[j] = row[j] * FN(normal_cdf)(row[j]);
+        output[j] = FN(gelu)(row[j]);
 }
 
-CUDA_OPS_SIMD static void FN(gelu_tanh)(REAL *output, const REAL *row, int64_t count)
+CUDA_OPS_SIMD static void FN(gelu_tanh_line)(REAL *output, const REAL *row, int64_t count)
 {
     for (int64_t j = 0; j < count; j++)
-        output[j] = row[j] * FN(tanh_share)(row[j]);
+        output[j] = FN(gelu_tanh)(row[j]);
 }
 
 static void FN(linear_gelu_forward)(REAL *output, REAL *preactivation, const REAL *input, const REAL *weight,
@@ -140,33 +112,25 @@ static void FN(linear_gelu_forward)(REAL *output, REAL *preactivation, const REA
                 for (int64_t j = 0; j < columns; j++)
                     line[j] += bias[block.column_begin + j];
             if (gelu == CUDA_OPS_GELU_TANH)
-                FN(gelu_tanh)(output + first + i * out_features, line, columns);
+                FN(gelu_tanh_line)(output + first + i * out_features, line, columns);
             else
-                FN(gelu_exact)(output + first + i * out_features, line, columns);
+                FN(gelu_line)(output + first + i * out_features, line, columns);
         }
     }
 }
 
-/* cdf(x) + x pdf(x) */
 CUDA_OPS_SIMD static void FN(linear_gelu_backward)(REAL *grad_preactivation, const REAL *grad_output,
                                                    const REAL *preactivation, int64_t begin, int64_t end)
 {
-    for (int64_t i = begin; i < end; i++) {
-        const REAL x = preactivation[i];
-        const REAL density = (REAL)0.39894228040143267794 * FN(exponential)((REAL)-0.5 * x * x);
-        grad_preactivation[i] = grad_output[i] * (FN(normal_cdf)(x) + x * density);
-    }
+    for (int64_t i = begin; i < end; i++)
+        grad_preactivation[i] = grad_output[i] * FN(gelu_slope)(preactivation[i]);
 }
 
-/* s + x s (1 - s) 2 du/dx, s being tanh_share */
 CUDA_OPS_SIMD static void FN(linear_gelu_backward_tanh)(REAL *grad_preactivation, const REAL *grad_output,
                                                         const REAL *preactivation, int64_t begin, int64_t end)
 {
-    for (int64_t i = begin; i < end; i++) {
-        const REAL x = preactivation[i], share = FN(tanh_share)(x);
-        const REAL slope = (REAL)1.59576912160573071 + (REAL)0.21406444881780075 * x * x;
-        grad_preactivation[i] = grad_output[i] * (share + x * share * (1 - share) * slope);
-    }
+    for (int64_t i = begin; i < end; i++)
+        grad_preactivation[i] = grad_output[i] * FN(gelu_tanh_slope)(preactivation[i]);
 }
 
 #endif

@@ -49,19 +49,11 @@ __global__ void linear_gelu_activate_kernel(T *output, const T *preactivation, i
 
 __device__ __forceinline__ float gelu_slope(float x, bool tanh)
 {
-    if (tanh) {
-        const float share = 1 / (1 + expf(x * (-1.5957691216f - 0.0713548163f * x * x)));
-        return share + x * share * (1 - share) * (1.5957691216f + 0.2140644488f * x * x);
-    }
-    return 0.5f * erfcf(-0.70710678f * x) + x * 0.3989422804f * expf(-0.5f * x * x);
+    return tanh ? gelu_tanh_slope_f32(x) : gelu_slope_f32(x);
 }
 __device__ __forceinline__ double gelu_slope(double x, bool tanh)
 {
-    if (tanh) {
-        const double share = 1 / (1 + exp(x * (-1.59576912160573071 - 0.07135481627260025 * x * x)));
-        return share + x * share * (1 - share) * (1.59576912160573071 + 0.21406444881780075 * x * x);
-    }
-    return 0.5 * erfc(-0.70710678118654752440 * x) + x * 0.39894228040143267794 * exp(-0.5 * x * x);
+    return tanh ? gelu_tanh_slope_f64(x) : gelu_slope_f64(x);
 }
 
 template <typename T>

@@ -344,7 +344,8 @@ class AutogradKernel final : public c10::OperatorKernel
             const Slot &slot = derivatives.tensors[i];
             if (slot.kind == Kind::ARGUMENT && is_needed(slot, wanted))
                 if (const Tensor &tensor = tensor_of(arguments[slot.index]); tensor.defined())
-                    node.tensors[i] = SavedVariable(tensor, false);
+                    // What the op is about to write over is copied, which is part of the graph.
+                    node.tensors[i] = SavedVariable(slot.index == derivatives.written ? tensor.clone() : tensor, false);
         }
         for (size_t i = 0; i < derivatives.values.size(); i++) {
             const Slot &slot = derivatives.values[i];

@@ -23,9 +23,9 @@
 //     .plane                                       its last two sizes
 //     .channels_last                               bool: whether that is the format that its strides suggest
 //     .mT                                          the transposed matrix, a view
-// Saved for backward is what the wanted gradients need, and nothing else. A return that no derivative takes the
-// gradient of is not differentiable. Where only some of the gradients that a derivative takes have come in, the others
-// are None if the op takes that, else zeros.
+// Saved for backward is what the wanted gradients need, and nothing else; of an argument that the op writes into, a copy.
+// A return that no derivative takes the gradient of is not differentiable. Where only some of the gradients that a
+// derivative takes have come in, the others are None if the op takes that, else zeros.
 //
 // "<arguments>: <op>(<sources>) or <op>(<sources>)" is for a gradient that a fused op computes which has no derivatives
 // itself: where gradients are recorded (create_graph), the second op is called instead, which composes them of ops that

@@ -1,0 +1,8 @@
+import torch
+from harness import MATRIX_SHAPES, MNIST_SHAPES, Bench, Implementation, elementwise_cases
+
+BENCH = Bench(
+    op="silu",
+    native=[Implementation("eager", torch.nn.functional.silu)],
+    cases=elementwise_cases([*MNIST_SHAPES, *MATRIX_SHAPES], streams=(2, 3)),
+)

@@ -1,0 +1,4 @@
+import torch
+from support.activations import activation_spec
+
+SPEC = activation_spec("elu", torch.nn.functional.elu, [{}, {"alpha": 1.75}], inplace=True, defaults=(1.0,))
