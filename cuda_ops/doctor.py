@@ -59,6 +59,8 @@ def example_calls(make):
 
     return {
         "add2": ((make(3, 4), make(4)), torch.add),
+        "add_layer_norm": ((make(3, 4), make(3, 4), (4,), weight, bias), None),
+        "add_rms_norm": ((make(3, 4), make(3, 4), (4,), weight), None),
         "avg_pool2d": ((make(1, 2, 4, 4), 2), F.avg_pool2d),
         "batch_norm": ((make(3, 4), mean, var, weight, bias, True), F.batch_norm),
         "conv2d": ((make(1, 2, 5, 5), make(3, 2, 3, 3), make(3)), F.conv2d),
@@ -69,6 +71,7 @@ def example_calls(make):
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
         "gather_normalize": ((pictures, labels, 0.5, 0.25, make.dtype), normalized),
+        "layer_norm": ((make(3, 4), (4,), weight, bias), F.layer_norm),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (
             (make(3, 4), make(5, 4), labels),
@@ -82,6 +85,7 @@ def example_calls(make):
         "nll_loss": ((make(3, 4), labels), F.nll_loss),
         "polynomial": ((make(3, 4),), lambda input: input * input + input + 1),
         "relu": ((make(3, 4),), F.relu),
+        "rms_norm": ((make(3, 4), (4,), weight), F.rms_norm),
         "square": ((make(3, 4),), torch.square),
     }
 

@@ -1,6 +1,8 @@
 """The ops as functions, with the signatures of torch.nn.functional. One line an op."""
 
 from .ops.add2 import add2
+from .ops.add_layer_norm import add_layer_norm
+from .ops.add_rms_norm import add_rms_norm
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
@@ -8,6 +10,7 @@ from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
 from .ops.gather_normalize import gather_normalize
+from .ops.layer_norm import layer_norm
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.linear_gelu import linear_gelu
@@ -18,10 +21,13 @@ from .ops.max_pool2d import max_pool2d
 from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
 from .ops.relu import relu
+from .ops.rms_norm import rms_norm
 from .ops.square import square
 
 __all__ = [
     "add2",
+    "add_layer_norm",
+    "add_rms_norm",
     "avg_pool2d",
     "batch_norm",
     "conv2d",
@@ -29,6 +35,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "gather_normalize",
+    "layer_norm",
     "linear",
     "linear_cross_entropy",
     "linear_gelu",
@@ -39,5 +46,6 @@ __all__ = [
     "nll_loss",
     "polynomial",
     "relu",
+    "rms_norm",
     "square",
 ]

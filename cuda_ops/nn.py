@@ -6,6 +6,7 @@ from .ops.conv2d import Conv2d
 from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
+from .ops.layer_norm import LayerNorm
 from .ops.linear import Linear
 from .ops.linear_cross_entropy import LinearCrossEntropyLoss
 from .ops.linear_gelu import LinearGELU
@@ -14,6 +15,7 @@ from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
 from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
+from .ops.rms_norm import RMSNorm
 
 __all__ = [
     "AvgPool2d",
@@ -24,6 +26,7 @@ __all__ = [
     "ConvBNReLUMaxPool2d",
     "CrossEntropyLoss",
     "Dropout",
+    "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",
     "LinearGELU",
@@ -31,5 +34,6 @@ __all__ = [
     "LogSoftmax",
     "MaxPool2d",
     "NLLLoss",
+    "RMSNorm",
     "ReLU",
 ]
