@@ -221,6 +221,13 @@ def _batch_norm(ask, a):
         yield ask(name, "batch_norm_paths", number, _dtype(input, False), outer, channels, inner, note=note)
 
 
+def _layer_norm(ask, a):
+    input, cols = a["input"], math.prod(a["normalized_shape"])
+    for name, backward in (("forward", False), ("gradients", True)):
+        rows = input.numel() // cols if cols else 0
+        yield ask(name, "layer_norm_paths", backward, _dtype(input, False), rows, cols)
+
+
 def _log_softmax(ask, a):
     input, dim = a["input"], a.get("dim")
     dim = dim if dim is not None else 0 if input.dim() in (0, 1, 3) else 1
@@ -289,16 +296,20 @@ def _matmul(ask, a):
 
 
 DESCRIBED = {
+    "add_layer_norm": _layer_norm,
+    "add_rms_norm": _layer_norm,
     "batch_norm": _batch_norm,
     "conv2d": _conv2d,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
+    "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_gelu": _linear_gelu,
     "linear_relu": _linear_relu,
     "log_softmax": _log_softmax,
     "matmul": _matmul,
+    "rms_norm": _layer_norm,
 }
 
 

@@ -59,6 +59,8 @@ def example_calls(make):
 
     return {
         "add2": ((make(3, 4), make(4)), torch.add),
+        "add_layer_norm": ((make(3, 4), make(3, 4), (4,), weight, bias), None),
+        "add_rms_norm": ((make(3, 4), make(3, 4), (4,), weight), None),
         "avg_pool2d": ((make(1, 2, 4, 4), 2), F.avg_pool2d),
         "batch_norm": ((make(3, 4), mean, var, weight, bias, True), F.batch_norm),
         "conv2d": ((make(1, 2, 5, 5), make(3, 2, 3, 3), make(3)), F.conv2d),
@@ -75,6 +77,7 @@ def example_calls(make):
         "hardswish": ((make(3, 4),), F.hardswish),
         "hardtanh": ((make(3, 4),), F.hardtanh),
         "leaky_relu": ((make(3, 4),), F.leaky_relu),
+        "layer_norm": ((make(3, 4), (4,), weight, bias), F.layer_norm),
         "linear": ((make(3, 4), make(2, 4), make(2)), F.linear),
         "linear_cross_entropy": (
             (make(3, 4), make(5, 4), labels),
@@ -93,6 +96,7 @@ def example_calls(make):
         "sigmoid": ((make(3, 4),), torch.sigmoid),
         "silu": ((make(3, 4),), F.silu),
         "softplus": ((make(3, 4),), F.softplus),
+        "rms_norm": ((make(3, 4), (4,), weight), F.rms_norm),
         "square": ((make(3, 4),), torch.square),
         "tanh": ((make(3, 4),), torch.tanh),
     }

@@ -1,6 +1,8 @@
 """The ops as functions, with the signatures of torch.nn.functional. One line an op."""
 
 from .ops.add2 import add2
+from .ops.add_layer_norm import add_layer_norm
+from .ops.add_rms_norm import add_rms_norm
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
@@ -13,6 +15,7 @@ from .ops.gelu import gelu
 from .ops.hardsigmoid import hardsigmoid
 from .ops.hardswish import hardswish
 from .ops.hardtanh import hardtanh
+from .ops.layer_norm import layer_norm
 from .ops.leaky_relu import leaky_relu
 from .ops.linear import linear
 from .ops.linear_cross_entropy import linear_cross_entropy
@@ -26,6 +29,7 @@ from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
 from .ops.relu import relu
 from .ops.relu6 import relu6
+from .ops.rms_norm import rms_norm
 from .ops.sigmoid import sigmoid
 from .ops.silu import silu
 from .ops.softplus import softplus
@@ -34,6 +38,8 @@ from .ops.tanh import tanh
 
 __all__ = [
     "add2",
+    "add_layer_norm",
+    "add_rms_norm",
     "avg_pool2d",
     "batch_norm",
     "conv2d",
@@ -46,6 +52,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "layer_norm",
     "leaky_relu",
     "linear",
     "linear_cross_entropy",
@@ -59,6 +66,7 @@ __all__ = [
     "polynomial",
     "relu",
     "relu6",
+    "rms_norm",
     "sigmoid",
     "silu",
     "softplus",

@@ -11,6 +11,7 @@ from .ops.gelu import GELU
 from .ops.hardsigmoid import Hardsigmoid
 from .ops.hardswish import Hardswish
 from .ops.hardtanh import Hardtanh
+from .ops.layer_norm import LayerNorm
 from .ops.leaky_relu import LeakyReLU
 from .ops.linear import Linear
 from .ops.linear_cross_entropy import LinearCrossEntropyLoss
@@ -22,6 +23,7 @@ from .ops.mish import Mish
 from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
 from .ops.relu6 import ReLU6
+from .ops.rms_norm import RMSNorm
 from .ops.sigmoid import Sigmoid
 from .ops.silu import SiLU
 from .ops.softplus import Softplus
@@ -41,6 +43,7 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LinearCrossEntropyLoss",
@@ -50,6 +53,7 @@ __all__ = [
     "MaxPool2d",
     "Mish",
     "NLLLoss",
+    "RMSNorm",
     "ReLU",
     "ReLU6",
     "SiLU",

@@ -136,6 +136,13 @@ def test_what_the_size_decides():
     assert set(chosen(F.batch_norm, meta(8, 16, 7, 7), capability="9.0").values()) == {"split"}
     assert chosen(F.log_softmax, meta(8, 1000), 1, capability="9.0")["forward"] == "row"
     assert chosen(F.log_softmax, meta(8, 1000), 0, capability="9.0")["forward"] == "thread_group"
+    assert set(chosen(F.layer_norm, meta(8, 768), (768,), capability="9.0").values()) == {"registers"}
+    assert chosen(F.layer_norm, meta(8, 8192), (8192,), capability="9.0") == {
+        "forward": "registers",
+        "gradients": "cluster",
+    }
+    assert set(chosen(F.rms_norm, meta(8, 65536), (65536,), capability="9.0").values()) == {"cluster", "streamed"}
+    assert set(chosen(F.rms_norm, meta(8, 65536), (65536,), capability="8.0").values()) == {"streamed"}
     assert chosen(F.cross_entropy, meta(64, 10), capability="9.0")["forward"] == "one_block"
     assert chosen(F.cross_entropy, meta(64, 10), reduction="none", capability="9.0")["forward"] == "blocks"
     assert chosen(F.linear_cross_entropy, meta(64, 128), meta(10, 128), capability="9.0") == {
@@ -151,6 +158,10 @@ CALLS = [
     ("conv2d", (meta(4, 8, 9, 9, channels_last=True, **half), meta(8, 8, 1, 1, **half))),
     ("conv_bn_relu_pool", (meta(4, 8, 8, 8), meta(8, 8, 3, 3))),
     ("batch_norm", (meta(4, 8, 9, 9),)),
+    ("layer_norm", (meta(4, 8), (8,))),
+    ("rms_norm", (meta(4, 8), (8,))),
+    ("add_layer_norm", (meta(4, 8), meta(4, 8), (8,))),
+    ("add_rms_norm", (meta(4, 8), meta(4, 8), (8,))),
     ("log_softmax", (meta(4, 8), 1)),
     ("cross_entropy", (meta(4, 8),)),
     ("linear", (meta(4, 8), meta(3, 8))),

@@ -34,6 +34,7 @@ from .spec import (
     Case,
     Implementation,
     Make,
+    compiled_on_cuda,
     elementwise_cases,
 )
 from .timing import Ceiling, interleaved, keep_freed_memory, measure_ceiling, summarize, synchronize
@@ -52,6 +53,7 @@ __all__ = [
     "Settings",
     "all_ops",
     "comparison",
+    "compiled_on_cuda",
     "device_name",
     "elementwise_cases",
     "environment",

@@ -103,3 +103,16 @@ def elementwise_cases(
         )
         for shape in shapes
     ]
+
+
+def compiled_on_cuda(function: Callable) -> Callable:
+    """For `beside`: `function` by torch.compile, on CUDA. It is compiled anew for each case, and not for any size."""
+
+    def beside(device, dtype, case):
+        # Else PyTorch would give up after eight cases, and run the function as it is.
+        torch._dynamo.reset()
+        return (
+            [Implementation(f"{PEER}compiled", torch.compile(function, dynamic=False))] if device.type == "cuda" else []
+        )
+
+    return beside

@@ -10,6 +10,7 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "dropout_state.h"
 #include "empty.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
@@ -56,6 +57,16 @@ static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 }
 #endif
 
+cuda_ops_philox_state draw_philox(c10::Device device)
+{
+#ifdef CUDA_OPS_WITH_CUDA
+    if (device.is_cuda())
+        return draw_on_cuda(device.index());
+#endif
+    (void)device;
+    return draw_on_cpu();
+}
+
 // The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device.
 static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
                                                   const std::optional<Tensor> & /* call */)
@@ -71,11 +82,11 @@ static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
     Tensor state = empty({2}, x.options().dtype(at::kLong));
     if (x.is_cuda()) {
         CUDA_OPS_LAUNCH(op, cuda_ops_dropout_forward_cuda(output.data_ptr(), state.data_ptr<int64_t>(),
-                                                          x.const_data_ptr(), x.numel(), p,
-                                                          draw_on_cuda(x.device().index()), dtype, current_stream(op)));
+                                                          x.const_data_ptr(), x.numel(), p, draw_philox(x.device()),
+                                                          dtype, current_stream(op)));
         return {output, state};
     }
-    const cuda_ops_philox_state philox = draw_on_cpu();
+    const cuda_ops_philox_state philox = draw_philox(x.device());
     state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
     state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
     parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {

@@ -8,6 +8,7 @@
 #include "cuda_ops/conv2d.h"
 #include "cuda_ops/cross_entropy.h"
 #include "cuda_ops/gemm.h"
+#include "cuda_ops/layer_norm.h"
 #include "cuda_ops/linear_cross_entropy.h"
 #include "cuda_ops/linear_gelu.h"
 #include "cuda_ops/linear_relu.h"
@@ -165,6 +166,13 @@ static PathRows batch_norm_paths(int64_t pass, at::ScalarType type, int64_t oute
                                                          outer, channels, inner, path_dtype(type), facts));
 }
 
+static PathRows layer_norm_paths(bool backward, at::ScalarType type, int64_t rows, int64_t cols, at::IntArrayRef device)
+{
+    (void)backward, (void)type, (void)rows, (void)cols, (void)device;
+    return CUDA_OPS_PATHS(device,
+                          cuda_ops_layer_norm_paths_cuda(reports, room, backward, rows, cols, path_dtype(type), facts));
+}
+
 static PathRows log_softmax_paths(bool backward, at::ScalarType type, int64_t outer, int64_t cols, int64_t inner,
                                   at::IntArrayRef device)
 {
@@ -222,6 +230,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("batch_norm_paths(int pass_, ScalarType dtype, int outer, int channels, int inner, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::batch_norm_paths);
+    library.def("layer_norm_paths(bool backward, ScalarType dtype, int rows, int cols, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::layer_norm_paths);
     library.def("log_softmax_paths(bool backward, ScalarType dtype, int outer, int cols, int inner, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::log_softmax_paths);

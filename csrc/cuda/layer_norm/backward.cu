@@ -1,0 +1,309 @@
+// layer_norm and rms_norm backward in one pass over input and grad_output. With xhat = (input - mean) * rstd and
+// h = grad_output * weight:
+//
+//     grad_input = rstd * (h - mean(h) - xhat * mean(h * xhat)) + grad_sum      (rms_norm: without mean(h))
+//     grad_weight = sum over rows of grad_output * xhat,  grad_bias = sum over rows of grad_output
+//
+// The grid is as large as the device runs at once. A block goes down the rows, several at a time where they are short;
+// on Hopper a row may have a cluster of up to eight blocks. A thread has the same 16-byte piece (or up to four single
+// elements) of every row, so that the sums over rows stay in its registers, and it asks for its piece of the next row
+// before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row of sums, and a second kernel adds these in a fixed
+// order. Bound by memory: two reads and one write.
+#include "common/device.h"
+#include "common/value.cuh"
+#include "layer_norm/paths.h"
+#include "layer_norm/rows.cuh"
+
+static constexpr int MOST_THREADS = 1024;
+static constexpr int SLOT_THREADS = 512; // of a block of several rows, or in a cluster: two such a multiprocessor
+
+template <typename T>
+struct BackwardRows {
+    typedef accumulate_type<T> A;
+    T *grad_input;
+    A *partials;
+    const T *grad_output, *grad_sum, *input;
+    const double *mean;
+    const A *rstd;
+    const void *weight;
+    int64_t rows;
+    int cols, threads, cluster;
+    A inverse_cols;
+    bool rms, full_parameters;
+};
+
+template <typename T, int COUNT, int PIECES, bool CLUSTER>
+__global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const BackwardRows<T> a)
+{
+    typedef accumulate_type<T> A;
+    typedef aligned_vector<T, COUNT> P;
+    constexpr int SHARE = COUNT * PIECES; // columns of a thread
+    constexpr bool AHEAD = COUNT > 1;
+    __shared__ RowScratch<A, 2> scratch;
+    __shared__ A exchange[SLOT_THREADS * SHARE];
+    int turn = 0;
+    const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
+    const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
+    const int stride = a.threads * cluster, pieces = a.cols / COUNT;
+    const int64_t part = blockIdx.x / cluster, step = (int64_t)(gridDim.x / cluster) * slots;
+    const P zeros = vector_of_equal<T, COUNT>(A(0));
+    A grad_weight[SHARE] = {}, grad_bias[SHARE] = {};
+    P x[PIECES], g[PIECES];
+    double mean = 0;
+    A rstd = 0;
+    const auto load = [&](P(&x)[PIECES], P(&g)[PIECES], double &mean, A &rstd, int64_t row) {
+        const bool there = row < a.rows;
+#pragma unroll
+        for (int v = 0; v < PIECES; v++) {
+            const int at = rank + v * stride;
+            x[v] =
+                load_vector_or(reinterpret_cast<const P *>(a.input + row * a.cols) + at, there && at < pieces, zeros);
+            g[v] = load_vector_or(reinterpret_cast<const P *>(a.grad_output + row * a.cols) + at, there && at < pieces,
+                                  zeros);
+        }
+        mean = there && !a.rms ? a.mean[row] : 0.0;
+        rstd = there ? a.rstd[row] : A(0);
+    };
+    wait_for_predecessor();
+    release_successor();
+    load(x, g, mean, rstd, part * slots + threadIdx.x / a.threads);
+    for (int64_t first = part * slots; first < a.rows; first += step) {
+        const int64_t row = first + threadIdx.x / a.threads;
+        P next_x[PIECES], next_g[PIECES];
+        double next_mean;
+        A next_rstd;
+        if constexpr (AHEAD)
+            load(next_x, next_g, next_mean, next_rstd, row + step);
+        const A center = (A)mean, shift = (A)((double)center - mean) * rstd;
+        A sums[2] = {0, 0}, h[SHARE];
+#pragma unroll
+        for (int v = 0; v < PIECES; v++) {
+            A weight[COUNT];
+#pragma unroll
+            for (int e = 0; e < COUNT; e++)
+                weight[e] = A(1);
+            if (a.weight && rank + v * stride < pieces)
+                load_parameters<T>(weight, a.weight, a.full_parameters, (int64_t)(rank + v * stride) * COUNT);
+#pragma unroll
+            for (int e = 0; e < COUNT; e++) {
+                const A xhat = (element_of(x[v], e) - center) * rstd + shift, grad = element_of(g[v], e);
+                h[v * COUNT + e] = grad * weight[e];
+                sums[0] += h[v * COUNT + e];
+                sums[1] += h[v * COUNT + e] * xhat;
+                grad_weight[v * COUNT + e] += grad * xhat;
+                grad_bias[v * COUNT + e] += grad;
+            }
+        }
+        if (a.grad_input) {
+            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
+            const A mean_h = a.rms ? A(0) : sums[0] * a.inverse_cols, slope = sums[1] * a.inverse_cols;
+#pragma unroll
+            for (int v = 0; v < PIECES; v++)
+                if (row < a.rows && rank + v * stride < pieces) {
+                    const int64_t at = row * a.cols + (int64_t)(rank + v * stride) * COUNT;
+                    A result[COUNT];
+#pragma unroll
+                    for (int e = 0; e < COUNT; e++) {
+                        const A xhat = (element_of(x[v], e) - center) * rstd + shift;
+                        result[e] = rstd * (h[v * COUNT + e] - mean_h - xhat * slope);
+                    }
+                    if (a.grad_sum) {
+                        const P more = *reinterpret_cast<const P *>(a.grad_sum + at);
+#pragma unroll
+                        for (int e = 0; e < COUNT; e++)
+                            result[e] += element_of(more, e);
+                    }
+                    store_vector(reinterpret_cast<P *>(a.grad_input + at), vector_of<T>(result));
+                }
+        }
+        if constexpr (!AHEAD)
+            load(next_x, next_g, next_mean, next_rstd, row + step);
+#pragma unroll
+        for (int v = 0; v < PIECES; v++)
+            x[v] = next_x[v], g[v] = next_g[v];
+        mean = next_mean, rstd = next_rstd;
+    }
+    if (CLUSTER && a.grad_input)
+        cluster_sync(); // others may still read this block's sums
+    if (!a.partials)
+        return;
+    // The rows that the block had side by side, added in their order; then [part][weight or bias][column].
+#pragma unroll
+    for (int which = 0; which < 2; which++) {
+        A *const to = a.partials + (2 * part + which) * a.cols;
+        A(&sums)[SHARE] = which == 0 ? grad_weight : grad_bias;
+        if (slots == 1) {
+#pragma unroll
+            for (int v = 0; v < PIECES; v++)
+#pragma unroll
+                for (int e = 0; e < COUNT; e++)
+                    if (rank + v * stride < pieces)
+                        to[(rank + v * stride) * COUNT + e] = sums[v * COUNT + e];
+            continue;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < SHARE; k++)
+            exchange[threadIdx.x * SHARE + k] = sums[k];
+        __syncthreads();
+        for (int i = threadIdx.x; i < a.threads * SHARE; i += blockDim.x) {
+            A total = 0;
+            for (int slot = 0; slot < slots; slot++)
+                total += exchange[slot * a.threads * SHARE + i];
+            const int piece = i / SHARE + i % SHARE / COUNT * stride; // slots > 1: no cluster, rank = i / SHARE
+            if (piece < pieces)
+                to[piece * COUNT + i % COUNT] = total;
+        }
+    }
+}
+
+// Single elements of a thread: as many as there are registers for.
+static constexpr int single_pieces(int64_t element_bytes)
+{
+    return element_bytes == sizeof(double) ? 2 : 4;
+}
+
+RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &device)
+{
+    const int size = (int)(16 / dtype_size(call.dtype));
+    const bool vectors = call.cols % size == 0 && is_aligned_16(call.grad_input) && is_aligned_16(call.grad_output) &&
+                         is_aligned_16(call.grad_sum) && is_aligned_16(call.input) && is_aligned_16(call.weight);
+    RowShape shape = {vectors ? size : 1, vectors ? 1 : single_pieces(dtype_size(call.dtype)), 0, 1, 1};
+    const int64_t pieces = call.cols / shape.elements, threads = ceil_div(pieces, shape.pieces);
+    if (threads <= MOST_THREADS) {
+        shape.threads = round_threads(threads);
+        if (shape.threads < SLOT_THREADS)
+            shape.slots = choose_slots(shape.threads, SLOT_THREADS, call.rows, device.multiprocessors);
+        return shape;
+    }
+    const int64_t block = threads <= MOST_CLUSTER * SLOT_THREADS ? SLOT_THREADS : MOST_THREADS;
+    while (threads > block * shape.cluster && shape.cluster < MOST_CLUSTER)
+        shape.cluster *= 2;
+    shape.cluster = shape.cluster > 1 ? shape.cluster : 2;
+    if (vectors && call.dtype != CUDA_OPS_FLOAT64 && threads <= block * shape.cluster)
+        shape.threads = (int)(ceil_div(threads, WARP_SIZE * shape.cluster) * WARP_SIZE);
+    return shape;
+}
+
+// Calls what(kernel) with the kernel of that shape.
+template <typename T, typename What>
+static void with_kernel(const RowShape &shape, What what)
+{
+    if (shape.elements == 1)
+        what(layer_norm_backward_kernel<T, 1, single_pieces(sizeof(T)), false>);
+    else if (shape.cluster == 1)
+        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false>);
+    else if constexpr (sizeof(T) < sizeof(double))
+        what(layer_norm_backward_kernel<T, vector16<T>::size, 1, true>);
+}
+
+static int64_t groups_of(int64_t rows, const RowShape &shape, int blocks_a_multiprocessor, const Device &device)
+{
+    const int64_t wanted = ceil_div(rows, shape.slots);
+    const int64_t there = (int64_t)device.multiprocessors * blocks_a_multiprocessor / shape.cluster;
+    return wanted < there ? wanted : (there > 0 ? there : 1);
+}
+
+int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &device)
+{
+    const RowShape shape = layer_norm_backward_shape(call, device);
+    int64_t parts = 0;
+    if (shape.threads > 0)
+        CUDA_OPS_DISPATCH(call.dtype, T, with_kernel<T>(shape, [&](auto kernel) {
+                              parts = groups_of(call.rows, shape, active_blocks(kernel, shape.threads * shape.slots, 0),
+                                                device);
+                          }));
+    return parts;
+}
+
+template <typename T>
+static int64_t launch(const LayerNormCall &call, const RowShape &shape, const Device &device, bool sums)
+{
+    BackwardRows<T> a = {};
+    typedef accumulate_type<T> A;
+    a.grad_input = (T *)call.grad_input, a.partials = sums ? (A *)call.workspace : nullptr;
+    a.grad_output = (const T *)call.grad_output, a.grad_sum = (const T *)call.grad_sum;
+    a.input = (const T *)call.input, a.mean = call.saved_mean, a.rstd = (const A *)call.saved_rstd;
+    a.weight = call.weight, a.rows = call.rows, a.cols = (int)call.cols;
+    a.threads = shape.threads, a.cluster = shape.cluster, a.inverse_cols = A(1) / (A)call.cols;
+    a.rms = call.rms, a.full_parameters = call.parameter_dtype != call.dtype;
+    int64_t parts = 0;
+    with_kernel<T>(shape, [&](auto kernel) {
+        const int threads = shape.threads * shape.slots;
+        parts = groups_of(call.rows, shape, active_blocks(kernel, threads, 0), device);
+        if (shape.cluster > 1)
+            launch_dependent_clusters(kernel, parts * shape.cluster, threads, shape.cluster, 0, call.stream, a);
+        else
+            launch_dependent(kernel, dim3((unsigned int)parts), dim3((unsigned int)threads), 0, call.stream, a);
+    });
+    return parts;
+}
+
+cuda_ops_status layer_norm_backward(const LayerNormCall &call, const RowShape &shape, const Device &device)
+{
+    const bool sums = call.grad_weight || call.grad_bias;
+    int64_t parts = 0;
+    CUDA_OPS_DISPATCH(call.dtype, T, parts = launch<T>(call, shape, device, sums));
+    const cuda_ops_status status = launch_status();
+    return status == CUDA_OPS_SUCCESS && sums ? layer_norm_sum_partials(call, parts) : status;
+}
+
+// --- the blocks' sums -----------------------------------------------------------------------------------------------
+
+static constexpr int SUM_THREADS = 512;
+static constexpr int UNDER_WAY = 4; // loads of a thread
+
+// A warp has 32 neighbouring columns of grad_weight and grad_bias, which lie behind each other in each row of sums; the
+// block's warps have every 16th row each.
+template <typename A>
+__global__ void __launch_bounds__(SUM_THREADS)
+    layer_norm_sum_partials_kernel(void *grad_weight, void *grad_bias, const A *partials, int64_t parts, int64_t cols,
+                                   cuda_ops_dtype parameter_dtype)
+{
+    constexpr int WARPS = SUM_THREADS / WARP_SIZE;
+    __shared__ A shared[WARPS][WARP_SIZE];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int64_t columns = 2 * cols;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t first = (int64_t)blockIdx.x * WARP_SIZE; first < columns; first += (int64_t)gridDim.x * WARP_SIZE) {
+        const int64_t column = first + lane;
+        A sum = 0;
+        if (column < columns)
+            for (int64_t i = warp; i < parts; i += UNDER_WAY * WARPS) {
+                A row[UNDER_WAY];
+#pragma unroll
+                for (int k = 0; k < UNDER_WAY; k++)
+                    row[k] = i + k * WARPS < parts ? partials[(i + k * WARPS) * columns + column] : A(0);
+#pragma unroll
+                for (int k = 0; k < UNDER_WAY; k++)
+                    sum += row[k];
+            }
+        shared[warp][lane] = sum;
+        __syncthreads();
+        if (warp == 0 && column < columns) {
+            A total = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                total += shared[w][lane];
+            void *const to = column < cols ? grad_weight : grad_bias;
+            if (to)
+                store_value(to, parameter_dtype, column < cols ? column : column - cols, (double)total);
+        }
+        __syncthreads();
+    }
+}
+
+cuda_ops_status layer_norm_sum_partials(const LayerNormCall &call, int64_t parts)
+{
+    const dim3 grid(clamp_grid(ceil_div(2 * call.cols, WARP_SIZE)));
+    if (call.dtype == CUDA_OPS_FLOAT64)
+        launch_dependent(layer_norm_sum_partials_kernel<double>, grid, dim3(SUM_THREADS), 0, call.stream,
+                         call.grad_weight, call.grad_bias, (const double *)call.workspace, parts, call.cols,
+                         call.parameter_dtype);
+    else
+        launch_dependent(layer_norm_sum_partials_kernel<float>, grid, dim3(SUM_THREADS), 0, call.stream,
+                         call.grad_weight, call.grad_bias, (const float *)call.workspace, parts, call.cols,
+                         call.parameter_dtype);
+    return launch_status();
+}

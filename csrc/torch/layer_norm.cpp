@@ -1,0 +1,554 @@
+// layer_norm, rms_norm, and both after an addition (add_layer_norm, add_rms_norm) for PyTorch: checks, allocation and
+// the choice of backend.
+#include "cuda_ops/layer_norm.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "autograd.h"
+#include "checks.h"
+#include "cpu_workspace.h"
+#include "cuda_ops/dropout.h"
+#include "dropout_state.h"
+#include "empty.h"
+#include "parameters.h"
+
+namespace cuda_ops
+{
+
+namespace
+{
+
+using OptionalTensor = std::optional<Tensor>;
+
+// Input seen as [rows, cols], cols being the elements of normalized_shape.
+struct NormShape {
+    int64_t rows = 1, cols = 1;
+
+    NormShape(const char *op, const Tensor &input, at::IntArrayRef normalized_shape)
+    {
+        const int64_t dims = input.dim(), count = static_cast<int64_t>(normalized_shape.size());
+        TORCH_CHECK(count > 0, op, ": expected normalized_shape to have at least one dimension, got []");
+        TORCH_CHECK(count <= dims && input.sizes().slice(dims - count) == normalized_shape, op,
+                    ": expected input to end in the dimensions of normalized_shape, ", normalized_shape, ", got shape ",
+                    input.sizes());
+        for (int64_t d = 0; d < dims; d++)
+            (d < dims - count ? rows : cols) *= input.size(d);
+    }
+
+    bool empty() const
+    {
+        return rows == 0 || cols == 0;
+    }
+    // Rows that a thread of the CPU takes at least.
+    int64_t grain() const
+    {
+        return std::max<int64_t>(ELEMENTWISE_GRAIN / 4 / cols, 1);
+    }
+};
+
+// weight and bias, contiguous; undefined if not given.
+struct NormParameters {
+    Tensor weight, bias;
+    cuda_ops_dtype dtype;
+
+    NormParameters(const char *op, const OptionalTensor &given_weight, const OptionalTensor &given_bias,
+                   const Tensor &input, at::IntArrayRef normalized_shape)
+        : dtype(check_dtype(op, "input", input))
+    {
+        const auto check = [&](const char *name, const Tensor &tensor) {
+            TORCH_CHECK(tensor.sizes() == normalized_shape, op, ": expected ", name,
+                        " to have the shape normalized_shape, ", normalized_shape, ", got ", tensor.sizes());
+            dtype = check_parameter(op, name, tensor, input);
+            return tensor.contiguous();
+        };
+        if (given_weight)
+            weight = check("weight", *given_weight);
+        if (given_bias)
+            bias = check("bias", *given_bias);
+        if (given_weight && given_bias)
+            check_like(op, "bias", *given_bias, "weight", *given_weight);
+    }
+};
+
+const void *data_or_null(const Tensor &tensor)
+{
+    return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+
+at::TensorOptions rstd_options(const Tensor &input)
+{
+    return input.options().dtype(input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+struct Normalized {
+    Tensor output, sum, mean, rstd, state;
+};
+
+// `residual`: NULL for the norm alone.
+Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input, const Tensor *residual,
+                        at::IntArrayRef normalized_shape, const OptionalTensor &weight, const OptionalTensor &bias,
+                        double eps, double p)
+{
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const NormShape shape(op, input, normalized_shape);
+    const NormParameters parameters(op, weight, bias, input, normalized_shape);
+    if (residual) {
+        check_like(op, "residual", *residual, "input", input);
+        check_same_shape(op, "residual", *residual, "input", input);
+        TORCH_CHECK(0.0 <= p && p <= 1.0, op, ": expected p to be between 0 and 1, got ", p);
+    }
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), r = residual ? residual->contiguous() : Tensor();
+    const void *const weight_data = data_or_null(parameters.weight), *const bias_data = data_or_null(parameters.bias);
+    Normalized result;
+    result.output = empty(x.sizes(), x.options());
+    result.rstd = empty({shape.rows}, rstd_options(x));
+    if (norm == CUDA_OPS_LAYER_NORM)
+        result.mean = empty({shape.rows}, x.options().dtype(at::kDouble));
+    if (residual) {
+        result.sum = empty(x.sizes(), x.options());
+        result.state = at::zeros({p > 0.0 ? 2 : 0}, x.options().dtype(at::kLong));
+    }
+    double *const mean = result.mean.defined() ? result.mean.data_ptr<double>() : nullptr;
+    if (shape.empty()) {
+        result.rstd.zero_();
+        if (mean)
+            result.mean.zero_();
+        return result;
+    }
+    if (x.is_cuda()) {
+        if (!residual) {
+            CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_forward_cuda(result.output.data_ptr(), mean, result.rstd.data_ptr(),
+                                                                 x.const_data_ptr(), weight_data, bias_data, shape.rows,
+                                                                 shape.cols, eps, norm, dtype, parameters.dtype,
+                                                                 current_stream(op)));
+            return result;
+        }
+        int64_t *const state = p > 0.0 ? result.state.data_ptr<int64_t>() : nullptr;
+        (void)state; // not used in a build without CUDA
+        CUDA_OPS_LAUNCH(op, cuda_ops_add_layer_norm_forward_cuda(
+                                result.output.data_ptr(), result.sum.data_ptr(), mean, result.rstd.data_ptr(), state,
+                                x.const_data_ptr(), r.const_data_ptr(), weight_data, bias_data, shape.rows, shape.cols,
+                                eps, norm, p, p > 0.0 ? draw_philox(x.device()) : cuda_ops_philox_state{}, dtype,
+                                parameters.dtype, current_stream(op)));
+        return result;
+    }
+    cuda_ops_philox_state philox{};
+    if (residual && p > 0.0) {
+        philox = draw_philox(x.device());
+        result.state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
+        result.state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
+    }
+    parallel_ranges(op, shape.rows, shape.grain(), [&](int64_t begin, int64_t end) {
+        return residual ? cuda_ops_add_layer_norm_forward_cpu(result.output.data_ptr(), result.sum.data_ptr(), mean,
+                                                              result.rstd.data_ptr(), x.const_data_ptr(),
+                                                              r.const_data_ptr(), weight_data, bias_data, shape.cols,
+                                                              eps, norm, p, philox, begin, end, dtype)
+                        : cuda_ops_layer_norm_forward_cpu(result.output.data_ptr(), mean, result.rstd.data_ptr(),
+                                                          x.const_data_ptr(), weight_data, bias_data, shape.cols, eps,
+                                                          norm, begin, end, dtype);
+    });
+    return result;
+}
+
+// What is not wanted is returned empty. grad_weight and grad_bias are of the dtype of weight, or else of bias, or else
+// of input.
+std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm norm, const Tensor &grad_output,
+                                                 const OptionalTensor &grad_sum, const Tensor &input,
+                                                 at::IntArrayRef normalized_shape, const OptionalTensor &weight,
+                                                 const Tensor *mean, const Tensor &rstd,
+                                                 std::optional<at::ScalarType> bias_type, std::array<bool, 3> wanted)
+{
+    const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    const NormShape shape(op, input, normalized_shape);
+    check_like(op, "grad_output", grad_output, "input", input);
+    check_same_shape(op, "grad_output", grad_output, "input", input);
+    if (grad_sum) {
+        check_like(op, "grad_sum", *grad_sum, "input", input);
+        check_same_shape(op, "grad_sum", *grad_sum, "input", input);
+    }
+    const NormParameters parameters(op, weight, std::nullopt, input, normalized_shape);
+    const auto check_statistic = [&](const char *name, const Tensor &tensor, at::ScalarType type) {
+        TORCH_CHECK(tensor.scalar_type() == type && tensor.dim() == 1 && tensor.size(0) == shape.rows &&
+                        tensor.device() == input.device(),
+                    op, ": expected ", name, " to be what forward returned, got ", tensor.toString(), " of shape ",
+                    tensor.sizes());
+        return tensor.contiguous();
+    };
+    const Tensor m = mean ? check_statistic("mean", *mean, at::kDouble) : Tensor();
+    const Tensor r = check_statistic("rstd", rstd, rstd_options(input).dtype().toScalarType());
+    const c10::OptionalDeviceGuard guard(at::device_of(input));
+    const Tensor x = input.contiguous(), g = grad_output.contiguous();
+    const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor();
+    const auto options = x.options().dtype(weight ? weight->scalar_type() : bias_type.value_or(input.scalar_type()));
+    const std::array<int64_t, 1> none{0};
+    Tensor grad_input = empty(wanted[0] ? x.sizes() : at::IntArrayRef(none), x.options());
+    Tensor grads[2];
+    for (int which = 0; which < 2; which++) {
+        const at::IntArrayRef sizes = wanted[1 + which] ? normalized_shape : at::IntArrayRef(none);
+        grads[which] = shape.empty() ? at::zeros(sizes, options) : empty(sizes, options);
+    }
+    if (shape.empty())
+        return {grad_input, grads[0], grads[1]};
+    void *const grad_input_data = wanted[0] ? grad_input.data_ptr() : nullptr;
+    void *const grad_weight_data = wanted[1] ? grads[0].data_ptr() : nullptr;
+    void *const grad_bias_data = wanted[2] ? grads[1].data_ptr() : nullptr;
+    const bool sums = wanted[1] || wanted[2];
+    const double *const mean_data = mean ? m.const_data_ptr<double>() : nullptr;
+    const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_weight", grads[0]);
+    if (x.is_cuda()) {
+        Tensor workspace;
+#ifdef CUDA_OPS_WITH_CUDA
+        if (sums)
+            workspace = empty_bytes(cuda_ops_layer_norm_workspace_cuda(shape.rows, shape.cols, dtype), x);
+#endif
+        void *const workspace_data = sums && workspace.defined() ? workspace.data_ptr() : nullptr;
+        (void)workspace_data;
+        CUDA_OPS_LAUNCH(op, cuda_ops_layer_norm_backward_cuda(grad_input_data, grad_weight_data, grad_bias_data,
+                                                              workspace_data, g.const_data_ptr(), data_or_null(more),
+                                                              x.const_data_ptr(), data_or_null(parameters.weight),
+                                                              mean_data, r.const_data_ptr(), shape.rows, shape.cols,
+                                                              norm, dtype, parameter_dtype, current_stream(op)));
+        return {grad_input, grads[0], grads[1]};
+    }
+    TORCH_CHECK(parameter_dtype == dtype, op, ": expected bias_dtype to be that of input on the CPU, got ",
+                c10::toString(options.dtype().toScalarType()));
+    const int64_t chunks = cuda_ops_layer_norm_chunks_cpu(shape.rows, shape.cols);
+    void *const workspace =
+        sums ? thread_workspace(cuda_ops_layer_norm_workspace_cpu(shape.rows, shape.cols)) : nullptr;
+    const int64_t chunk_elements = std::max<int64_t>(1, shape.rows * shape.cols / chunks);
+    parallel_ranges(
+        op, chunks, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunk_elements), [&](int64_t begin, int64_t end) {
+            return cuda_ops_layer_norm_backward_cpu(grad_input_data, workspace, g.const_data_ptr(), data_or_null(more),
+                                                    x.const_data_ptr(), data_or_null(parameters.weight), mean_data,
+                                                    r.const_data_ptr(), shape.rows, shape.cols, norm, begin, end,
+                                                    dtype);
+        });
+    if (sums)
+        parallel_ranges(op, shape.cols, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunks),
+                        [&](int64_t begin, int64_t end) {
+                            return cuda_ops_layer_norm_backward_sums_cpu(grad_weight_data, grad_bias_data, workspace,
+                                                                         shape.rows, shape.cols, begin, end, dtype);
+                        });
+    return {grad_input, grads[0], grads[1]};
+}
+
+} // namespace
+
+static std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(const Tensor &input, at::IntArrayRef normalized_shape,
+                                                             const OptionalTensor &weight, const OptionalTensor &bias,
+                                                             double eps)
+{
+    const Normalized n =
+        norm_forward("layer_norm", CUDA_OPS_LAYER_NORM, input, nullptr, normalized_shape, weight, bias, eps, 0.0);
+    return {n.output, n.mean, n.rstd};
+}
+
+static std::tuple<Tensor, Tensor> rms_norm_forward(const Tensor &input, at::IntArrayRef normalized_shape,
+                                                   const OptionalTensor &weight, double eps)
+{
+    const Normalized n =
+        norm_forward("rms_norm", CUDA_OPS_RMS_NORM, input, nullptr, normalized_shape, weight, std::nullopt, eps, 0.0);
+    return {n.output, n.rstd};
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+add_layer_norm_forward(const Tensor &input, const Tensor &residual, at::IntArrayRef normalized_shape,
+                       const OptionalTensor &weight, const OptionalTensor &bias, double eps, double p,
+                       const OptionalTensor & /* call */)
+{
+    const Normalized n =
+        norm_forward("add_layer_norm", CUDA_OPS_LAYER_NORM, input, &residual, normalized_shape, weight, bias, eps, p);
+    return {n.output, n.sum, n.mean, n.rstd, n.state};
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor> add_rms_norm_forward(const Tensor &input, const Tensor &residual,
+                                                                       at::IntArrayRef normalized_shape,
+                                                                       const OptionalTensor &weight, double eps,
+                                                                       double p, const OptionalTensor & /* call */)
+{
+    const Normalized n = norm_forward("add_rms_norm", CUDA_OPS_RMS_NORM, input, &residual, normalized_shape, weight,
+                                      std::nullopt, eps, p);
+    return {n.output, n.sum, n.rstd, n.state};
+}
+
+static std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor &grad_output, const OptionalTensor &grad_sum,
+                                                              const Tensor &input, at::IntArrayRef normalized_shape,
+                                                              const OptionalTensor &weight, const Tensor &mean,
+                                                              const Tensor &rstd, double /* eps: for its derivatives */,
+                                                              std::optional<at::ScalarType> bias_type,
+                                                              std::array<bool, 3> wanted)
+{
+    return norm_backward("layer_norm_backward", CUDA_OPS_LAYER_NORM, grad_output, grad_sum, input, normalized_shape,
+                         weight, &mean, rstd, bias_type, wanted);
+}
+
+static std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor &grad_output, const OptionalTensor &grad_sum,
+                                                    const Tensor &input, at::IntArrayRef normalized_shape,
+                                                    const OptionalTensor &weight, const Tensor &rstd, double /* eps */,
+                                                    std::array<bool, 2> wanted)
+{
+    const auto [grad_input, grad_weight, grad_bias] =
+        norm_backward("rms_norm_backward", CUDA_OPS_RMS_NORM, grad_output, grad_sum, input, normalized_shape, weight,
+                      nullptr, rstd, std::nullopt, {wanted[0], wanted[1], false});
+    return {grad_input, grad_weight};
+}
+
+// ---- composed of registered ops ------------------------------------------------------------------------------------
+
+namespace
+{
+
+using LayerNormBackward = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
+                                                             c10::SymIntArrayRef, const OptionalTensor &,
+                                                             const Tensor &, const Tensor &, double,
+                                                             std::optional<at::ScalarType>, std::array<bool, 3>);
+using RmsNormBackward = std::tuple<Tensor, Tensor>(const Tensor &, const OptionalTensor &, const Tensor &,
+                                                   c10::SymIntArrayRef, const OptionalTensor &, const Tensor &, double,
+                                                   std::array<bool, 2>);
+
+const auto &layer_norm_backward_op()
+{
+    static const auto op = registered_op<LayerNormBackward>("cuda_ops::layer_norm_backward");
+    return op;
+}
+const auto &rms_norm_backward_op()
+{
+    static const auto op = registered_op<RmsNormBackward>("cuda_ops::rms_norm_backward");
+    return op;
+}
+
+// What input adds to the sum, of a tangent or of a gradient of the sum: `values` with forward's mask.
+Tensor dropped_as_forward(const Tensor &values, const Tensor &state, double p)
+{
+    using DropoutBackward = Tensor(const Tensor &, const Tensor &, double, c10::SymIntArrayRef);
+    static const auto op = registered_op<DropoutBackward>("cuda_ops::dropout_backward");
+    return p > 0.0 ? op.call(values, state, p, values.sym_strides()) : values;
+}
+
+// Of the gradient for the sum those for input and residual, and behind them those for the parameters.
+std::vector<Tensor> gradients_of_sum(const Tensor &grad_sum, const Tensor &grad_weight, const Tensor &grad_bias,
+                                     const Tensor &state, double p, std::array<bool, 4> wanted)
+{
+    std::vector<Tensor> grads;
+    if (wanted[0])
+        grads.push_back(dropped_as_forward(grad_sum, state, p));
+    if (wanted[1])
+        grads.push_back(grad_sum);
+    if (wanted[2])
+        grads.push_back(grad_weight);
+    if (wanted[3])
+        grads.push_back(grad_bias);
+    return grads;
+}
+
+} // namespace
+
+static std::vector<Tensor> add_layer_norm_gradients(const Tensor &grad_output, const OptionalTensor &grad_sum,
+                                                    const Tensor &sum, c10::SymIntArrayRef normalized_shape,
+                                                    const OptionalTensor &weight, const Tensor &mean,
+                                                    const Tensor &rstd, const Tensor &state, double eps, double p,
+                                                    std::optional<at::ScalarType> bias_type, std::array<bool, 4> wanted)
+{
+    const auto [grad, grad_weight, grad_bias] =
+        layer_norm_backward_op().call(grad_output, grad_sum, sum, normalized_shape, weight, mean, rstd, eps, bias_type,
+                                      {wanted[0] || wanted[1], wanted[2], wanted[3]});
+    return gradients_of_sum(grad, grad_weight, grad_bias, state, p, wanted);
+}
+
+static std::vector<Tensor> add_rms_norm_gradients(const Tensor &grad_output, const OptionalTensor &grad_sum,
+                                                  const Tensor &sum, c10::SymIntArrayRef normalized_shape,
+                                                  const OptionalTensor &weight, const Tensor &rstd, const Tensor &state,
+                                                  double eps, double p, std::array<bool, 3> wanted)
+{
+    const auto [grad, grad_weight] = rms_norm_backward_op().call(grad_output, grad_sum, sum, normalized_shape, weight,
+                                                                 rstd, eps, {wanted[0] || wanted[1], wanted[2]});
+    return gradients_of_sum(grad, grad_weight, Tensor(), state, p, {wanted[0], wanted[1], wanted[2], false});
+}
+
+// What output changes by where the input of the norm changes by `tangent`. The normalised value's derivative is
+// symmetric, and so the gradient's kernel without weight.
+static Tensor layer_norm_tangent(const Tensor &tangent, const Tensor &input, c10::SymIntArrayRef normalized_shape,
+                                 const OptionalTensor &weight, const Tensor &mean, const Tensor &rstd, double eps)
+{
+    const Tensor change =
+        std::get<0>(layer_norm_backward_op().call(tangent, std::nullopt, input, normalized_shape, std::nullopt, mean,
+                                                  rstd, eps, std::nullopt, {true, false, false}));
+    return weight ? (change * *weight).to(input.scalar_type()) : change;
+}
+
+static Tensor rms_norm_tangent(const Tensor &tangent, const Tensor &input, c10::SymIntArrayRef normalized_shape,
+                               const OptionalTensor &weight, const Tensor &rstd, double eps)
+{
+    const Tensor change = std::get<0>(rms_norm_backward_op().call(tangent, std::nullopt, input, normalized_shape,
+                                                                  std::nullopt, rstd, eps, {true, false}));
+    return weight ? (change * *weight).to(input.scalar_type()) : change;
+}
+
+// A bias, as what it adds to an output of that size.
+static Tensor expand_rows(const Tensor &values, c10::SymIntArrayRef size, at::ScalarType type)
+{
+    return values.to(type).expand_symint(size).clone();
+}
+
+// The tangent of the sum.
+static Tensor sum_tangent(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
+                          const Tensor &sum, const Tensor &state, double p)
+{
+    // Of their own strides they would not be those of the mask.
+    const Tensor t = tangent_input ? dropped_as_forward(tangent_input->contiguous(), state, p) : Tensor();
+    if (t.defined() && tangent_residual)
+        return t + *tangent_residual;
+    return t.defined()        ? (p > 0.0 ? t : t.clone())
+           : tangent_residual ? tangent_residual->clone()
+                              : sum.new_zeros_symint(sum.sym_sizes());
+}
+
+static std::tuple<Tensor, Tensor>
+add_layer_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
+                        const OptionalTensor &tangent_weight, const OptionalTensor &tangent_bias, const Tensor &sum,
+                        c10::SymIntArrayRef normalized_shape, const OptionalTensor &weight, const Tensor &mean,
+                        const Tensor &rstd, const Tensor &state, double eps, double p)
+{
+    using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor &, c10::SymIntArrayRef, const OptionalTensor &,
+                                                       const OptionalTensor &, double);
+    static const auto op = registered_op<Forward>("cuda_ops::layer_norm_forward");
+    const Tensor t = sum_tangent(tangent_input, tangent_residual, sum, state, p);
+    Tensor output = layer_norm_tangent(t, sum, normalized_shape, weight, mean, rstd, eps);
+    if (tangent_weight)
+        output = output + std::get<0>(op.call(sum, normalized_shape, tangent_weight, std::nullopt, eps));
+    if (tangent_bias)
+        output = output + tangent_bias->to(sum.scalar_type());
+    return {output, t};
+}
+
+static std::tuple<Tensor, Tensor>
+add_rms_norm_tangents(const OptionalTensor &tangent_input, const OptionalTensor &tangent_residual,
+                      const OptionalTensor &tangent_weight, const Tensor &sum, c10::SymIntArrayRef normalized_shape,
+                      const OptionalTensor &weight, const Tensor &rstd, const Tensor &state, double eps, double p)
+{
+    using Forward = std::tuple<Tensor, Tensor>(const Tensor &, c10::SymIntArrayRef, const OptionalTensor &, double);
+    static const auto op = registered_op<Forward>("cuda_ops::rms_norm_forward");
+    const Tensor t = sum_tangent(tangent_input, tangent_residual, sum, state, p);
+    Tensor output = rms_norm_tangent(t, sum, normalized_shape, weight, rstd, eps);
+    if (tangent_weight)
+        output = output + std::get<0>(op.call(sum, normalized_shape, tangent_weight, eps));
+    return {output, t};
+}
+
+} // namespace cuda_ops
+
+TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
+{
+    library.def("layer_norm_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)"
+                " -> (Tensor output, Tensor mean, Tensor rstd)");
+    library.def("rms_norm_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps)"
+                " -> (Tensor output, Tensor rstd)");
+    // `call`, which is not read, is for torch.compile, as dropout's.
+    library.def("add_layer_norm_forward(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+                "Tensor? bias, float eps, float p, Tensor? call=None)"
+                " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd, Tensor state)",
+                {at::Tag::nondeterministic_seeded});
+    library.def("add_rms_norm_forward(Tensor input, Tensor residual, SymInt[] normalized_shape, Tensor? weight, "
+                "float eps, float p, Tensor? call=None)"
+                " -> (Tensor output, Tensor sum, Tensor rstd, Tensor state)",
+                {at::Tag::nondeterministic_seeded});
+    library.def("layer_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, SymInt[] normalized_shape, "
+                "Tensor? weight, Tensor mean, Tensor rstd, float eps, ScalarType? bias_dtype, bool[3] wanted)"
+                " -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+    library.def("rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor input, SymInt[] normalized_shape, "
+                "Tensor? weight, Tensor rstd, float eps, bool[2] wanted) -> (Tensor grad_input, Tensor grad_weight)");
+    library.def("add_layer_norm_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, SymInt[] normalized_shape, "
+                "Tensor? weight, Tensor mean, Tensor rstd, Tensor state, float eps, float p, ScalarType? bias_dtype, "
+                "bool[4] wanted) -> Tensor[]",
+                cuda_ops::add_layer_norm_gradients);
+    library.def("add_rms_norm_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, SymInt[] normalized_shape, "
+                "Tensor? weight, Tensor rstd, Tensor state, float eps, float p, bool[3] wanted) -> Tensor[]",
+                cuda_ops::add_rms_norm_gradients);
+    library.def("layer_norm_tangent(Tensor tangent, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
+                "Tensor mean, Tensor rstd, float eps) -> Tensor",
+                cuda_ops::layer_norm_tangent);
+    library.def("rms_norm_tangent(Tensor tangent, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
+                "Tensor rstd, float eps) -> Tensor",
+                cuda_ops::rms_norm_tangent);
+    library.def(
+        "add_layer_norm_tangents(Tensor? tangent_input, Tensor? tangent_residual, Tensor? tangent_weight, "
+        "Tensor? tangent_bias, Tensor sum, SymInt[] normalized_shape, Tensor? weight, Tensor mean, Tensor rstd, "
+        "Tensor state, float eps, float p) -> (Tensor tangent_output, Tensor tangent_sum)",
+        cuda_ops::add_layer_norm_tangents);
+    library.def("add_rms_norm_tangents(Tensor? tangent_input, Tensor? tangent_residual, Tensor? tangent_weight, "
+                "Tensor sum, SymInt[] normalized_shape, Tensor? weight, Tensor rstd, Tensor state, float eps, float p)"
+                " -> (Tensor tangent_output, Tensor tangent_sum)",
+                cuda_ops::add_rms_norm_tangents);
+    library.def("expand_rows(Tensor values, SymInt[] size, ScalarType dtype) -> Tensor", cuda_ops::expand_rows);
+    // cuda_ops/ops/_norm.py composes these of PyTorch's operations.
+    library.def("layer_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
+                "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
+                "float eps, bool[3] wanted) -> Tensor[]");
+    library.def("rms_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, Tensor grad_output, "
+                "Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, bool[3] wanted) -> Tensor[]");
+    library.def("layer_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_grad_sum, "
+                "Tensor? tangent_input, Tensor? tangent_weight, Tensor grad_output, Tensor input, "
+                "SymInt[] normalized_shape, Tensor? weight, float eps, ScalarType? bias_dtype, bool[3] wanted)"
+                " -> (Tensor tangent_grad_input, Tensor tangent_grad_weight, Tensor tangent_grad_bias)");
+    library.def("rms_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_grad_sum, "
+                "Tensor? tangent_input, Tensor? tangent_weight, Tensor grad_output, Tensor input, "
+                "SymInt[] normalized_shape, Tensor? weight, float eps, bool[2] wanted)"
+                " -> (Tensor tangent_grad_input, Tensor tangent_grad_weight)");
+    CUDA_OPS_IMPLEMENT(library, "layer_norm_forward", cuda_ops::layer_norm_forward);
+    CUDA_OPS_IMPLEMENT(library, "rms_norm_forward", cuda_ops::rms_norm_forward);
+    CUDA_OPS_IMPLEMENT(library, "add_layer_norm_forward", cuda_ops::add_layer_norm_forward);
+    CUDA_OPS_IMPLEMENT(library, "add_rms_norm_forward", cuda_ops::add_rms_norm_forward);
+    CUDA_OPS_IMPLEMENT(library, "layer_norm_backward", cuda_ops::layer_norm_backward);
+    CUDA_OPS_IMPLEMENT(library, "rms_norm_backward", cuda_ops::rms_norm_backward);
+    // As PyTorch's, of which rms_norm is in none of autocast's lists.
+    CUDA_OPS_AUTOCAST(library, "layer_norm_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "add_layer_norm_forward", FLOAT32);
+
+    CUDA_OPS_DERIVATIVES(
+        library, "layer_norm_forward",
+        {"input, weight, bias: layer_norm_backward(grad_output, none, input, normalized_shape, weight, mean, rstd, "
+         "eps, "
+         "bias.dtype, wanted)",
+         "output <- layer_norm_tangent(tangent_input, input, normalized_shape, weight, mean, rstd, eps)",
+         "output <- layer_norm_forward(input, normalized_shape, tangent_weight, none, eps)",
+         "output <- expand_rows(tangent_bias, output.size, output.dtype)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "rms_norm_forward",
+        {"input, weight: rms_norm_backward(grad_output, none, input, normalized_shape, weight, rstd, eps, wanted)",
+         "output <- rms_norm_tangent(tangent_input, input, normalized_shape, weight, rstd, eps)",
+         "output <- rms_norm_forward(input, normalized_shape, tangent_weight, eps)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "layer_norm_backward",
+        {"grad_output, input, weight: layer_norm_backward_gradients(grad_grad_input, grad_grad_weight, grad_grad_bias, "
+         "grad_output, input, normalized_shape, weight, eps, wanted)",
+         "grad_sum: grad_grad_input",
+         "grad_input, grad_weight, grad_bias <- layer_norm_backward_tangents(tangent_grad_output, tangent_grad_sum, "
+         "tangent_input, tangent_weight, grad_output, input, normalized_shape, weight, eps, bias_dtype, wanted)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "rms_norm_backward",
+        {"grad_output, input, weight: rms_norm_backward_gradients(grad_grad_input, grad_grad_weight, grad_output, "
+         "input, normalized_shape, weight, eps, wanted)",
+         "grad_sum: grad_grad_input",
+         "grad_input, grad_weight <- rms_norm_backward_tangents(tangent_grad_output, tangent_grad_sum, tangent_input, "
+         "tangent_weight, grad_output, input, normalized_shape, weight, eps, wanted)"});
+    CUDA_OPS_DERIVATIVES(
+        library, "add_layer_norm_forward",
+        {"input, residual, weight, bias: add_layer_norm_gradients(grad_output, grad_sum, sum, normalized_shape, "
+         "weight, "
+         "mean, rstd, state, eps, p, bias.dtype, wanted)",
+         "output, sum <- add_layer_norm_tangents(tangent_input, tangent_residual, tangent_weight, tangent_bias, sum, "
+         "normalized_shape, weight, mean, rstd, state, eps, p)"});
+    CUDA_OPS_DERIVATIVES(library, "add_rms_norm_forward",
+                         {"input, residual, weight: add_rms_norm_gradients(grad_output, grad_sum, sum, "
+                          "normalized_shape, weight, rstd, state, eps, p, wanted)",
+                          "output, sum <- add_rms_norm_tangents(tangent_input, tangent_residual, tangent_weight, sum, "
+                          "normalized_shape, weight, rstd, state, eps, p)"});
+}
