@@ -66,6 +66,30 @@ def run_optimizer():
                 optimizer.step()
 
 
+def run_adam():
+    """Aligned and misaligned parameters, counters on the host and on the device, every option."""
+    import cuda_ops
+
+    for dtype, state_dtype in itertools.product(DTYPES, [None, torch.float32]):
+        parameters = [
+            torch.randn(n, device="cuda", dtype=dtype)[n % 2 :].requires_grad_() for n in (0, 1, 34, 1025, 4100)
+        ]
+        for options in (
+            {},
+            {"amsgrad": True, "weight_decay": 0.1, "fused": True},
+            {"maximize": True, "capturable": True},
+        ):
+            for kind in (cuda_ops.optim.Adam, cuda_ops.optim.AdamW):
+                optimizer = kind(parameters, lr=0.1, state_dtype=state_dtype, **options)
+                if "fused" in options:
+                    optimizer.grad_scale = torch.full((), 2.0, device="cuda")
+                    optimizer.found_inf = torch.zeros((), device="cuda")
+                for _ in range(2):
+                    for parameter in parameters:
+                        parameter.grad = torch.randn_like(parameter)
+                    optimizer.step()
+
+
 def run_rungs():
     """Each rung of the GEMM ladder, at a size that no tile divides and at one that whole tiles do."""
     from cuda_ops.functional import matmul
@@ -204,7 +228,8 @@ CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
 for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
-CASES |= {"sgd": run_optimizer, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
+CASES |= {"sgd": run_optimizer, "adam": run_adam}
+CASES |= {"gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
 
 
 def main():
