@@ -1,5 +1,8 @@
 """The ops as modules, drop-in for those of torch.nn: same constructor arguments, repr and state_dict."""
 
+import sys
+
+from . import nn_utils as utils
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.conv2d import Conv2d
@@ -14,6 +17,9 @@ from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
 from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
+
+# `from cuda_ops.nn.utils import clip_grad_norm_`, as of torch.nn.utils, though this module is a file.
+sys.modules[f"{__name__}.utils"] = utils
 
 __all__ = [
     "AvgPool2d",
@@ -32,4 +38,5 @@ __all__ = [
     "MaxPool2d",
     "NLLLoss",
     "ReLU",
+    "utils",
 ]
