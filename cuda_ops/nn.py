@@ -1,5 +1,8 @@
 """The ops as modules, drop-in for those of torch.nn: same constructor arguments, repr and state_dict."""
 
+import sys
+
+from . import nn_utils as utils
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.conv2d import Conv2d
@@ -28,6 +31,9 @@ from .ops.sigmoid import Sigmoid
 from .ops.silu import SiLU
 from .ops.softplus import Softplus
 from .ops.tanh import Tanh
+
+# `from cuda_ops.nn.utils import clip_grad_norm_`, as of torch.nn.utils, though this module is a file.
+sys.modules[f"{__name__}.utils"] = utils
 
 __all__ = [
     "ELU",
@@ -60,4 +66,5 @@ __all__ = [
     "Sigmoid",
     "Softplus",
     "Tanh",
+    "utils",
 ]

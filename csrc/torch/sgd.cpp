@@ -12,19 +12,10 @@
 
 #include "autograd.h"
 #include "checks.h"
+#include "parameter_list.h"
 
 namespace cuda_ops
 {
-
-// Whether the elements of two dense tensors of one shape lie in the same order, and neither as their negatives. Strides
-// of dimensions of size 1 mean nothing, and do differ: a channels_last weight of one input channel is one.
-static bool same_layout(const Tensor &a, const Tensor &b)
-{
-    for (int64_t d = 0; d < a.dim(); d++)
-        if (a.size(d) != 1 && a.stride(d) != b.stride(d))
-            return false;
-    return !a.is_neg() && !b.is_neg();
-}
 
 // A parameter of the list with its gradient and buffer, as the kernel wants them: dense and in one order.
 struct SgdEntry {
@@ -35,9 +26,9 @@ static SgdEntry prepare(const Tensor &param, const Tensor &grad, const std::opti
 {
     SgdEntry entry;
     entry.param = dense(param);
-    entry.grad = same_layout(grad, entry.param) ? grad : dense_like(grad, entry.param);
+    entry.grad = in_order_of(entry.param, grad);
     if (buffer)
-        entry.buffer = same_layout(*buffer, entry.param) ? *buffer : dense_like(*buffer, entry.param);
+        entry.buffer = in_order_of(entry.param, *buffer);
     return entry;
 }
 
@@ -128,14 +119,7 @@ static void sgd_(at::TensorList params, at::TensorList grads, at::TensorList mom
     else
         sgd_cpu(entries, first_flags, options, dtype);
 
-    // Autograd sees nothing of the writes above, so that backward through values from before the step is told here.
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto write_back = [](const Tensor &target, const Tensor &result) {
-        if (!target.is_same(result))
-            target.copy_(result);
-        if (!target.is_inference())
-            target.unsafeGetTensorImpl()->bump_version();
-    };
     for (size_t i = 0; i < params.size(); i++) {
         write_back(params[i], entries[i].param);
         if (with_buffers)

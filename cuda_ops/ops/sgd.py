@@ -1,15 +1,23 @@
 """SGD: torch.optim.SGD with the step of a whole parameter list in one kernel."""
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from .._arguments import flag, number
+from .._arguments import flag
 from .._fakes import register_fake, require_ops
 from .._library import ops
+from .._optimizer import (
+    NO_STATE,
+    PLAIN,
+    WithoutEntries,
+    check_numbers,
+    local,
+    number_or_tensor,
+    refuse_differentiable,
+    refuse_sparse,
+)
+from .._optimizer import option as option_of
 
 require_ops("sgd_step_")
 
@@ -31,7 +39,7 @@ def _(
     return None
 
 
-class SGD(torch.optim.SGD):
+class SGD(WithoutEntries, torch.optim.SGD):
     r"""Stochastic gradient descent, like :class:`torch.optim.SGD`: same arguments, same `state_dict`, which either
     loads from the other at any step.
 
@@ -106,32 +114,14 @@ class SGD(torch.optim.SGD):
         """Adds a parameter group with options of its own. See :meth:`torch.optim.Optimizer.add_param_group`."""
         if isinstance(param_group, dict):  # else PyTorch says so
             check_options(param_group)
-            refuse_differentiable({**self.defaults, **param_group})
+            refuse_differentiable("SGD", {**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def __setstate__(self, state):
         super().__setstate__(state)
         for group in self.param_groups:
-            refuse_differentiable(group)
+            refuse_differentiable("SGD", group)
         self._step_supports_amp_scaling = False
-
-    @staticmethod
-    def profile_hook_step(func):
-        """What torch.optim puts around :meth:`step`, for hooks and for an entry in profiles; left out where there are
-        neither, since it takes half as long as the step."""
-        hooked = torch.optim.SGD.profile_hook_step(func)
-
-        @functools.wraps(func)
-        def step(self, *args, **kwargs):
-            hooks = (
-                self._optimizer_step_pre_hooks
-                or self._optimizer_step_post_hooks
-                or _global_optimizer_pre_hooks
-                or _global_optimizer_post_hooks
-            )
-            return (hooked if hooks or torch.autograd._profiler_enabled() else func)(self, *args, **kwargs)
-
-        return step
 
     def step(self, closure=None):
         """Updates the parameters that have a gradient.
@@ -152,15 +142,6 @@ class SGD(torch.optim.SGD):
                     for params, grads in by_device_and_dtype(group["params"]):
                         self._step_alike(group, params, grads)
         return loss
-
-    def zero_grad(self, set_to_none: bool = True):
-        """Drops the gradients, or makes them 0. See :meth:`torch.optim.Optimizer.zero_grad`, whose entry in profiles
-        would take longer than dropping them."""
-        if not set_to_none:
-            return super().zero_grad(False)
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = None
 
     def _step_at_once(self, group) -> bool:
         """The step of a group by an op that looks for the gradients itself, since to Python each would be an object to
@@ -196,9 +177,9 @@ class SGD(torch.optim.SGD):
         buffers = [torch.empty_like(p) if b is None else b for p, b in zip(params, buffers, strict=False)]
         lr, device_lr = number_or_tensor(group["lr"], params[0].device)
         ops.sgd_(
-            local(params, params),
-            local(grads, params),
-            local(buffers, params),
+            local("SGD", params, params),
+            local("SGD", grads, params),
+            local("SGD", buffers, params),
             first,
             device_lr,
             lr,
@@ -215,25 +196,15 @@ class SGD(torch.optim.SGD):
 
 
 def option(group, name) -> float:
-    """A number among the options of a parameter group."""
-    return number("SGD", name, group[name])
+    return option_of("SGD", group, name)
 
 
 def check_options(group):
     """Types, of those options that are there: a text would be taken for a number, or for True."""
-    for name in ("momentum", "dampening", "weight_decay"):
-        if name in group:
-            option(group, name)
-    if not isinstance(group.get("lr", 0.0), Tensor):
-        number("SGD", "lr", group.get("lr", 0.0))
+    check_numbers("SGD", group, "momentum", "dampening", "weight_decay")
     for name in ("nesterov", "maximize"):
         if name in group:
             flag("SGD", name, group[name])
-
-
-def refuse_differentiable(group):
-    if group.get("differentiable"):
-        raise NotImplementedError("SGD: differentiable=True is not supported")
 
 
 def by_device_and_dtype(params):
@@ -244,46 +215,8 @@ def by_device_and_dtype(params):
         grad = p.grad
         if grad is None:
             continue
-        if grad.layout is not torch.strided:
-            raise NotImplementedError(
-                f"SGD: expected dense gradients, got one of layout {grad.layout} for a parameter of shape "
-                f"{list(p.shape)}"
-            )
-        kind = p.device, p.dtype
-        alike = lists.get(kind)
-        if alike is None:
-            alike = lists[kind] = [], []
+        refuse_sparse("SGD", p, grad)
+        alike = lists.setdefault((p.device, p.dtype), ([], []))
         alike[0].append(p)
         alike[1].append(grad)
     return lists.values()
-
-
-PLAIN = {Tensor, torch.nn.Parameter}
-NO_STATE = {}
-
-
-def local(tensors, params):
-    """The tensors themselves, or what this process holds of distributed ones (FSDP), since the step is elementwise."""
-    if PLAIN.issuperset(map(type, tensors)):
-        return tensors
-    return [local_part(tensor, param) for tensor, param in zip(tensors, params, strict=True)]
-
-
-def local_part(tensor, param):
-    if not hasattr(tensor, "to_local"):
-        return tensor
-    if tensor.placements != param.placements:
-        raise NotImplementedError(
-            f"SGD: expected gradients and momentum buffers to be placed like their parameter, {param.placements}, "
-            f"got {tensor.placements}"
-        )
-    return tensor.to_local()
-
-
-def number_or_tensor(lr, device):
-    """(lr as a number, None), or (0.0, lr) for a tensor that the kernel can read where it is."""
-    if isinstance(lr, Tensor) and lr.is_cuda and lr.device == device:
-        readable = lr.dtype in (torch.float32, torch.float64)
-        lr = lr.detach().resolve_neg()
-        return 0.0, lr if readable else lr.to(torch.float32)
-    return float(lr), None

@@ -66,6 +66,45 @@ def run_optimizer():
                 optimizer.step()
 
 
+def run_adam():
+    """Aligned and misaligned parameters, counters on the host and on the device, every option."""
+    import cuda_ops
+
+    for dtype, state_dtype in itertools.product(DTYPES, [None, torch.float32]):
+        parameters = [
+            torch.randn(n, device="cuda", dtype=dtype)[n % 2 :].requires_grad_() for n in (0, 1, 34, 1025, 4100)
+        ]
+        for options in (
+            {},
+            {"amsgrad": True, "weight_decay": 0.1, "fused": True},
+            {"maximize": True, "capturable": True},
+        ):
+            for kind in (cuda_ops.optim.Adam, cuda_ops.optim.AdamW):
+                optimizer = kind(parameters, lr=0.1, state_dtype=state_dtype, **options)
+                if "fused" in options:
+                    optimizer.grad_scale = torch.full((), 2.0, device="cuda")
+                    optimizer.found_inf = torch.zeros((), device="cuda")
+                for _ in range(2):
+                    for parameter in parameters:
+                        parameter.grad = torch.randn_like(parameter)
+                    optimizer.step()
+
+
+def run_clip_grad_norm():
+    """Whole chunks, aligned and not, and parts of one; every kind of norm; more chunks than blocks."""
+    from cuda_ops.nn.utils import clip_grad_norm_
+
+    for dtype, norm_type in itertools.product(DTYPES, [1, 2, 3, float("inf")]):
+        parameters = [torch.randn(n, device="cuda", dtype=dtype)[n % 2 :].requires_grad_() for n in (0, 3, 4096, 9001)]
+        for parameter in parameters:
+            storage = torch.randn(parameter.numel() + 1, device="cuda", dtype=dtype)
+            parameter.grad = storage[1:] if parameter.numel() == 9000 else storage[:-1]
+        clip_grad_norm_(parameters, 1e-3, norm_type)
+    big = torch.zeros(1100 * 4096 + 5, device="cuda", requires_grad=True)
+    big.grad = torch.ones_like(big)
+    clip_grad_norm_(big, 1.0)
+
+
 def run_rungs():
     """Each rung of the GEMM ladder, at a size that no tile divides and at one that whole tiles do."""
     from cuda_ops.functional import matmul
@@ -204,7 +243,8 @@ CASES = {spec.name: functools.partial(run_spec, spec) for spec in load_specs()}
 for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
-CASES |= {"sgd": run_optimizer, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
+CASES |= {"sgd": run_optimizer, "adam": run_adam, "clip_grad_norm": run_clip_grad_norm}
+CASES |= {"gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
 
 
 def main():
