@@ -1,7 +1,7 @@
 """Analytic gradients against numeric differentiation, in float64."""
 
 import torch
-from support.opspec import Make, as_tuple
+from support.opspec import Make, as_tuple, assert_close, upcast
 from torch.autograd import gradcheck, gradgradcheck
 
 
@@ -43,6 +43,30 @@ def test_gradgradcheck(spec, device):
             assert "once_differentiable" in text or "does not require grad" in text, text
         else:
             raise AssertionError("differentiable twice, but the specification says gradgrad=False")
+
+
+def test_gradients_of_gradients_over_nothing(spec, device):
+    """Samples without elements: PyTorch's zeros, or its NaN where a mean is over nothing."""
+
+    def twice(function, sample):
+        tensors = sample.differentiable()
+        outputs = [o for o in as_tuple(function(*sample.args, **sample.kwargs)) if o.requires_grad]
+        grads = torch.autograd.grad([o.square().sum() for o in outputs], tensors, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), tensors, allow_unused=True)
+
+    for sample in spec.empty_samples(Make(device, torch.float64, requires_grad=True)) if spec.gradgrad else ():
+        ours = twice(spec.function, sample)
+        try:
+            native = twice(spec.reference, upcast(sample))
+        except RuntimeError as error:  # PyTorch's conv2d without input channels, whose output has none either
+            assert "expanded size" in str(error), error
+            native = [None for _ in ours]
+        for mine, expected in zip(ours, native, strict=True):
+            mine, expected = (torch.zeros(()) if grad is None else grad for grad in (mine, expected))
+            if mine.shape == expected.shape:
+                assert_close(mine, expected, spec.tolerance(torch.float64), sample.name)
+            else:  # None stands for zeros
+                assert not mine.any() and not expected.any(), sample.name
 
 
 def seeded(function):

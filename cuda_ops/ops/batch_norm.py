@@ -89,7 +89,8 @@ class _Channels:
         return tensor.sum(self.dims, keepdim=True)
 
     def mean(self, tensor):
-        return tensor.mean(self.dims, keepdim=True)
+        """0 of no values, so that sums over nothing are 0 and not NaN."""
+        return tensor.mean(self.dims, keepdim=True) if tensor.numel() else self.sum(tensor)
 
 
 @torch.library.impl(library, "batch_norm_backward_gradients", "CompositeImplicitAutograd")
