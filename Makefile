@@ -12,12 +12,14 @@ export CUDA_OPS_WERROR ?= 1
 
 C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h')
 
-.PHONY: help mnist mnist-c test bench doctor build lint format check-gpu clean
+.PHONY: help mnist mnist-c test fuzz fuzz-raw bench doctor build lint format check-gpu clean
 
 help:
 	@echo "make mnist       train the MNIST CNN with our kernels and with PyTorch's, side by side (ARGS='--epochs 3')"
 	@echo "make mnist-c     train it in plain C, without Python (ARGS='--epochs 3 --threads 2'); needs a C compiler alone"
 	@echo "make test        run the test suite (ARGS='-k conv2d')"
+	@echo "make fuzz        compare random cases of all ops with PyTorch (SECONDS=600 SEED=1 DEVICE=cuda); repeats what fails"
+	@echo "make fuzz-raw    call the registered ops with arguments that do not fit (SECONDS=600 SEED=1 DEVICE=cuda)"
 	@echo "make bench       time our ops against PyTorch's (ARGS='conv2d linear')"
 	@echo "make doctor      say what is built, what runs, and what to do where something does not"
 	@echo "make build       compile what has changed"
@@ -41,6 +43,16 @@ mnist-c:
 # A file of tests stays with one worker, since what its tests share is made once a worker. ARGS='-n 0' is one process.
 test: build
 	@$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist loadfile $(ARGS)
+
+SECONDS ?= 60
+FUZZ = PYTHONPATH=.:tests $(BIN)/python -m
+FUZZ_OPTIONS = --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+
+fuzz: build
+	@$(FUZZ) support.fuzz $(FUZZ_OPTIONS)
+
+fuzz-raw: build
+	@$(FUZZ) support.fuzz_raw $(FUZZ_OPTIONS)
 
 bench: build
 	@$(BIN)/python -m cuda_ops bench $(ARGS)

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "cuda_ops/core.h"
@@ -38,6 +39,9 @@ void check_same_shape(const char *op, const char *argument, const Tensor &tensor
                       const Tensor &reference);
 
 void check_dim(const char *op, const char *argument, const Tensor &tensor, int64_t minimum, int64_t maximum);
+
+// The tensor of an argument that may be None, where the call cannot do without it, or an error that names both.
+const Tensor &required(const char *op, const char *argument, const std::optional<Tensor> &tensor);
 
 // `tensor` itself if it is dense in some order of dimensions (and not a view of its negative), else a dense copy.
 // at::empty_like of the result has the result's strides, so that an elementwise kernel may take both as flat arrays.

@@ -308,11 +308,11 @@ static void whole_backward(const char *op, const Plan &plan, const Tensor &grad_
 }
 
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
-conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
-                          const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
-                          const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
-                          const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
-                          IntArrayRef geometry)
+conv_bn_relu_pool_training(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                           const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
+                           const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
+                           const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
+                           IntArrayRef geometry)
 {
     const char *const op = "conv_bn_relu_pool";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
@@ -372,6 +372,22 @@ conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::
     }
     running.finish();
     return {output, conv_output, argmax, maximum, statistics};
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+conv_bn_relu_pool_forward(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
+                          const std::optional<Tensor> &bn_weight, const std::optional<Tensor> &bn_bias,
+                          const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
+                          const std::optional<Tensor> &num_batches_tracked, double momentum, double eps,
+                          IntArrayRef geometry)
+{
+    const auto resolved = [](const Tensor &tensor) { return tensor.is_neg() ? dense(tensor) : tensor; };
+    const auto resolved_or_none = [&](const std::optional<Tensor> &tensor) {
+        return tensor ? std::optional<Tensor>(resolved(*tensor)) : tensor;
+    };
+    return conv_bn_relu_pool_training(resolved(input), resolved(weight), resolved_or_none(bias),
+                                      resolved_or_none(bn_weight), resolved_or_none(bn_bias), running_mean, running_var,
+                                      num_batches_tracked, momentum, eps, geometry);
 }
 
 // Evaluation: batch_norm is a multiply-add between convolution and pooling.
@@ -465,6 +481,10 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
     const Problem problem = make_problem(op, input.sizes(), weight.sizes(), geometry);
     const int64_t channels = problem.conv.out_channels;
     check_parameter(op, "weight", weight, input);
+    if (bias) {
+        check_channel_values(op, "bias", *bias, input, channels, CHANNEL);
+        check_like(op, "bias", *bias, "weight", weight);
+    }
     check_like(op, "grad_output", grad_output, "input", input);
     TORCH_CHECK(grad_output.sizes() == IntArrayRef(problem.output_size()), op,
                 ": expected grad_output to have the shape of output, ", IntArrayRef(problem.output_size()), ", got ",
@@ -644,6 +664,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_forward", cuda_ops::conv_bn_relu_pool_forward);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_inference", cuda_ops::conv_bn_relu_pool_inference);
     CUDA_OPS_IMPLEMENT(library, "conv_bn_relu_pool_backward", cuda_ops::conv_bn_relu_pool_backward);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "conv_bn_relu_pool_forward");
     CUDA_OPS_AUTOCAST(library, "conv_bn_relu_pool_forward", INPUT_ONLY);
     CUDA_OPS_AUTOCAST(library, "conv_bn_relu_pool_inference", INPUT_ONLY);
     // In training the gradients take into account that the statistics of the batch depend on input, weight and bias.

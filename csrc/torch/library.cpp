@@ -74,6 +74,12 @@ void check_dim(const char *op, const char *argument, const Tensor &tensor, int64
                 " to ", maximum, " dimensions, got shape ", tensor.sizes());
 }
 
+const Tensor &required(const char *op, const char *argument, const std::optional<Tensor> &tensor)
+{
+    TORCH_CHECK(tensor.has_value(), op, ": expected ", argument, " to be a Tensor, got None");
+    return *tensor;
+}
+
 Tensor dense(const Tensor &tensor)
 {
     return tensor.is_non_overlapping_and_dense() && !tensor.is_neg() ? tensor

@@ -349,13 +349,15 @@ static Tensor linear_cross_entropy_tangent(const std::optional<Tensor> &tangent_
                                            const std::optional<Tensor> &bias, const Tensor &total_weight,
                                            int64_t reduction, int64_t ignore_index, double label_smoothing)
 {
+    const char *const op = "linear_cross_entropy_tangent";
     const LinearCrossEntropyParts &ops = LinearCrossEntropyParts::get();
     const at::ScalarType dtype = weight.scalar_type();
     const Tensor x = rows_alone(input).to(dtype), logits = ops.linear.call(x, weight, bias);
-    const Tensor tangent = tangent_bias ? tangent_bias->expand_as(logits)
-                           : tangent_weight
-                               ? ops.linear.call(x, *tangent_weight, std::nullopt)
-                               : ops.linear.call(rows_alone(*tangent_input).to(dtype), weight, std::nullopt);
+    const Tensor tangent =
+        tangent_bias ? tangent_bias->expand_as(logits)
+        : tangent_weight
+            ? ops.linear.call(x, *tangent_weight, std::nullopt)
+            : ops.linear.call(rows_alone(required(op, "a tangent", tangent_input)).to(dtype), weight, std::nullopt);
     const Tensor t = target.dim() > 1 ? target.flatten() : target;
     const Tensor loss = ops.loss_tangent.call(tangent, logits, t, std::nullopt, total_weight.to(dtype), reduction,
                                               ignore_index, label_smoothing);

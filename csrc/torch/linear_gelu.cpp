@@ -157,18 +157,21 @@ static std::vector<Tensor> linear_gelu_gradients(const std::optional<Tensor> &gr
     static const auto backward_input = registered_op<Product>("cuda_ops::linear_backward_input");
     static const auto backward_weight = registered_op<Product>("cuda_ops::linear_backward_weight");
     static const auto backward_bias = registered_op<Tensor(const Tensor &)>("cuda_ops::linear_backward_bias");
+    const char *const op = "linear_gelu_gradients";
     // The sum for the bias comes with the pass over the gradient, but where that is not all of it.
     const bool with_bias = wanted[2] && !grad_preactivation;
     Tensor grad, grad_bias;
     if (grad_output)
         std::tie(grad, grad_bias) = gelu.call(*grad_output, preactivation, approximate, with_bias);
+    else
+        required(op, "grad_output or grad_preactivation", grad_preactivation);
     if (grad_preactivation)
         grad = grad.defined() ? grad + *grad_preactivation : *grad_preactivation;
     std::vector<Tensor> grads;
     if (wanted[0])
-        grads.push_back(backward_input.call(grad, *weight));
+        grads.push_back(backward_input.call(grad, required(op, "weight", weight)));
     if (wanted[1])
-        grads.push_back(backward_weight.call(grad, *input));
+        grads.push_back(backward_weight.call(grad, required(op, "input", input)));
     if (wanted[2])
         grads.push_back(with_bias ? grad_bias : backward_bias.call(grad));
     return grads;

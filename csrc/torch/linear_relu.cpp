@@ -202,9 +202,12 @@ static Tensor linear_relu_tangent(const std::optional<Tensor> &input, const std:
     static const auto relu_backward = registered_op<Tensor(const Tensor &, const Tensor &)>("cuda_ops::relu_backward");
     static const auto linear = registered_op<Tensor(const Tensor &, const Tensor &, const std::optional<Tensor> &)>(
         "cuda_ops::linear_forward");
+    const char *const op = "linear_relu_tangent";
     const at::ScalarType dtype = output.scalar_type();
-    return relu_backward.call(
-        bias ? bias->to(dtype).expand_as(output) : linear.call(*input, weight->to(dtype), std::nullopt), output);
+    const auto product = [&] {
+        return linear.call(required(op, "input", input), required(op, "weight", weight).to(dtype), std::nullopt);
+    };
+    return relu_backward.call(bias ? bias->to(dtype).expand_as(output) : product(), output);
 }
 
 } // namespace cuda_ops

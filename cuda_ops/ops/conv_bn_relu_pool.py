@@ -216,6 +216,18 @@ def _(grad_output, input, weight, bias, bn_weight, bn_bias, running_mean, runnin
     return [gradient() for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
+def _dual(name, tensor, tangent):
+    if not isinstance(tensor, Tensor) or (tangent.shape, tangent.dtype) != (tensor.shape, tensor.dtype):
+        got = "None" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
+        raise RuntimeError(
+            f"conv_bn_relu_pool: expected {name} to have the dtype and shape of its tangent, {tangent.dtype} of shape "
+            f"{list(tangent.shape)}, got {got}"
+        )
+    if not tensor.is_floating_point():
+        raise RuntimeError(f"conv_bn_relu_pool: expected {name} to be floating point, got {tensor.dtype}")
+    return torch._make_dual(tensor, tangent, level=0)
+
+
 @torch.library.impl(library, "conv_bn_relu_pool_tangent", "CompositeImplicitAutograd")
 def _(
     t_input,
@@ -235,9 +247,10 @@ def _(
 ):
     """The tangent of the composed block's output."""
     tangents = (t_input, t_weight, t_bias, t_bn_weight, t_bn_bias)
+    names = ("input", "weight", "bias", "bn_weight", "bn_bias")
     duals = [
-        tensor if tangent is None else torch._make_dual(tensor, tangent, level=0)
-        for tensor, tangent in zip((input, weight, bias, bn_weight, bn_bias), tangents, strict=True)
+        tensor if tangent is None else _dual(name, tensor, tangent)
+        for name, tensor, tangent in zip(names, (input, weight, bias, bn_weight, bn_bias), tangents, strict=True)
     ]
     block = _composed(*duals, running_mean, running_var, eps, Geometry.of(geometry))
     return torch._unpack_dual(block.output, level=0)[1]

@@ -1,0 +1,142 @@
+"""Runs a fuzzer's cases in a process of its own, so that a crash or a hang is a failure with a name, and counts them.
+
+The worker (`python -m <module> <arguments> --worker FIRST`) prints `case NUMBER NAME` before a case and `done OUTCOME`
+after it, where an outcome that begins with "fail" is a failure.
+"""
+
+import collections
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from cuda_ops._files import write_file
+
+# A case takes milliseconds; PyTorch's import and the first launch on a GPU seconds.
+CASE_SECONDS = 120
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Worker:
+    def __init__(self, module, arguments, first, wrapper=(), environment=None):
+        command = [*wrapper, sys.executable, "-m", module, *arguments, "--worker", str(first)]
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            start_new_session=True,
+        )
+        self.lines, self.stderr = queue.SimpleQueue(), collections.deque(maxlen=40)
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=lambda: self.stderr.extend(self.process.stderr), daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put(None)
+
+    def line(self, timeout):
+        """The next line, None at the end; queue.Empty after `timeout` seconds."""
+        return self.lines.get(timeout=timeout)
+
+    def end(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+
+def ended_by(status):
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def supervise(
+    module, arguments, *, seconds, seed, device, out=None, wrapper=(), environment=None, case_seconds=CASE_SECONDS
+):
+    """Runs cases for so long, prints failures as they come, writes the figures; the exit status, 1 with failures."""
+    print(f"{module.split('.')[-1]}: seed {seed}, {seconds:g} s on {device}", flush=True)
+    start = time.monotonic()
+    outcomes, failures, targets = collections.Counter(), [], collections.Counter()
+    first, worker, name = 0, None, None
+
+    def failed(text):
+        options = "" if device == "cpu" else f" --device {device}"
+        command = f"PYTHONPATH=.:tests python -m {module}{options} --case {name}"
+        failures.append({"case": name, "what": text, "command": command})
+        print(f"FAIL {name}: {text}\n  {command}", flush=True)
+
+    try:
+        while (left := seconds - (time.monotonic() - start)) > 0:
+            if worker is None:
+                worker, name = Worker(module, arguments, first, wrapper, environment), None
+            try:
+                # A case may end after the time is over: what it finds counts.
+                line = worker.line(case_seconds if name else min(left, case_seconds))
+            except queue.Empty:
+                if name is None and time.monotonic() - start >= seconds:
+                    break
+                failed(f"does not end in {case_seconds} s")
+                worker.end()
+                worker = None
+                continue
+            if line is None:
+                status = worker.end()
+                if name is None:
+                    raise SystemExit(f"{module}: the worker {ended_by(status)}\n{''.join(worker.stderr)}")
+                text = " | ".join(line.strip() for line in list(worker.stderr)[-3:])
+                failed(f"{ended_by(status)} {text}".strip())
+                outcomes["fail"] += 1
+                worker = None
+            elif line.startswith("case "):
+                _, number, name = line.split(" ", 2)
+                first = int(number) + 1
+            elif line.startswith("done "):
+                outcome, _, text = line[5:].partition(" ")
+                outcomes[outcome] += 1
+                if outcome != "none":
+                    targets[name.split(":")[0]] += 1
+                if outcome == "fail":
+                    failed(text)
+                elif outcome == "ours":
+                    outcomes["ours: " + name.split(":")[0] + " " + text] += 1
+                name = None
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    finally:
+        if worker is not None:
+            worker.end()
+    return report(module, outcomes, targets, failures, time.monotonic() - start, seed, device, out)
+
+
+def report(module, outcomes, targets, failures, seconds, seed, device, out):
+    cases = sum(targets.values())
+    figures = {
+        "cases": cases,
+        "failures": len(failures),
+        "seconds": round(seconds),
+        "seed": seed,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "targets": dict(sorted(targets.items())),
+        "failed": failures,
+    }
+    for outcome, count in sorted(outcomes.items()):
+        if outcome.startswith("ours:"):
+            print(f"  {count} x {outcome}")
+    told = ", ".join(f"{outcomes[o]} {o}" for o in ("compared", "refused", "ours", "passed") if outcomes[o])
+    print(f"{cases} cases ({told}), {len(failures)} failures, {seconds:.0f} s, seed {seed}", flush=True)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(out, (json.dumps(figures, indent=1) + "\n").encode())
+    return 1 if failures or not cases else 0

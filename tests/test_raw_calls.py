@@ -1,0 +1,81 @@
+"""Calls of registered ops that no functional makes, but torch.ops.cuda_ops lets everyone make: what `make fuzz-raw`
+found, each with its message where it once ended the process or wrote beyond its output."""
+
+import pytest
+import torch
+from support.opspec import Make
+
+import cuda_ops.functional  # registers the ops
+
+ops = torch.ops.cuda_ops
+make = Make("cpu", torch.float32)
+
+
+def test_tangents_without_what_they_multiply():
+    x, w = make(2, 3), make(4, 3)
+    target, total = torch.tensor([0, 1]), torch.ones(())
+    for call, message in [
+        (lambda: ops.linear_relu_tangent(None, w, None, make(2, 4)), "linear_relu_tangent: expected input to be a"),
+        (lambda: ops.linear_relu_tangent(x, None, None, make(2, 4)), "linear_relu_tangent: expected weight to be a"),
+        (
+            lambda: ops.linear_cross_entropy_tangent(None, None, None, x, w, target, None, total, 1, -100, 0.0),
+            "linear_cross_entropy_tangent: expected a tangent to be a Tensor, got None",
+        ),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted", "message"),
+    [
+        ((0, 1), (True, False, False), "expected grad_output or grad_preactivation to be a Tensor, got None"),
+        ((3,), (True, False, False), "expected weight to be a Tensor, got None"),
+        ((2,), (False, True, False), "expected input to be a Tensor, got None"),
+    ],
+)
+def test_gradients_of_linear_gelu_without_what_they_need(missing, wanted, message):
+    arguments = [make(2, 4), make(2, 4), make(2, 3), make(4, 3)]
+    arguments = [None if i in missing else a for i, a in enumerate(arguments)]
+    with pytest.raises(RuntimeError, match=f"linear_gelu_gradients: {message}"):
+        ops.linear_gelu_gradients(*arguments, make(2, 4), "none", wanted)
+
+
+GEOMETRY = (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0)
+
+
+@pytest.mark.parametrize("bias", [make(3), make(8), make(4).to(torch.uint8), make(4).double()])
+def test_backward_of_the_block_checks_bias(bias):
+    """Of which it made a gradient to write to."""
+    x, w = make(2, 3, 6, 6), make(4, 3, 3, 3)
+    output, *saved = ops.conv_bn_relu_pool_forward(x, w, *[None] * 6, 0.1, 1e-5, GEOMETRY)
+    with pytest.raises((RuntimeError, ValueError), match=r"conv_bn_relu_pool_backward: expected bias to"):
+        ops.conv_bn_relu_pool_backward(output, x, w, bias, None, None, *saved, 1e-5, GEOMETRY, True)
+
+
+@pytest.mark.parametrize("input", [torch.ones(2, 3, 6, 6, dtype=torch.int64), make(1, 3, 6, 6)])
+def test_tangent_of_the_block_checks_its_dtype_and_shape(input):
+    tangent = input if input.dtype == torch.int64 else make(2, 3, 6, 6)
+    tangents, parameters = (tangent, *[None] * 4), (make(4, 3, 3, 3), *[None] * 5)
+    with pytest.raises(RuntimeError, match="conv_bn_relu_pool: expected input to"):
+        ops.conv_bn_relu_pool_tangent(*tangents, input, *parameters, 1e-5, GEOMETRY)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_block_writes_into_negative_views(which):
+    """Of statistics or parameters whose negation is still to be done, PyTorch's own handling of which reads what an op
+    returns for what it has written."""
+
+    def tensors():
+        return [make(3, low=0.5), make(3, requires_grad=False), make(3, low=0.25)]
+
+    make.generator.manual_seed(0)
+    x, w = make(2, 2, 6, 6), make(3, 2, 3, 3)
+    bn_weight, mean, variance = tensors()
+    negated = [torch._neg_view(-t) if i == which else t.clone() for i, t in enumerate((bn_weight, mean, variance))]
+    outputs = [
+        cuda_ops.functional.conv_bn_relu_pool(x, w, None, m, v, scale)
+        for scale, m, v in ((bn_weight, mean, variance), negated)
+    ]
+    assert torch.equal(*outputs)
+    assert torch.equal(mean, negated[1]) and torch.equal(variance, negated[2])
