@@ -73,7 +73,7 @@ __device__ __forceinline__ void finish(float (&sum)[C::BLOCKS][C::N / 2], const 
 #pragma unroll
             for (int i = 0; i < C::N / 2; i++)
                 sum[block][i] *= work.alpha;
-    if (work.bias && work.swapped) {
+    if ((C::IN_LINES || C::IN_REGISTERS) && work.bias && work.swapped) { // no other tile makes D transposed
 #pragma unroll
         for (int block = 0; block < C::BLOCKS; block++)
 #pragma unroll
