@@ -7,17 +7,15 @@
 
 /* exp(x + rest) = 2^n * exp(r), n the nearest integer to x / ln 2 and |r| <= ln(2) / 2 or, by the rest, a little more,
  * where the Taylor polynomial of degree 7 is off by 5e-9 at most; with the rounding of float the error stays below 2
- * units in the last place. The rest is what of an exponent a float does not hold: small beside x, 0 for exp(x). */
-CUDA_OPS_INLINE float exponential_of_sum_f32(float x, float rest)
+ * units in the last place. The rest is what of an exponent a float does not hold: small beside x, 0 for exp(x).
+ * Returns exp(r), and n in the lowest bits of *shifted, less those of 1.5 * 2^23. */
+CUDA_OPS_INLINE float exponential_parts_f32(float x, float rest, uint32_t *shifted)
 {
-    /* Beyond these the result is 0 or inf anyway, and n would not fit. Comparisons, not fmin: a NaN stays. */
-    x = x < -104.0f ? -104.0f : x;
-    x = x > 89.0f ? 89.0f : x;
-    /* Added to a small number, 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded, and n is in its lowest
-     * bits. */
+    /* Added to a small number, 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded, and n is in its
+     * lowest bits. */
     const float round_magic = 12582912.0f;
-    const float shifted = x * 1.44269504088896341f + round_magic;
-    const float n = shifted - round_magic;
+    const float sum = x * 1.44269504088896341f + round_magic;
+    const float n = sum - round_magic;
     /* ln 2 in two parts: the first has few bits, so that its product with n is exact. */
     const float r = (x - n * 0.693359375f) + (n * 2.12194440054690583e-4f + rest);
     float y = 1.0f / 5040;
@@ -28,9 +26,18 @@ CUDA_OPS_INLINE float exponential_of_sum_f32(float x, float rest)
     y = y * r + 0.5f;
     y = y * r + 1.0f;
     y = y * r + 1.0f;
-    /* 2^n as a product of two powers, since 2^128 and the powers of denormal results are no floats. */
+    memcpy(shifted, &sum, sizeof sum);
+    return y;
+}
+
+CUDA_OPS_INLINE float exponential_f32(float x)
+{
+    /* Beyond these the result is 0 or inf anyway, and n would not fit. Comparisons, not fmin: a NaN stays. */
+    x = x < -104.0f ? -104.0f : x;
+    x = x > 89.0f ? 89.0f : x;
     uint32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
+    const float y = exponential_parts_f32(x, 0.0f, &bits);
+    /* 2^n as a product of two powers, since 2^128 and the powers of denormal results are no floats. */
     const int32_t power = (int32_t)(bits - 0x4b400000u);
     const int32_t half = power >> 1;
     const uint32_t first_bits = (uint32_t)(half + 127) << 23, second_bits = (uint32_t)(power - half + 127) << 23;
@@ -40,9 +47,15 @@ CUDA_OPS_INLINE float exponential_of_sum_f32(float x, float rest)
     return y * first * second;
 }
 
-CUDA_OPS_INLINE float exponential_f32(float x)
+/* exp(x + rest) for x from -125 to 0: one of the two powers is always 2^-64. */
+CUDA_OPS_INLINE float exponential_of_sum_f32(float x, float rest)
 {
-    return exponential_of_sum_f32(x, 0.0f);
+    uint32_t bits;
+    const float y = exponential_parts_f32(x, rest, &bits);
+    bits = (bits + 127 + 64) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return y * power * 0x1p-64f;
 }
 
 /* e^x - 1 for x <= 0, to the last digits also where x is small: e^r - 1 = r + r^2 S(r) by a minimax polynomial, good to
@@ -103,10 +116,9 @@ CUDA_OPS_INLINE double nearest_integer_f64(double x)
     return x + 6755399441055744.0 - 6755399441055744.0;
 }
 
+/* x from -1000 to 710. */
 CUDA_OPS_INLINE double exponential_of_sum_f64(double x, double rest)
 {
-    x = x < -746.0 ? -746.0 : x;
-    x = x > 710.0 ? 710.0 : x;
     const double n = nearest_integer_f64(x * 1.44269504088896340736);
     const double r = (x - n * 0.693147180369123816490) + (rest - n * 1.90821492927058770002e-10);
     const double half = nearest_integer_f64(n * 0.5);
@@ -115,6 +127,8 @@ CUDA_OPS_INLINE double exponential_of_sum_f64(double x, double rest)
 
 CUDA_OPS_INLINE double exponential_f64(double x)
 {
+    x = x < -746.0 ? -746.0 : x;
+    x = x > 710.0 ? 710.0 : x;
     return exponential_of_sum_f64(x, 0.0);
 }
 
