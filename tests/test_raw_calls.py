@@ -41,6 +41,12 @@ def test_gradients_of_linear_gelu_without_what_they_need(missing, wanted, messag
         ops.linear_gelu_gradients(*arguments, make(2, 4), "none", wanted)
 
 
+@pytest.mark.parametrize("size", [[], [3]])
+def test_channels_are_spread_over_a_shape_that_has_them(size):
+    with pytest.raises(RuntimeError, match="expand_channels: expected size to have a dimension of channels, got"):
+        ops.expand_channels(make(3), size)
+
+
 GEOMETRY = (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0)
 
 

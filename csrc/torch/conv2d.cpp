@@ -415,6 +415,7 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArr
 // sum over all other dimensions. Without input channels output has none, whatever the bias.
 static Tensor expand_channels(const Tensor &values, c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype)
 {
+    TORCH_CHECK(size.size() >= 2, "expand_channels: expected size to have a dimension of channels, got ", size);
     const Tensor v = dtype ? values.to(*dtype) : values;
     if (size[1] == 0)
         return v.new_zeros_symint(size);

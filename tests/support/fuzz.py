@@ -238,7 +238,8 @@ def check(case: Case, judged=None) -> str:
     """Raises Failure, or says how the case went: compared, refused (by both) or ours (taken by ours alone)."""
     target, spec = case.target, case.target.spec
     torch.set_num_threads(case.threads)
-    second = spec.gradgrad and case.seed % 3 != 0
+    # Which NaN an infinity times zero becomes in a second derivative is a matter of how it is composed.
+    second = spec.gradgrad and case.seed % 3 != 0 and "special values" not in case.notes
     cotangents = Cotangents(case, second)
     if target.module is not None:
         with stream_of(case):
