@@ -107,20 +107,20 @@ __global__ void __launch_bounds__(THREADS)
         const T *const grad = list.grads[tensor] + begin;
         const int count = (int)(left < CHUNK ? left : CHUNK);
         A sum = 0;
-        int vectors_end = 0;
+        int vectorised_end = 0;
         if (list.aligned[tensor] && count == CHUNK) {
-            V pieces[VECTORS]; // all on their way before the first is looked at
+            V vectors[VECTORS]; // all are loading before the first is looked at
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
-                pieces[v] = reinterpret_cast<const V *>(grad)[threadIdx.x + v * THREADS];
+                vectors[v] = reinterpret_cast<const V *>(grad)[threadIdx.x + v * THREADS];
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
 #pragma unroll
                 for (int e = 0; e < V::size; e++)
-                    add_gradient<KIND>(sum, element_of(pieces[v], e), A(norm_type));
-            vectors_end = (int)CHUNK;
+                    add_gradient<KIND>(sum, element_of(vectors[v], e), A(norm_type));
+            vectorised_end = (int)CHUNK;
         }
-        for (int i = vectors_end + threadIdx.x; i < count; i += THREADS)
+        for (int i = vectorised_end + threadIdx.x; i < count; i += THREADS)
             add_gradient<KIND>(sum, load_as_accumulate(grad[i]), A(norm_type));
         total = KIND == LARGEST ? larger(total, double(sum)) : total + double(sum);
     }
@@ -186,23 +186,23 @@ __global__ void __launch_bounds__(THREADS)
         const int64_t begin = (chunk - list.first_chunk[tensor]) * CHUNK, left = list.counts[tensor] - begin;
         T *const grad = list.grads[tensor] + begin;
         const int count = (int)(left < CHUNK ? left : CHUNK);
-        int vectors_end = 0;
+        int vectorised_end = 0;
         if (list.aligned[tensor] && count == CHUNK) {
-            V pieces[VECTORS];
+            V vectors[VECTORS];
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
-                pieces[v] = reinterpret_cast<const V *>(grad)[threadIdx.x + v * THREADS];
+                vectors[v] = reinterpret_cast<const V *>(grad)[threadIdx.x + v * THREADS];
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) {
                 A values[V::size];
 #pragma unroll
                 for (int e = 0; e < V::size; e++)
-                    values[e] = element_of(pieces[v], e) * factor;
+                    values[e] = element_of(vectors[v], e) * factor;
                 reinterpret_cast<V *>(grad)[threadIdx.x + v * THREADS] = vector_of<T>(values);
             }
-            vectors_end = (int)CHUNK;
+            vectorised_end = (int)CHUNK;
         }
-        for (int i = vectors_end + threadIdx.x; i < count; i += THREADS)
+        for (int i = vectorised_end + threadIdx.x; i < count; i += THREADS)
             grad[i] = store_from_accumulate<T>(load_as_accumulate(grad[i]) * factor);
     }
 }

@@ -5,8 +5,8 @@
 //     grad_weight = sum over rows of grad_output * xhat,  grad_bias = sum over rows of grad_output
 //
 // The grid is as large as the device runs at once. A block goes down the rows, several at a time where they are short;
-// on Hopper a row may have a cluster of up to eight blocks. A thread has the same 16-byte piece (or up to four single
-// elements) of every row, so that the sums over rows stay in its registers, and it asks for its piece of the next row
+// on Hopper a row may have a cluster of up to eight blocks. A thread has the same 16-byte vector (or up to four single
+// elements) of every row, so that the sums over rows stay in its registers, and it asks for its vector of the next row
 // before it waits for the sums of this one (for single elements there are no registers left). Each block leaves a row of sums, and a second kernel adds these in a fixed
 // order. Bound by memory: two reads and one write.
 #include "common/device.h"
@@ -32,33 +32,33 @@ struct BackwardRows {
     bool rms, full_parameters;
 };
 
-template <typename T, int COUNT, int PIECES, bool CLUSTER>
+template <typename T, int COUNT, int VECTORS, bool CLUSTER>
 __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const BackwardRows<T> a)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> P;
-    constexpr int SHARE = COUNT * PIECES; // columns of a thread
+    constexpr int SHARE = COUNT * VECTORS; // columns of a thread
     constexpr bool AHEAD = COUNT > 1;
     __shared__ RowScratch<A, 2> scratch;
     __shared__ A exchange[SLOT_THREADS * SHARE];
-    int turn = 0;
+    int buffer = 0;
     const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
     const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
-    const int stride = a.threads * cluster, pieces = a.cols / COUNT;
+    const int stride = a.threads * cluster, vectors = a.cols / COUNT;
     const int64_t part = blockIdx.x / cluster, step = (int64_t)(gridDim.x / cluster) * slots;
     const P zeros = vector_of_equal<T, COUNT>(A(0));
     A grad_weight[SHARE] = {}, grad_bias[SHARE] = {};
-    P x[PIECES], g[PIECES];
+    P x[VECTORS], g[VECTORS];
     double mean = 0;
     A rstd = 0;
-    const auto load = [&](P(&x)[PIECES], P(&g)[PIECES], double &mean, A &rstd, int64_t row) {
+    const auto load = [&](P(&x)[VECTORS], P(&g)[VECTORS], double &mean, A &rstd, int64_t row) {
         const bool there = row < a.rows;
 #pragma unroll
-        for (int v = 0; v < PIECES; v++) {
+        for (int v = 0; v < VECTORS; v++) {
             const int at = rank + v * stride;
             x[v] =
-                load_vector_or(reinterpret_cast<const P *>(a.input + row * a.cols) + at, there && at < pieces, zeros);
-            g[v] = load_vector_or(reinterpret_cast<const P *>(a.grad_output + row * a.cols) + at, there && at < pieces,
+                load_vector_or(reinterpret_cast<const P *>(a.input + row * a.cols) + at, there && at < vectors, zeros);
+            g[v] = load_vector_or(reinterpret_cast<const P *>(a.grad_output + row * a.cols) + at, there && at < vectors,
                                   zeros);
         }
         mean = there && !a.rms ? a.mean[row] : 0.0;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
     load(x, g, mean, rstd, part * slots + threadIdx.x / a.threads);
     for (int64_t first = part * slots; first < a.rows; first += step) {
         const int64_t row = first + threadIdx.x / a.threads;
-        P next_x[PIECES], next_g[PIECES];
+        P next_x[VECTORS], next_g[VECTORS];
         double next_mean;
         A next_rstd;
         if constexpr (AHEAD)
@@ -77,12 +77,12 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         const A center = (A)mean, shift = (A)((double)center - mean) * rstd;
         A sums[2] = {0, 0}, h[SHARE];
 #pragma unroll
-        for (int v = 0; v < PIECES; v++) {
+        for (int v = 0; v < VECTORS; v++) {
             A weight[COUNT];
 #pragma unroll
             for (int e = 0; e < COUNT; e++)
                 weight[e] = A(1);
-            if (a.weight && rank + v * stride < pieces)
+            if (a.weight && rank + v * stride < vectors)
                 load_parameters<T>(weight, a.weight, a.full_parameters, (int64_t)(rank + v * stride) * COUNT);
 #pragma unroll
             for (int e = 0; e < COUNT; e++) {
@@ -95,11 +95,11 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             }
         }
         if (a.grad_input) {
-            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
+            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, buffer);
             const A mean_h = a.rms ? A(0) : sums[0] * a.inverse_cols, slope = sums[1] * a.inverse_cols;
 #pragma unroll
-            for (int v = 0; v < PIECES; v++)
-                if (row < a.rows && rank + v * stride < pieces) {
+            for (int v = 0; v < VECTORS; v++)
+                if (row < a.rows && rank + v * stride < vectors) {
                     const int64_t at = row * a.cols + (int64_t)(rank + v * stride) * COUNT;
                     A result[COUNT];
 #pragma unroll
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         if constexpr (!AHEAD)
             load(next_x, next_g, next_mean, next_rstd, row + step);
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
+        for (int v = 0; v < VECTORS; v++)
             x[v] = next_x[v], g[v] = next_g[v];
         mean = next_mean, rstd = next_rstd;
     }
@@ -134,10 +134,10 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         A(&sums)[SHARE] = which == 0 ? grad_weight : grad_bias;
         if (slots == 1) {
 #pragma unroll
-            for (int v = 0; v < PIECES; v++)
+            for (int v = 0; v < VECTORS; v++)
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
-                    if (rank + v * stride < pieces)
+                    if (rank + v * stride < vectors)
                         to[(rank + v * stride) * COUNT + e] = sums[v * COUNT + e];
             continue;
         }
@@ -150,15 +150,15 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             A total = 0;
             for (int slot = 0; slot < slots; slot++)
                 total += exchange[slot * a.threads * SHARE + i];
-            const int piece = i / SHARE + i % SHARE / COUNT * stride; // slots > 1: no cluster, rank = i / SHARE
-            if (piece < pieces)
-                to[piece * COUNT + i % COUNT] = total;
+            const int vector = i / SHARE + i % SHARE / COUNT * stride; // slots > 1: no cluster, rank = i / SHARE
+            if (vector < vectors)
+                to[vector * COUNT + i % COUNT] = total;
         }
     }
 }
 
 // Single elements of a thread: as many as there are registers for.
-static constexpr int single_pieces(int64_t element_bytes)
+static constexpr int single_elements(int64_t element_bytes)
 {
     return element_bytes == sizeof(double) ? 2 : 4;
 }
@@ -166,10 +166,11 @@ static constexpr int single_pieces(int64_t element_bytes)
 RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &device)
 {
     const int size = (int)(16 / dtype_size(call.dtype));
-    const bool vectors = call.cols % size == 0 && is_aligned_16(call.grad_input) && is_aligned_16(call.grad_output) &&
-                         is_aligned_16(call.grad_sum) && is_aligned_16(call.input) && is_aligned_16(call.weight);
-    RowShape shape = {vectors ? size : 1, vectors ? 1 : single_pieces(dtype_size(call.dtype)), 0, 1, 1};
-    const int64_t pieces = call.cols / shape.elements, threads = ceil_div(pieces, shape.pieces);
+    const bool vectorised = call.cols % size == 0 && is_aligned_16(call.grad_input) &&
+                            is_aligned_16(call.grad_output) && is_aligned_16(call.grad_sum) &&
+                            is_aligned_16(call.input) && is_aligned_16(call.weight);
+    RowShape shape = {vectorised ? size : 1, vectorised ? 1 : single_elements(dtype_size(call.dtype)), 0, 1, 1};
+    const int64_t vectors = call.cols / shape.elements, threads = ceil_div(vectors, shape.vectors);
     if (threads <= MOST_THREADS) {
         shape.threads = round_threads(threads);
         if (shape.threads < SLOT_THREADS)
@@ -180,7 +181,7 @@ RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &devi
     while (threads > block * shape.cluster && shape.cluster < MOST_CLUSTER)
         shape.cluster *= 2;
     shape.cluster = shape.cluster > 1 ? shape.cluster : 2;
-    if (vectors && call.dtype != CUDA_OPS_FLOAT64 && threads <= block * shape.cluster)
+    if (vectorised && call.dtype != CUDA_OPS_FLOAT64 && threads <= block * shape.cluster)
         shape.threads = (int)(ceil_div(threads, WARP_SIZE * shape.cluster) * WARP_SIZE);
     return shape;
 }
@@ -190,7 +191,7 @@ template <typename T, typename What>
 static void with_kernel(const RowShape &shape, What what)
 {
     if (shape.elements == 1)
-        what(layer_norm_backward_kernel<T, 1, single_pieces(sizeof(T)), false>);
+        what(layer_norm_backward_kernel<T, 1, single_elements(sizeof(T)), false>);
     else if (shape.cluster == 1)
         what(layer_norm_backward_kernel<T, vector16<T>::size, 1, false>);
     else if constexpr (sizeof(T) < sizeof(double))

@@ -3,7 +3,7 @@
 //     output = (input - mean) * rstd * weight + bias
 //
 // A row has from one thread to a block, or on Hopper a cluster of up to eight blocks, whose threads hold up to eight
-// 16-byte pieces each, or as many single elements where rows are not whole pieces at aligned addresses. The mean comes
+// 16-byte vectors each, or as many single elements where rows are not whole vectors at aligned addresses. The mean comes
 // of one sum, variance and the mean's own rounding of a second one, over registers. Bound by memory: one read, one
 // write (two and two with an addition); weight and bias stay in the cache.
 #include "common/device.h"
@@ -46,22 +46,25 @@ __device__ __forceinline__ void drop(A (&values)[COUNT], int64_t at, uint64_t se
         cuda_ops_philox(words, (uint32_t)seed, (uint32_t)(seed >> 32));
 #pragma unroll
         for (int e = 0; e < PART; e++) {
-            const int place = PART == 4 ? e : (int)(at % 4) + e;
-            const uint32_t word = place == 0 ? words[0] : place == 1 ? words[1] : place == 2 ? words[2] : words[3];
+            const int word_index = PART == 4 ? e : (int)(at % 4) + e;
+            const uint32_t word = word_index == 0   ? words[0]
+                                  : word_index == 1 ? words[1]
+                                  : word_index == 2 ? words[2]
+                                                    : words[3];
             values[part * PART + e] *= word >= threshold ? scale : A(0);
         }
     }
 }
 
 // Whole warps go through the loop together, with rows past the end as rows without elements.
-template <typename T, int COUNT, int PIECES, bool ADD, bool CLUSTER>
+template <typename T, int COUNT, int VECTORS, bool ADD, bool CLUSTER>
 __global__ void __launch_bounds__(MOST_THREADS, ADD || sizeof(T) == 8 || (CLUSTER && sizeof(T) == 2) ? 1 : 2)
     layer_norm_forward_kernel(const ForwardRows<T> a)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> P;
     __shared__ RowScratch<A, 2> scratch;
-    int turn = 0;
+    int buffer = 0;
     const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
     const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
     const int stride = a.threads * cluster;
@@ -79,22 +82,22 @@ __global__ void __launch_bounds__(MOST_THREADS, ADD || sizeof(T) == 8 || (CLUSTE
     const int64_t step = (int64_t)(gridDim.x / cluster) * slots;
     for (int64_t first = (int64_t)(blockIdx.x / cluster) * slots; first < a.rows; first += step) {
         const int64_t row = first + threadIdx.x / a.threads;
-        const int pieces = row < a.rows ? a.cols / COUNT : 0;
+        const int vectors = row < a.rows ? a.cols / COUNT : 0;
         const int64_t start = row * a.cols;
-        P x[PIECES];
+        P x[VECTORS];
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
+        for (int v = 0; v < VECTORS; v++)
             x[v] = load_vector_or(reinterpret_cast<const P *>(a.input + start) + rank + v * stride,
-                                  rank + v * stride < pieces, zeros);
+                                  rank + v * stride < vectors, zeros);
         if constexpr (ADD) {
-            P r[PIECES];
+            P r[VECTORS];
 #pragma unroll
-            for (int v = 0; v < PIECES; v++)
+            for (int v = 0; v < VECTORS; v++)
                 r[v] = load_vector_or(reinterpret_cast<const P *>(a.residual + start) + rank + v * stride,
-                                      rank + v * stride < pieces, zeros);
+                                      rank + v * stride < vectors, zeros);
 #pragma unroll
-            for (int v = 0; v < PIECES; v++)
-                if (rank + v * stride < pieces) {
+            for (int v = 0; v < VECTORS; v++)
+                if (rank + v * stride < vectors) {
                     A sum[COUNT];
 #pragma unroll
                     for (int e = 0; e < COUNT; e++)
@@ -112,36 +115,36 @@ __global__ void __launch_bounds__(MOST_THREADS, ADD || sizeof(T) == 8 || (CLUSTE
         A mean[1] = {0};
         if (!a.rms) {
 #pragma unroll
-            for (int v = 0; v < PIECES; v++)
+            for (int v = 0; v < VECTORS; v++)
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
                     mean[0] += element_of(x[v], e) * a.inverse_cols;
-            row_sums<CLUSTER>(mean, a.threads, cluster, scratch, turn);
+            row_sums<CLUSTER>(mean, a.threads, cluster, scratch, buffer);
         }
         // The mean of differences from the mean is what its rounding left out.
         A sums[2] = {0, 0};
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            if (rank + v * stride < pieces)
+        for (int v = 0; v < VECTORS; v++)
+            if (rank + v * stride < vectors)
 #pragma unroll
                 for (int e = 0; e < COUNT; e++) {
                     const A difference = element_of(x[v], e) - mean[0];
                     sums[0] += difference * difference;
                     sums[1] += difference * a.inverse_cols;
                 }
-        row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
+        row_sums<CLUSTER>(sums, a.threads, cluster, scratch, buffer);
         const A rest = a.rms ? A(0) : sums[1];
         const A biased = sums[0] * a.inverse_cols - rest * rest;
         const A rstd = rsqrt((biased < A(0) ? A(0) : biased) + a.eps); // NaN stays
-        if (rank == 0 && pieces > 0) {
+        if (rank == 0 && vectors > 0) {
             if (a.mean)
                 a.mean[row] = (double)mean[0] + (double)rest;
             a.rstd[row] = rstd;
         }
         const A shift = -rest * rstd;
 #pragma unroll
-        for (int v = 0; v < PIECES; v++)
-            if (rank + v * stride < pieces) {
+        for (int v = 0; v < VECTORS; v++)
+            if (rank + v * stride < vectors) {
                 const int64_t at = (int64_t)(rank + v * stride) * COUNT;
                 A result[COUNT], parameters[COUNT];
 #pragma unroll
@@ -169,38 +172,38 @@ __global__ void __launch_bounds__(MOST_THREADS, ADD || sizeof(T) == 8 || (CLUSTE
 RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &device)
 {
     const int size = (int)(16 / dtype_size(call.dtype));
-    const bool vectors = call.cols % size == 0 && is_aligned_16(call.output) && is_aligned_16(call.sum) &&
-                         is_aligned_16(call.input) && is_aligned_16(call.residual) && is_aligned_16(call.weight) &&
-                         is_aligned_16(call.bias);
-    RowShape shape = {vectors ? size : 1, 8, 0, 1, 1};
-    const int64_t pieces = call.cols / shape.elements, most = (int64_t)MOST_THREADS * shape.pieces;
-    if (pieces > most) {
-        while (pieces > most * shape.cluster && shape.cluster < MOST_CLUSTER)
+    const bool vectorised = call.cols % size == 0 && is_aligned_16(call.output) && is_aligned_16(call.sum) &&
+                            is_aligned_16(call.input) && is_aligned_16(call.residual) && is_aligned_16(call.weight) &&
+                            is_aligned_16(call.bias);
+    RowShape shape = {vectorised ? size : 1, 8, 0, 1, 1};
+    const int64_t vectors = call.cols / shape.elements, most = (int64_t)MOST_THREADS * shape.vectors;
+    if (vectors > most) {
+        while (vectors > most * shape.cluster && shape.cluster < MOST_CLUSTER)
             shape.cluster *= 2;
-        if (vectors && call.dtype != CUDA_OPS_FLOAT64 && pieces <= most * shape.cluster)
-            shape.threads = (int)(ceil_div(pieces, WARP_SIZE * shape.pieces * shape.cluster) * WARP_SIZE);
+        if (vectorised && call.dtype != CUDA_OPS_FLOAT64 && vectors <= most * shape.cluster)
+            shape.threads = (int)(ceil_div(vectors, WARP_SIZE * shape.vectors * shape.cluster) * WARP_SIZE);
         return shape;
     }
-    if (vectors && call.dtype != CUDA_OPS_FLOAT64) {
-        if (pieces <= 2 * WARP_SIZE)
-            shape.pieces = 2;
-        else if (pieces <= 4 * WARP_SIZE || (8 * WARP_SIZE < pieces && pieces <= 1024))
-            shape.pieces = 4;
+    if (vectorised && call.dtype != CUDA_OPS_FLOAT64) {
+        if (vectors <= 2 * WARP_SIZE)
+            shape.vectors = 2;
+        else if (vectors <= 4 * WARP_SIZE || (8 * WARP_SIZE < vectors && vectors <= 1024))
+            shape.vectors = 4;
     }
     // Single elements that are few go to more threads, which then read neighbours.
-    shape.threads = round_threads(ceil_div(pieces, !vectors && pieces <= 4 * WARP_SIZE ? 4 : shape.pieces));
+    shape.threads = round_threads(ceil_div(vectors, !vectorised && vectors <= 4 * WARP_SIZE ? 4 : shape.vectors));
     if (shape.threads <= WARP_SIZE)
         shape.slots = choose_slots(shape.threads, SHORT_BLOCK, call.rows, device.multiprocessors);
     return shape;
 }
 
-template <typename T, int COUNT, int PIECES, bool CLUSTER>
+template <typename T, int COUNT, int VECTORS, bool CLUSTER>
 static void launch(const LayerNormCall &call, const RowShape &shape, const ForwardRows<T> &a)
 {
-    if (shape.elements != COUNT || shape.pieces != PIECES || (shape.cluster > 1) != CLUSTER)
+    if (shape.elements != COUNT || shape.vectors != VECTORS || (shape.cluster > 1) != CLUSTER)
         return;
-    const auto kernel = call.residual ? layer_norm_forward_kernel<T, COUNT, PIECES, true, CLUSTER>
-                                      : layer_norm_forward_kernel<T, COUNT, PIECES, false, CLUSTER>;
+    const auto kernel = call.residual ? layer_norm_forward_kernel<T, COUNT, VECTORS, true, CLUSTER>
+                                      : layer_norm_forward_kernel<T, COUNT, VECTORS, false, CLUSTER>;
     const int64_t groups = ceil_div(call.rows, shape.slots), most = MAX_GRID / shape.cluster;
     const int64_t blocks = (groups < most ? groups : most) * shape.cluster;
     if constexpr (CLUSTER)

@@ -37,10 +37,10 @@ Answer layer_norm_cluster_supports(const LayerNormCall &call, const Device &devi
 int64_t layer_norm_streamed_workspace(const LayerNormCall &call, const Device &device);
 cuda_ops_status layer_norm_streamed(const LayerNormCall &call, const Device &device);
 
-// How rows are laid on threads: of `elements` elements at a time in `pieces` a thread, by `threads` threads of each of
-// `cluster` blocks, of which one has `slots` rows. threads = 0: rows of this length and place do not fit.
+// How rows are laid on threads: of `elements` elements at a time in `vectors` a thread, by `threads` threads of each of
+// `cluster` blocks, of which one has `slots` rows. threads = 0: rows of this length and alignment do not fit.
 struct RowShape {
-    int elements, pieces, threads, slots, cluster;
+    int elements, vectors, threads, slots, cluster;
 };
 RowShape layer_norm_forward_shape(const LayerNormCall &call, const Device &device);
 RowShape layer_norm_backward_shape(const LayerNormCall &call, const Device &device);

@@ -9,7 +9,7 @@
 static constexpr int MOST_WARPS = 32; // of a block
 static constexpr int MOST_CLUSTER = 8;
 
-// What the sums of a row go through. Two of each, taken in turn: nobody writes one again before a barrier that all
+// What the sums of a row go through. Two of each, used alternately: nobody writes one again before a barrier that all
 // come to after they have read it.
 template <typename A, int VALUES>
 struct RowScratch {
@@ -18,10 +18,10 @@ struct RowScratch {
 };
 
 // Sums over the `threads` neighbouring threads that have a row, and over the blocks of the cluster; all get them.
-// threads: a power of two up to 32, or a multiple of 32. `turn` is 0 at first.
+// threads: a power of two up to 32, or a multiple of 32. `buffer` is 0 at first.
 template <bool CLUSTER, typename A, int COUNT, int VALUES>
 __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cluster, RowScratch<A, VALUES> &scratch,
-                                         int &turn)
+                                         int &buffer)
 {
     static_assert(COUNT <= VALUES, "the scratch has room");
     const int lane = threadIdx.x % WARP_SIZE;
@@ -37,22 +37,22 @@ __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cl
     if (lane == 0)
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            scratch.warp[turn][k][threadIdx.x / WARP_SIZE] = values[k];
+            scratch.warp[buffer][k][threadIdx.x / WARP_SIZE] = values[k];
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < COUNT; k++)
-        values[k] = warp_sum(lane < warps ? scratch.warp[turn][k][first + lane] : A(0));
+        values[k] = warp_sum(lane < warps ? scratch.warp[buffer][k][first + lane] : A(0));
     if constexpr (CLUSTER) {
         if (threadIdx.x == 0)
 #pragma unroll
             for (int k = 0; k < COUNT; k++)
-                scratch.block[turn][k] = values[k];
+                scratch.block[buffer][k] = values[k];
         cluster_sync();
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            values[k] = warp_sum(lane < cluster ? *mapa(&scratch.block[turn][k], lane) : A(0));
+            values[k] = warp_sum(lane < cluster ? *mapa(&scratch.block[buffer][k], lane) : A(0));
     }
-    turn ^= 1;
+    buffer ^= 1;
 }
 
 // COUNT values of weight or bias from column `at` on, which are `full` (in the accumulation type) or of the dtype T.

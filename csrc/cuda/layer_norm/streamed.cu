@@ -1,6 +1,6 @@
 // layer_norm and rms_norm of rows that do not fit into registers, or do not start where vectors do: a block has a row,
 // and reads it again for each step, mostly from the L2: for the mean, for the variance, and to write the result;
-// backward for the two sums and to write grad_input. 16-byte pieces wherever rows start (common/rows.cuh), if all arrays
+// backward for the two sums and to write grad_input. 16-byte vectors wherever rows start (common/rows.cuh), if all arrays
 // lie alike. grad_weight and grad_bias come of a kernel of their own, in which a thread goes down a column, and so read
 // input and grad_output once more. Bound by memory.
 #include "common/device.h"
@@ -16,10 +16,10 @@ static constexpr int64_t LEAST_ROWS = 32; // that a thread goes down
 
 // for_row, or the same element by element.
 template <int INPUTS, typename T, typename F>
-__device__ __forceinline__ void for_elements(T *output, const T *const (&inputs)[INPUTS], int64_t cols, bool vectors,
+__device__ __forceinline__ void for_elements(T *output, const T *const (&inputs)[INPUTS], int64_t cols, bool vectorised,
                                              F function)
 {
-    if (vectors) {
+    if (vectorised) {
         for_row(output, inputs, cols, threadIdx.x, ROW_THREADS, function);
         return;
     }
@@ -46,12 +46,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     layer_norm_forward_streamed_kernel(T *output, T *sum, double *mean, accumulate_type<T> *rstd, int64_t *state,
                                        const T *input, const T *residual, const void *weight, const void *bias,
                                        int64_t rows, int64_t cols, accumulate_type<T> eps, bool rms, bool full,
-                                       bool vectors, uint32_t threshold, accumulate_type<T> scale,
+                                       bool vectorised, uint32_t threshold, accumulate_type<T> scale,
                                        cuda_ops_philox_state philox)
 {
     typedef accumulate_type<T> A;
     __shared__ RowScratch<A, 2> scratch;
-    int turn = 0;
+    int buffer = 0;
     const A inverse_cols = A(1) / (A)cols;
     wait_for_predecessor();
     release_successor();
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         const int64_t start = row * cols;
         if constexpr (ADD) {
             const T *const both[2] = {input + start, residual + start};
-            for_elements(sum + start, both, cols, vectors, [&](int64_t c, auto &x) {
+            for_elements(sum + start, both, cols, vectorised, [&](int64_t c, auto &x) {
                 constexpr int COUNT = (int)(sizeof(x[0]) / sizeof(A));
 #pragma unroll
                 for (int e = 0; e < COUNT; e++) {
@@ -77,8 +77,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                         uint32_t words[4] = {(uint32_t)(offset / 4), (uint32_t)(offset / 4 >> 32), (uint32_t)counter,
                                              (uint32_t)(counter >> 32)};
                         cuda_ops_philox(words, (uint32_t)seed, (uint32_t)(seed >> 32));
-                        const int place = (int)(at % 4);
-                        const uint32_t word = place < 2 ? words[place == 1] : (place == 2 ? words[2] : words[3]);
+                        const int word_index = (int)(at % 4);
+                        const uint32_t word =
+                            word_index < 2 ? words[word_index == 1] : (word_index == 2 ? words[2] : words[3]);
                         kept = word >= threshold ? scale : A(0);
                     }
                     x[0][e] = x[0][e] * kept + x[1][e];
@@ -89,15 +90,15 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         const T *const from[1] = {ADD ? sum + start : input + start};
         A m[1] = {0};
         if (!rms) {
-            for_elements((T *)nullptr, from, cols, vectors, [&](int64_t, const auto &x) {
+            for_elements((T *)nullptr, from, cols, vectorised, [&](int64_t, const auto &x) {
 #pragma unroll
                 for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
                     m[0] += x[0][e] * inverse_cols;
             });
-            row_sums<false>(m, ROW_THREADS, 1, scratch, turn);
+            row_sums<false>(m, ROW_THREADS, 1, scratch, buffer);
         }
         A sums[2] = {0, 0};
-        for_elements((T *)nullptr, from, cols, vectors, [&](int64_t, const auto &x) {
+        for_elements((T *)nullptr, from, cols, vectorised, [&](int64_t, const auto &x) {
 #pragma unroll
             for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++) {
                 const A difference = x[0][e] - m[0];
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                 sums[1] += difference * inverse_cols;
             }
         });
-        row_sums<false>(sums, ROW_THREADS, 1, scratch, turn);
+        row_sums<false>(sums, ROW_THREADS, 1, scratch, buffer);
         const A rest = rms ? A(0) : sums[1];
         const A biased = sums[0] * inverse_cols - rest * rest;
         const A r = rsqrt((biased < A(0) ? A(0) : biased) + eps), shift = -rest * r;
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                 mean[row] = (double)m[0] + (double)rest;
             rstd[row] = r;
         }
-        for_elements(output + start, from, cols, vectors, [&](int64_t c, auto &x) {
+        for_elements(output + start, from, cols, vectorised, [&](int64_t c, auto &x) {
 #pragma unroll
             for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++) {
                 x[0][e] = (x[0][e] - m[0]) * r + shift;
@@ -131,11 +132,11 @@ template <typename T>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     layer_norm_grad_input_streamed_kernel(T *grad_input, const T *grad_output, const T *grad_sum, const T *input,
                                           const void *weight, const double *mean, const accumulate_type<T> *rstd,
-                                          int64_t rows, int64_t cols, bool rms, bool full, bool vectors)
+                                          int64_t rows, int64_t cols, bool rms, bool full, bool vectorised)
 {
     typedef accumulate_type<T> A;
     __shared__ RowScratch<A, 2> scratch;
-    int turn = 0;
+    int buffer = 0;
     wait_for_predecessor();
     release_successor();
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         const A r = rstd[row], center = (A)m, shift = (A)((double)center - m) * r;
         const T *const both[2] = {grad_output + start, input + start};
         A sums[2] = {0, 0};
-        for_elements((T *)nullptr, both, cols, vectors, [&](int64_t c, const auto &x) {
+        for_elements((T *)nullptr, both, cols, vectorised, [&](int64_t c, const auto &x) {
 #pragma unroll
             for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++) {
                 const A h = weight ? x[0][e] * parameter_at<T>(weight, full, c + e) : x[0][e];
@@ -152,9 +153,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                 sums[1] += h * ((x[1][e] - center) * r + shift);
             }
         });
-        row_sums<false>(sums, ROW_THREADS, 1, scratch, turn);
+        row_sums<false>(sums, ROW_THREADS, 1, scratch, buffer);
         const A mean_h = rms ? A(0) : sums[0] / (A)cols, slope = sums[1] / (A)cols;
-        for_elements(grad_input + start, both, cols, vectors, [&](int64_t c, auto &x) {
+        for_elements(grad_input + start, both, cols, vectorised, [&](int64_t c, auto &x) {
 #pragma unroll
             for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++) {
                 const A h = weight ? x[0][e] * parameter_at<T>(weight, full, c + e) : x[0][e];
@@ -219,13 +220,14 @@ template <typename T>
 static cuda_ops_status forward(const LayerNormCall &call)
 {
     typedef accumulate_type<T> A;
-    const bool vectors = lie_alike(call.input, call.output) &&
-                         (!call.residual || (lie_alike(call.input, call.residual) && lie_alike(call.input, call.sum)));
+    const bool vectorised =
+        same_alignment(call.input, call.output) &&
+        (!call.residual || (same_alignment(call.input, call.residual) && same_alignment(call.input, call.sum)));
     launch_dependent(
         call.residual ? layer_norm_forward_streamed_kernel<T, true> : layer_norm_forward_streamed_kernel<T, false>,
         dim3(clamp_grid(call.rows)), dim3(ROW_THREADS), 0, call.stream, (T *)call.output, (T *)call.sum, call.mean,
         (A *)call.rstd, call.state, (const T *)call.input, (const T *)call.residual, call.weight, call.bias, call.rows,
-        call.cols, (A)call.eps, call.rms, call.parameter_dtype != call.dtype, vectors,
+        call.cols, (A)call.eps, call.rms, call.parameter_dtype != call.dtype, vectorised,
         cuda_ops_dropout_threshold(call.p), (A)cuda_ops_dropout_scale(call.p), call.philox);
     return launch_status();
 }
@@ -235,11 +237,12 @@ static cuda_ops_status backward(const LayerNormCall &call, const Device &device)
 {
     typedef accumulate_type<T> A;
     if (call.grad_input) {
-        const bool vectors = lie_alike(call.input, call.grad_output) && lie_alike(call.input, call.grad_input);
+        const bool vectorised =
+            same_alignment(call.input, call.grad_output) && same_alignment(call.input, call.grad_input);
         launch_dependent(layer_norm_grad_input_streamed_kernel<T>, dim3(clamp_grid(call.rows)), dim3(ROW_THREADS), 0,
                          call.stream, (T *)call.grad_input, (const T *)call.grad_output, (const T *)call.grad_sum,
                          (const T *)call.input, call.weight, call.saved_mean, (const A *)call.saved_rstd, call.rows,
-                         call.cols, call.rms, call.parameter_dtype != call.dtype, vectors);
+                         call.cols, call.rms, call.parameter_dtype != call.dtype, vectorised);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
