@@ -13,11 +13,13 @@ from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.linear_gelu import linear_gelu
 from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
+from .ops.masked_softmax import masked_softmax
 from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
 from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
 from .ops.relu import relu
+from .ops.softmax import softmax
 from .ops.square import square
 
 __all__ = [
@@ -34,10 +36,12 @@ __all__ = [
     "linear_gelu",
     "linear_relu",
     "log_softmax",
+    "masked_softmax",
     "matmul",
     "max_pool2d",
     "nll_loss",
     "polynomial",
     "relu",
+    "softmax",
     "square",
 ]

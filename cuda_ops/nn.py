@@ -17,6 +17,7 @@ from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
 from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
+from .ops.softmax import Softmax, Softmax2d
 
 # `from cuda_ops.nn.utils import clip_grad_norm_`, as of torch.nn.utils, though this module is a file.
 sys.modules[f"{__name__}.utils"] = utils
@@ -38,5 +39,7 @@ __all__ = [
     "MaxPool2d",
     "NLLLoss",
     "ReLU",
+    "Softmax",
+    "Softmax2d",
     "utils",
 ]

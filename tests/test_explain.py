@@ -152,6 +152,8 @@ CALLS = [
     ("conv_bn_relu_pool", (meta(4, 8, 8, 8), meta(8, 8, 3, 3))),
     ("batch_norm", (meta(4, 8, 9, 9),)),
     ("log_softmax", (meta(4, 8), 1)),
+    ("masked_softmax", (meta(4, 8),)),
+    ("softmax", (meta(4, 8), 0)),
     ("cross_entropy", (meta(4, 8),)),
     ("linear", (meta(4, 8), meta(3, 8))),
     ("linear_relu", (meta(4, 8), meta(3, 8))),
