@@ -84,6 +84,13 @@ def cases(device) -> Iterator[Case]:
     yield Case("relu", ours.relu, native.relu, (x,))
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
     yield Case("log_softmax", lambda x: ours.log_softmax(x, 1), lambda x: native.log_softmax(x, 1), (x,))
+    yield Case(
+        "masked_softmax",
+        lambda x: ours.masked_softmax(x, None, 0.5),
+        lambda x: native.softmax(x * 0.5, -1),
+        (x,),
+    )
+    yield Case("softmax", lambda x: ours.softmax(x, 1), lambda x: native.softmax(x, 1), (x,))
     yield Case("nll_loss", lambda x: ours.nll_loss(x, target), lambda x: native.nll_loss(x, target), (x,))
     yield Case(
         "cross_entropy", lambda x: ours.cross_entropy(x, target), lambda x: native.cross_entropy(x, target), (x,)

@@ -228,12 +228,23 @@ def _layer_norm(ask, a):
         yield ask(name, "layer_norm_paths", backward, _dtype(input, False), rows, cols)
 
 
-def _log_softmax(ask, a):
+def _softmax(ask, a, op="softmax_paths"):
     input, dim = a["input"], a.get("dim")
     dim = dim if dim is not None else 0 if input.dim() in (0, 1, 3) else 1
     sizes = _columns(input.shape, dim) if input.dim() else (1, 1, 1)
     for name, backward in (("forward", False), ("gradient of input", True)):
-        yield ask(name, "log_softmax_paths", backward, a.get("dtype") or _dtype(input, False), *sizes)
+        yield ask(name, op, backward, a.get("dtype") or _dtype(input, False), *sizes)
+
+
+def _log_softmax(ask, a):
+    yield from _softmax(ask, a, "log_softmax_paths")
+
+
+def _masked_softmax(ask, a):
+    input = a["input"]
+    yield ask("forward", "masked_softmax_paths", _dtype(input, False), _rows(input), input.shape[-1])
+    sizes = _rows(input), input.shape[-1], 1
+    yield ask("gradient of input", "softmax_paths", True, _dtype(input, False), *sizes)
 
 
 def _cross_entropy(ask, a):
@@ -308,8 +319,10 @@ DESCRIBED = {
     "linear_gelu": _linear_gelu,
     "linear_relu": _linear_relu,
     "log_softmax": _log_softmax,
+    "masked_softmax": _masked_softmax,
     "matmul": _matmul,
     "rms_norm": _layer_norm,
+    "softmax": _softmax,
 }
 
 

@@ -22,6 +22,7 @@ from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.linear_gelu import linear_gelu
 from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
+from .ops.masked_softmax import masked_softmax
 from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
 from .ops.mish import mish
@@ -32,6 +33,7 @@ from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
 from .ops.sigmoid import sigmoid
 from .ops.silu import silu
+from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
 from .ops.tanh import tanh
@@ -59,6 +61,7 @@ __all__ = [
     "linear_gelu",
     "linear_relu",
     "log_softmax",
+    "masked_softmax",
     "matmul",
     "max_pool2d",
     "mish",
@@ -69,6 +72,7 @@ __all__ = [
     "rms_norm",
     "sigmoid",
     "silu",
+    "softmax",
     "softplus",
     "square",
     "tanh",

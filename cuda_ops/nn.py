@@ -29,6 +29,7 @@ from .ops.relu6 import ReLU6
 from .ops.rms_norm import RMSNorm
 from .ops.sigmoid import Sigmoid
 from .ops.silu import SiLU
+from .ops.softmax import Softmax, Softmax2d
 from .ops.softplus import Softplus
 from .ops.tanh import Tanh
 
@@ -64,6 +65,8 @@ __all__ = [
     "ReLU6",
     "SiLU",
     "Sigmoid",
+    "Softmax",
+    "Softmax2d",
     "Softplus",
     "Tanh",
     "utils",

@@ -13,7 +13,7 @@ SPECS = load_specs()
 
 
 def pytest_configure():
-    """Workers of pytest-xdist share the cores: a team of threads for each core in each of them would spend its time
+    """Workers of pytest-xdist share the cores: with a thread per core in each, they would spend their time
     waiting for threads that do not run. What tests start by a process of their own goes by the variable."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and "OMP_NUM_THREADS" not in os.environ:

@@ -163,6 +163,8 @@ CALLS = [
     ("add_layer_norm", (meta(4, 8), meta(4, 8), (8,))),
     ("add_rms_norm", (meta(4, 8), meta(4, 8), (8,))),
     ("log_softmax", (meta(4, 8), 1)),
+    ("masked_softmax", (meta(4, 8),)),
+    ("softmax", (meta(4, 8), 0)),
     ("cross_entropy", (meta(4, 8),)),
     ("linear", (meta(4, 8), meta(3, 8))),
     ("linear_relu", (meta(4, 8), meta(3, 8))),

@@ -6,33 +6,10 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "softmax_shape.h"
 
 namespace cuda_ops
 {
-
-// Input seen as [outer, cols, inner], cols being the dimension `dim`, which may count from the end. A tensor without
-// dimensions counts as one element, as in PyTorch.
-struct SoftmaxShape {
-    int64_t outer = 1, cols = 1, inner = 1;
-};
-
-static SoftmaxShape softmax_shape(const char *op, const Tensor &input, int64_t dim)
-{
-    const int64_t dims = input.dim(), bound = std::max<int64_t>(dims, 1);
-    TORCH_CHECK_INDEX(-bound <= dim && dim < bound, op, ": expected dim to be in [", -bound, ", ", bound - 1,
-                      "] for an input of shape ", input.sizes(), ", got ", dim);
-    const int64_t wrapped = dim < 0 ? dim + bound : dim;
-    SoftmaxShape shape;
-    for (int64_t d = 0; d < dims; d++)
-        (d < wrapped ? shape.outer : d == wrapped ? shape.cols : shape.inner) *= input.size(d);
-    return shape;
-}
-
-// The minimum number of columns for a thread of the CPU.
-static int64_t column_grain(const SoftmaxShape &shape)
-{
-    return std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / shape.cols, 1);
-}
 
 static Tensor log_softmax_forward(const Tensor &input, int64_t dim)
 {

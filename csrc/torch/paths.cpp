@@ -13,7 +13,9 @@
 #include "cuda_ops/linear_gelu.h"
 #include "cuda_ops/linear_relu.h"
 #include "cuda_ops/log_softmax.h"
+#include "cuda_ops/masked_softmax.h"
 #include "cuda_ops/mnist_step.h"
+#include "cuda_ops/softmax.h"
 
 namespace cuda_ops
 {
@@ -181,6 +183,21 @@ static PathRows log_softmax_paths(bool backward, at::ScalarType type, int64_t ou
         device, cuda_ops_log_softmax_paths_cuda(reports, room, backward, outer, cols, inner, path_dtype(type), facts));
 }
 
+static PathRows softmax_paths(bool backward, at::ScalarType type, int64_t outer, int64_t cols, int64_t inner,
+                              at::IntArrayRef device)
+{
+    (void)backward, (void)type, (void)outer, (void)cols, (void)inner, (void)device;
+    return CUDA_OPS_PATHS(
+        device, cuda_ops_softmax_paths_cuda(reports, room, backward, outer, cols, inner, path_dtype(type), facts));
+}
+
+static PathRows masked_softmax_paths(at::ScalarType type, int64_t rows, int64_t cols, at::IntArrayRef device)
+{
+    (void)type, (void)rows, (void)cols, (void)device;
+    return CUDA_OPS_PATHS(device,
+                          cuda_ops_masked_softmax_paths_cuda(reports, room, rows, cols, path_dtype(type), facts));
+}
+
 static PathRows cross_entropy_paths(at::ScalarType type, int64_t outer, int64_t classes, int64_t inner,
                                     int64_t reduction, at::IntArrayRef device)
 {
@@ -236,6 +253,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("log_softmax_paths(bool backward, ScalarType dtype, int outer, int cols, int inner, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::log_softmax_paths);
+    library.def("softmax_paths(bool backward, ScalarType dtype, int outer, int cols, int inner, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::softmax_paths);
+    library.def("masked_softmax_paths(ScalarType dtype, int rows, int cols, int[] device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::masked_softmax_paths);
     library.def("cross_entropy_paths(ScalarType dtype, int outer, int classes, int inner, int reduction, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::cross_entropy_paths);

@@ -1,0 +1,35 @@
+// Input seen as [outer, cols, inner], for softmax and log_softmax.
+#pragma once
+
+#include <algorithm>
+
+#include "checks.h"
+
+namespace cuda_ops
+{
+
+// cols is the dimension `dim`, which may count from the end. A tensor without dimensions is one of one element, as in
+// PyTorch.
+struct SoftmaxShape {
+    int64_t outer = 1, cols = 1, inner = 1;
+};
+
+inline SoftmaxShape softmax_shape(const char *op, const Tensor &input, int64_t dim)
+{
+    const int64_t dims = input.dim(), bound = std::max<int64_t>(dims, 1);
+    TORCH_CHECK_INDEX(-bound <= dim && dim < bound, op, ": expected dim to be in [", -bound, ", ", bound - 1,
+                      "] for an input of shape ", input.sizes(), ", got ", dim);
+    const int64_t wrapped = dim < 0 ? dim + bound : dim;
+    SoftmaxShape shape;
+    for (int64_t d = 0; d < dims; d++)
+        (d < wrapped ? shape.outer : d == wrapped ? shape.cols : shape.inner) *= input.size(d);
+    return shape;
+}
+
+// Columns that a thread of the CPU takes at least.
+inline int64_t column_grain(const SoftmaxShape &shape)
+{
+    return std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / shape.cols, 1);
+}
+
+} // namespace cuda_ops

@@ -1,0 +1,90 @@
+"""softmax: exp(input) / sum(exp(input)) along one dimension."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import _get_softmax_dim
+
+from .._arguments import check_dtype, check_tensors, expect
+from .._autograd import autograd_function
+from .._fakes import register_fake
+from .._operators import operator
+
+
+@register_fake("cuda_ops::softmax_forward")
+def _(input, dim):
+    bound = max(input.dim(), 1)
+    message = "dim to be in [{}, {}] for an input of shape {}, got {}"
+    shape = list(input.shape)
+    expect(-bound <= dim < bound, "softmax", message, -bound, bound - 1, shape, dim, check=torch._check_index)
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@register_fake("cuda_ops::softmax_backward")
+def _(grad_output, output, dim):
+    return torch.empty_like(output, memory_format=torch.contiguous_format)
+
+
+softmax_forward = operator("softmax_forward")
+SoftmaxFunction = autograd_function("softmax_forward", "SoftmaxFunction")
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    r"""Softmax, :math:`\text{output}_i = \exp(\text{input}_i) / \sum_j \exp(\text{input}_j)` along `dim`, without
+    overflow for large inputs.
+
+    Args:
+        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        dim: the dimension that sums up to 1. None is deprecated: it warns, and picks 0 for an input of 0, 1 or 3
+            dimensions and 1 for others, as PyTorch does.
+        dtype: if given, `input` is cast to it first.
+
+    Returns:
+        A contiguous tensor with the shape of `input`; where a NaN or +inf is along `dim`, or -inf alone, all NaN.
+
+    Raises:
+        TypeError: `input` is no tensor, or `dim` no int, or `dtype` no dtype.
+        RuntimeError: `input` is not floating point.
+        IndexError: `input` has no dimension `dim`.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Under autocast it computes in float32. Differentiable any number of times; from the second derivative by `input` on
+    by PyTorch's own ops.
+
+    Example:
+        >>> cuda_ops.functional.softmax(torch.tensor([0.0, 0.0]), dim=0)
+        tensor([0.5000, 0.5000])
+    """
+    if dim is None:
+        check_tensors("softmax", input=input)
+        dim = _get_softmax_dim("softmax", input.dim(), _stacklevel)
+    if dtype is not None:
+        return softmax_in(dtype, input, dim)
+    return softmax_forward(input, dim)
+
+
+def softmax_in(dtype, input, dim):
+    """In that dtype, under autocast too."""
+    check_tensors("softmax", input=input)
+    check_dtype("softmax", dtype)
+    device_type = input.device.type
+    input = input.to(dtype)
+    if device_type in ("cpu", "cuda") and torch.is_autocast_enabled(device_type):
+        with torch.autocast(device_type, enabled=False):
+            return softmax_forward(input, dim)
+    return softmax_forward(input, dim)
+
+
+class Softmax(torch.nn.Softmax):
+    """torch.nn.Softmax on cuda_ops.functional.softmax."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return softmax(input, self.dim, _stacklevel=5)
+
+
+class Softmax2d(torch.nn.Softmax2d):
+    """torch.nn.Softmax2d on cuda_ops.functional.softmax: over the channels of images."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got shape {list(input.shape)}")
+        return softmax(input, -3, _stacklevel=5)

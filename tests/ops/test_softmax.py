@@ -1,0 +1,201 @@
+"""softmax and masked_softmax: what is special to them beside the properties that hold for every op."""
+
+import math
+
+import pytest
+import torch
+from specs.masked_softmax import reference
+from support.opspec import RELATIVE_NORM, assert_close
+
+import cuda_ops
+from cuda_ops.functional import masked_softmax, softmax
+
+INF, NAN = float("inf"), float("nan")
+# A part of a warp, a warp and a block a row, in registers and not.
+LENGTHS = [1, 2, 9, 31, 32, 33, 100, 256, 257, 768, 1023, 1024, 1025, 4104, 5003, 33_000, 262_144]
+
+
+@pytest.mark.parametrize("inner", [1, 3])
+@pytest.mark.parametrize("cols", [3, 16, 40, 1030, 1200])
+def test_rows_of_infinities(device, cols, inner):
+    """Where PyTorch has NaN, 0 and other values, with the odd value at the start, in the middle and at the end."""
+    rows = []
+    for column in (0, cols // 2, cols - 1):
+        for value in (NAN, INF, -INF):
+            row = torch.linspace(-1, 1, cols, dtype=torch.float64)
+            row[column] = value
+            rows.append(row)
+    rows += [torch.full((cols,), -INF, dtype=torch.float64), torch.full((cols,), INF, dtype=torch.float64)]
+    rows += [torch.tensor([-INF] * (cols - 1) + [1.0], dtype=torch.float64)]
+    input = torch.stack(rows)[..., None].expand(-1, -1, inner).contiguous()
+    for dtype in (torch.float32, torch.float64):
+        output = softmax(input.to(device, dtype), 1)
+        assert_close(output, torch.softmax(input.to(dtype).double(), 1), 2e-6)
+
+
+@pytest.mark.parametrize("cols", LENGTHS)
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_rows_that_start_anywhere(device_dtype, cols, offset):
+    device, dtype = device_dtype
+    generator = torch.Generator().manual_seed(cols)
+
+    def make():
+        storage = torch.rand(5 * cols + offset, generator=generator).sub(0.5).mul(8).to(device, dtype)
+        return storage[offset:].view(5, cols)
+
+    input, grad_output = make(), make()
+    output = torch.ops.cuda_ops.softmax_forward(input, 1)
+    assert_close(output, torch.softmax(input.cpu().double(), 1), RELATIVE_NORM[dtype])
+    y, g = output.cpu().double(), grad_output.cpu().double()
+    expected = y * (g - (g * y).sum(1, keepdim=True))
+    # An output of its own, at an offset, too: what backward reads and writes then lies alike, or not.
+    for known in (output, input.copy_(output)):
+        grad = torch.ops.cuda_ops.softmax_backward(grad_output, known, 1)
+        if cols > 1:  # with one the gradient is nothing but rounding
+            assert_close(grad, expected, RELATIVE_NORM[dtype])
+
+
+@pytest.mark.parametrize("cols", LENGTHS)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_masked_rows_that_start_anywhere(device_dtype, cols, offset):
+    """The input, the mask, or both off by an element: pieces where they lie alike."""
+    device, dtype = device_dtype
+    generator = torch.Generator().manual_seed(cols)
+    values = torch.rand(3 * cols + offset, generator=generator).sub(0.5).mul(8).to(device, dtype)
+    for mask in (
+        torch.rand(cols + 1, generator=generator).gt(0.3).to(device),
+        torch.rand(cols + 1, generator=generator).to(device, dtype),
+    ):
+        for begin in (0, 1):
+            part = mask[begin : begin + cols]
+            input = values[offset:].view(3, cols)
+            output = masked_softmax(input, part, 0.5, True)
+            expected = reference(
+                input.cpu().double(), part.cpu() if mask.dtype == torch.bool else part.cpu().double(), 0.5, True
+            )
+            assert_close(output, expected, RELATIVE_NORM[dtype])
+
+
+def test_sums_are_one_and_shifts_change_nothing(device):
+    for shape in [(4, 50_257), (50_257, 2)]:
+        dim = shape.index(50_257)
+        input = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        output = softmax(input.to(device), dim)
+        assert_close(output, torch.softmax(input.double(), dim), 1e-6)
+        assert (output.double().sum(dim) - 1).abs().max() < 4e-6
+    input = torch.randint(-8, 8, (6, 11), generator=torch.Generator().manual_seed(0)).float().to(device)
+    assert torch.equal(softmax(input, 1), softmax(input + 8192, 1))
+
+
+@pytest.mark.parametrize("dims", [0, 1, 2, 3, 4])
+def test_implicit_dimension_warns_and_is_pytorchs(dims):
+    input = torch.randn((2,) * dims, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="Implicit dimension choice for softmax has been deprecated") as ours:
+        output = softmax(input)
+    with pytest.warns(UserWarning):
+        expected = torch.nn.functional.softmax(input)
+    assert_close(output, expected.double(), 2e-6)
+    assert ours[0].filename == __file__
+    with pytest.warns(UserWarning, match="Implicit dimension"):
+        assert torch.equal(cuda_ops.nn.Softmax()(input), output)
+
+
+def test_dtype_casts_first(device):
+    integers = torch.arange(5, device=device)
+    output = softmax(integers, 0, dtype=torch.float64)
+    assert output.dtype == torch.float64
+    assert_close(output, torch.softmax(integers.cpu().double(), 0), 1e-12)
+    assert softmax(torch.tensor([1e300, 0.0], dtype=torch.float64), 0, dtype=torch.float32).isnan().all()
+
+
+def test_third_derivative():
+    x = torch.tensor([0.3, -0.7, 1.1, 0.2], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([True, True, False, True])
+    for ours, native in [
+        (lambda: softmax(x, 0), lambda: torch.softmax(x, 0)),
+        (lambda: masked_softmax(x, mask, 0.5), lambda: reference(x, mask, 0.5)),
+    ]:
+        results = []
+        for function in (ours, native):
+            value = function()[1]
+            for _ in range(3):
+                (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+                value = gradient.pow(3).sum()
+            results.append(gradient.detach())
+        assert_close(*results, 1e-12)
+
+
+def test_modules_are_drop_ins():
+    ours, native = cuda_ops.nn.Softmax(dim=1), torch.nn.Softmax(dim=1)
+    assert repr(ours) == repr(native)
+    assert_close(ours(torch.ones(4, 7)), native(torch.ones(4, 7).double()), 2e-6)
+    images = torch.randn(2, 3, 4, 5)
+    for x in (images, images[0]):
+        assert_close(cuda_ops.nn.Softmax2d()(x), torch.nn.Softmax2d()(x.double()), 2e-6)
+    assert repr(cuda_ops.nn.Softmax2d()) == repr(torch.nn.Softmax2d())
+    with pytest.raises(ValueError, match=r"Softmax2d: expected input to be 3D or 4D, got shape \[2, 3\]"):
+        cuda_ops.nn.Softmax2d()(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("cols", [6, 8, 40, 1032, 1030])
+def test_masked_nonfinite_scores(device, cols):
+    """What does not take part is not looked at; of what does, NaN and +inf make the row NaN."""
+    for value in (NAN, INF, -INF):
+        input = torch.zeros(2, cols, device=device)
+        input[0, 3] = value
+        mask = torch.ones(cols, dtype=torch.bool, device=device)
+        for takes_part in (True, False):
+            mask[3] = takes_part
+            output = masked_softmax(input, mask).cpu()
+            expected = torch.softmax(input.cpu().masked_fill(~mask.cpu(), -INF), -1)
+            assert_close(output, expected.double(), 2e-6)
+        causal = masked_softmax(input.view(2, cols).expand(cols, 2, cols).transpose(0, 1).contiguous(), None, 1.0, True)
+        hidden = torch.ones(cols, cols, dtype=torch.bool).triu(1)
+        expected = torch.softmax(input.cpu()[:, None].expand(2, cols, cols).masked_fill(hidden, -INF), -1)
+        if value != -INF:
+            assert_close(causal, expected.double(), 2e-6)
+
+
+def test_rows_without_a_score_are_zero_and_so_are_their_gradients(device):
+    for cols in (5, 8, 256, 5000):
+        input = torch.randn(3, cols, device=device, requires_grad=True)
+        mask = torch.ones(3, cols, dtype=torch.bool, device=device)
+        mask[1] = False
+        output = masked_softmax(input, mask)
+        (grad,) = torch.autograd.grad(output, input, torch.randn_like(output))
+        assert (output[1] == 0).all() and (grad[1] == 0).all()
+        assert (output[0] > 0).all() and grad.isfinite().all()
+        additive = torch.zeros(3, 1, device=device)
+        additive[1] = -INF
+        assert torch.equal(masked_softmax(input, additive), output)
+
+
+def test_masked_softmax_is_that_of_attention(device):
+    query, key, value = torch.randn(3, 2, 3, 7, 8, device=device, dtype=torch.float64)
+    mask = torch.rand(2, 1, 7, 7, generator=torch.Generator().manual_seed(0)).to(device) > 0.2
+    mask |= torch.eye(7, dtype=torch.bool, device=device)
+    weights = masked_softmax(query @ key.mT, mask, 1 / math.sqrt(8))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    torch.testing.assert_close(weights @ value, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["row", "thread_group"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_forced_paths_agree(monkeypatch, path, dtype):
+    from cuda_ops._library import ops
+
+    x = torch.randn(37, 264, device="cuda", dtype=dtype)
+    mask = torch.rand(264, device="cuda") > 0.2
+    exact = torch.softmax(x.cpu().double(), 1)
+    for op, function, expected in [
+        ("SOFTMAX", lambda: softmax(x, 1), exact),
+        ("MASKED_SOFTMAX", lambda: masked_softmax(x, mask), reference(x.cpu().double(), mask.cpu())),
+    ]:
+        monkeypatch.setenv(f"CUDA_OPS_{op}_PATH", path)
+        ops.reload_paths()
+        try:
+            assert_close(function(), expected, RELATIVE_NORM[dtype])
+        finally:
+            monkeypatch.delenv(f"CUDA_OPS_{op}_PATH")
+            ops.reload_paths()
