@@ -35,7 +35,7 @@ def samples(make):
             yield Sample(arguments(make, 6, cols, weight, bias), name=name)
     yield Sample((make(2, 3, 4, 5), (4, 5), make(4, 5), make(4, 5)), name="two dimensions")
     yield Sample((make(2, 3, 4, 5), (2, 3, 4, 5), make(2, 3, 4, 5), make(2, 3, 4, 5)), name="all dimensions")
-    yield Sample((make(7), [7], None, None, 0.25), name="all positional")
+    yield Sample((make(2, 7), [7], None, None, 0.25), name="all positional")
     yield Sample((make(4, 6, low=99, high=101), (6,), make(6), make(6)), {"eps": 1e-3}, name="near 100")
 
 

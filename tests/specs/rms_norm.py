@@ -20,7 +20,7 @@ def samples(make):
     yield Sample((make(6, 40), (40,)), name="without weight")
     yield Sample((make(2, 3, 4, 5), (4, 5), make(4, 5)), name="two dimensions")
     yield Sample((make(2, 3, 4, 5), (2, 3, 4, 5), make(2, 3, 4, 5)), name="all dimensions")
-    yield Sample((make(7), [7], None, 0.25), name="all positional")
+    yield Sample((make(2, 7), [7], None, 0.25), name="all positional")
 
 
 def kernel_samples(make):
