@@ -112,6 +112,12 @@ def hardsigmoid(input, inplace):
     return native.hardtanh(input.add_(3), 0, 6, inplace=inplace).div_(6)
 
 
+def hardswish(input, inplace):
+    """PyTorch's own takes a sixth in float32 on CUDA."""
+    before = input.clone()
+    return input.copy_(before * native.hardtanh(before + 3, 0, 6) / 6)
+
+
 def graph_with_inplace(function, source, layout):
     """Gradient of a graph in which `function` writes over an intermediate tensor, in some layout, twice."""
     leaf = source.clone().requires_grad_()
@@ -128,13 +134,16 @@ def graph_with_inplace(function, source, layout):
     return output, grad, grad_grad
 
 
+REFERENCE = {"hardsigmoid": hardsigmoid, "hardswish": hardswish}
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
 @pytest.mark.parametrize("name", INPLACE)
 def test_inplace_in_a_graph(device, name, layout):
     source = torch.randn(33, 65, dtype=torch.float64, device=device)
     for actual, expected in zip(
         graph_with_inplace(getattr(F, name), source, layout),
-        graph_with_inplace(hardsigmoid if name == "hardsigmoid" else getattr(native, name), source, layout),
+        graph_with_inplace(REFERENCE.get(name) or getattr(native, name), source, layout),
         strict=True,
     ):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)

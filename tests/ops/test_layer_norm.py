@@ -101,7 +101,17 @@ def test_every_path_with_many_rows(path, dtype, monkeypatch):
     torch.ops.cuda_ops.reload_paths()
     done = 0
     try:
-        for rows, cols in [(3000, 8), (2999, 100), (1500, 257), (1001, 768), (701, 4096), (133, 9000), (300, 16384)]:
+        for rows, cols in [
+            (3000, 8),
+            (2999, 100),
+            (1500, 257),
+            (1001, 768),
+            (701, 4096),
+            (133, 9000),
+            (300, 16384),
+            (60, 20480),
+            (41, 36864),
+        ]:
             x, weight, bias = (t.to("cuda", dtype) for t in (random(rows, cols), random(cols), random(cols)))
             grad_output, residual = (random(rows, cols, seed=i).to("cuda", dtype) for i in (1, 2))
             for add in (False, True):

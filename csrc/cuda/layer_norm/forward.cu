@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(MOST_THREADS, ADD || sizeof(T) == 8 || (CLUSTE
                 }
         row_sums<CLUSTER>(sums, a.threads, cluster, scratch, buffer);
         const A rest = a.rms ? A(0) : sums[1];
-        const A biased = sums[0] * a.inverse_cols - rest * rest;
-        const A rstd = rsqrt((biased < A(0) ? A(0) : biased) + a.eps); // NaN stays
+        const A rstd = rstd_of(sums[0] * a.inverse_cols, rest, a.eps);
         if (rank == 0 && vectors > 0) {
             if (a.mean)
                 a.mean[row] = (double)mean[0] + (double)rest;

@@ -55,6 +55,15 @@ __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cl
     buffer ^= 1;
 }
 
+// 1 / sqrt(variance + eps) of the mean squared difference from a mean that is off by `rest`. Where the square
+// overflows, so may the correction, and their difference would be NaN.
+template <typename A>
+__device__ __forceinline__ A rstd_of(A mean_square, A rest, A eps)
+{
+    const A variance = isinf(mean_square) ? mean_square : mean_square - rest * rest;
+    return rsqrt((variance < A(0) ? A(0) : variance) + eps); // NaN stays
+}
+
 // COUNT values of weight or bias from column `at` on, which are `full` (in the accumulation type) or of the dtype T.
 // Aligned to 16 bytes unless COUNT is 1.
 template <typename T, int COUNT>

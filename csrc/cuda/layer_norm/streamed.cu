@@ -108,8 +108,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         });
         row_sums<false>(sums, ROW_THREADS, 1, scratch, buffer);
         const A rest = rms ? A(0) : sums[1];
-        const A biased = sums[0] * inverse_cols - rest * rest;
-        const A r = rsqrt((biased < A(0) ? A(0) : biased) + eps), shift = -rest * r;
+        const A r = rstd_of(sums[0] * inverse_cols, rest, eps), shift = -rest * r;
         if (threadIdx.x == 0) {
             if (mean)
                 mean[row] = (double)m[0] + (double)rest;
