@@ -271,7 +271,8 @@ def test_gradient_scaling_as_in_pytorchs_fused_step(device):
             scaler.update()
             runs.append((optimizer, [p.grad for p in params], scaler.get_scale()))
         assert runs[0][2] == runs[1][2]
-        assert_same_run(runs[0][0], runs[1][0], 1e-6)
+        # PyTorch's fused step takes 1 - beta2 of a float32 on CUDA, which is off by 1.3e-5.
+        assert_same_run(runs[0][0], runs[1][0], 2e-5 if device == "cuda" else 1e-6)
         for mine, theirs in zip(runs[0][1], runs[1][1], strict=True):
             assert torch.equal(mine, theirs)
 

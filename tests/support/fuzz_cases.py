@@ -445,6 +445,8 @@ def targets() -> dict[str, Target]:
     homes = {plain_function(spec).__module__: spec for spec in SPECS.values()}
     for name in cuda_ops.nn.__all__:
         module = getattr(cuda_ops.nn, name)
+        if not isinstance(module, type):  # utils, which has functions of parameters
+            continue
         found[f"nn.{name}"] = Target(f"nn.{name}", homes[module.__module__], module=module, writes=buffers_of)
     for name in cuda_ops.optim.__all__:
         spec = SPECS[f"optim.{name}"] = optimizer_spec(name)
