@@ -52,7 +52,8 @@ def test_pages_name_files_that_exist():
         for path in named.findall(page.read_text()):
             if "cube" not in path and not (ROOT / path).exists():
                 missing.append(f"{page.name}: {path}")
-    assert pages and not missing
+    assert pages
+    assert missing == []
 
 
 def test_pages_are_what_the_results_make_of_them():
