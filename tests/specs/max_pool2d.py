@@ -6,6 +6,20 @@ import cuda_ops
 function = cuda_ops.functional.max_pool2d
 
 
+def reference(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+    """PyTorch's. Where a window has nothing but padding, which dilation makes possible, the place that PyTorch gives is
+    beyond the plane, and its backward writes there, beyond the last plane's memory too: then its forward pass, whose
+    maxima have their gradients by their places."""
+    functional, window = torch.nn.functional, (kernel_size, stride, padding, dilation, ceil_mode)
+    output, indices = functional.max_pool2d(input, *window, return_indices=True)
+    is_padding = functional.max_pool2d(torch.zeros_like(input), *window).isinf()
+    if is_padding.any():
+        indices = indices.masked_fill(is_padding, -1)
+        values = input.flatten(-2).gather(-1, indices.clamp(min=0).flatten(-2)).view(output.shape)
+        output = values.masked_fill(is_padding, -torch.inf)
+    return (output, indices) if return_indices else output
+
+
 def samples(make):
     x = make.distinct
     # The MNIST model's two poolings, smaller; rows of 31 and 33 windows around a warp and a vector.
@@ -27,6 +41,8 @@ def samples(make):
     yield Sample((x(2, 2, 8, 9), 3, 2), {"ceil_mode": True}, name="ceil_mode")
     yield Sample((x(2, 2, 7, 5), 2, 3), {"padding": 1, "ceil_mode": True}, name="ceil_mode, last window left out")
     yield Sample((x(2, 2, 4, 4), 5, 3), {"padding": 2, "dilation": 2, "ceil_mode": True}, name="window over all")
+    yield Sample((x(1, 2, 2, 9), (2, 3), (1, 2), (1, 0), (3, 2)), {"return_indices": True}, name="padding along rows")
+    yield Sample((x(2, 2, 5, 1), (3, 2), 1, 1, (1, 2)), {"return_indices": True}, name="padding along columns")
     yield Sample((x(2, 3, 8, 8), 3, 2, 1), {"return_indices": True}, name="indices")
     yield Sample((x(3, 8, 8), [2], [], [1], [1]), {"return_indices": True}, name="lists of one int, stride of none")
 
@@ -77,7 +93,7 @@ def bad_backward(shape, indices, input_size=(4, 4), dtype=torch.int64):
 SPEC = OpSpec(
     name="max_pool2d",
     function=function,
-    reference=torch.nn.functional.max_pool2d,
+    reference=reference,
     samples=samples,
     small_samples=small_samples,
     empty_samples=empty_samples,
