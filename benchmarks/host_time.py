@@ -82,6 +82,21 @@ def cases(device) -> Iterator[Case]:
     yield Case("add2", ours.add2, torch.add, (x, weight))
     yield Case("polynomial", ours.polynomial, lambda x: x * x + x + 1, (x,))
     yield Case("relu", ours.relu, native.relu, (x,))
+    for name in (
+        "gelu",
+        "silu",
+        "elu",
+        "leaky_relu",
+        "softplus",
+        "hardtanh",
+        "relu6",
+        "hardsigmoid",
+        "hardswish",
+        "mish",
+    ):
+        yield Case(name, getattr(ours, name), getattr(native, name), (x,))
+    yield Case("sigmoid", ours.sigmoid, torch.sigmoid, (x,))
+    yield Case("tanh", ours.tanh, torch.tanh, (x,))
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
     yield Case("log_softmax", lambda x: ours.log_softmax(x, 1), lambda x: native.log_softmax(x, 1), (x,))
     yield Case(
@@ -119,6 +134,20 @@ def cases(device) -> Iterator[Case]:
         lambda x, w, b: native.batch_norm(x, mean, variance, w, b, training=True),
         (images, channels, bias),
     )
+    for name in ("layer_norm", "rms_norm"):
+        mine, added, theirs = getattr(ours, name), getattr(ours, f"add_{name}"), getattr(native, name)
+        yield Case(
+            name,
+            lambda x, w, norm=mine: norm(x, (4,), w),
+            lambda x, w, norm=theirs: norm(x, (4,), w),
+            (x, bias),
+        )
+        yield Case(
+            f"add_{name}",
+            lambda x, r, w, norm=added: norm(x, r, (4,), w)[0],
+            lambda x, r, w, norm=theirs: norm(x + r, (4,), w),
+            (x, weight, bias),
+        )
     yield Case(
         "conv_bn_relu_pool",
         lambda x, w, b: ours.conv_bn_relu_pool(x, w, b, None, None, padding=1),

@@ -1,6 +1,7 @@
 """What users do when they swap torch.nn for cuda_ops.nn, beyond computing: arguments of the wrong type, meta tensors,
 copies and files of modules, functional_call, checkpoints, hooks, threads, autograd's guards, gradient penalties."""
 
+import ast
 import copy
 import inspect
 import io
@@ -648,9 +649,10 @@ def test_signatures_are_those_of_pytorch():
             theirs = {p.name: repr(p.default) for p in inspect.signature(native).parameters.values()}
         except ValueError:
             line = re.search(rf"{name}\((.*?)\) -> Tensor", native.__doc__).group(1)
-            theirs = dict(part.strip().split("=") if "=" in part else (part.strip(), "") for part in line.split(","))
+            theirs = dict(map(str.strip, (part.split("=") if "=" in part else (part, ""))) for part in line.split(","))
             assert list(ours) == list(theirs), name
             defaults = {n: d for n, d in theirs.items() if d}
-            assert {n: repr(ours[n].default) for n in defaults} == defaults, name
+            # 1 and 1.0 are one default.
+            assert {n: ours[n].default for n in defaults} == {n: ast.literal_eval(d) for n, d in defaults.items()}, name
         else:
             assert [(p.name, repr(p.default)) for p in ours.values()] == list(theirs.items()), name

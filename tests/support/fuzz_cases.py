@@ -321,10 +321,11 @@ OF_SHAPES = {
     "num_features": lambda a: a["input"].shape[1],
     "kernel_size": lambda a: tuple(a["weight"].shape[2:]),
     "affine": lambda a: a["bn_weight" if "bn_weight" in a else "weight"] is not None,
+    "elementwise_affine": lambda a: a["weight"] is not None,
     "track_running_stats": lambda a: a["running_mean"] is not None,
 }
 # What neither they nor the function's arguments say, and keeps its default.
-LEFT = {"self", "device", "dtype", "padding_mode"}
+LEFT = {"self", "device", "dtype", "padding_mode", "min_value", "max_value"}
 
 
 def plain_function(spec):
@@ -339,7 +340,7 @@ def module_of(module_class, sample, spec):
     arguments = bound.arguments
     options = {}
     for name, parameter in inspect.signature(module_class.__init__).parameters.items():
-        if name in LEFT or parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        if name in LEFT or parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
         if name == "bias":
             options[name] = arguments["bias"] is not None
@@ -350,6 +351,11 @@ def module_of(module_class, sample, spec):
         else:
             raise LookupError(f"{module_class.__name__}: what is {name} of its constructor? (fuzz_cases.py, OF_SHAPES)")
     tensors = [t for t in sample.tensors() if t.is_floating_point()]
+    if options.get("elementwise_affine") is False and arguments.get("bias") is not None:
+        raise Rejected("a module has no bias without a weight")
+    dims = tensors[0].dim()
+    if module_class is cuda_ops.nn.Softmax2d and (dims not in (3, 4) or arguments["dim"] % dims != dims - 3):
+        raise Rejected("it is softmax over channels alone")
     if "affine" in options:
         pair = ("bn_weight", "bn_bias") if "bn_weight" in arguments else ("weight", "bias")
         if len({arguments[name] is None for name in pair}) == 2:
@@ -362,7 +368,8 @@ def module_of(module_class, sample, spec):
         argument = f"bn_{leaf}" if folder == "norm" and f"bn_{leaf}" in arguments else leaf
         if argument in arguments:
             state[name] = arguments[argument]
-    inputs = [arguments[name] for name in inspect.signature(module_class.forward).parameters if name != "self"]
+    names = [name for name in inspect.signature(module_class.forward).parameters if name != "self"]
+    inputs = [arguments[name if name in arguments else "input"] for name in names]  # RMSNorm calls it x
     return module, state, inputs
 
 
