@@ -12,7 +12,9 @@ def reference(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=
     maxima have their gradients by their places."""
     functional, window = torch.nn.functional, (kernel_size, stride, padding, dilation, ceil_mode)
     output, indices = functional.max_pool2d(input, *window, return_indices=True)
-    is_padding = functional.max_pool2d(torch.zeros_like(input), *window).isinf()
+    # Of a plane of its own: vmap decides nothing by what is in its batch.
+    plane = torch.zeros((1, *input.shape[-2:]), dtype=input.dtype, device=input.device)
+    is_padding = functional.max_pool2d(plane, *window).isinf()
     if is_padding.any():
         indices = indices.masked_fill(is_padding, -1)
         values = input.flatten(-2).gather(-1, indices.clamp(min=0).flatten(-2)).view(output.shape)
