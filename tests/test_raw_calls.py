@@ -85,3 +85,13 @@ def test_block_writes_into_negative_views(which):
     ]
     assert torch.equal(*outputs)
     assert torch.equal(mean, negated[1]) and torch.equal(variance, negated[2])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "meta"])
+@pytest.mark.parametrize("channels", [0, 3])
+@pytest.mark.parametrize("size", [[], [-1], [-(2**63)], [2**40, 3], [3, 1]])
+def test_size_of_the_gradient_of_a_convolutions_bias(backend, channels, size):
+    grad_output = make(2, channels, 4, 4).to(backend)
+    with pytest.raises(RuntimeError, match=f"conv2d_backward_bias: expected size to be \\[{channels}\\], got"):
+        ops.conv2d_backward_bias(grad_output, size)
+    assert ops.conv2d_backward_bias(grad_output, [channels]).shape == (channels,)
