@@ -85,3 +85,31 @@ def test_block_writes_into_negative_views(which):
     ]
     assert torch.equal(*outputs)
     assert torch.equal(mean, negated[1]) and torch.equal(variance, negated[2])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "meta"])
+@pytest.mark.parametrize("channels", [0, 3])
+@pytest.mark.parametrize("size", [[], [-1], [-(2**63)], [2**40, 3], [3, 1]])
+def test_size_of_the_gradient_of_a_convolutions_bias(backend, channels, size):
+    grad_output = make(2, channels, 4, 4).to(backend)
+    with pytest.raises(RuntimeError, match=f"conv2d_backward_bias: expected size to be \\[{channels}\\], got"):
+        ops.conv2d_backward_bias(grad_output, size)
+    assert ops.conv2d_backward_bias(grad_output, [channels]).shape == (channels,)
+
+
+@pytest.mark.parametrize("size", [-1, 2**61, 2**63 - 1, -(2**63)])
+def test_sizes_that_no_tensor_has(size):
+    """Which the tables of paths would round up to tiles and multiply: a division by zero ended the process."""
+    for op, before, after in [
+        (ops.gemm_paths, (torch.float32, 5), (5, 1, False, False, True, "")),
+        (ops.linear_relu_paths, (False, torch.float32, torch.float32, 5), (5, True)),
+        (ops.linear_gelu_paths, (torch.float32, 5), (5, False, True)),
+        (ops.linear_cross_entropy_paths, (torch.float32, 5), (5,)),
+        (ops.batch_norm_paths, (0, torch.float32, 5), (5,)),
+        (ops.log_softmax_paths, (False, torch.float32, 5), (5,)),
+        (ops.cross_entropy_paths, (torch.float32, 5), (5, 0)),
+        (ops.mnist_step_paths, (), ()),
+    ]:
+        name = op.__name__
+        with pytest.raises(RuntimeError, match=f"{name}: expected sizes to be non-negative, and their product"):
+            op(*before, size, *after, [])

@@ -385,8 +385,9 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArr
     const int64_t batch = grad_output.size(0), channels = grad_output.size(1);
     const int64_t pixels = grad_output.size(2) * grad_output.size(3);
 
-    TORCH_CHECK(!size || channels == 0 || *size == IntArrayRef(channels), op, ": expected size to be [", channels,
-                "], got ", size.value_or(IntArrayRef()));
+    const bool fits =
+        !size || *size == IntArrayRef(channels) || (channels == 0 && size->size() == 1 && size->front() >= 0);
+    TORCH_CHECK(fits, op, ": expected size to be [", channels, "], got ", size.value_or(IntArrayRef()));
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = dense_image(grad_output);

@@ -2,6 +2,7 @@
 // facts are given. conv_bn_relu_pool's is in conv_bn_relu_pool.cpp, which knows its geometry.
 #include "paths.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuda_ops/batch_norm.h"
@@ -112,10 +113,23 @@ static bool conv2d_wants_channels_last(int64_t pass, at::ScalarType type, at::In
 #endif
 }
 
+// No tensor stands behind these sizes, whose extent would be bounded: tables round them up to tiles and multiply them.
+static void check_path_sizes(const char *op, at::IntArrayRef sizes)
+{
+    int64_t product = 1;
+    for (const int64_t size : sizes) {
+        const int64_t factor = std::max<int64_t>(size, 1);
+        TORCH_CHECK(size >= 0 && factor <= (INT64_C(1) << 60) / product, op,
+                    ": expected sizes to be non-negative, and their product to be at most 2^60, got ", sizes);
+        product *= factor;
+    }
+}
+
 // Dense operands, either of them transposed as a whole.
 static PathRows gemm_paths(at::ScalarType type, int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a,
                            bool transpose_b, bool allow_tf32, const std::string &forced, at::IntArrayRef device)
 {
+    check_path_sizes("gemm_paths", {m, n, k, batch});
     cuda_ops_gemm_problem p{};
     p.m = m, p.n = n, p.k = k, p.batch = batch;
     p.lda = transpose_a ? m : k, p.ldb = transpose_b ? k : n, p.ldd = n;
@@ -132,6 +146,7 @@ static PathRows gemm_paths(at::ScalarType type, int64_t m, int64_t n, int64_t k,
 static PathRows linear_relu_paths(bool backward, at::ScalarType type, at::ScalarType parameter_type, int64_t rows,
                                   int64_t in_features, int64_t out_features, bool allow_tf32, at::IntArrayRef device)
 {
+    check_path_sizes("linear_relu_paths", {rows, in_features, out_features});
     const cuda_ops_dtype dtype = path_dtype(type), parameter_dtype = path_dtype(parameter_type);
     (void)backward, (void)rows, (void)in_features, (void)out_features, (void)allow_tf32, (void)device, (void)dtype;
     (void)parameter_dtype;
@@ -143,6 +158,7 @@ static PathRows linear_relu_paths(bool backward, at::ScalarType type, at::Scalar
 static PathRows linear_gelu_paths(at::ScalarType type, int64_t rows, int64_t in_features, int64_t out_features,
                                   bool with_preactivation, bool allow_tf32, at::IntArrayRef device)
 {
+    check_path_sizes("linear_gelu_paths", {rows, in_features, out_features});
     (void)type, (void)rows, (void)in_features, (void)out_features, (void)with_preactivation, (void)allow_tf32;
     (void)device;
     return CUDA_OPS_PATHS(device,
@@ -153,6 +169,7 @@ static PathRows linear_gelu_paths(at::ScalarType type, int64_t rows, int64_t in_
 static PathRows linear_cross_entropy_paths(at::ScalarType type, int64_t rows, int64_t in_features, int64_t classes,
                                            at::IntArrayRef device)
 {
+    check_path_sizes("linear_cross_entropy_paths", {rows, in_features, classes});
     (void)type, (void)rows, (void)in_features, (void)classes, (void)device;
     return CUDA_OPS_PATHS(device, cuda_ops_linear_cross_entropy_paths_cuda(reports, room, rows, in_features, classes,
                                                                            path_dtype(type), facts));
@@ -161,6 +178,7 @@ static PathRows linear_cross_entropy_paths(at::ScalarType type, int64_t rows, in
 static PathRows batch_norm_paths(int64_t pass, at::ScalarType type, int64_t outer, int64_t channels, int64_t inner,
                                  at::IntArrayRef device)
 {
+    check_path_sizes("batch_norm_paths", {outer, channels, inner});
     TORCH_CHECK(0 <= pass && pass < 4, "batch_norm_paths: expected pass to be 0 to 3, got ", pass);
     (void)type, (void)outer, (void)channels, (void)inner, (void)device;
     return CUDA_OPS_PATHS(device,
@@ -178,6 +196,7 @@ static PathRows layer_norm_paths(bool backward, at::ScalarType type, int64_t row
 static PathRows log_softmax_paths(bool backward, at::ScalarType type, int64_t outer, int64_t cols, int64_t inner,
                                   at::IntArrayRef device)
 {
+    check_path_sizes("log_softmax_paths", {outer, cols, inner});
     (void)backward, (void)type, (void)outer, (void)cols, (void)inner, (void)device;
     return CUDA_OPS_PATHS(
         device, cuda_ops_log_softmax_paths_cuda(reports, room, backward, outer, cols, inner, path_dtype(type), facts));
@@ -201,6 +220,7 @@ static PathRows masked_softmax_paths(at::ScalarType type, int64_t rows, int64_t 
 static PathRows cross_entropy_paths(at::ScalarType type, int64_t outer, int64_t classes, int64_t inner,
                                     int64_t reduction, at::IntArrayRef device)
 {
+    check_path_sizes("cross_entropy_paths", {outer, classes, inner});
     (void)type, (void)outer, (void)classes, (void)inner, (void)reduction, (void)device;
     return CUDA_OPS_PATHS(device, cuda_ops_cross_entropy_paths_cuda(reports, room, outer, classes, inner,
                                                                     static_cast<cuda_ops_reduction>(reduction),
@@ -209,6 +229,7 @@ static PathRows cross_entropy_paths(at::ScalarType type, int64_t outer, int64_t 
 
 static PathRows mnist_step_paths(int64_t batch, at::IntArrayRef device)
 {
+    check_path_sizes("mnist_step_paths", {batch});
     (void)batch, (void)device;
     return CUDA_OPS_PATHS(device, cuda_ops_mnist_step_paths_cuda(reports, room, batch, facts));
 }

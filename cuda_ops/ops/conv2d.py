@@ -80,7 +80,15 @@ def _(grad_output, input, weight_size, channels_last, stride, padding, dilation,
 
 @register_fake("cuda_ops::conv2d_backward_bias")
 def _(grad_output, size=None):
-    return grad_output.new_empty((grad_output.shape[1],) if size is None else size)
+    expect(
+        grad_output.dim() == 4, "conv2d_backward_bias", "grad_output to have 4 dimensions, got {}", grad_output.dim()
+    )
+    channels = grad_output.shape[1]
+    if size is None:
+        return grad_output.new_empty((channels,))
+    fits = len(size) == 1 and (size[0] == channels or (channels == 0 and size[0] >= 0))
+    expect(fits, "conv2d_backward_bias", "size to be [{}], got {}", channels, list(size))
+    return grad_output.new_empty(size)
 
 
 conv2d_forward = operator("conv2d_forward")
