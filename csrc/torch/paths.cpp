@@ -66,6 +66,18 @@ static int forced_number(const char *(*name_of)(int), const std::string &forced)
 }
 #endif
 
+// No tensor stands behind these sizes, whose extent would be bounded: tables round them up to tiles and multiply them.
+static void check_path_sizes(const char *op, at::IntArrayRef sizes)
+{
+    int64_t product = 1;
+    for (const int64_t size : sizes) {
+        const int64_t factor = std::max<int64_t>(size, 1);
+        TORCH_CHECK(size >= 0 && factor <= (INT64_C(1) << 60) / product, op,
+                    ": expected sizes to be non-negative, and their product to be at most 2^60, got ", sizes);
+        product *= factor;
+    }
+}
+
 // sizes: as the fields of cuda_ops_conv2d_sizes; channels_last: of input, weight and output.
 static cuda_ops_conv2d_sizes conv2d_sizes_of(int64_t pass, at::ScalarType type, at::IntArrayRef sizes,
                                              at::IntArrayRef channels_last, bool allow_tf32)
@@ -83,6 +95,15 @@ static cuda_ops_conv2d_sizes conv2d_sizes_of(int64_t pass, at::ScalarType type, 
     s.weight_channels_last = channels_last[1] != 0;
     s.output_channels_last = channels_last[2] != 0;
     s.allow_tf32 = allow_tf32 && type == at::kFloat;
+    check_path_sizes("conv2d_paths", {s.batch, s.in_channels, s.in_height, s.in_width});
+    check_path_sizes("conv2d_paths", {s.batch, s.out_channels, s.out_height, s.out_width});
+    check_path_sizes("conv2d_paths", {s.in_channels, s.out_channels, s.kernel_height, s.kernel_width});
+    for (const int64_t step : {s.groups, s.stride_height, s.stride_width, s.dilation_height, s.dilation_width})
+        TORCH_CHECK(step >= 1 && step <= INT32_MAX,
+                    "conv2d_paths: expected groups, strides and dilations to be from 1 to 2^31 - 1, got ", step);
+    for (const int64_t padding : {s.padding_top, s.padding_left})
+        TORCH_CHECK(padding >= -INT32_MAX && padding <= INT32_MAX,
+                    "conv2d_paths: expected paddings to be from -(2^31 - 1) to 2^31 - 1, got ", padding);
     return s;
 }
 
@@ -111,18 +132,6 @@ static bool conv2d_wants_channels_last(int64_t pass, at::ScalarType type, at::In
 #else
     throw_no_tables();
 #endif
-}
-
-// No tensor stands behind these sizes, whose extent would be bounded: tables round them up to tiles and multiply them.
-static void check_path_sizes(const char *op, at::IntArrayRef sizes)
-{
-    int64_t product = 1;
-    for (const int64_t size : sizes) {
-        const int64_t factor = std::max<int64_t>(size, 1);
-        TORCH_CHECK(size >= 0 && factor <= (INT64_C(1) << 60) / product, op,
-                    ": expected sizes to be non-negative, and their product to be at most 2^60, got ", sizes);
-        product *= factor;
-    }
 }
 
 // Dense operands, either of them transposed as a whole.

@@ -1,8 +1,6 @@
 """linear_gelu: gelu(input @ weight.T + bias), over any leading shape, in one kernel, which for a gradient leaves
 the preactivation too."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -40,6 +38,7 @@ def _(grad_output, preactivation, approximate, with_bias):
 
 with_preactivation_if_wanted = operator("linear_gelu")
 linear_gelu_backward = operator("linear_gelu_backward")
+gelu_backward_input = operator("gelu_backward_input")
 LinearGELUFunction = autograd_function("linear_gelu_forward", "LinearGELUFunction")
 
 
@@ -66,24 +65,15 @@ def _(grad_grad_preactivation, grad_grad_bias, grad_output, preactivation, appro
     if wanted[0]:
         grads.append(linear_gelu_backward(total, preactivation, approximate, False)[0])
     if wanted[1]:
-        grads.append(total * grad_output * second_derivative(preactivation, approximate))
+        grads.append(gelu_backward_input(total, grad_output, preactivation, approximate))
     return grads
 
 
 @torch.library.impl(library, "linear_gelu_backward_preactivation", "CompositeImplicitAutograd")
 def _(tangent, grad_output, preactivation, approximate, with_bias):
     """What a tangent of preactivation gives to both gradients."""
-    tangent = tangent * grad_output * second_derivative(preactivation, approximate)
+    tangent = gelu_backward_input(tangent, grad_output, preactivation, approximate)
     return tangent, tangent.sum_to_size(tangent.shape[-1]) if with_bias else tangent.new_empty((0,))
-
-
-def second_derivative(x, approximate):
-    if approximate == "none":
-        return torch.exp(-0.5 * x * x) * (2 - x * x) / math.sqrt(2 * math.pi)
-    scale = math.sqrt(2 / math.pi)
-    tanh = torch.tanh(scale * (x + 0.044715 * x**3))
-    slope = scale * (1 + 3 * 0.044715 * x * x)
-    return (1 - tanh * tanh) * (slope + 3 * 0.044715 * scale * x * x - x * tanh * slope * slope)
 
 
 def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:

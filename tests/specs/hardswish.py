@@ -1,4 +1,4 @@
 import torch
 from support.activations import activation_spec
 
-SPEC = activation_spec("hardswish", torch.nn.functional.hardswish, inplace=True)
+SPEC = activation_spec("hardswish", torch.nn.functional.hardswish, inplace=True, nan_gradient=False)

@@ -10,6 +10,7 @@ SPEC = activation_spec(
     [{}, {"min_val": -0.25, "max_val": 2.5}],
     saved="output",
     inplace=True,
+    nan_gradient=False,
     defaults=(-1.0, 1.0),
     bad=[
         bad(

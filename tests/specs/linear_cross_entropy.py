@@ -61,7 +61,11 @@ def samples(make):
 
 
 def reference(input, weight, target, bias=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    if target.shape != input.shape[:-1]:  # which the reshapes below would not see of no elements
+        raise RuntimeError(f"{tuple(target.shape)} targets of {tuple(input.shape[:-1])} rows")
     logits = torch.nn.functional.linear(input, weight, bias).reshape(target.numel(), weight.shape[0])
+    # An ignored row's gradient is 0 whatever its logits are; PyTorch multiplies it by their softmax, NaN of NaN.
+    logits = logits.masked_fill((target == ignore_index).reshape(-1, 1), 0)
     loss = torch.nn.functional.cross_entropy(
         logits,
         target.reshape(-1).long(),

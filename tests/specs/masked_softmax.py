@@ -8,6 +8,8 @@ import cuda_ops
 
 def reference(input, mask=None, scale=1.0, is_causal=False):
     """Of PyTorch's ops; rows in which nothing takes part are 0, and their gradients."""
+    if mask is not None and torch.broadcast_shapes(mask.shape, input.shape) != input.shape:
+        raise RuntimeError("the mask has more rows or columns than the input")
     scores = input * scale
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask

@@ -401,7 +401,8 @@ def optimizer_run(optimizer_class):
                 grad = tensors[count * (step + 1) + i]
                 parameter.grad = None if (step, i) in missing else grad
             optimizer.step()
-        state = [v for p in parameters for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+        # A step's number is float32 on both sides, whatever the parameters are.
+        state = [v.to(p) for p in parameters for v in optimizer.state[p].values() if isinstance(v, Tensor)]
         return (*(p.detach() for p in parameters), *state)
 
     return run

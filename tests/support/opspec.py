@@ -116,6 +116,9 @@ class OpSpec:
     (with a reason in a comment)."""
     nonfinite: bool = True
     """Whether NaN and Inf in the first argument travel as in PyTorch (values compared with equal_nan)."""
+    nan_gradient: bool = True
+    """Whether PyTorch has one gradient where the first argument is NaN. Of an elementwise function of several pieces it
+    has two: its vectors compare otherwise than the scalars that are left over."""
     random: bool = False
     """Whether the op draws random numbers: then the tests that compare values leave it to tests of its own."""
 
