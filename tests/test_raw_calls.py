@@ -113,3 +113,10 @@ def test_sizes_that_no_tensor_has(size):
         name = op.__name__
         with pytest.raises(RuntimeError, match=f"{name}: expected sizes to be non-negative, and their product"):
             op(*before, size, *after, [])
+    # batch, groups, channels, extents, kernel, strides, paddings (which may be below 0), dilations
+    for i in range(16):
+        sizes = [2, 1, 3, 8, 8, 4, 8, 8, 3, 3, 1, 1, 1, 1, 1, 1]
+        sizes[i] = size
+        if (i, size) not in ((12, -1), (13, -1)):
+            with pytest.raises(RuntimeError, match="conv2d_paths: expected"):
+                ops.conv2d_paths(0, torch.float32, sizes, [0, 0, 0], True, "", [])
