@@ -102,9 +102,169 @@ def test_linear_and_losses():
     torch.testing.assert_close(losses[-TAIL:].double(), expected, atol=4e-2, rtol=1e-2)
 
 
+# Backward: only the last rows (or images) get a gradient, so that theirs is that of a call of these rows alone, and the
+# weights' as well, and all others' is zero.
+
+
+def check_backward(function, reference, large, small=(), *, tail=TAIL, training=False, atol=2e-2):
+    """large: tensors of many rows; small: parameters. training: rows share statistics, and the last rows' gradients
+    are compared alone, with those of the statistics that `reference` is given."""
+    large = [x.requires_grad_() for x in large]
+    small = [x.requires_grad_() for x in small]
+    output = function(*large, *small)
+    grad_output = torch.zeros_like(output)
+    last = ramp(*output[-tail:].shape)
+    grad_output[-tail:] = last
+    grads = torch.autograd.grad(output, [*large, *small], grad_output)
+    del output, grad_output
+    few = [x.detach()[-tail:].double().requires_grad_() for x in large]
+    parameters = [x.detach().double().requires_grad_() for x in small]
+    expected = torch.autograd.grad(reference(*few, *parameters), [*few, *parameters], last.double())
+    for x, grad, wanted in zip([*large, *small], grads, expected, strict=True):
+        if any(x is one for one in large):
+            assert training or grad[:-tail].count_nonzero() == 0
+            grad = grad[-tail:]
+        scale = wanted.abs().max().item()
+        torch.testing.assert_close(grad.double(), wanted, atol=atol * max(scale, 1e-3), rtol=2e-2)
+
+
+N = torch.nn.functional
+ROWS = {
+    "softmax": (lambda x: F.softmax(x, 1), lambda x: N.softmax(x, 1), ()),
+    "log_softmax": (lambda x: F.log_softmax(x, 1), lambda x: N.log_softmax(x, 1), ()),
+    "masked_softmax": (lambda x: F.masked_softmax(x, None, 2.0), lambda x: N.softmax(2 * x, 1), ()),
+    "gelu": (F.gelu, N.gelu, ()),
+    "silu": (F.silu, N.silu, ()),
+    "tanh": (F.tanh, torch.tanh, ()),
+    "hardswish": (F.hardswish, N.hardswish, ()),
+    "layer_norm": (
+        lambda x, w, b: F.layer_norm(x, (1024,), w, b),
+        lambda x, w, b: N.layer_norm(x, (1024,), w, b),
+        [(1024,), (1024,)],
+    ),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (1024,), w, 1e-5), lambda x, w: N.rms_norm(x, (1024,), w, 1e-5), [(1024,)]),
+    "linear": (F.linear, N.linear, [(1024, 1024), (1024,)]),
+    "linear_relu": (F.linear_relu, lambda x, w, b: N.relu(N.linear(x, w, b)), [(1024, 1024), (1024,)]),
+    "linear_gelu": (F.linear_gelu, lambda x, w, b: N.gelu(N.linear(x, w, b)), [(1024, 1024), (1024,)]),
+    "matmul": (F.matmul, torch.matmul, [(1024, 1024)]),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_backward_of_rows(name):
+    function, reference, shapes = ROWS[name]
+    torch.manual_seed(0)
+    small = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) / 32 for shape in shapes]
+    check_backward(function, reference, [ramp(2**31 // 1024 + 3, 1024)], small)
+
+
+def test_backward_of_a_residual_norm():
+    def ours(x, residual, w, b):
+        return F.add_layer_norm(x, residual, (1024,), w, b)[0]
+
+    def native(x, residual, w, b):
+        return N.layer_norm(x + residual, (1024,), w, b)
+
+    rows = 2**31 // 1024 + 3
+    small = [torch.rand(1024, device="cuda", dtype=torch.bfloat16) + 0.5 for _ in range(2)]
+    check_backward(ours, native, [ramp(rows, 1024), ramp(rows, 1024)], small)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_backward_of_cross_entropy(fused):
+    rows, columns, classes = 2**31 // 1024 + 3, 1024, 1024
+    target = torch.arange(rows, device="cuda") % classes
+    small = [torch.randn(classes, columns, device="cuda", dtype=torch.bfloat16) / 32] if fused else []
+
+    def ours(x, *weight):
+        if fused:
+            return F.linear_cross_entropy(x, *weight, target, reduction="none")
+        return F.cross_entropy(x, target, reduction="none")
+
+    def native(x, *weight):
+        return N.cross_entropy(N.linear(x, *weight) if fused else x, target[-TAIL:], reduction="none")
+
+    check_backward(ours, native, [ramp(rows, columns)], small)
+
+
+def test_backward_of_dropout():
+    x = torch.ones(BEYOND, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    output = F.dropout(x, 0.5)
+    grad_output = torch.zeros_like(x)
+    grad_output[-TAIL:] = 3
+    (grad,) = torch.autograd.grad(output, x, grad_output)
+    assert torch.equal(grad[-TAIL:], output.detach()[-TAIL:] * 3)
+    assert grad[:-TAIL].count_nonzero() == 0
+
+
+IMAGES = {
+    "conv2d": (lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: N.conv2d(x, w, padding=1), [(4, 4, 3, 3)]),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), lambda x: N.max_pool2d(x, 2), ()),
+    "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), lambda x: N.avg_pool2d(x, 2), ()),
+    "conv_bn_relu_pool": (
+        lambda x, w: F.conv_bn_relu_pool(x, w, None, **statistics(w), training=False),
+        lambda x, w: N.max_pool2d(
+            N.relu(N.batch_norm(N.conv2d(x, w, padding=1), *list(statistics(w).values())[:4])), 2
+        ),
+        [(4, 4, 3, 3)],
+    ),
+}
+
+
+def statistics(weight):
+    values = torch.linspace(0.5, 1.5, weight.shape[0], device=weight.device, dtype=torch.float32).to(weight.dtype)
+    return {"running_mean": values - 1, "running_var": values, "bn_weight": values, "bn_bias": -values, "padding": 1}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", IMAGES)
+def test_backward_of_images(name, memory_format):
+    function, reference, shapes = IMAGES[name]
+    batch = 2**31 // (4 * 32 * 32) + 2
+    torch.manual_seed(0)
+    small = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) / 4 for shape in shapes]
+    x = ramp(batch, 4, 32, 32).contiguous(memory_format=memory_format)
+    check_backward(function, reference, [x], small, tail=2)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_backward_of_batch_norm(memory_format):
+    x = ramp(2**31 // (4 * 32 * 32) + 2, 4, 32, 32).contiguous(memory_format=memory_format)
+    period = ramp(1021 * 4).double()
+    mean, variance = period.mean().expand(4), period.var(correction=0).expand(4)
+    small = [torch.linspace(0.5, 1.5, 4, device="cuda"), torch.zeros(4, device="cuda")]
+    # Means over so many elements of what two images get are nothing beside what these get.
+    check_backward(
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda x, w, b: N.batch_norm(x, mean, variance, w, b),
+        [x],
+        small,
+        tail=2,
+        training=True,
+    )
+
+
 def test_sgd_updates_the_last_element():
     parameter = torch.zeros(BEYOND, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     parameter.grad = torch.ones_like(parameter)
     cuda_ops.optim.SGD([parameter], lr=0.5).step()
     assert parameter[-1].item() == -0.5
     assert (parameter != -0.5).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("optimizer", [cuda_ops.optim.Adam, cuda_ops.optim.AdamW])
+def test_adam_updates_the_last_element(optimizer):
+    parameter = torch.ones(BEYOND, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer([parameter], lr=0.5, weight_decay=0.0).step()
+    assert parameter[-1].item() == 0.5
+    assert (parameter != 0.5).count_nonzero() == 0
+
+
+def test_clip_grad_norm():
+    parameter = torch.empty(BEYOND, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
+    parameter.grad[-4:] = 2.0
+    norm = cuda_ops.nn.utils.clip_grad_norm_([parameter], 1.0)
+    assert norm.item() == 4.0
+    assert parameter.grad[-4:].tolist() == [0.5] * 4
