@@ -1,11 +1,11 @@
 """Checks the CUDA kernels on this machine's GPU and writes the report that is committed with them.
 
-    python benchmarks/check_gpu.py [--only tests large sanitizer mnist] [--commit ID] [--limit SECONDS]
+    python benchmarks/check_gpu.py [--only tests large sanitizer fuzz mnist] [--commit ID] [--limit SECONDS]
 
 Runs the test suite; the tests of sizes above 2^31 elements; compute-sanitizer's memcheck, racecheck, initcheck and
-synccheck over one small case of every kernel (tests/support/kernel_cases.py); and `python -m cuda_ops mnist --epochs
-3`. Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if anything failed. Steps that are left out keep
-their earlier entry in the report; each entry names its commit.
+synccheck over one small case of every kernel (tests/support/kernel_cases.py); both fuzzers, each process with a seed of
+its own; and `python -m cuda_ops mnist --epochs 3`. Writes benchmarks/results/<gpu>/check.json and mnist/; exits 1 if
+anything failed. Steps that are left out keep their earlier entry in the report; each entry names its commit.
 """
 
 import argparse
@@ -32,7 +32,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 # synccheck as well: it finds barriers that not all threads reach.
 SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 KERNEL_CASES = [sys.executable, "-m", "support.kernel_cases"]
-STEPS = ["tests", "large", "sanitizer", "mnist"]
+FUZZERS = [("support.fuzz", "cuda"), ("support.fuzz", "cpu"), ("support.fuzz_raw", "cuda"), ("support.fuzz_raw", "cpu")]
+STEPS = ["tests", "large", "sanitizer", "fuzz", "mnist"]
 
 
 def gpu_name():
@@ -159,6 +160,46 @@ def check_sanitizer(logs, arguments):
     return results
 
 
+def check_fuzz(logs, arguments):
+    """The fuzzers side by side, half of the processes on the differential one for CUDA."""
+    others = FUZZERS[1:]
+    chosen = [FUZZERS[0]] * max(1, arguments.jobs // 2)
+    chosen += [others[i % len(others)] for i in range(max(len(others), arguments.jobs - len(chosen)))]
+
+    def one(index):
+        module, device = chosen[index]
+        out = logs / f"fuzz-{index}.json"
+        out.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            "--seconds",
+            str(arguments.fuzz),
+            "--device",
+            device,
+            "--out",
+            str(out),
+        ]
+        status, _, tail = run(command, logs / f"fuzz-{index}.log", OMP_NUM_THREADS="1")
+        figures = json.loads(out.read_text()) if out.exists() else {"cases": 0, "failures": 1, "failed": tail}
+        return status, figures
+
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        outcomes = list(pool.map(one, range(len(chosen))))
+    results = {"ok": all(status == 0 for status, _ in outcomes), "seconds": arguments.fuzz}
+    for fuzzer in FUZZERS:
+        own = [figures for pair, (_, figures) in zip(chosen, outcomes, strict=True) if pair == fuzzer]
+        results[" ".join(fuzzer)] = {
+            "processes": len(own),
+            "cases": sum(figures["cases"] for figures in own),
+            "failures": sum(figures["failures"] for figures in own),
+            "seeds": [figures.get("seed") for figures in own],
+            "failed": [failed for figures in own for failed in figures.get("failed", [])],
+        }
+    return results
+
+
 def check_mnist(logs, _):
     out = (RESULTS / gpu_name() / "mnist").relative_to(ROOT)  # no path of this machine in a committed report
     command = [sys.executable, "-m", "cuda_ops", "mnist", "--epochs", "3", "--device", "cuda", "--out", str(out)]
@@ -180,6 +221,7 @@ def main():
     parser.add_argument("--pytest", type=shlex.split, default=[], metavar="ARGUMENTS", help="arguments for pytest")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="for each sanitizer process (default: none)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="sanitizer processes at a time")
+    parser.add_argument("--fuzz", type=float, default=60, metavar="SECONDS", help="for the fuzzers (default: 60)")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("check_gpu: PyTorch sees no GPU here; `python -m cuda_ops doctor` says why")
@@ -190,7 +232,13 @@ def main():
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
-    checks = {"tests": check_tests, "large": check_large, "sanitizer": check_sanitizer, "mnist": check_mnist}
+    checks = {
+        "tests": check_tests,
+        "large": check_large,
+        "sanitizer": check_sanitizer,
+        "fuzz": check_fuzz,
+        "mnist": check_mnist,
+    }
     for step in arguments.only:
         print(f"{step} …", flush=True)
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")

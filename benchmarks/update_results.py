@@ -195,6 +195,18 @@ def check():
                 found = "; ".join(f"{ops}: {what.splitlines()[0]}" for ops, what in found.items()) + "; clean elsewhere"
             version = f" {sanitizer['version']}" if sanitizer.get("version") else ""
             lines.append(f"- compute-sanitizer{version} {tool}: {found}{at(sanitizer)}")
+    fuzz = report.get("fuzz") or {}
+    for name, what in (
+        ("support.fuzz", "random cases beside PyTorch (`make fuzz`)"),
+        ("support.fuzz_raw", "hostile calls (`make fuzz-raw`)"),
+    ):
+        for device in ("cuda", "cpu"):
+            if figures := fuzz.get(f"{name} {device}"):
+                lines.append(
+                    f"- {what} on {device}: {figures['cases']:,} in {fuzz['seconds']:g} s of {figures['processes']} "
+                    f"processes, {figures['failures']} failed; seeds {', '.join(map(str, figures['seeds']))}{at(fuzz)}"
+                )
+                lines += [f"  - {failed['case']}: {failed['what']}" for failed in figures["failed"]]
     return lines
 
 

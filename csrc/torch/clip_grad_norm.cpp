@@ -54,7 +54,7 @@ static std::vector<GradientsAlike> alike_by_dtype(const at::TensorList grads)
 // Elements that one task of the CPU's threads adds up: fixed, so that results are the same for any number of threads.
 constexpr int64_t GRADIENT_TASK = 32768;
 
-static Tensor grad_norm_partials(at::TensorList grads, double norm_type)
+static Tensor clip_grad_norm_partials(at::TensorList grads, double norm_type)
 {
     const char *op = "clip_grad_norm_";
     check_clip_arguments(grads, norm_type);
@@ -101,7 +101,7 @@ static Tensor grad_norm_partials(at::TensorList grads, double norm_type)
 }
 
 // Scales the gradients by the norm that the partials come to, and returns the norm in `dtype`.
-static Tensor clip_grads_(at::TensorList grads, const Tensor &partials, double norm_type, double max_norm,
+static Tensor clip_grad_norm_scale_(at::TensorList grads, const Tensor &partials, double norm_type, double max_norm,
                           at::ScalarType dtype)
 {
     const char *op = "clip_grad_norm_";
@@ -152,10 +152,10 @@ static Tensor clip_grads_(at::TensorList grads, const Tensor &partials, double n
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
-    library.def("grad_norm_partials(Tensor[] grads, float norm_type) -> Tensor");
-    library.def("clip_grads_(Tensor(a!)[] grads, Tensor partials, float norm_type, float max_norm, ScalarType dtype) "
+    library.def("clip_grad_norm_partials(Tensor[] grads, float norm_type) -> Tensor");
+    library.def("clip_grad_norm_scale_(Tensor(a!)[] grads, Tensor partials, float norm_type, float max_norm, ScalarType dtype) "
                 "-> Tensor");
-    CUDA_OPS_IMPLEMENT(library, "grad_norm_partials", cuda_ops::grad_norm_partials);
-    CUDA_OPS_IMPLEMENT(library, "clip_grads_", cuda_ops::clip_grads_);
-    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "clip_grads_");
+    CUDA_OPS_IMPLEMENT(library, "clip_grad_norm_partials", cuda_ops::clip_grad_norm_partials);
+    CUDA_OPS_IMPLEMENT(library, "clip_grad_norm_scale_", cuda_ops::clip_grad_norm_scale_);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "clip_grad_norm_scale_");
 }

@@ -349,6 +349,14 @@ std::vector<Tensor> gradients_of_sum(const Tensor &grad_sum, const Tensor &grad_
     return grads;
 }
 
+// Numbers below -2^62 are symbols to the dispatcher, which would end in an internal assertion of its own.
+void check_normalized_shape(const char *op, c10::SymIntArrayRef normalized_shape)
+{
+    for (const c10::SymInt &size : normalized_shape)
+        if (const std::optional<int64_t> number = size.maybe_as_int())
+            TORCH_CHECK(*number >= 0, op, ": expected normalized_shape to have no negative number, got ", *number);
+}
+
 } // namespace
 
 static std::vector<Tensor> add_layer_norm_gradients(const Tensor &grad_output, const OptionalTensor &grad_sum,
@@ -357,6 +365,7 @@ static std::vector<Tensor> add_layer_norm_gradients(const Tensor &grad_output, c
                                                     const Tensor &rstd, const Tensor &state, double eps, double p,
                                                     std::optional<at::ScalarType> bias_type, std::array<bool, 4> wanted)
 {
+    check_normalized_shape("add_layer_norm", normalized_shape);
     const auto [grad, grad_weight, grad_bias] =
         layer_norm_backward_op().call(grad_output, grad_sum, sum, normalized_shape, weight, mean, rstd, eps, bias_type,
                                       {wanted[0] || wanted[1], wanted[2], wanted[3]});
@@ -368,6 +377,7 @@ static std::vector<Tensor> add_rms_norm_gradients(const Tensor &grad_output, con
                                                   const OptionalTensor &weight, const Tensor &rstd, const Tensor &state,
                                                   double eps, double p, std::array<bool, 3> wanted)
 {
+    check_normalized_shape("add_rms_norm", normalized_shape);
     const auto [grad, grad_weight] = rms_norm_backward_op().call(grad_output, grad_sum, sum, normalized_shape, weight,
                                                                  rstd, eps, {wanted[0] || wanted[1], wanted[2]});
     return gradients_of_sum(grad, grad_weight, Tensor(), state, p, {wanted[0], wanted[1], wanted[2], false});
@@ -378,6 +388,7 @@ static std::vector<Tensor> add_rms_norm_gradients(const Tensor &grad_output, con
 static Tensor layer_norm_tangent(const Tensor &tangent, const Tensor &input, c10::SymIntArrayRef normalized_shape,
                                  const OptionalTensor &weight, const Tensor &mean, const Tensor &rstd, double eps)
 {
+    check_normalized_shape("layer_norm", normalized_shape);
     const Tensor change =
         std::get<0>(layer_norm_backward_op().call(tangent, std::nullopt, input, normalized_shape, std::nullopt, mean,
                                                   rstd, eps, std::nullopt, {true, false, false}));
@@ -387,6 +398,7 @@ static Tensor layer_norm_tangent(const Tensor &tangent, const Tensor &input, c10
 static Tensor rms_norm_tangent(const Tensor &tangent, const Tensor &input, c10::SymIntArrayRef normalized_shape,
                                const OptionalTensor &weight, const Tensor &rstd, double eps)
 {
+    check_normalized_shape("rms_norm", normalized_shape);
     const Tensor change = std::get<0>(rms_norm_backward_op().call(tangent, std::nullopt, input, normalized_shape,
                                                                   std::nullopt, rstd, eps, {true, false}));
     return weight ? (change * *weight).to(input.scalar_type()) : change;

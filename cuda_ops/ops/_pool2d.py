@@ -32,7 +32,9 @@ def _check_sizes(op, input, kernel_size, stride, padding, dilation):
     for size in shape[-3:]:
         expect(size > 0, op, "input to have no empty dimension but the batch, got shape {}", shape)
     for name, values in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation)):
+        expect(len(values) == 2, op, "{} to be two integers, got {}", name, values)
         expect(min(values) > 0, op, "{} to be positive 32-bit integers, got {}", name, values)
+    expect(len(padding) == 2, op, "padding to be two integers, got {}", padding)
     expect(min(padding) >= 0, op, "padding to be non-negative 32-bit integers, got {}", padding)
     half = all(p <= k // 2 for p, k in zip(padding, kernel_size, strict=True))
     expect(

@@ -13,13 +13,13 @@ from .._library import ops
 from .._optimizer import refuse_sparse
 
 
-@register_fake("cuda_ops::grad_norm_partials")
+@register_fake("cuda_ops::clip_grad_norm_partials")
 def _(grads, norm_type):
     count = (partials_on_cuda if grads[0].is_cuda else partials_on_cpu)(grads)
     return grads[0].new_empty(count, dtype=torch.float64)
 
 
-@register_fake("cuda_ops::clip_grads_")
+@register_fake("cuda_ops::clip_grad_norm_scale_")
 def _(grads, partials, norm_type, max_norm, dtype):
     return partials.new_empty((), dtype=dtype)
 
@@ -102,17 +102,17 @@ def clip_grad_norm_(
     if not by_device:
         return torch.tensor(0.0)
     with torch.no_grad():
-        partials = [ops.grad_norm_partials(grads, norm_type) for grads in by_device.values()]
+        partials = [ops.clip_grad_norm_partials(grads, norm_type) for grads in by_device.values()]
         dtype = functools.reduce(torch.promote_types, (grad.dtype for grads in by_device.values() for grad in grads))
         if error_if_nonfinite:
-            norm = ops.clip_grads_([], gathered(partials, partials[0].device), norm_type, max_norm, dtype)
+            norm = ops.clip_grad_norm_scale_([], gathered(partials, partials[0].device), norm_type, max_norm, dtype)
             if not norm.isfinite():
                 raise RuntimeError(
                     f"{name}: expected gradients of a finite norm, got {norm.item()} for norm_type {norm_type} "
                     "(with error_if_nonfinite=False they are scaled all the same)"
                 )
         norms = [
-            ops.clip_grads_(grads, gathered(partials, device), norm_type, max_norm, dtype)
+            ops.clip_grad_norm_scale_(grads, gathered(partials, device), norm_type, max_norm, dtype)
             for device, grads in by_device.items()
         ]
     return norms[0]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .._arguments import check_tensors, flag, number
+from .._arguments import check_tensors, expect, flag, number
 from .._autograd import autograd_function
 from .._fakes import register_fake
 from .._operators import operator
@@ -17,6 +17,8 @@ def _(input, p, call=None):
 
 @register_fake("cuda_ops::dropout_backward")
 def _(grad_output, state, p, stride):
+    fits = len(stride) == grad_output.dim()
+    expect(fits, "dropout_backward", "stride to have one element a dimension of grad_output, got {}", list(stride))
     return torch.empty_strided(grad_output.shape, stride, dtype=grad_output.dtype, device=grad_output.device)
 
 

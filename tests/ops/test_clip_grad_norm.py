@@ -139,9 +139,9 @@ def test_any_number_of_threads_gives_the_same_bits():
 
 def test_opcheck(device):
     grads = [p.grad for p in parameters(device, torch.float32, [(3,), (0,), (5000,)])[:-1]]
-    torch.library.opcheck(torch.ops.cuda_ops.grad_norm_partials, (grads, 2.0))
-    partials = torch.ops.cuda_ops.grad_norm_partials(grads, 2.0)
-    torch.library.opcheck(torch.ops.cuda_ops.clip_grads_, (grads, partials, 2.0, 1.0, torch.float32))
+    torch.library.opcheck(torch.ops.cuda_ops.clip_grad_norm_partials, (grads, 2.0))
+    partials = torch.ops.cuda_ops.clip_grad_norm_partials(grads, 2.0)
+    torch.library.opcheck(torch.ops.cuda_ops.clip_grad_norm_scale_, (grads, partials, 2.0, 1.0, torch.float32))
 
 
 @pytest.mark.cuda
