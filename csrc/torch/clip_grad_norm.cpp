@@ -102,7 +102,7 @@ static Tensor clip_grad_norm_partials(at::TensorList grads, double norm_type)
 
 // Scales the gradients by the norm that the partials come to, and returns the norm in `dtype`.
 static Tensor clip_grad_norm_scale_(at::TensorList grads, const Tensor &partials, double norm_type, double max_norm,
-                          at::ScalarType dtype)
+                                    at::ScalarType dtype)
 {
     const char *op = "clip_grad_norm_";
     check_clip_arguments(grads, norm_type);
@@ -153,8 +153,9 @@ static Tensor clip_grad_norm_scale_(at::TensorList grads, const Tensor &partials
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("clip_grad_norm_partials(Tensor[] grads, float norm_type) -> Tensor");
-    library.def("clip_grad_norm_scale_(Tensor(a!)[] grads, Tensor partials, float norm_type, float max_norm, ScalarType dtype) "
-                "-> Tensor");
+    library.def(
+        "clip_grad_norm_scale_(Tensor(a!)[] grads, Tensor partials, float norm_type, float max_norm, ScalarType dtype) "
+        "-> Tensor");
     CUDA_OPS_IMPLEMENT(library, "clip_grad_norm_partials", cuda_ops::clip_grad_norm_partials);
     CUDA_OPS_IMPLEMENT(library, "clip_grad_norm_scale_", cuda_ops::clip_grad_norm_scale_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "clip_grad_norm_scale_");

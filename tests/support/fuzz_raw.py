@@ -223,9 +223,8 @@ def check_error(name, error, is_composed):
         return
     if is_composed or not torch._C._dispatch_has_kernel_for_dispatch_key(f"cuda_ops::{name}", "CPU"):
         return
-    stem = re.split(
-        "_(?:forward|backward|inference|inplace|gradients|tangent|step|paths?|plan|rung|saved|share|scale|partials)", name
-    )
+    parts = "forward|backward|inference|inplace|gradients|tangent|step|paths?|plan|rung|saved|share|scale|partials"
+    stem = re.split(f"_(?:{parts})", name)
     if stem[0].rstrip("_") not in text:
         raise Wrong(f"names no op: {type(error).__name__}: {' | '.join(text.splitlines()[:2])}") from error
 
