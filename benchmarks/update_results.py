@@ -424,6 +424,18 @@ def headlines():
 
 # --- the files --------------------------------------------------------------------------------------------------------
 
+
+def roofline():
+    if not (RESULTS / GPU / "roofline.png").is_file():
+        return nothing_yet("python -m cuda_ops bench all --roofline")
+    return [
+        f"![ops against the speed of memory and of arithmetic](results/{GPU}/roofline.png)",
+        "",
+        f"All results in [results/{GPU}](results/{GPU}/), by GPU time, beside what a copy and torch.mm reached in the",
+        "same runs (`python -m cuda_ops bench --roofline`). Runs and commits are those of the tables.",
+    ]
+
+
 PARTS = {
     "A training step of the MNIST CNN": race,
     "To 99 % of MNIST's test set": goal,
@@ -431,6 +443,7 @@ PARTS = {
     "Matrix products and convolutions": products,
     "conv2d by memory format": formats,
     "The other ops": ops,
+    "All ops under one roof": roofline,
     "Checks on the GPU": check,
 }
 INTRODUCTION = """# Results

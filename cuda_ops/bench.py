@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all",
     )
     parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="draw roofline.png from all results in the folder that they go to, these and earlier ones",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=RUNS,
@@ -104,6 +109,8 @@ def _race(args, device) -> int:
         raise ValueError(f"{name} is a run of its own: name nothing beside it")
     if args.dtype:
         raise ValueError(f"{name} takes --precision, not --dtype")
+    if args.roofline:
+        raise ValueError(f"--roofline is of ops: {name} has a plot of its own")
     for batch in args.batch or ():
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
@@ -116,7 +123,7 @@ def _race(args, device) -> int:
 def _host(args, device, out: Path) -> int:
     if len(args.ops) > 1:
         raise ValueError("host is a run of its own: name nothing beside it")
-    for name in ("dtype", "seconds", "batch", "precision"):
+    for name in ("dtype", "seconds", "batch", "precision", "roofline"):
         if getattr(args, name):
             raise ValueError(f"--{name} is not for host")
     importlib.import_module("host_time").main(device, out, args.quick)
@@ -158,6 +165,10 @@ def main(args) -> int:
         quick = harness.QUICK if args.quick else {}
         settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
         harness.run(args.ops, settings, args.out)
+        if args.roofline:
+            from harness import roofline
+
+            print(f"roofline: {roofline.draw(args.out / harness.slug(harness.device_name(device)))}")
     except (ValueError, OSError) as error:
         print(f"cuda_ops bench: {error}", file=sys.stderr)
         return 2

@@ -347,6 +347,49 @@ def test_plot_of_the_ladder(tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
+def test_roofline(tmp_path):
+    pytest.importorskip("matplotlib")
+    from harness import results, roofline
+
+    def row(op, case, name, median, rate, operations, percent):
+        values = [op, case, "float32", "forward", "kernel", name, median, median, median, 5, "cold"]
+        return dict(zip(harness.COLUMNS, [*values, rate, operations, percent], strict=True))
+
+    # 100 MB at 2000 of 4000 GB/s; a product at 40 of 50 TFLOP/s; a row whose share has too few digits to say anything.
+    copied = [
+        row("relu", "1", "ours", "50.0", "2000.0", "0.000", "50.0"),
+        row("relu", "1", "eager", "100.0", "1000.0", "0.000", "25.0"),
+    ]
+    product = [
+        row("gemm", "1", "ours", "10.0", "100.0", "40.000", "80.0"),
+        row("gemm", "1", "torch.mm", "9.0", "110.0", "45.000", "90.0"),
+    ]
+    small = [
+        row("relu", "2", "ours", "1.0", "1.0", "0.000", "0.1"),
+        row("relu", "2", "eager", "1.0", "1.0", "0.000", "0.1"),
+    ]
+    rows = [
+        *copied,
+        *product,
+        *small,
+        row("gemm", "1", "rung 4 naive", "1.0", "1.0", "400.000", "800.0") | {"clock": "wall"},
+    ]
+    assert roofline.roofs([*copied, *product, *small]) == (4000.0, {"float32": 50.0})
+    assert roofline.bytes_of(copied[0]) == 100e6
+    pairs = roofline.best_rows(rows)
+    assert set(pairs) == {
+        ("relu", "1", "float32", "forward"),
+        ("relu", "2", "float32", "forward"),
+        ("gemm", "1", "float32", "forward"),
+    }
+    assert [side["implementation"] for side in pairs["gemm", "1", "float32", "forward"]] == ["ours", "torch.mm"]
+    results.write_csv(tmp_path / "relu.csv", [*copied, *small], {})
+    with pytest.raises(ValueError, match="has no results of both a memory-bound op and a product"):
+        roofline.draw(tmp_path)
+    results.write_csv(tmp_path / "gemm.csv", product, {})
+    assert roofline.draw(tmp_path).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
 def test_wrong_gradients_are_refused():
     detached = harness.Implementation("half", lambda x: x * x.detach())
     implementations = [harness.Implementation("ours", torch.square), detached]
