@@ -16,6 +16,9 @@ def samples(make):
     yield Sample((make(2, 1, 6, 1), (3, 1)), name="one channel, one column")
     yield Sample((make(1, 1, 1, 1), 1), name="one element")
     yield Sample((make(2, 5, 7, 7), 7), name="global")
+    # Whole vectors of channels, which channels_last takes 16 bytes at a time.
+    yield Sample((make(2, 16, 9, 11), 3, 2, 1), {"ceil_mode": True}, name="16 channels, 3, stride 2")
+    yield Sample((make(1, 8, 10, 9), 2, 1, 1), {"count_include_pad": False}, name="8 channels, padding not counted")
     # Windows that overlap, that leave gaps, and those of ResNet's stem.
     yield Sample((make(2, 2, 9, 10), 3, 1), name="stride 1")
     yield Sample((make(2, 2, 9, 10), 2, (3, 5)), name="gaps")

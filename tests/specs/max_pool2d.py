@@ -32,6 +32,9 @@ def samples(make):
     yield Sample((x(3, 9, 8), 3), name="no batch")
     yield Sample((x(2, 1, 6, 1), (3, 1)), name="one channel, one column")
     yield Sample((x(1, 1, 1, 1), 1), name="one element")
+    # Whole vectors of channels, which channels_last takes 16 bytes at a time.
+    yield Sample((x(2, 16, 9, 11), 3, 2, 1), {"ceil_mode": True}, name="16 channels, 3, stride 2")
+    yield Sample((x(1, 8, 10, 9), 2, 1, 1, 2), {"return_indices": True}, name="8 channels, dilation 2")
     # Windows that overlap, that leave gaps, and those of ResNet's stem.
     yield Sample((x(2, 2, 9, 10), 3, 1), name="stride 1")
     yield Sample((x(2, 2, 9, 10), 2, (3, 5)), name="gaps")

@@ -108,12 +108,12 @@ __global__ void __launch_bounds__(THREADS)
     typedef accumulate_type<T> A;
     const cuda_ops_pool_axis height = pool.height, width = pool.width;
     for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
-        const pool_position at = locate<CHANNELS_LAST>(i, pool.channels, height.output, width.output);
+        const pool_position at = locate(CHANNELS_LAST, i, pool.channels, height.output, width.output);
         const int64_t c = CHANNELS_LAST ? at.channel : at.outer % pool.channels;
         const A center = coefficients[c], scale = coefficients[pool.channels + c],
                 offset = coefficients[2 * pool.channels + c];
         const int64_t step = CHANNELS_LAST ? pool.channels : 1;
-        const T *plane = conv_output + plane_base<CHANNELS_LAST>(at, pool.channels, height.input, width.input);
+        const T *plane = conv_output + plane_base(CHANNELS_LAST, at, pool.channels, height.input, width.input);
         const int32_t h_start = cuda_ops_pool_start(height, at.h), w_start = cuda_ops_pool_start(width, at.w);
         const int32_t h_begin = cuda_ops_pool_first_tap(height, h_start),
                       h_end = cuda_ops_pool_end_tap(height, h_start);
@@ -253,10 +253,10 @@ __global__ void __launch_bounds__(THREADS)
     typedef accumulate_type<T> A;
     const cuda_ops_pool_axis height = pool.height, width = pool.width;
     for (int64_t i = global_thread_index(); i < count; i += global_thread_count()) {
-        const pool_position at = locate<CHANNELS_LAST>(i, pool.channels, height.input, width.input);
+        const pool_position at = locate(CHANNELS_LAST, i, pool.channels, height.input, width.input);
         const int64_t c = CHANNELS_LAST ? at.channel : at.outer % pool.channels;
         const int64_t step = CHANNELS_LAST ? pool.channels : 1;
-        const int64_t base = plane_base<CHANNELS_LAST>(at, pool.channels, height.output, width.output);
+        const int64_t base = plane_base(CHANNELS_LAST, at, pool.channels, height.output, width.output);
         const int32_t h_begin = cuda_ops_pool_first_window(height, at.h),
                       h_end = cuda_ops_pool_end_window(height, at.h);
         const int32_t w_begin = cuda_ops_pool_first_window(width, at.w), w_end = cuda_ops_pool_end_window(width, at.w);
