@@ -451,13 +451,13 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     wait_for_predecessor();
     release_successor();
     if (threadIdx.x / WARPGROUP == 0) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0)
             backward_produce<C>(work, &map_query, &map_key, &map_value, &map_grad, s);
         else if (threadIdx.x == WARP_SIZE || threadIdx.x == 2 * WARP_SIZE)
             backward_add<C>(work, s, threadIdx.x / WARP_SIZE - 1);
     } else {
-        setmaxnreg_inc<240>();
+        setmaxnreg_inc<232>();
         backward_consume<C>(work, &map_grad_key, &map_grad_value, s);
     }
 #endif
