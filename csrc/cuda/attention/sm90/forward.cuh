@@ -17,11 +17,12 @@
 
 // GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Every POLYNOMIAL-th exponential is taken
 // from the FMA pipe; 0: none.
-template <typename T_, int D_, int GROUPS_, int N_, int QUERY_STAGES_, int KEY_STAGES_, bool PINGPONG_, int POLYNOMIAL_>
+template <typename T_, int D_, int GROUPS_, int N_, int QUERY_STAGES_, int KEY_STAGES_, bool PINGPONG_, int POLYNOMIAL_,
+          bool JOINED_>
 struct ForwardTile {
     typedef T_ T;
     static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = QUERY_STAGES_, KEY_STAGES = KEY_STAGES_;
-    static constexpr bool PINGPONG = PINGPONG_;
+    static constexpr bool PINGPONG = PINGPONG_, JOINED = JOINED_;
     static constexpr int POLYNOMIAL = POLYNOMIAL_;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
@@ -32,6 +33,7 @@ struct ForwardTile {
     static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8 + SWIZZLE_ATOM;
     static constexpr int REGISTERS = GROUPS == 2 ? 240 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32;
     static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
+    static_assert(!JOINED || QUERY_STAGES > 1, "the next tile's queries beside the output");
     static_assert(N % 16 == 0 && BLOCK_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
 };
@@ -273,13 +275,111 @@ __device__ __forceinline__ void pass_turn(int group)
         bar_arrive(ORDER_BARRIER + (group + 1 == C::GROUPS ? 0 : group + 1), 2 * WARPGROUP);
 }
 
+// The blocks of a tile that the 64 queries of a warpgroup see: `count` from `last` downwards, and how many of the tile's
+// come before and after them.
+struct OwnBlocks {
+    int last, count, before, after;
+};
+
+template <typename C>
+__device__ __forceinline__ OwnBlocks own_blocks(const ForwardCoordinates &tile, const Band &band, int top)
+{
+    const int low = max(top + band.low, 0), high = min(min(top + 64, band.queries) - 1 + band.high, band.keys - 1);
+    OwnBlocks own;
+    own.last = high / C::N;
+    own.count = top < band.queries && low <= high ? own.last - low / C::N + 1 : 0;
+    own.before = own.count > 0 ? tile.last - own.last : tile.count;
+    own.after = tile.count - own.before - own.count;
+    return own;
+}
+
+template <typename C>
+__device__ __forceinline__ void release_block(uint32_t empty, Ring<C::KEY_STAGES> &ring, int thread)
+{
+    if (thread == 0)
+        mbarrier_arrive(empty + 8 * ring.stage);
+    ring.advance();
+}
+template <typename C>
+__device__ __forceinline__ void skip_keys(const ForwardShared &s, Ring<C::KEY_STAGES> &ring, int group, int thread)
+{
+    mbarrier_wait(s.key_full + 8 * ring.stage, ring.phase);
+    wait_for_turn<C>(group);
+    pass_turn<C>(group);
+    release_block<C>(s.key_empty, ring, thread);
+}
+template <typename C>
+__device__ __forceinline__ void skip_values(const ForwardShared &s, Ring<C::KEY_STAGES> &ring, int thread)
+{
+    mbarrier_wait(s.value_full + 8 * ring.stage, ring.phase);
+    release_block<C>(s.value_empty, ring, thread);
+}
+
+// The next tile that there is for this block.
+template <typename C>
+__device__ __forceinline__ bool next_tile(ForwardCoordinates &tile, const ForwardWork &work, int &round)
+{
+    bool more;
+    do
+        more = forward_tile<C>(tile, work, ++round);
+    while (more && tile.count < 0);
+    return more;
+}
+
+// The output of a warpgroup's 64 queries takes their place, which it has read, and is copied out. The tile's coordinates
+// are computed anew, which takes fewer registers than keeping them.
+template <typename C>
+__device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output, int round,
+                                             const SoftmaxRows &rows, float (&o)[C::D / 2], uint32_t boxes, int group,
+                                             int thread)
+{
+    typedef typename C::T T;
+    ForwardCoordinates tile;
+    forward_tile<C>(tile, work, opaque(round));
+    const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, top = tile.first_row + 64 * group;
+    // The sums of a row's four lanes, and the quotients. A row without keys has a sum of 0.
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+        for (int j = 0; j < C::D / 2; j++)
+            if (j / 2 % 2 == r)
+                o[j] *= inverse;
+        const int at = top + 16 * warp + lane / 4 + 8 * r;
+        if (lane % 4 == 0 && at < work.band.queries)
+            work.logsumexp[(int64_t)tile.all_head * work.band.queries + at] =
+                sum == 0.0f ? -INFINITY
+                            : (rows.reference[r] * work.scale_log2 + lg2_approx_ftz(sum)) * 0.69314718055994531f;
+    }
+    const int local = 16 * warp + lane % 16;
+#pragma unroll
+    for (int i = 0; i < C::D / 16; i++) {
+        const float *const x = o + 8 * i;
+        const int vector = (2 * i + lane / 16) % 8 ^ local % 8;
+        stmatrix_x4(boxes + i / 4 * C::BOX_BYTES + local * SWIZZLE_ROW + vector * 16, pack_two<T>(x[0], x[1]),
+                    pack_two<T>(x[2], x[3]), pack_two<T>(x[4], x[5]), pack_two<T>(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync<WARPGROUP>(STORE_BARRIER + group);
+    if (thread == 0) {
+#pragma unroll
+        for (int column = 0; column < C::COLUMNS; column++)
+            tma_store_4d(map_output, boxes + column * C::BOX_BYTES, 64 * column, top, tile.head, tile.batch);
+        bulk_commit_group();
+    }
+}
+
+// A consumer warpgroup. A step issues the scores of the next block, and then the values' product of the one before, so
+// that the tensor cores have work during the exponentials. So does the step from one tile to the next, where JOINED.
 template <typename C>
 __device__ __forceinline__ void forward_consume(const ForwardWork &work, const CUtensorMap *map_output,
                                                 const ForwardShared &s)
 {
-    typedef typename C::T T;
     const int group = warp_uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
-    const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, my_row = 64 * group + 16 * warp + lane / 4;
+    const int lane = thread % WARP_SIZE, my_row = 64 * group + 16 * (thread / WARP_SIZE) + lane / 4;
     const uint32_t my_queries = s.queries + group * C::COLUMNS * C::BOX_BYTES;
     const uint64_t queries_first = wgmma_descriptor(my_queries, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
     const uint64_t keys_first = wgmma_descriptor(s.keys, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
@@ -289,129 +389,129 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
     float scores[C::N / 2] = {}, o[C::D / 2];
     uint32_t p[C::N / 16][4];
     int stored = -1; // the stage of queries that is being copied out
+    const auto release_stored = [&]() {
+        if (stored >= 0 && thread == 0) {
+            bulk_wait_group_read<0>();
+            mbarrier_arrive(s.query_empty + 8 * stored);
+        }
+        stored = -1;
+    };
     if (C::PINGPONG && group == C::GROUPS - 1)
         pass_turn<C>(group);
 
+    int round = -1;
     ForwardCoordinates tile;
-    for (int round = 0; forward_tile<C>(tile, work, round); round++) {
-        if (tile.count < 0)
-            continue;
-        const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
-        const int row = tile.first_row + my_row;
-        // The first row of the warpgroup and the last one, by which it knows which blocks need a mask.
-        const int top = tile.first_row + 64 * group, bottom = top + 63;
+    bool more = next_tile<C>(tile, work, round), joined = false; // joined: the first scores have been computed
+    while (more) {
+        const int top = tile.first_row + 64 * group;
+        const OwnBlocks own = own_blocks<C>(tile, work.band, top);
+        const auto finish_scores = [&](int key) {
+            if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < top + 63 + work.band.low)
+                mask_scores<C::N>(scores, work.band, tile.first_row + my_row, key + lane % 4 * 2);
+        };
         SoftmaxRows rows = {{-INFINITY, -INFINITY}, {0, 0}};
         float alpha[2];
+        if (!joined) {
+            release_stored();
+            mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
+            if (own.count == 0) {
+                for (int i = 0; i < tile.count; i++) {
+                    skip_keys<C>(s, key_ring, group, thread);
+                    skip_values<C>(s, value_ring, thread);
+                }
 #pragma unroll
-        for (int i = 0; i < C::D / 2; i++)
-            o[i] = 0;
-        mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
-        if (tile.count > 0) {
-            int key = tile.last * C::N;
+                for (int i = 0; i < C::D / 2; i++)
+                    o[i] = 0;
+                store_output<C>(work, map_output, round, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group,
+                                thread);
+                stored = query_ring.stage;
+                query_ring.advance();
+                more = next_tile<C>(tile, work, round);
+                continue;
+            }
+            for (int i = 0; i < own.before; i++)
+                skip_keys<C>(s, key_ring, group, thread);
             mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
             wait_for_turn<C>(group);
-            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+            multiply_keys<C>(scores, wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES),
+                             wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
             pass_turn<C>(group);
             wgmma_wait_group<0>();
             wgmma_pin(scores);
-            if (thread == 0)
-                mbarrier_arrive(s.key_empty + 8 * key_ring.stage);
-            key_ring.advance();
-            if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < bottom + work.band.low)
-                mask_scores<C::N>(scores, work.band, row, key + lane % 4 * 2);
-            softmax_block<C>(scores, rows, alpha, work.scale_log2);
-            pack_scores<C>(p, scores);
-            // The output of the tile before has long been read by now.
-            if (stored >= 0 && thread == 0) {
-                bulk_wait_group_read<0>();
-                mbarrier_arrive(s.query_empty + 8 * stored);
-            }
-            stored = -1;
-#pragma unroll 1
-            for (int i = 1; i < tile.count; i++) {
-                key -= C::N;
-                mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
-                wait_for_turn<C>(group);
-                multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
-                mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
-                pass_turn<C>(group);
-                wgmma_wait_group<1>();
-                wgmma_pin(scores);
-                if (thread == 0)
-                    mbarrier_arrive(s.key_empty + 8 * key_ring.stage);
-                key_ring.advance();
-                if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < bottom + work.band.low)
-                    mask_scores<C::N>(scores, work.band, row, key + lane % 4 * 2);
-                softmax_block<C>(scores, rows, alpha, work.scale_log2);
-                wgmma_wait_group<0>();
-                wgmma_pin(o);
-                wgmma_pin(p);
-                if (thread == 0)
-                    mbarrier_arrive(s.value_empty + 8 * value_ring.stage);
-                value_ring.advance();
-                if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+            release_block<C>(s.key_empty, key_ring, thread);
+        }
+        int key = own.last * C::N;
+        finish_scores(key);
+        softmax_block<C>(scores, rows, alpha, work.scale_log2);
+        pack_scores<C>(p, scores);
+        release_stored();
+        for (int i = 0; i < own.before; i++)
+            skip_values<C>(s, value_ring, thread);
 #pragma unroll
-                    for (int j = 0; j < C::D / 2; j++)
-                        o[j] *= alpha[j / 2 % 2];
-                }
-                pack_scores<C>(p, scores);
-            }
+        for (int i = 0; i < C::D / 2; i++)
+            o[i] = 0;
+        const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
+#pragma unroll 1
+        for (int i = 1; i < own.count; i++) {
+            key -= C::N;
+            mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
+            wait_for_turn<C>(group);
+            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
             mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
             multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+            pass_turn<C>(group);
+            wgmma_wait_group<1>();
+            wgmma_pin(scores);
+            release_block<C>(s.key_empty, key_ring, thread);
+            finish_scores(key);
+            softmax_block<C>(scores, rows, alpha, work.scale_log2);
             wgmma_wait_group<0>();
             wgmma_pin(o);
             wgmma_pin(p);
-            if (thread == 0)
-                mbarrier_arrive(s.value_empty + 8 * value_ring.stage);
-            value_ring.advance();
-        } else if (stored >= 0) {
-            if (thread == 0) {
-                bulk_wait_group_read<0>();
-                mbarrier_arrive(s.query_empty + 8 * stored);
+            release_block<C>(s.value_empty, value_ring, thread);
+            if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+#pragma unroll
+                for (int j = 0; j < C::D / 2; j++)
+                    o[j] *= alpha[j / 2 % 2];
             }
-            stored = -1;
+            pack_scores<C>(p, scores);
         }
-        // The sums of a row's four lanes, and the quotients. A row without keys has a sum of 0.
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float sum = rows.sum[r];
-            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-            for (int j = 0; j < C::D / 2; j++)
-                if (j / 2 % 2 == r)
-                    o[j] *= inverse;
-            const int at = row + 8 * r;
-            if (lane % 4 == 0 && at < work.band.queries)
-                work.logsumexp[(int64_t)tile.all_head * work.band.queries + at] =
-                    sum == 0.0f ? -INFINITY
-                                : (rows.reference[r] * work.scale_log2 + lg2_approx_ftz(sum)) * 0.69314718055994531f;
-        }
-        // To the output over this warpgroup's queries, which it has read: 16 rows a warp.
-        const uint32_t boxes = my_queries + query_ring.stage * C::QUERY_BYTES;
-        const int local = 16 * warp + lane % 16;
-#pragma unroll
-        for (int i = 0; i < C::D / 16; i++) {
-            const float *const x = o + 8 * i;
-            const int vector = (2 * i + lane / 16) % 8 ^ local % 8;
-            stmatrix_x4(boxes + i / 4 * C::BOX_BYTES + local * SWIZZLE_ROW + vector * 16, pack_two<T>(x[0], x[1]),
-                        pack_two<T>(x[2], x[3]), pack_two<T>(x[4], x[5]), pack_two<T>(x[6], x[7]));
-        }
-        fence_proxy_async();
-        bar_sync<WARPGROUP>(STORE_BARRIER + group);
-        if (thread == 0) {
-#pragma unroll
-            for (int column = 0; column < C::COLUMNS; column++)
-                tma_store_4d(map_output, boxes + column * C::BOX_BYTES, 64 * column, top, tile.head, tile.batch);
-            bulk_commit_group();
-            if (C::QUERY_STAGES == 1) {
-                bulk_wait_group_read<0>();
-                mbarrier_arrive(s.query_empty);
+        const int this_round = round;
+        more = next_tile<C>(tile, work, round);
+        joined = false;
+        if (C::JOINED && more && own.after == 0) {
+            const OwnBlocks next = own_blocks<C>(tile, work.band, tile.first_row + 64 * group);
+            joined = next.count > 0;
+            if (joined) {
+                Ring<C::QUERY_STAGES> ring = query_ring;
+                ring.advance();
+                mbarrier_wait(s.query_full + 8 * ring.stage, ring.phase);
+                for (int i = 0; i < next.before; i++)
+                    skip_keys<C>(s, key_ring, group, thread);
+                mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
+                wait_for_turn<C>(group);
+                multiply_keys<C>(scores, wgmma_advance(queries_first, ring.stage * C::QUERY_BYTES),
+                                 wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
             }
         }
-        stored = C::QUERY_STAGES == 1 ? -1 : query_ring.stage;
+        mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+        multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+        if (joined)
+            pass_turn<C>(group);
+        wgmma_wait_group<0>();
+        wgmma_pin(scores);
+        wgmma_pin(o);
+        wgmma_pin(p);
+        if (joined)
+            release_block<C>(s.key_empty, key_ring, thread);
+        release_block<C>(s.value_empty, value_ring, thread);
+        for (int i = 0; i < own.after; i++) {
+            skip_keys<C>(s, key_ring, group, thread);
+            skip_values<C>(s, value_ring, thread);
+        }
+        store_output<C>(work, map_output, this_round, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group,
+                        thread);
+        stored = query_ring.stage;
         query_ring.advance();
     }
     if (thread == 0)
