@@ -33,11 +33,12 @@ struct BackwardTile {
     static constexpr int SUMS_FROM = SCORES_FROM + 2 * SCORE_BYTES;
     static constexpr int STATISTICS_FROM = SUMS_FROM + SUM_STAGES * SUM_BYTES;
     static constexpr int BARRIERS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
-    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 + 4 * STAGES + 2 * SUM_STAGES) * 8;
+    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 + 4 * STAGES + 4 * SUM_STAGES) * 8;
     // The product for the queries' gradients has 64 rows and 64 columns a warpgroup: transposed, 64 of D rows by M, or
     // 64 of M rows by D.
     static constexpr bool TRANSPOSED = M == 64;
     static_assert(TRANSPOSED ? D == 128 : D == 64 && M == 128, "64 x 64 a warpgroup");
+    static_assert(64 * D * 2 <= SUM_BYTES / 2, "a warpgroup's gradients take the place of its sums");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
 };
 
@@ -96,6 +97,7 @@ __device__ __forceinline__ bool backward_item(BackwardItem &item, const Backward
 struct BackwardShared {
     uint32_t keys, values, queries, grads, scores, sums, statistics;
     uint32_t key_full, key_empty, query_full, query_empty, grad_full, grad_empty, sum_full, sum_empty;
+    uint32_t score_full, score_empty;
 };
 
 template <typename C>
@@ -109,15 +111,6 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
         if (item.count < 0)
             continue;
         const int first_key = item.n * C::N;
-        mbarrier_wait(s.key_empty, key_phase ^ 1);
-        key_phase ^= 1;
-        mbarrier_arrive_expect_tx(s.key_full, 2 * C::KEY_BYTES);
-        for (int column = 0; column < C::COLUMNS; column++) {
-            tma_load_4d(s.keys + column * C::KEY_COLUMN, map_key, s.key_full, 64 * column, first_key, item.key_head,
-                        item.batch);
-            tma_load_4d(s.values + column * C::KEY_COLUMN, map_value, s.key_full, 64 * column, first_key, item.key_head,
-                        item.batch);
-        }
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
             const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
@@ -130,6 +123,18 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
                                 64 * column, m * C::M, head, item.batch);
                 bulk_load(s.statistics + stage * C::STATISTICS_BYTES, work.statistics + (blocks + m) * (2 * C::M),
                           C::STATISTICS_BYTES, query_full);
+                // The first queries come to a free stage while the block of keys before is still being worked at.
+                if (i == 0 && m == item.last) {
+                    mbarrier_wait(s.key_empty, key_phase ^ 1);
+                    key_phase ^= 1;
+                    mbarrier_arrive_expect_tx(s.key_full, 2 * C::KEY_BYTES);
+                    for (int column = 0; column < C::COLUMNS; column++) {
+                        tma_load_4d(s.keys + column * C::KEY_COLUMN, map_key, s.key_full, 64 * column, first_key,
+                                    item.key_head, item.batch);
+                        tma_load_4d(s.values + column * C::KEY_COLUMN, map_value, s.key_full, 64 * column, first_key,
+                                    item.key_head, item.batch);
+                    }
+                }
                 mbarrier_wait(s.grad_empty + 8 * stage, phase ^ 1);
                 mbarrier_arrive_expect_tx(grad_full, C::QUERY_BYTES);
                 for (int column = 0; column < C::COLUMNS; column++)
@@ -192,17 +197,36 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high)
     return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
 }
 
-// A warp's 16 rows of a tile of COLUMNS * 16 elements, as rows of 64 elements in columns COLUMN_BYTES apart.
-template <typename T, int COUNT>
-__device__ __forceinline__ void store_rows(uint32_t to, int column_bytes, const float (&x)[COUNT], int row, int lane)
+// A product's registers as the operand of one whose k are its columns.
+template <typename T, int ROWS>
+__device__ __forceinline__ void pack_fragments(uint32_t (&packed)[ROWS][4], const float (&x)[8 * ROWS])
 {
 #pragma unroll
-    for (int i = 0; i < COUNT / 8; i++) {
+    for (int k = 0; k < ROWS; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            packed[k][i] = pack_pair<T>(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
+}
+
+// These as rows of 64 elements, the columns of rows column_bytes apart. row: that whose addresses this lane gives.
+template <int ROWS>
+__device__ __forceinline__ void store_fragments(uint32_t to, int column_bytes, const uint32_t (&packed)[ROWS][4],
+                                                int row, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
         const int vector = (2 * i + lane / 16) % 8 ^ row % 8;
-        stmatrix_x4(to + i / 4 * column_bytes + row * SWIZZLE_ROW + vector * 16,
-                    pack_pair<T>(x[8 * i], x[8 * i + 1]), pack_pair<T>(x[8 * i + 2], x[8 * i + 3]),
-                    pack_pair<T>(x[8 * i + 4], x[8 * i + 5]), pack_pair<T>(x[8 * i + 6], x[8 * i + 7]));
+        stmatrix_x4(to + i / 4 * column_bytes + row * SWIZZLE_ROW + vector * 16, packed[i][0], packed[i][1],
+                    packed[i][2], packed[i][3]);
     }
+}
+
+template <typename T, int COUNT>
+__device__ __forceinline__ void pack_and_store(uint32_t to, const float (&x)[COUNT], int row, int lane)
+{
+    uint32_t packed[COUNT / 8][4];
+    pack_fragments<T>(packed, x);
+    store_fragments(to, 64 * SWIZZLE_ROW, packed, row, lane);
 }
 
 __device__ __forceinline__ float2 ld_shared_pair(uint32_t address)
@@ -212,7 +236,7 @@ __device__ __forceinline__ float2 ld_shared_pair(uint32_t address)
     return make_float2(__uint_as_float(x), __uint_as_float(y));
 }
 
-static constexpr int SCORES_BARRIER = 1, STORE_BARRIER = 2; // named barriers
+static constexpr int STORE_BARRIER = 1; // named barriers, one a consumer warpgroup
 
 // left (64 keys of the warpgroup, K-major) times right^T (M queries, K-major), over D.
 template <typename C>
@@ -227,6 +251,8 @@ __device__ __forceinline__ void multiply_rows(float (&d)[C::M / 2], uint64_t lef
     wgmma_commit_group();
 }
 
+// A consumer warpgroup. The queries' gradients of a step want dS of both warpgroups; they are multiplied a step later, so
+// that neither waits for the other, and one's exponentials run beside the other's products.
 template <typename C>
 __device__ __forceinline__ void backward_consume(const BackwardWork &work, const CUtensorMap *map_grad_key,
                                                  const CUtensorMap *map_grad_value, const BackwardShared &s)
@@ -234,24 +260,53 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
     typedef typename C::T T;
     const int group = warp_uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
     const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, quad = lane % 4;
-    const int matrix_row = 64 * group + 16 * warp + lane % 16; // whose address this lane gives to stmatrix
+    const int matrix_row = 16 * warp + lane % 16; // whose address this lane gives to stmatrix
     const uint64_t my_keys = wgmma_descriptor(s.keys + group * C::BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
     const uint64_t my_values = wgmma_descriptor(s.values + group * C::BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
     // Of MN-major operands `leading` counts, of K-major ones it does not.
-    const uint64_t queries_first =
-        wgmma_descriptor(s.queries, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::QUERY_COLUMN);
+    const uint64_t queries_first = wgmma_descriptor(s.queries, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::QUERY_COLUMN);
     const uint64_t grads_first = wgmma_descriptor(s.grads, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::QUERY_COLUMN);
     const uint64_t all_keys = wgmma_descriptor(s.keys + (C::TRANSPOSED ? group * C::KEY_COLUMN : 0), WGMMA_SWIZZLE_128,
                                                SWIZZLE_ATOM, C::KEY_COLUMN);
-    const uint64_t scores_first =
-        wgmma_descriptor(s.scores + group * C::BOX_BYTES, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::KEY_COLUMN);
     const uint64_t all_scores_first = wgmma_descriptor(s.scores + (C::TRANSPOSED ? 0 : group * C::KEY_COLUMN),
                                                        WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::KEY_COLUMN);
-    const uint32_t my_sums = s.sums + group * (C::SUM_BYTES / 2) + thread * 16;
-    int stage = 0, phase = 0, key_phase = 0, buffer = 0, buffer_phase = 0;
+    const uint32_t my_sums = s.sums + group * (C::SUM_BYTES / 2);
+    int stage = 0, phase = 0, key_phase = 0;
+    int written = 0, summed = 0; // steps whose dS is in shared memory, and whose product with the keys has been taken
     float p[C::M / 2] = {}, dp[C::M / 2] = {}, dq[32] = {}, dk[C::D / 2], dv[C::D / 2];
-    uint32_t packed[C::M / 16][4];
+    uint32_t packed[C::M / 16][4], packed_scores[C::M / 16][4];
 
+    const auto multiply_scores = [&]() {
+        const int buffer = summed % 2;
+        mbarrier_wait(s.score_full + 8 * buffer, summed / 2 % 2);
+        const uint64_t scores = wgmma_advance(all_scores_first, buffer * C::SCORE_BYTES);
+        wgmma_pin(dq);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < C::N / 16; k++)
+            wgmma<T, 64, 1, 1>(dq, wgmma_advance(C::TRANSPOSED ? all_keys : scores, k * 2 * SWIZZLE_ATOM),
+                               wgmma_advance(C::TRANSPOSED ? scores : all_keys, k * 2 * SWIZZLE_ATOM), k > 0);
+        wgmma_commit_group();
+    };
+    const auto hand_over_sums = [&]() {
+        const int buffer = summed % 2;
+        wgmma_pin(dq);
+        if (thread == 0)
+            mbarrier_arrive(s.score_empty + 8 * buffer);
+        mbarrier_wait(s.sum_empty + 8 * buffer, summed / 2 % 2 ^ 1);
+        const uint32_t to = my_sums + buffer * C::SUM_BYTES + thread * 16;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            st_shared_v4_f32(to + i * (WARPGROUP * 16),
+                             make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0)
+            mbarrier_arrive(s.sum_full + 8 * buffer);
+        summed++;
+    };
+
+    bool stored = false; // gradients of keys and values are being copied out of the sums' place
     BackwardItem item;
     for (int round = 0; backward_item<C>(item, work, round); round++) {
         if (item.count < 0)
@@ -262,11 +317,16 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         const int steps = item.count * work.group, top = item.n * C::N + 64 * group;
         const int key = top + 16 * warp + lane / 4; // this thread's: key and key + 8
         int m = item.last;
-        mbarrier_wait(s.key_full, key_phase);
-        key_phase ^= 1;
         if (steps > 0) {
+            mbarrier_wait(s.key_full, key_phase);
+            key_phase ^= 1;
             mbarrier_wait(s.query_full + 8 * stage, phase);
             multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+        }
+        if (stored) {
+            if (thread == 0)
+                bulk_wait_group_read<0>();
+            bar_sync<WARPGROUP>(STORE_BARRIER + group);
         }
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
@@ -302,12 +362,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 p[4 * i + 2] = ex2_approx_ftz(fmaf(p[4 * i + 2], work.scale_log2, -lse.x));
                 p[4 * i + 3] = ex2_approx_ftz(fmaf(p[4 * i + 3], work.scale_log2, -lse.y));
             }
-#pragma unroll
-            for (int k = 0; k < C::M / 16; k++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    packed[k][i] = pack_pair<T>(p[8 * k + 2 * i], p[8 * k + 2 * i + 1]);
-            // The values' gradients.
+            pack_fragments<T>(packed, p);
             wgmma_pin(dv);
             wgmma_pin(packed);
             wgmma_fence();
@@ -325,26 +380,25 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 dp[4 * i + 2] = p[4 * i + 2] * (dp[4 * i + 2] - delta.x);
                 dp[4 * i + 3] = p[4 * i + 3] * (dp[4 * i + 3] - delta.y);
             }
-            store_rows<T>(s.scores + buffer * C::SCORE_BYTES, C::KEY_COLUMN, dp, matrix_row, lane);
-            fence_proxy_async();
-            bar_sync<2 * WARPGROUP>(SCORES_BARRIER);
-            // The queries' gradients, then the keys', then the next scores.
-            const uint64_t all_scores = wgmma_advance(all_scores_first, buffer * C::SCORE_BYTES);
-            const uint64_t scores = wgmma_advance(scores_first, buffer * C::SCORE_BYTES);
-            wgmma_pin(dq);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < C::N / 16; k++)
-                wgmma<T, 64, 1, 1>(dq, wgmma_advance(C::TRANSPOSED ? all_keys : all_scores, k * 2 * SWIZZLE_ATOM),
-                                   wgmma_advance(C::TRANSPOSED ? all_scores : all_keys, k * 2 * SWIZZLE_ATOM), k > 0);
-            wgmma_commit_group();
+            pack_fragments<T>(packed_scores, dp);
             wgmma_pin(dk);
+            wgmma_pin(packed_scores);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < C::M / 16; k++)
-                wgmma<T, C::D, 0, 1>(dk, wgmma_advance(scores, k / 4 * C::KEY_COLUMN + k % 4 * 32),
-                                     wgmma_advance(queries, k * 2 * SWIZZLE_ATOM), 1);
+                wgmma<T, C::D, 1>(dk, packed_scores[k], wgmma_advance(queries, k * 2 * SWIZZLE_ATOM), 1);
             wgmma_commit_group();
+            // dS for the product with the keys.
+            mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
+            store_fragments(s.scores + written % 2 * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN,
+                            packed_scores, matrix_row, lane);
+            fence_proxy_async();
+            __syncwarp();
+            if (lane == 0)
+                mbarrier_arrive(s.score_full + 8 * (written % 2));
+            written++;
+            if (step > 0)
+                multiply_scores();
             const int now = stage;
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -352,57 +406,54 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             }
             if (--m == item.last - item.count)
                 m = item.last; // of the next head
-            if (step + 1 < steps)
+            if (step + 1 < steps) {
                 mbarrier_wait(s.query_full + 8 * stage, phase);
-            // Without a next step these are products of what the stage held, and a group to be counted.
-            multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
-            wgmma_wait_group<2>();
+                multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+                wgmma_wait_group<1>();
+            } else {
+                wgmma_wait_group<0>();
+            }
             wgmma_pin(dv);
-            wgmma_pin(packed);
-            wgmma_pin(dq);
-            if (thread == 0)
-                mbarrier_arrive(s.grad_empty + 8 * now);
-            mbarrier_wait(s.sum_empty + 8 * buffer, buffer_phase ^ 1);
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                st_shared_v4_f32(my_sums + buffer * C::SUM_BYTES + i * (WARPGROUP * 16),
-                                 make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
-            fence_proxy_async();
-            __syncwarp();
-            if (lane == 0)
-                mbarrier_arrive(s.sum_full + 8 * buffer);
-            buffer_phase ^= buffer;
-            buffer ^= 1;
-            wgmma_wait_group<1>();
             wgmma_pin(dk);
-            if (thread == 0)
+            wgmma_pin(packed);
+            wgmma_pin(packed_scores);
+            if (thread == 0) {
+                mbarrier_arrive(s.grad_empty + 8 * now);
                 mbarrier_arrive(s.query_empty + 8 * now);
+            }
+            if (step > 0)
+                hand_over_sums();
         }
-        wgmma_wait_group<0>();
-        wgmma_pin(p);
-        wgmma_pin(dk);
-        wgmma_pin(dv);
-        // Both warpgroups have read the keys: the gradients take their place, and that of the values.
-        bar_sync<2 * WARPGROUP>(SCORES_BARRIER);
+        if (steps > 0) {
+            multiply_scores();
+            wgmma_wait_group<0>();
+            if (thread == 0)
+                mbarrier_arrive(s.key_empty);
+            hand_over_sums();
+        }
+        // The gradients take the place of this warpgroup's sums, as soon as those have been read.
+        mbarrier_wait(s.sum_empty + 8 * (summed % 2), summed / 2 % 2 ^ 1);
+        mbarrier_wait(s.sum_empty + 8 * ((summed + 1) % 2), (summed + 1) / 2 % 2 ^ 1);
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             dk[i] *= work.scale;
-        store_rows<T>(s.values, C::KEY_COLUMN, dv, matrix_row, lane);
-        store_rows<T>(s.keys, C::KEY_COLUMN, dk, matrix_row, lane);
+        pack_and_store<T>(my_sums, dv, matrix_row, lane);
+        pack_and_store<T>(my_sums + C::SUM_BYTES, dk, matrix_row, lane);
         fence_proxy_async();
         bar_sync<WARPGROUP>(STORE_BARRIER + group);
         if (thread == 0) {
 #pragma unroll
             for (int column = 0; column < C::COLUMNS; column++) {
-                const uint32_t from = group * C::BOX_BYTES + column * C::KEY_COLUMN;
-                tma_store_4d(map_grad_value, s.values + from, 64 * column, top, item.key_head, item.batch);
-                tma_store_4d(map_grad_key, s.keys + from, 64 * column, top, item.key_head, item.batch);
+                const uint32_t from = my_sums + column * C::BOX_BYTES;
+                tma_store_4d(map_grad_value, from, 64 * column, top, item.key_head, item.batch);
+                tma_store_4d(map_grad_key, from + C::SUM_BYTES, 64 * column, top, item.key_head, item.batch);
             }
             bulk_commit_group();
-            bulk_wait_group_read<0>();
-            mbarrier_arrive(s.key_empty);
         }
+        stored = true;
     }
+    if (thread == 0)
+        bulk_wait_group_read<0>();
 }
 
 #endif // CUDA_OPS_HOPPER_CODE
@@ -428,6 +479,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     s.query_full = s.key_empty + 8, s.query_empty = s.query_full + 8 * C::STAGES;
     s.grad_full = s.query_empty + 8 * C::STAGES, s.grad_empty = s.grad_full + 8 * C::STAGES;
     s.sum_full = s.grad_empty + 8 * C::STAGES, s.sum_empty = s.sum_full + 8 * C::SUM_STAGES;
+    s.score_full = s.sum_empty + 8 * C::SUM_STAGES, s.score_empty = s.score_full + 8 * C::SUM_STAGES;
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_query);
         prefetch_tensormap(&map_key);
@@ -444,6 +496,8 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         for (int stage = 0; stage < C::SUM_STAGES; stage++) {
             mbarrier_init(s.sum_full + 8 * stage, 2 * WARPGROUP / WARP_SIZE);
             mbarrier_init(s.sum_empty + 8 * stage, 1);
+            mbarrier_init(s.score_full + 8 * stage, 2 * WARPGROUP / WARP_SIZE);
+            mbarrier_init(s.score_empty + 8 * stage, 2);
         }
         fence_mbarrier_init();
     }
