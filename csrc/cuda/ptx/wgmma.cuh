@@ -81,6 +81,15 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[COUNT])
     for (int i = 0; i < COUNT; i++)
         asm volatile("" : "+f"(d[i])::"memory");
 }
+// No instruction: d holds nothing of use, and a product that overwrites it is about to come. Without it the registers
+// would be kept from the last use to then, since asm cannot say that d is read only where the product accumulates.
+template <int COUNT>
+__device__ __forceinline__ void wgmma_forget(float (&d)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "=f"(d[i])::"memory");
+}
 template <int ROWS>
 __device__ __forceinline__ void wgmma_pin(uint32_t (&a)[ROWS][4])
 {

@@ -34,6 +34,8 @@ struct BackwardTile {
     static constexpr int STATISTICS_FROM = SUMS_FROM + SUM_STAGES * SUM_BYTES;
     static constexpr int BARRIERS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
     static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 + 4 * STAGES + 4 * SUM_STAGES) * 8;
+    // Consumers want what they get; the producer's warps spill some addresses where they have fewer than 40.
+    static constexpr int REGISTERS = D == 64 ? 240 : 232, PRODUCER_REGISTERS = D == 64 ? 24 : 40;
     // The product for the queries' gradients has 64 rows and 64 columns a warpgroup: transposed, 64 of D rows by M, or
     // 64 of M rows by D.
     static constexpr bool TRANSPOSED = M == 64;
@@ -242,7 +244,7 @@ static constexpr int STORE_BARRIER = 1; // named barriers, one a consumer warpgr
 template <typename C>
 __device__ __forceinline__ void multiply_rows(float (&d)[C::M / 2], uint64_t left, uint64_t right)
 {
-    wgmma_pin(d);
+    wgmma_forget(d);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < C::D / 16; k++)
@@ -273,14 +275,15 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
     const uint32_t my_sums = s.sums + group * (C::SUM_BYTES / 2);
     int stage = 0, phase = 0, key_phase = 0;
     int written = 0, summed = 0; // steps whose dS is in shared memory, and whose product with the keys has been taken
-    float p[C::M / 2] = {}, dp[C::M / 2] = {}, dq[32] = {}, dk[C::D / 2], dv[C::D / 2];
+    float p[C::M / 2], dp[C::M / 2], dq[32], dk[C::D / 2], dv[C::D / 2];
     uint32_t packed[C::M / 16][4], packed_scores[C::M / 16][4];
 
-    const auto multiply_scores = [&]() {
+    const auto multiply_scores = [&](bool there) {
         const int buffer = summed % 2;
-        mbarrier_wait(s.score_full + 8 * buffer, summed / 2 % 2);
+        if (there)
+            mbarrier_wait(s.score_full + 8 * buffer, summed / 2 % 2);
         const uint64_t scores = wgmma_advance(all_scores_first, buffer * C::SCORE_BYTES);
-        wgmma_pin(dq);
+        wgmma_forget(dq);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < C::N / 16; k++)
@@ -322,6 +325,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             key_phase ^= 1;
             mbarrier_wait(s.query_full + 8 * stage, phase);
             multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+            wgmma_wait_group<0>();
+            wgmma_pin(p);
         }
         if (stored) {
             if (thread == 0)
@@ -335,9 +340,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             const uint32_t statistics = s.statistics + stage * C::STATISTICS_BYTES + quad * 8;
             const int first_query = m * C::M;
             mbarrier_wait(s.grad_full + 8 * stage, phase);
+            wgmma_pin(dv);
             multiply_rows<C>(dp, my_values, grads);
-            wgmma_wait_group<1>();
-            wgmma_pin(p);
             // A thread's keys see queries from key - high to key - low.
             if (top + 63 > min(first_query + work.band.high, work.band.keys - 1) ||
                 top < first_query + C::M - 1 + work.band.low) {
@@ -381,6 +385,9 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 dp[4 * i + 3] = p[4 * i + 3] * (dp[4 * i + 3] - delta.y);
             }
             pack_fragments<T>(packed_scores, dp);
+            wgmma_wait_group<0>();
+            wgmma_pin(dv);
+            wgmma_pin(packed);
             wgmma_pin(dk);
             wgmma_pin(packed_scores);
             wgmma_fence();
@@ -397,8 +404,9 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             if (lane == 0)
                 mbarrier_arrive(s.score_full + 8 * (written % 2));
             written++;
-            if (step > 0)
-                multiply_scores();
+            // Of the step before. In the first step the product is of what the buffer held, and of no use; so are the
+            // next scores in the last. Under a condition the compiler would run products one by one.
+            multiply_scores(step > 0);
             const int now = stage;
             if (++stage == C::STAGES) {
                 stage = 0;
@@ -406,16 +414,11 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             }
             if (--m == item.last - item.count)
                 m = item.last; // of the next head
-            if (step + 1 < steps) {
+            if (step + 1 < steps)
                 mbarrier_wait(s.query_full + 8 * stage, phase);
-                multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
-                wgmma_wait_group<1>();
-            } else {
-                wgmma_wait_group<0>();
-            }
-            wgmma_pin(dv);
+            multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+            wgmma_wait_group<1>();
             wgmma_pin(dk);
-            wgmma_pin(packed);
             wgmma_pin(packed_scores);
             if (thread == 0) {
                 mbarrier_arrive(s.grad_empty + 8 * now);
@@ -423,9 +426,11 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             }
             if (step > 0)
                 hand_over_sums();
+            wgmma_wait_group<0>();
+            wgmma_pin(p);
         }
         if (steps > 0) {
-            multiply_scores();
+            multiply_scores(true);
             wgmma_wait_group<0>();
             if (thread == 0)
                 mbarrier_arrive(s.key_empty);
@@ -505,13 +510,13 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     wait_for_predecessor();
     release_successor();
     if (threadIdx.x / WARPGROUP == 0) {
-        setmaxnreg_dec<40>();
+        setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             backward_produce<C>(work, &map_query, &map_key, &map_value, &map_grad, s);
         else if (threadIdx.x == WARP_SIZE || threadIdx.x == 2 * WARP_SIZE)
             backward_add<C>(work, s, threadIdx.x / WARP_SIZE - 1);
     } else {
-        setmaxnreg_inc<232>();
+        setmaxnreg_inc<C::REGISTERS>();
         backward_consume<C>(work, &map_grad_key, &map_grad_value, s);
     }
 #endif

@@ -173,7 +173,7 @@ __device__ __forceinline__ uint32_t pack_two(float low, float high)
 template <typename C>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::N / 2], uint64_t queries, uint64_t keys)
 {
-    wgmma_pin(s);
+    wgmma_forget(s);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < C::D / 16; k++)
@@ -185,8 +185,6 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::N / 2], uint64_t que
 template <typename C>
 __device__ __forceinline__ void multiply_values(float (&o)[C::D / 2], uint32_t (&p)[C::N / 16][4], uint64_t values)
 {
-    wgmma_pin(o);
-    wgmma_pin(p);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < C::N / 16; k++)
@@ -386,7 +384,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
     const uint64_t values_first = wgmma_descriptor(s.values, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
     Ring<C::QUERY_STAGES> query_ring = {0, 0};
     Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
-    float scores[C::N / 2] = {}, o[C::D / 2];
+    float scores[C::N / 2], o[C::D / 2];
     uint32_t p[C::N / 16][4];
     int stored = -1; // the stage of queries that is being copied out
     const auto release_stored = [&]() {
@@ -456,6 +454,8 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             key -= C::N;
             mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
             wait_for_turn<C>(group);
+            wgmma_pin(o);
+            wgmma_pin(p);
             multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
             mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
             multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
@@ -476,6 +476,8 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             }
             pack_scores<C>(p, scores);
         }
+        wgmma_pin(o);
+        wgmma_pin(p);
         const int this_round = round;
         more = next_tile<C>(tile, work, round);
         joined = false;
@@ -492,18 +494,21 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 wait_for_turn<C>(group);
                 multiply_keys<C>(scores, wgmma_advance(queries_first, ring.stage * C::QUERY_BYTES),
                                  wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+                mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+                pass_turn<C>(group);
+                wgmma_wait_group<0>();
+                wgmma_pin(scores);
+                wgmma_pin(o);
+                release_block<C>(s.key_empty, key_ring, thread);
             }
         }
-        mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-        multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
-        if (joined)
-            pass_turn<C>(group);
-        wgmma_wait_group<0>();
-        wgmma_pin(scores);
-        wgmma_pin(o);
-        wgmma_pin(p);
-        if (joined)
-            release_block<C>(s.key_empty, key_ring, thread);
+        if (!joined) {
+            mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+            multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+            wgmma_wait_group<0>();
+            wgmma_pin(o);
+        }
         release_block<C>(s.value_empty, value_ring, thread);
         for (int i = 0; i < own.after; i++) {
             skip_keys<C>(s, key_ring, group, thread);
