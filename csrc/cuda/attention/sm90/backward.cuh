@@ -34,8 +34,9 @@ struct BackwardTile {
     static constexpr int STATISTICS_FROM = SUMS_FROM + SUM_STAGES * SUM_BYTES;
     static constexpr int BARRIERS_FROM = STATISTICS_FROM + STAGES * STATISTICS_BYTES;
     static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 + 4 * STAGES + 4 * SUM_STAGES) * 8;
+    static constexpr bool EARLY = M == 64; // whether there are registers for statistics that are loaded ahead
     // Consumers want what they get; the producer's warps spill some addresses where they have fewer than 40.
-    static constexpr int REGISTERS = D == 64 ? 240 : 232, PRODUCER_REGISTERS = D == 64 ? 24 : 40;
+    static constexpr int REGISTERS = 240, PRODUCER_REGISTERS = 24;
     // The product for the queries' gradients has 64 rows and 64 columns a warpgroup: transposed, 64 of D rows by M, or
     // 64 of M rows by D.
     static constexpr bool TRANSPOSED = M == 64;
@@ -45,13 +46,14 @@ struct BackwardTile {
 };
 
 struct BackwardWork {
-    const float *statistics; // of each block of queries: M times logsumexp * log2(e), M times delta
+    const float *statistics; // of each block of queries: M times logsumexp * log2(e), M times delta (statistics_place)
     float *sums;             // the queries' gradients, block by block, as the kernel's registers have them
     uint32_t *turns;         // of each block of queries: how many blocks of keys have been added to its sums
     Band band;
     int heads, key_heads, group;
     int blocks_m, blocks_n;
-    int section, all_key_heads, total;
+    int section, all_key_heads; // heads that are walked together
+    Schedule schedule;          // of blocks of keys
     float scale, scale_log2;
 };
 
@@ -74,18 +76,15 @@ struct BackwardItem {
 template <typename C>
 __device__ __forceinline__ bool backward_item(BackwardItem &item, const BackwardWork &work, int round)
 {
-    const int blocks = gridDim.x, offset = round % 2 ? blocks - 1 - (int)blockIdx.x : (int)blockIdx.x;
-    const int index = round * blocks + offset;
-    if (round * blocks >= work.total)
+    int section, rank;
+    if (!scheduled_item(work.schedule, round, section, rank))
         return false;
     item.count = -1;
-    if (index >= work.total)
+    if (rank < 0)
         return true;
-    const int section_items = work.blocks_n * work.section, section = index / section_items;
-    const int rest = index - section * section_items, first_head = section * work.section;
-    const int heads = min(work.section, work.all_key_heads - first_head);
-    item.n = rest / heads;
-    const int head = first_head + rest - item.n * heads;
+    const int first_head = section * work.section, heads = min(work.section, work.all_key_heads - first_head);
+    item.n = rank / heads;
+    const int head = first_head + rank - item.n * heads;
     item.batch = head / work.key_heads;
     item.key_head = head - item.batch * work.key_heads;
     const Band &band = work.band;
@@ -231,13 +230,6 @@ __device__ __forceinline__ void pack_and_store(uint32_t to, const float (&x)[COU
     store_fragments(to, 64 * SWIZZLE_ROW, packed, row, lane);
 }
 
-__device__ __forceinline__ float2 ld_shared_pair(uint32_t address)
-{
-    uint32_t x, y;
-    ld_shared_v2(x, y, address);
-    return make_float2(__uint_as_float(x), __uint_as_float(y));
-}
-
 static constexpr int STORE_BARRIER = 1; // named barriers, one a consumer warpgroup
 
 // left (64 keys of the warpgroup, K-major) times right^T (M queries, K-major), over D.
@@ -309,6 +301,15 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         summed++;
     };
 
+    // Of the stage whose scores are being computed, before they are waited for.
+    float4 lse[C::M / 16];
+    const auto load_lse = [&]() {
+        if (C::EARLY)
+#pragma unroll
+            for (int i = 0; i < C::M / 16; i++)
+                lse[i] = ld_shared_v4_f32(s.statistics + stage * C::STATISTICS_BYTES + quad * 16 + i * 64);
+    };
+
     bool stored = false; // gradients of keys and values are being copied out of the sums' place
     BackwardItem item;
     for (int round = 0; backward_item<C>(item, work, round); round++) {
@@ -325,6 +326,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             key_phase ^= 1;
             mbarrier_wait(s.query_full + 8 * stage, phase);
             multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
+            load_lse();
             wgmma_wait_group<0>();
             wgmma_pin(p);
         }
@@ -337,7 +339,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         for (int step = 0; step < steps; step++) {
             const uint64_t queries = wgmma_advance(queries_first, stage * C::QUERY_BYTES);
             const uint64_t grads = wgmma_advance(grads_first, stage * C::QUERY_BYTES);
-            const uint32_t statistics = s.statistics + stage * C::STATISTICS_BYTES + quad * 8;
+            const uint32_t statistics = s.statistics + stage * C::STATISTICS_BYTES + quad * 16;
             const int first_query = m * C::M;
             mbarrier_wait(s.grad_full + 8 * stage, phase);
             wgmma_pin(dv);
@@ -359,12 +361,13 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 }
             }
 #pragma unroll
-            for (int i = 0; i < C::M / 8; i++) {
-                const float2 lse = ld_shared_pair(statistics + i * 32);
-                p[4 * i] = ex2_approx_ftz(fmaf(p[4 * i], work.scale_log2, -lse.x));
-                p[4 * i + 1] = ex2_approx_ftz(fmaf(p[4 * i + 1], work.scale_log2, -lse.y));
-                p[4 * i + 2] = ex2_approx_ftz(fmaf(p[4 * i + 2], work.scale_log2, -lse.x));
-                p[4 * i + 3] = ex2_approx_ftz(fmaf(p[4 * i + 3], work.scale_log2, -lse.y));
+            for (int i = 0; i < C::M / 16; i++) {
+                const float4 x = C::EARLY ? lse[i] : ld_shared_v4_f32(statistics + i * 64);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float shift = j / 4 ? (j % 2 ? x.w : x.z) : j % 2 ? x.y : x.x;
+                    p[8 * i + j] = ex2_approx_ftz(fmaf(p[8 * i + j], work.scale_log2, -shift));
+                }
             }
             pack_fragments<T>(packed, p);
             wgmma_pin(dv);
@@ -377,12 +380,13 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             wgmma_wait_group<1>();
             wgmma_pin(dp);
 #pragma unroll
-            for (int i = 0; i < C::M / 8; i++) {
-                const float2 delta = ld_shared_pair(statistics + C::M * 4 + i * 32);
-                dp[4 * i] = p[4 * i] * (dp[4 * i] - delta.x);
-                dp[4 * i + 1] = p[4 * i + 1] * (dp[4 * i + 1] - delta.y);
-                dp[4 * i + 2] = p[4 * i + 2] * (dp[4 * i + 2] - delta.x);
-                dp[4 * i + 3] = p[4 * i + 3] * (dp[4 * i + 3] - delta.y);
+            for (int i = 0; i < C::M / 16; i++) {
+                const float4 delta = ld_shared_v4_f32(statistics + C::M * 4 + i * 64);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float mean = j / 4 ? (j % 2 ? delta.w : delta.z) : j % 2 ? delta.y : delta.x;
+                    dp[8 * i + j] = p[8 * i + j] * (dp[8 * i + j] - mean);
+                }
             }
             pack_fragments<T>(packed_scores, dp);
             wgmma_wait_group<0>();
@@ -426,6 +430,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             }
             if (step > 0)
                 hand_over_sums();
+            load_lse();
             wgmma_wait_group<0>();
             wgmma_pin(p);
         }
@@ -522,6 +527,13 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 #endif
 }
 
+// Where a query's number stands among those of its block: the four that a lane wants of 16 columns of a product,
+// 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, are neighbours.
+__device__ __forceinline__ int statistics_place(int query)
+{
+    return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2;
+}
+
 // Before: what backward needs of each query, and turns of zero. Rows beyond the queries have a logsumexp of infinity,
 // and so weights of zero, as have queries without keys. A thread has 16 bytes of a row.
 struct BackwardPrepare {
@@ -572,7 +584,7 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
             const int64_t at = (int64_t)blockIdx.y * work.queries + row;
             const bool inside = row < work.queries;
             const float lse = inside ? work.logsumexp[at] : -INFINITY;
-            float *const to = work.statistics + block * (2 * M) + local;
+            float *const to = work.statistics + block * (2 * M) + statistics_place(local);
             to[0] = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;
             to[M] = inside && work.grad_logsumexp ? delta - work.grad_logsumexp[at] : delta;
         }
@@ -674,11 +686,17 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     work.heads = (int)p.heads, work.key_heads = (int)p.key_heads, work.group = (int)(p.heads / p.key_heads);
     work.blocks_m = (int)blocks_m, work.blocks_n = (int)ceil_div(p.keys, C::N);
     work.all_key_heads = (int)(p.batch * p.key_heads);
-    work.total = work.blocks_n * work.all_key_heads;
+    const int64_t total = (int64_t)work.blocks_n * work.all_key_heads;
+    const int64_t resident = total < device.multiprocessors ? total : device.multiprocessors;
     // As many heads are walked together as have queries, gradients and sums in the L2: the more, the fewer blocks of
-    // keys of one head run at once and wait for each other.
-    const int64_t head_bytes = p.queries * C::D * 8 * work.group, together = ((int64_t)40 << 20) / head_bytes;
-    work.section = (int)(together < 1 ? 1 : together < work.all_key_heads ? together : work.all_key_heads);
+    // keys of one head run at once and wait for each other. At least a block of keys for every block.
+    const int64_t head_bytes = p.queries * C::D * 8 * work.group, least = ceil_div(resident, work.blocks_n);
+    int64_t section = ((int64_t)40 << 20) / head_bytes;
+    section = section < least ? least : section;
+    work.section = (int)(section < work.all_key_heads ? section : work.all_key_heads);
+    // Where all are as long, the ones that end last, since they wait for those before, begin last again.
+    const bool as_long = work.band.low <= -work.band.queries && work.band.high >= work.band.keys - 1;
+    work.schedule = make_schedule(total, (int64_t)work.section * work.blocks_n, resident, !as_long);
     work.scale = (float)p.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
 
     BackwardPrepare prepare = {};
@@ -691,7 +709,6 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     const dim3 grid((unsigned int)blocks_m, (unsigned int)(p.batch * p.heads));
     launch_dependent(attention_sm90_prepare_kernel<T, C::D / 8, C::M>, grid, dim3(256), 0, call.stream, prepare);
 
-    const int64_t resident = work.total < device.multiprocessors ? work.total : device.multiprocessors;
     const auto kernel = attention_sm90_backward_kernel<C>;
     launch_dependent_clusters(kernel, resident, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_grad, map_grad_key, map_grad_value, work);

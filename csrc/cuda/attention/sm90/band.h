@@ -35,4 +35,35 @@ static inline HeadsLayout heads_layout(int64_t batch, int64_t heads, int64_t row
     return {batch, heads, rows, elements, strides.batch, strides.head, strides.row};
 }
 
+// What a persistent grid works at: `total` items in sections of `size` (the last may be shorter), which a block takes in
+// ascending order. Within a section the r-th round of items goes to the blocks in order, and where `reversing` every
+// other one in reverse, which evens out items that become shorter and shorter. The next section begins at the block at
+// which this one would go on.
+struct Schedule {
+    int total, size, rounds; // rounds of a section
+    int reversing;
+};
+
+static inline Schedule make_schedule(int64_t total, int64_t size, int64_t blocks, bool reversing)
+{
+    return {(int)total, (int)size, (int)((size + blocks - 1) / blocks), reversing};
+}
+
+#if defined(__CUDACC__)
+// The block's item of a round: its section and its number there. False: after the last one. rank < 0: none this round.
+__device__ __forceinline__ bool scheduled_item(const Schedule &schedule, int round, int &section, int &rank)
+{
+    section = round / schedule.rounds;
+    const int blocks = gridDim.x, turn = round - section * schedule.rounds, first = section * schedule.size;
+    if (section > (schedule.total - 1) / schedule.size)
+        return false;
+    int place = (int)blockIdx.x - first % blocks;
+    place = place < 0 ? place + blocks : place;
+    rank = turn * blocks + (schedule.reversing && turn % 2 ? blocks - 1 - place : place);
+    if (rank >= min(schedule.size, schedule.total - first))
+        rank = -1;
+    return true;
+}
+#endif
+
 #endif

@@ -31,7 +31,7 @@ struct ForwardTile {
     static constexpr int KEYS_FROM = QUERY_STAGES * QUERY_BYTES, VALUES_FROM = KEYS_FROM + KEY_STAGES * BLOCK_BYTES;
     static constexpr int BARRIERS_FROM = VALUES_FROM + KEY_STAGES * BLOCK_BYTES;
     static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8 + SWIZZLE_ATOM;
-    static constexpr int REGISTERS = GROUPS == 2 ? 240 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 24 : 32;
+    static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
     static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
     static_assert(!JOINED || QUERY_STAGES > 1, "the next tile's queries beside the output");
     static_assert(N % 16 == 0 && BLOCK_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
@@ -45,7 +45,8 @@ struct ForwardWork {
     int tiles_m;              // of a head
     int section;              // heads that are walked together, so that their keys and values stay in the L2
     int all_heads;            // batch * heads
-    int longest_first, total; // tiles
+    int longest_first;        // else all tiles are as long
+    Schedule schedule;        // of tiles, in sections of so many heads
     float scale_log2;         // scale * log2(e)
 };
 
@@ -58,25 +59,24 @@ struct ForwardCoordinates {
     int last, count;
 };
 
-// The round-th tile of this block. The tiles of a section go by rows of tiles; every other round runs backwards, which
-// evens out what blocks get where tiles become shorter and shorter.
+// The round-th tile of this block. The longest tiles of a section's heads come first; where all are as long, a head's
+// tiles follow each other.
 template <typename C>
 __device__ __forceinline__ bool forward_tile(ForwardCoordinates &tile, const ForwardWork &work, int round)
 {
-    const int blocks = gridDim.x, offset = round % 2 ? blocks - 1 - (int)blockIdx.x : (int)blockIdx.x;
-    const int index = round * blocks + offset;
-    if (round * blocks >= work.total)
+    int section, rank;
+    if (!scheduled_item(work.schedule, round, section, rank))
         return false;
     tile.count = -1;
-    if (index >= work.total)
-        return true; // of an incomplete last round: none for this block
-    const int section_tiles = work.tiles_m * work.section, section = index / section_tiles;
-    const int rest = index - section * section_tiles, first_head = section * work.section;
-    const int heads = min(work.section, work.all_heads - first_head), row = rest / heads;
-    tile.all_head = first_head + rest - row * heads;
+    if (rank < 0)
+        return true;
+    const int first_head = section * work.section, heads = min(work.section, work.all_heads - first_head);
+    const int outer = rank / (work.longest_first ? heads : work.tiles_m);
+    const int inner = rank - outer * (work.longest_first ? heads : work.tiles_m);
+    tile.all_head = first_head + (work.longest_first ? inner : outer);
     tile.batch = tile.all_head / work.heads;
     tile.head = tile.all_head - tile.batch * work.heads;
-    tile.first_row = (work.longest_first ? work.tiles_m - 1 - row : row) * C::M;
+    tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M;
     const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
     const int low = max(tile.first_row + work.band.low, 0), high = min(last_row + work.band.high, work.band.keys - 1);
     tile.last = high / C::N;
@@ -592,15 +592,16 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.heads = (int)p.heads, work.group = (int)(p.heads / p.key_heads);
     work.tiles_m = (int)ceil_div(p.queries, C::M);
     work.all_heads = (int)(p.batch * p.heads);
-    work.total = work.tiles_m * work.all_heads;
+    const int64_t total = (int64_t)work.tiles_m * work.all_heads;
+    const int64_t blocks = total < device.multiprocessors ? total : device.multiprocessors;
     work.longest_first = work.band.high < work.band.keys - 1;
-    // Where all tiles are as long, a head's tiles follow each other. Else heads are walked together, as many as have
-    // keys and values in the L2 at once.
+    // As many heads are walked together as have keys and values in the L2 at once, but at least a tile for every block.
     const int64_t head_bytes = p.keys * (p.head_dim + p.value_dim) * 2, l2 = (int64_t)32 << 20;
-    const int64_t together = l2 / head_bytes > 0 ? l2 / head_bytes * work.group : 1;
-    work.section = !work.longest_first ? 1 : (int)(together < work.all_heads ? together : work.all_heads);
+    int64_t section = l2 / head_bytes * work.group, least = ceil_div(blocks, work.tiles_m);
+    section = !work.longest_first || section > work.all_heads ? work.all_heads : section > least ? section : least;
+    work.section = (int)section;
+    work.schedule = make_schedule(total, section * work.tiles_m, blocks, work.longest_first);
     work.scale_log2 = (float)(p.scale * 1.4426950408889634);
-    const int64_t blocks = work.total < device.multiprocessors ? work.total : device.multiprocessors;
     const auto kernel = attention_sm90_forward_kernel<C>;
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
