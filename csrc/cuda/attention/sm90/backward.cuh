@@ -4,6 +4,7 @@
 #define CUDA_OPS_ATTENTION_SM90_BACKWARD_CUH
 
 #include "attention/sm90/band.h"
+#include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/arithmetic.cuh"
@@ -40,6 +41,8 @@ struct BackwardTile {
     // The product for the queries' gradients has 64 rows and 64 columns a warpgroup: transposed, 64 of D rows by M, or
     // 64 of M rows by D.
     static constexpr bool TRANSPOSED = M == 64;
+    static_assert(M == attention_sm90_queries(D == 64) && SUM_BYTES + STATISTICS_BYTES == 4 * M * (D + 2),
+                  "what attention_sm90_workspace counts with");
     static_assert(TRANSPOSED ? D == 128 : D == 64 && M == 128, "64 x 64 a warpgroup");
     static_assert(64 * D * 2 <= SUM_BYTES / 2, "a warpgroup's gradients take the place of its sums");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
@@ -649,14 +652,6 @@ __global__ void __launch_bounds__(256) attention_sm90_finish_kernel(const __grid
     }
 }
 
-// The workspace: sums, statistics, turns.
-template <typename C>
-static int64_t backward_workspace(const cuda_ops_attention &p)
-{
-    const int64_t blocks = p.batch * p.heads * ceil_div(p.queries, C::M);
-    return blocks * (C::SUM_BYTES + C::STATISTICS_BYTES + 4) + 16;
-}
-
 template <typename C>
 static cuda_ops_status launch_backward(const AttentionCall &call, const Device &device)
 {
@@ -720,6 +715,14 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     launch_dependent(attention_sm90_finish_kernel<T, C::D, C::M, C::TRANSPOSED>, grid, dim3(256), 0, call.stream,
                      finish);
     return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status launch_backward_of(const AttentionCall &call, const Device &device)
+{
+    if (attention_sm90_is_narrow(call.problem))
+        return launch_backward<BackwardTile<T, 64, 128>>(call, device);
+    return launch_backward<BackwardTile<T, 128, 64>>(call, device);
 }
 
 #endif

@@ -4,6 +4,7 @@
 #define CUDA_OPS_ATTENTION_SM90_FORWARD_CUH
 
 #include "attention/sm90/band.h"
+#include "attention/sm90/sm90.h"
 #include "common/common.cuh"
 #include "ptx/arithmetic.cuh"
 #include "ptx/barrier.cuh"
@@ -17,12 +18,11 @@
 
 // GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Every POLYNOMIAL-th exponential is taken
 // from the FMA pipe; 0: none.
-template <typename T_, int D_, int GROUPS_, int N_, int QUERY_STAGES_, int KEY_STAGES_, bool PINGPONG_, int POLYNOMIAL_,
-          bool JOINED_>
+template <typename T_, int D_, int GROUPS_, int N_, int QUERY_STAGES_, int KEY_STAGES_, bool PINGPONG_, int POLYNOMIAL_>
 struct ForwardTile {
     typedef T_ T;
     static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = QUERY_STAGES_, KEY_STAGES = KEY_STAGES_;
-    static constexpr bool PINGPONG = PINGPONG_, JOINED = JOINED_;
+    static constexpr bool PINGPONG = PINGPONG_;
     static constexpr int POLYNOMIAL = POLYNOMIAL_;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
@@ -33,7 +33,6 @@ struct ForwardTile {
     static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8 + SWIZZLE_ATOM;
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
     static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
-    static_assert(!JOINED || QUERY_STAGES > 1, "the next tile's queries beside the output");
     static_assert(N % 16 == 0 && BLOCK_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
     static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
 };
@@ -313,27 +312,13 @@ __device__ __forceinline__ void skip_values(const ForwardShared &s, Ring<C::KEY_
     release_block<C>(s.value_empty, ring, thread);
 }
 
-// The next tile that there is for this block.
+// The output of a warpgroup's 64 queries takes their place, which it has read, and is copied out.
 template <typename C>
-__device__ __forceinline__ bool next_tile(ForwardCoordinates &tile, const ForwardWork &work, int &round)
-{
-    bool more;
-    do
-        more = forward_tile<C>(tile, work, ++round);
-    while (more && tile.count < 0);
-    return more;
-}
-
-// The output of a warpgroup's 64 queries takes their place, which it has read, and is copied out. The tile's coordinates
-// are computed anew, which takes fewer registers than keeping them.
-template <typename C>
-__device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output, int round,
-                                             const SoftmaxRows &rows, float (&o)[C::D / 2], uint32_t boxes, int group,
-                                             int thread)
+__device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output,
+                                             const ForwardCoordinates &tile, const SoftmaxRows &rows,
+                                             float (&o)[C::D / 2], uint32_t boxes, int group, int thread)
 {
     typedef typename C::T T;
-    ForwardCoordinates tile;
-    forward_tile<C>(tile, work, opaque(round));
     const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, top = tile.first_row + 64 * group;
     // The sums of a row's four lanes, and the quotients. A row without keys has a sum of 0.
 #pragma unroll
@@ -371,7 +356,7 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
 }
 
 // A consumer warpgroup. A step issues the scores of the next block, and then the values' product of the one before, so
-// that the tensor cores have work during the exponentials. So does the step from one tile to the next, where JOINED.
+// that the tensor cores have work during the exponentials. (To do the same from a tile to the next was slower.)
 template <typename C>
 __device__ __forceinline__ void forward_consume(const ForwardWork &work, const CUtensorMap *map_output,
                                                 const ForwardShared &s)
@@ -397,125 +382,89 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
     if (C::PINGPONG && group == C::GROUPS - 1)
         pass_turn<C>(group);
 
-    int round = -1;
     ForwardCoordinates tile;
-    bool more = next_tile<C>(tile, work, round), joined = false; // joined: the first scores have been computed
-    while (more) {
+    for (int round = 0; forward_tile<C>(tile, work, round); round++) {
+        if (tile.count < 0)
+            continue;
         const int top = tile.first_row + 64 * group;
         const OwnBlocks own = own_blocks<C>(tile, work.band, top);
-        const auto finish_scores = [&](int key) {
+        const auto mask_block = [&](int key) {
             if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < top + 63 + work.band.low)
                 mask_scores<C::N>(scores, work.band, tile.first_row + my_row, key + lane % 4 * 2);
         };
         SoftmaxRows rows = {{-INFINITY, -INFINITY}, {0, 0}};
         float alpha[2];
-        if (!joined) {
-            release_stored();
-            mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
-            if (own.count == 0) {
-                for (int i = 0; i < tile.count; i++) {
-                    skip_keys<C>(s, key_ring, group, thread);
-                    skip_values<C>(s, value_ring, thread);
-                }
 #pragma unroll
-                for (int i = 0; i < C::D / 2; i++)
-                    o[i] = 0;
-                store_output<C>(work, map_output, round, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group,
-                                thread);
-                stored = query_ring.stage;
-                query_ring.advance();
-                more = next_tile<C>(tile, work, round);
-                continue;
-            }
+        for (int i = 0; i < C::D / 2; i++)
+            o[i] = 0;
+        if (C::QUERY_STAGES == 1)
+            release_stored();
+        mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
+        if (own.count > 0) {
             for (int i = 0; i < own.before; i++)
                 skip_keys<C>(s, key_ring, group, thread);
+            const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
+            int key = own.last * C::N;
             mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
             wait_for_turn<C>(group);
-            multiply_keys<C>(scores, wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES),
-                             wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
             pass_turn<C>(group);
             wgmma_wait_group<0>();
             wgmma_pin(scores);
             release_block<C>(s.key_empty, key_ring, thread);
-        }
-        int key = own.last * C::N;
-        finish_scores(key);
-        softmax_block<C>(scores, rows, alpha, work.scale_log2);
-        pack_scores<C>(p, scores);
-        release_stored();
-        for (int i = 0; i < own.before; i++)
-            skip_values<C>(s, value_ring, thread);
-#pragma unroll
-        for (int i = 0; i < C::D / 2; i++)
-            o[i] = 0;
-        const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
+            mask_block(key);
+            softmax_block<C>(scores, rows, alpha, work.scale_log2);
+            pack_scores<C>(p, scores);
+            release_stored(); // the output of the tile before has long been read by now
+            for (int i = 0; i < own.before; i++)
+                skip_values<C>(s, value_ring, thread);
 #pragma unroll 1
-        for (int i = 1; i < own.count; i++) {
-            key -= C::N;
-            mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
-            wait_for_turn<C>(group);
+            for (int i = 1; i < own.count; i++) {
+                key -= C::N;
+                mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
+                wait_for_turn<C>(group);
+                wgmma_pin(o);
+                wgmma_pin(p);
+                multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+                mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+                pass_turn<C>(group);
+                wgmma_wait_group<1>();
+                wgmma_pin(scores);
+                release_block<C>(s.key_empty, key_ring, thread);
+                mask_block(key);
+                softmax_block<C>(scores, rows, alpha, work.scale_log2);
+                wgmma_wait_group<0>();
+                wgmma_pin(o);
+                wgmma_pin(p);
+                release_block<C>(s.value_empty, value_ring, thread);
+                if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+#pragma unroll
+                    for (int j = 0; j < C::D / 2; j++)
+                        o[j] *= alpha[j / 2 % 2];
+                }
+                pack_scores<C>(p, scores);
+            }
+            mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
             wgmma_pin(o);
             wgmma_pin(p);
-            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
-            mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
             multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
-            pass_turn<C>(group);
-            wgmma_wait_group<1>();
-            wgmma_pin(scores);
-            release_block<C>(s.key_empty, key_ring, thread);
-            finish_scores(key);
-            softmax_block<C>(scores, rows, alpha, work.scale_log2);
             wgmma_wait_group<0>();
             wgmma_pin(o);
             wgmma_pin(p);
             release_block<C>(s.value_empty, value_ring, thread);
-            if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
-#pragma unroll
-                for (int j = 0; j < C::D / 2; j++)
-                    o[j] *= alpha[j / 2 % 2];
-            }
-            pack_scores<C>(p, scores);
-        }
-        wgmma_pin(o);
-        wgmma_pin(p);
-        const int this_round = round;
-        more = next_tile<C>(tile, work, round);
-        joined = false;
-        if (C::JOINED && more && own.after == 0) {
-            const OwnBlocks next = own_blocks<C>(tile, work.band, tile.first_row + 64 * group);
-            joined = next.count > 0;
-            if (joined) {
-                Ring<C::QUERY_STAGES> ring = query_ring;
-                ring.advance();
-                mbarrier_wait(s.query_full + 8 * ring.stage, ring.phase);
-                for (int i = 0; i < next.before; i++)
-                    skip_keys<C>(s, key_ring, group, thread);
-                mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
-                wait_for_turn<C>(group);
-                multiply_keys<C>(scores, wgmma_advance(queries_first, ring.stage * C::QUERY_BYTES),
-                                 wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
-                mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
-                pass_turn<C>(group);
-                wgmma_wait_group<0>();
-                wgmma_pin(scores);
-                wgmma_pin(o);
-                release_block<C>(s.key_empty, key_ring, thread);
+        } else {
+            release_stored();
+            for (int i = 0; i < own.before; i++) {
+                skip_keys<C>(s, key_ring, group, thread);
+                skip_values<C>(s, value_ring, thread);
             }
         }
-        if (!joined) {
-            mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
-            multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
-            wgmma_wait_group<0>();
-            wgmma_pin(o);
-        }
-        release_block<C>(s.value_empty, value_ring, thread);
         for (int i = 0; i < own.after; i++) {
             skip_keys<C>(s, key_ring, group, thread);
             skip_values<C>(s, value_ring, thread);
         }
-        store_output<C>(work, map_output, this_round, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group,
-                        thread);
+        store_output<C>(work, map_output, tile, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group, thread);
         stored = query_ring.stage;
         query_ring.advance();
     }
@@ -606,6 +555,14 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
     return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
+{
+    if (attention_sm90_is_narrow(call.problem))
+        return launch_forward<ForwardTile<T, 64, 3, 128, 2, 2, true, 0>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 2, 128, 2, 2, true, 0>>(call, device);
 }
 
 #endif

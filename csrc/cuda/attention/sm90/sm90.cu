@@ -56,3 +56,31 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
     return NOT_COMPILED;
 #endif
 }
+
+// Its tiles are used wherever it can be.
+Answer attention_sm90_is_fast(const AttentionCall &call, const Device &device)
+{
+    (void)call, (void)device;
+    return YES;
+}
+
+// Backward's, of each block of queries: sums of gradients, logsumexp and delta, and whose turn it is.
+int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device)
+{
+    (void)device;
+    if (!call.backward)
+        return 0;
+    const cuda_ops_attention &p = call.problem;
+    const bool narrow = attention_sm90_is_narrow(p);
+    const int64_t queries = attention_sm90_queries(narrow), elements = narrow ? 64 : 128;
+    return p.batch * p.heads * ceil_div(p.queries, queries) * (4 * queries * (elements + 2) + 4);
+}
+
+cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
+{
+    const bool is_bfloat16 = call.dtype == CUDA_OPS_BFLOAT16;
+    if (call.backward)
+        return is_bfloat16 ? attention_sm90_backward_bfloat16(call, device)
+                           : attention_sm90_backward_float16(call, device);
+    return is_bfloat16 ? attention_sm90_forward_bfloat16(call, device) : attention_sm90_forward_float16(call, device);
+}
