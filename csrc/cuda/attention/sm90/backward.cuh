@@ -297,11 +297,14 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         for (int i = 0; i < 8; i++)
             st_shared_v4_f32(to + i * (WARPGROUP * 16),
                              make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
+        summed++;
+    };
+    // The sums that were handed over last. A step later, when the fence has nothing left to wait for.
+    const auto publish_sums = [&]() {
         fence_proxy_async();
         __syncwarp();
         if (lane == 0)
-            mbarrier_arrive(s.sum_full + 8 * buffer);
-        summed++;
+            mbarrier_arrive(s.sum_full + 8 * ((summed - 1) % 2));
     };
 
     // Of the stage whose scores are being computed, before they are waited for.
@@ -347,6 +350,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             mbarrier_wait(s.grad_full + 8 * stage, phase);
             wgmma_pin(dv);
             multiply_rows<C>(dp, my_values, grads);
+            if (step > 1)
+                publish_sums();
             // A thread's keys see queries from key - high to key - low.
             if (top + 63 > min(first_query + work.band.high, work.band.keys - 1) ||
                 top < first_query + C::M - 1 + work.band.low) {
@@ -392,6 +397,10 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 }
             }
             pack_fragments<T>(packed_scores, dp);
+            // dS for the product with the keys; the fence that follows waits less once the keys' gradients are issued.
+            mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
+            store_fragments(s.scores + written % 2 * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN,
+                            packed_scores, matrix_row, lane);
             wgmma_wait_group<0>();
             wgmma_pin(dv);
             wgmma_pin(packed);
@@ -402,10 +411,6 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             for (int k = 0; k < C::M / 16; k++)
                 wgmma<T, C::D, 1>(dk, packed_scores[k], wgmma_advance(queries, k * 2 * SWIZZLE_ATOM), 1);
             wgmma_commit_group();
-            // dS for the product with the keys.
-            mbarrier_wait(s.score_empty + 8 * (written % 2), written / 2 % 2 ^ 1);
-            store_fragments(s.scores + written % 2 * C::SCORE_BYTES + group * C::BOX_BYTES, C::KEY_COLUMN,
-                            packed_scores, matrix_row, lane);
             fence_proxy_async();
             __syncwarp();
             if (lane == 0)
@@ -437,12 +442,15 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
             wgmma_wait_group<0>();
             wgmma_pin(p);
         }
+        if (steps > 1)
+            publish_sums();
         if (steps > 0) {
             multiply_scores(true);
             wgmma_wait_group<0>();
             if (thread == 0)
                 mbarrier_arrive(s.key_empty);
             hand_over_sums();
+            publish_sums();
         }
         // The gradients take the place of this warpgroup's sums, as soon as those have been read.
         mbarrier_wait(s.sum_empty + 8 * (summed % 2), summed / 2 % 2 ^ 1);
@@ -557,10 +565,10 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
     release_successor();
     const int head = blockIdx.y % work.heads, batch = blockIdx.y / work.heads;
     const int lane = threadIdx.x % LANES, first = blockIdx.x * M;
-    const T *const output = (const T *)work.output + batch * work.output_strides.batch +
-                            head * work.output_strides.head + 8 * lane;
-    const T *const grad = (const T *)work.grad_output + batch * work.grad_strides.batch +
-                          head * work.grad_strides.head + 8 * lane;
+    const T *const output =
+        (const T *)work.output + batch * work.output_strides.batch + head * work.output_strides.head + 8 * lane;
+    const T *const grad =
+        (const T *)work.grad_output + batch * work.grad_strides.batch + head * work.grad_strides.head + 8 * lane;
     const int64_t block = (int64_t)blockIdx.y * work.blocks_m + blockIdx.x;
     if (threadIdx.x == 0)
         work.turns[block] = 0;
@@ -660,8 +668,8 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     CUtensorMap map_query, map_key, map_value, map_grad, map_grad_key, map_grad_value;
     if (!make_heads_map(&map_query, call.query, call.dtype,
                         heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.query), C::M) ||
-        !make_heads_map(&map_key, call.key, call.dtype,
-                        heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key), C::N) ||
+        !make_heads_map(&map_key, call.key, call.dtype, heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key),
+                        C::N) ||
         !make_heads_map(&map_value, call.value, call.dtype,
                         heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.value), C::N) ||
         !make_heads_map(&map_grad, call.grad_output, call.dtype,

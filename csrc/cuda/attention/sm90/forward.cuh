@@ -40,13 +40,13 @@ struct ForwardTile {
 struct ForwardWork {
     float *logsumexp;
     Band band;
-    int heads, group;         // query heads, and how many of them share a key head
-    int tiles_m;              // of a head
-    int section;              // heads that are walked together, so that their keys and values stay in the L2
-    int all_heads;            // batch * heads
-    int longest_first;        // else all tiles are as long
-    Schedule schedule;        // of tiles, in sections of so many heads
-    float scale_log2;         // scale * log2(e)
+    int heads, group;  // query heads, and how many of them share a key head
+    int tiles_m;       // of a head
+    int section;       // heads that are walked together, so that their keys and values stay in the L2
+    int all_heads;     // batch * heads
+    int longest_first; // else all tiles are as long
+    Schedule schedule; // of tiles, in sections of so many heads
+    float scale_log2;  // scale * log2(e)
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -528,8 +528,8 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     CUtensorMap map_query, map_key, map_value, map_output;
     if (!make_heads_map(&map_query, call.query, call.dtype,
                         heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.query), 64) ||
-        !make_heads_map(&map_key, call.key, call.dtype,
-                        heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key), C::N) ||
+        !make_heads_map(&map_key, call.key, call.dtype, heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key),
+                        C::N) ||
         !make_heads_map(&map_value, call.value, call.dtype,
                         heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.value), C::N) ||
         !make_heads_map(&map_output, call.output, call.dtype,

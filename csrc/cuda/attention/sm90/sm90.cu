@@ -37,17 +37,15 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         p.batch * p.heads * ceil_div(p.queries, 64) > INT32_MAX / 2 ||
         p.batch * p.key_heads * ceil_div(p.keys, 64) > INT32_MAX / 2)
         return no("numbers its tiles by 31 bits");
-    const bool forward_fits =
-        strides_fit(p.query, p.batch, p.heads, p.queries, p.head_dim, call.query) &&
-        strides_fit(p.key, p.batch, p.key_heads, p.keys, p.head_dim, call.key) &&
-        strides_fit(p.value, p.batch, p.key_heads, p.keys, p.value_dim, call.value) &&
-        strides_fit(p.output, p.batch, p.heads, p.queries, p.value_dim, call.output);
+    const bool forward_fits = strides_fit(p.query, p.batch, p.heads, p.queries, p.head_dim, call.query) &&
+                              strides_fit(p.key, p.batch, p.key_heads, p.keys, p.head_dim, call.key) &&
+                              strides_fit(p.value, p.batch, p.key_heads, p.keys, p.value_dim, call.value) &&
+                              strides_fit(p.output, p.batch, p.heads, p.queries, p.value_dim, call.output);
     const bool backward_fits =
-        !call.backward ||
-        (strides_fit(p.grad_output, p.batch, p.heads, p.queries, p.value_dim, call.grad_output) &&
-         strides_fit(p.grad_query, p.batch, p.heads, p.queries, p.head_dim, call.grad_query) &&
-         strides_fit(p.grad_key, p.batch, p.key_heads, p.keys, p.head_dim, call.grad_key) &&
-         strides_fit(p.grad_value, p.batch, p.key_heads, p.keys, p.value_dim, call.grad_value));
+        !call.backward || (strides_fit(p.grad_output, p.batch, p.heads, p.queries, p.value_dim, call.grad_output) &&
+                           strides_fit(p.grad_query, p.batch, p.heads, p.queries, p.head_dim, call.grad_query) &&
+                           strides_fit(p.grad_key, p.batch, p.key_heads, p.keys, p.head_dim, call.grad_key) &&
+                           strides_fit(p.grad_value, p.batch, p.key_heads, p.keys, p.value_dim, call.grad_value));
     return forward_fits && backward_fits
                ? YES
                : no("a tensor has no TMA descriptor: rows, strides or addresses that are no multiples of 16 bytes");

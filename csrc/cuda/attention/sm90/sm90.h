@@ -20,6 +20,7 @@ static inline bool attention_sm90_is_narrow(const cuda_ops_attention &problem)
 {
     return problem.head_dim <= 64 && problem.value_dim <= 64;
 }
+
 // Queries of backward's blocks.
 static constexpr int attention_sm90_queries(bool narrow)
 {
