@@ -8,11 +8,13 @@
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 
+#if defined(CUDA_OPS_SM90A)
 static bool strides_fit(const cuda_ops_attention_strides &strides, int64_t batch, int64_t heads, int64_t rows,
                         int64_t elements, const void *tensor)
 {
     return heads_map_possible(heads_layout(batch, heads, rows, elements, strides), tensor);
 }
+#endif
 
 Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
 {
