@@ -75,7 +75,7 @@ struct BackwardItem {
 
 // The round-th block of keys of this block: those of a section of heads go by key, so that those that many queries see
 // come first where attention is causal. A block of keys waits for the ones before it alone, which are earlier in this
-// order, and all blocks of the grid run at once: no wait is forever.
+// order, and all blocks of the grid run at once (a cooperative launch): no wait is forever.
 template <typename C>
 __device__ __forceinline__ bool backward_item(BackwardItem &item, const BackwardWork &work, int round)
 {
@@ -712,9 +712,21 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     const dim3 grid((unsigned int)blocks_m, (unsigned int)(p.batch * p.heads));
     launch_dependent(attention_sm90_prepare_kernel<T, C::D / 8, C::M>, grid, dim3(256), 0, call.stream, prepare);
 
+    // All blocks at once, or none: blocks wait for each other's sums.
     const auto kernel = attention_sm90_backward_kernel<C>;
-    launch_dependent_clusters(kernel, resident, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
-                              map_value, map_grad, map_grad_key, map_grad_value, work);
+    allow_shared_memory(kernel, C::SHARED_BYTES);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned int)resident);
+    config.blockDim = dim3(C::THREADS);
+    config.dynamicSmemBytes = C::SHARED_BYTES;
+    config.stream = call.stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    // Its error is launch_status()'s.
+    cudaLaunchKernelEx(&config, kernel, map_query, map_key, map_value, map_grad, map_grad_key, map_grad_value, work);
 
     BackwardFinish finish = {};
     finish.sums = work.sums, finish.grad_query = call.grad_query, finish.strides = p.grad_query;

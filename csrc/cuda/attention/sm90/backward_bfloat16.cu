@@ -6,7 +6,7 @@
 // which stay in registers; dS goes to shared memory for the queries' gradients, whose sums over the blocks of keys are
 // made in device memory by TMA, in fp32 and in a fixed order (a turn is taken for every block of queries): results
 // repeat bit by bit. The third rounds them. With several heads to a key head, their blocks of queries follow each other.
-// Bound by latency between the products; the order costs 3 to 11 % (benchmarks/notes/attention.md).
+// Bound by latency between the products; the order costs up to 11 % (benchmarks/notes/attention.md).
 #include "attention/sm90/backward.cuh"
 #include "attention/sm90/sm90.h"
 

@@ -14,19 +14,17 @@ struct Band {
 // beyond all rows is as good as none.
 static constexpr int64_t BAND_LIMIT = (int64_t)1 << 29;
 
-static inline int band_bound(int64_t diagonal, int64_t window)
-{
-    const int64_t most = BAND_LIMIT * 4, d = diagonal < -most ? -most : diagonal > most ? most : diagonal;
-    const int64_t w = window < -most ? -most : window > most ? most : window, sum = d + w;
-    const int64_t edge = BAND_LIMIT + 1024;
-    return (int)(sum < -edge ? -edge : sum > edge ? edge : sum);
-}
-
 static inline Band band_of(const cuda_ops_attention &p)
 {
-    return {(int)p.queries, (int)p.keys, band_bound(p.diagonal, -p.window_left),
-            p.window_right == CUDA_OPS_ATTENTION_UNBOUNDED ? (int)BAND_LIMIT + 1024
-                                                           : band_bound(p.diagonal, p.window_right)};
+    const int64_t edge = BAND_LIMIT + 1024;
+    int64_t low = -edge, high = edge;
+    if (p.window_left < CUDA_OPS_ATTENTION_UNBOUNDED)
+        low = p.diagonal - p.window_left;
+    if (p.window_right < CUDA_OPS_ATTENTION_UNBOUNDED)
+        high = p.diagonal + p.window_right;
+    low = low < -edge ? -edge : low > edge ? edge : low;
+    high = high < -edge ? -edge : high > edge ? edge : high;
+    return {(int)p.queries, (int)p.keys, (int)low, (int)high};
 }
 
 static inline HeadsLayout heads_layout(int64_t batch, int64_t heads, int64_t rows, int64_t elements,

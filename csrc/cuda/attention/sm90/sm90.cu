@@ -33,8 +33,8 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
     // The largest score is that of the largest product; and 0 * -inf would be NaN.
     if (!(p.scale > 0 && p.scale < INFINITY))
         return no("takes positive scales alone");
-    if (p.queries == 0 || p.keys == 0)
-        return no("has no tile without keys");
+    if (p.batch == 0 || p.heads == 0 || p.key_heads == 0 || p.queries == 0 || p.keys == 0)
+        return no("has no tile without queries and keys");
     if (p.queries >= BAND_LIMIT || p.keys >= BAND_LIMIT || p.batch > 65535 / p.heads ||
         p.batch * p.heads * ceil_div(p.queries, 64) > INT32_MAX / 2 ||
         p.batch * p.key_heads * ceil_div(p.keys, 64) > INT32_MAX / 2)
