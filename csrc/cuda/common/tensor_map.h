@@ -13,6 +13,15 @@
 // the driver is too old.
 bool make_map(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, bool round_to_tf32, int64_t inner,
               int64_t outer, int64_t batch, int64_t pitch, int64_t stride, int box_inner, int box_outer);
+// A map of [batch][head][row][element] of 16 bits, any strides (in elements, multiples of 8; those of a dimension of one
+// do not matter), in boxes of `box_rows` rows of SWIZZLE_ROW bytes, swizzled over as much. Out of bounds as above.
+struct HeadsLayout {
+    int64_t batch, heads, rows, elements;
+    int64_t batch_stride, head_stride, row_stride;
+};
+bool heads_map_possible(const HeadsLayout &layout, const void *tensor);
+bool make_heads_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, const HeadsLayout &layout,
+                    int box_rows);
 // An im2col map of channels_last images. It walks a grid of grid_height x grid_width pixels of every image, the first
 // at (start_y, start_x), `step` apart, row by row and image by image; pixels out of bounds read as zero. A load takes
 // `pixels` of them and of each `channels` channels, SWIZZLE_ROW bytes or half of it. False as above, or where a number

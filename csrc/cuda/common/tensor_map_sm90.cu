@@ -65,6 +65,44 @@ bool make_map(CUtensorMap *map, const void *matrix, cuda_ops_dtype dtype, bool r
                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// A stride as TMA is told it. That of a dimension of one is never taken, but has to be a valid one.
+static int64_t stride_told(int64_t size, int64_t stride)
+{
+    return size == 1 ? 8 : stride;
+}
+
+bool heads_map_possible(const HeadsLayout &layout, const void *tensor)
+{
+    const HeadsLayout &l = layout;
+    const int64_t most = INT32_MAX - 1024, longest = (int64_t)1 << 38; // strides are below 2^40 bytes
+    const int64_t sizes[4] = {l.elements, l.rows, l.heads, l.batch};
+    const int64_t strides[3] = {stride_told(l.rows, l.row_stride), stride_told(l.heads, l.head_stride),
+                                stride_told(l.batch, l.batch_stride)};
+    bool possible = is_aligned_16(tensor) && l.elements % 8 == 0;
+    for (int64_t size : sizes)
+        possible = possible && size > 0 && size < most;
+    for (int64_t stride : strides)
+        possible = possible && stride > 0 && stride % 8 == 0 && stride < longest;
+    return possible;
+}
+
+bool make_heads_map(CUtensorMap *map, const void *tensor, cuda_ops_dtype dtype, const HeadsLayout &layout, int box_rows)
+{
+    static const EncodeTiled encode_tiled = (EncodeTiled)find_in_driver("cuTensorMapEncodeTiled");
+    const HeadsLayout &l = layout;
+    if (!encode_tiled || !heads_map_possible(l, tensor))
+        return false;
+    const cuuint64_t sizes[4] = {(cuuint64_t)l.elements, (cuuint64_t)l.rows, (cuuint64_t)l.heads, (cuuint64_t)l.batch};
+    const cuuint64_t pitches[3] = {(cuuint64_t)(2 * stride_told(l.rows, l.row_stride)),
+                                   (cuuint64_t)(2 * stride_told(l.heads, l.head_stride)),
+                                   (cuuint64_t)(2 * stride_told(l.batch, l.batch_stride))};
+    const cuuint32_t box[4] = {SWIZZLE_ROW / 2, (cuuint32_t)box_rows, 1, 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    return encode_tiled(map, type_of(dtype, false), 4, const_cast<void *>(tensor), sizes, pitches, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 static bool within(int64_t value, int64_t least, int64_t most)
 {
     return least <= value && value <= most;

@@ -18,6 +18,12 @@ __device__ __forceinline__ float ex2_approx_ftz(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
+__device__ __forceinline__ float lg2_approx_ftz(float x)
+{
+    float result;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
 
 // The larger one, NaN if either is (fmaxf drops it); sm_80.
 __device__ __forceinline__ float max_nan(float a, float b)

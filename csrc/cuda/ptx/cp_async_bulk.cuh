@@ -18,6 +18,13 @@ __device__ __forceinline__ void bulk_store(void *to, uint32_t from, uint32_t byt
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
+// Adds floats to those there, each a sum of its own, by the L2; into the group that bulk_commit_group() closes.
+__device__ __forceinline__ void bulk_reduce_add_f32(float *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+}
 
 // Closes a group of stores, of boxes too.
 __device__ __forceinline__ void bulk_commit_group()

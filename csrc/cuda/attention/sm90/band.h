@@ -1,0 +1,67 @@
+// What attention's sm90 kernels share: which keys a query sees, as 32-bit numbers, and the layouts of a call's tensors.
+#ifndef CUDA_OPS_ATTENTION_SM90_BAND_H
+#define CUDA_OPS_ATTENTION_SM90_BAND_H
+
+#include "attention/paths.h"
+#include "common/tensor_map.h"
+
+// Query i sees keys i + low to i + high of 0 to keys - 1.
+struct Band {
+    int queries, keys, low, high;
+};
+
+// Sizes are below 2^29 (attention_sm90_supports), so that sums of two such numbers and a tile are ints, and a bound
+// beyond all rows is as good as none.
+static constexpr int64_t BAND_LIMIT = (int64_t)1 << 29;
+
+static inline Band band_of(const cuda_ops_attention &p)
+{
+    const int64_t edge = BAND_LIMIT + 1024;
+    int64_t low = -edge, high = edge;
+    if (p.window_left < CUDA_OPS_ATTENTION_UNBOUNDED)
+        low = p.diagonal - p.window_left;
+    if (p.window_right < CUDA_OPS_ATTENTION_UNBOUNDED)
+        high = p.diagonal + p.window_right;
+    low = low < -edge ? -edge : low > edge ? edge : low;
+    high = high < -edge ? -edge : high > edge ? edge : high;
+    return {(int)p.queries, (int)p.keys, (int)low, (int)high};
+}
+
+static inline HeadsLayout heads_layout(int64_t batch, int64_t heads, int64_t rows, int64_t elements,
+                                       const cuda_ops_attention_strides &strides)
+{
+    return {batch, heads, rows, elements, strides.batch, strides.head, strides.row};
+}
+
+// What a persistent grid works at: `total` items in sections of `size` (the last may be shorter), which a block takes in
+// ascending order. Within a section the r-th round of items goes to the blocks in order, and where `reversing` every
+// other one in reverse, which evens out items that become shorter and shorter. The next section begins at the block at
+// which this one would go on.
+struct Schedule {
+    int total, size, rounds; // rounds of a section
+    int reversing;
+};
+
+static inline Schedule make_schedule(int64_t total, int64_t size, int64_t blocks, bool reversing)
+{
+    return {(int)total, (int)size, (int)((size + blocks - 1) / blocks), reversing};
+}
+
+#if defined(__CUDACC__)
+// The block's item of a round: its section and its number there. False: after the last one. rank < 0: none this round.
+__device__ __forceinline__ bool scheduled_item(const Schedule &schedule, int round, int &section, int &rank)
+{
+    section = round / schedule.rounds;
+    const int blocks = gridDim.x, turn = round - section * schedule.rounds, first = section * schedule.size;
+    if (section > (schedule.total - 1) / schedule.size)
+        return false;
+    int place = (int)blockIdx.x - first % blocks;
+    place = place < 0 ? place + blocks : place;
+    rank = turn * blocks + (schedule.reversing && turn % 2 ? blocks - 1 - place : place);
+    if (rank >= min(schedule.size, schedule.total - first))
+        rank = -1;
+    return true;
+}
+#endif
+
+#endif

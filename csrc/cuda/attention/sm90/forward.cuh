@@ -1,0 +1,568 @@
+// attention's forward kernel on Hopper and its launcher, to be instantiated by dtype; attention/sm90/forward_bfloat16.cu
+// says what they do.
+#ifndef CUDA_OPS_ATTENTION_SM90_FORWARD_CUH
+#define CUDA_OPS_ATTENTION_SM90_FORWARD_CUH
+
+#include "attention/sm90/band.h"
+#include "attention/sm90/sm90.h"
+#include "common/common.cuh"
+#include "ptx/arithmetic.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async_bulk.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+// GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Every POLYNOMIAL-th exponential is taken
+// from the FMA pipe; 0: none.
+template <typename T_, int D_, int GROUPS_, int N_, int QUERY_STAGES_, int KEY_STAGES_, bool PINGPONG_, int POLYNOMIAL_>
+struct ForwardTile {
+    typedef T_ T;
+    static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = QUERY_STAGES_, KEY_STAGES = KEY_STAGES_;
+    static constexpr bool PINGPONG = PINGPONG_;
+    static constexpr int POLYNOMIAL = POLYNOMIAL_;
+    static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
+    static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
+    static constexpr int BOX_BYTES = 64 * SWIZZLE_ROW, COLUMN_BYTES = N * SWIZZLE_ROW; // of queries, of keys
+    static constexpr int QUERY_BYTES = GROUPS * COLUMNS * BOX_BYTES, BLOCK_BYTES = COLUMNS * COLUMN_BYTES;
+    static constexpr int KEYS_FROM = QUERY_STAGES * QUERY_BYTES, VALUES_FROM = KEYS_FROM + KEY_STAGES * BLOCK_BYTES;
+    static constexpr int BARRIERS_FROM = VALUES_FROM + KEY_STAGES * BLOCK_BYTES;
+    static constexpr int SHARED_BYTES = BARRIERS_FROM + (2 * QUERY_STAGES + 4 * KEY_STAGES) * 8 + SWIZZLE_ATOM;
+    static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, PRODUCER_REGISTERS = GROUPS == 2 ? 40 : 32;
+    static_assert(GROUPS == 2 || GROUPS == 3, "what the registers are divided by");
+    static_assert(N % 16 == 0 && BLOCK_BYTES % SWIZZLE_ATOM == 0, "whole products, aligned to the swizzle");
+    static_assert(SHARED_BYTES <= 232448, "an SM's shared memory");
+};
+
+struct ForwardWork {
+    float *logsumexp;
+    Band band;
+    int heads, group;  // query heads, and how many of them share a key head
+    int tiles_m;       // of a head
+    int section;       // heads that are walked together, so that their keys and values stay in the L2
+    int all_heads;     // batch * heads
+    int longest_first; // else all tiles are as long
+    Schedule schedule; // of tiles, in sections of so many heads
+    float scale_log2;  // scale * log2(e)
+};
+
+#if defined(CUDA_OPS_HOPPER_CODE)
+
+// The keys that a tile's queries see, in blocks of N: `count` of them up to `last`, which are walked downwards, so that
+// those that the diagonal and the end of the keys cut come first.
+struct ForwardCoordinates {
+    int first_row, head, batch, all_head;
+    int last, count;
+};
+
+// The round-th tile of this block. The longest tiles of a section's heads come first; where all are as long, a head's
+// tiles follow each other.
+template <typename C>
+__device__ __forceinline__ bool forward_tile(ForwardCoordinates &tile, const ForwardWork &work, int round)
+{
+    int section, rank;
+    if (!scheduled_item(work.schedule, round, section, rank))
+        return false;
+    tile.count = -1;
+    if (rank < 0)
+        return true;
+    const int first_head = section * work.section, heads = min(work.section, work.all_heads - first_head);
+    const int outer = rank / (work.longest_first ? heads : work.tiles_m);
+    const int inner = rank - outer * (work.longest_first ? heads : work.tiles_m);
+    tile.all_head = first_head + (work.longest_first ? inner : outer);
+    tile.batch = tile.all_head / work.heads;
+    tile.head = tile.all_head - tile.batch * work.heads;
+    tile.first_row = (work.longest_first ? work.tiles_m - 1 - outer : inner) * C::M;
+    const int last_row = min(tile.first_row + C::M, work.band.queries) - 1;
+    const int low = max(tile.first_row + work.band.low, 0), high = min(last_row + work.band.high, work.band.keys - 1);
+    tile.last = high / C::N;
+    tile.count = low <= high ? tile.last - low / C::N + 1 : 0;
+    return true;
+}
+
+struct ForwardShared {
+    uint32_t queries, keys, values;
+    uint32_t query_full, query_empty, key_full, key_empty, value_full, value_empty;
+};
+
+// A position in a ring of stages.
+template <int STAGES>
+struct Ring {
+    int stage, phase;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+template <typename C>
+__device__ __forceinline__ void load_block(uint32_t to, const CUtensorMap *map, uint32_t full, uint32_t empty,
+                                           Ring<C::KEY_STAGES> &ring, int row, int head, int batch)
+{
+    mbarrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+    mbarrier_arrive_expect_tx(full + 8 * ring.stage, C::BLOCK_BYTES);
+#pragma unroll
+    for (int column = 0; column < C::COLUMNS; column++)
+        tma_load_4d(to + ring.stage * C::BLOCK_BYTES + column * C::COLUMN_BYTES, map, full + 8 * ring.stage,
+                    64 * column, row, head, batch);
+    ring.advance();
+}
+
+// The producer thread. A block's values are wanted one product of queries and keys later than its keys.
+template <typename C>
+__device__ __forceinline__ void forward_produce(const ForwardWork &work, const CUtensorMap *map_query,
+                                                const CUtensorMap *map_key, const CUtensorMap *map_value,
+                                                const ForwardShared &s)
+{
+    Ring<C::QUERY_STAGES> query_ring = {0, 0};
+    Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
+    ForwardCoordinates tile;
+    for (int round = 0; forward_tile<C>(tile, work, round); round++) {
+        if (tile.count < 0)
+            continue;
+        mbarrier_wait(s.query_empty + 8 * query_ring.stage, query_ring.phase ^ 1);
+        if (tile.count > 0) {
+            const uint32_t full = s.query_full + 8 * query_ring.stage;
+            mbarrier_arrive_expect_tx(full, C::QUERY_BYTES);
+            for (int box = 0; box < C::GROUPS * C::COLUMNS; box++)
+                tma_load_4d(s.queries + query_ring.stage * C::QUERY_BYTES + box * C::BOX_BYTES, map_query, full,
+                            box % C::COLUMNS * 64, tile.first_row + box / C::COLUMNS * 64, tile.head, tile.batch);
+        } else {
+            mbarrier_arrive(s.query_full + 8 * query_ring.stage);
+        }
+        query_ring.advance();
+        const int head = tile.head / work.group;
+        int row = tile.last * C::N;
+        for (int i = 0; i < tile.count; i++, row -= C::N) {
+            load_block<C>(s.keys, map_key, s.key_full, s.key_empty, key_ring, row, head, tile.batch);
+            if (i > 0)
+                load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head,
+                              tile.batch);
+        }
+        if (tile.count > 0)
+            load_block<C>(s.values, map_value, s.value_full, s.value_empty, value_ring, row + C::N, head, tile.batch);
+    }
+}
+
+// 2^x on the FMA pipe, to a relative 1e-4 (bf16 and fp16 round to 2e-3 and 2.4e-4 at best): x = n + f, n the nearest
+// integer, a polynomial of degree 3 in f that is 1 at 0, and n added to its exponent. 0 for x <= -127. The polynomial of
+// least relative error was found by iteratively reweighted least squares.
+__device__ __forceinline__ float exp2_polynomial(float x)
+{
+    const float magic = 12582912.0f; // 1.5 * 2^23: what is added to it is rounded to an integer, in its lowest bits
+    x = fmaxf(x, -127.0f);
+    const float shifted = x + magic, f = x - (shifted - magic);
+    const float p = fmaf(fmaf(fmaf(0.05500893f, f, 0.24221097f), f, 0.69328293f), f, 1.0f);
+    return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t pack_two(float low, float high)
+{
+    return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
+}
+
+// s = queries times keys^T, of a warpgroup's 64 queries.
+template <typename C>
+__device__ __forceinline__ void multiply_keys(float (&s)[C::N / 2], uint64_t queries, uint64_t keys)
+{
+    wgmma_forget(s);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < C::D / 16; k++)
+        wgmma<typename C::T, C::N, 0, 0>(s, wgmma_advance(queries, k / 4 * C::BOX_BYTES + k % 4 * 32),
+                                         wgmma_advance(keys, k / 4 * C::COLUMN_BYTES + k % 4 * 32), k > 0);
+    wgmma_commit_group();
+}
+// o += p times values.
+template <typename C>
+__device__ __forceinline__ void multiply_values(float (&o)[C::D / 2], uint32_t (&p)[C::N / 16][4], uint64_t values)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < C::N / 16; k++)
+        wgmma<typename C::T, C::D, 1>(o, p[k], wgmma_advance(values, k * 2 * SWIZZLE_ATOM), 1);
+    wgmma_commit_group();
+}
+
+// The softmax's state of a thread's two rows: the reference that is subtracted from scores (-inf before there is one),
+// and the sum of this thread's exponentials.
+struct SoftmaxRows {
+    float reference[2], sum[2];
+};
+
+// Turns scores into exponentials; `alpha` is what earlier sums are to be multiplied by. The reference follows the
+// maximum only where that has grown by more than 2^8: until then exponentials are at most 256, which fp16 and bf16 hold
+// as precisely as 1, and the sums need no rescaling.
+template <typename C>
+__device__ __forceinline__ void softmax_block(float (&s)[C::N / 2], SoftmaxRows &rows, float (&alpha)[2], float scale)
+{
+    constexpr float LAZY = 8.0f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float most = s[2 * r];
+#pragma unroll
+        for (int i = 0; i < C::N / 2; i++)
+            if (i / 2 % 2 == r)
+                most = fmaxf(most, s[i]);
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+        const float before = rows.reference[r];
+        const bool grown = (most - before) * scale > LAZY; // not where both are -inf
+        rows.reference[r] = grown ? most : before;
+        alpha[r] = grown ? ex2_approx_ftz((before - most) * scale) : 1.0f;
+        const float shift = rows.reference[r] == -INFINITY ? 0.0f : rows.reference[r] * scale;
+        float sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < C::N / 2; i++)
+            if (i / 2 % 2 == r) {
+                const float x = fmaf(s[i], scale, -shift);
+                s[i] = C::POLYNOMIAL > 0 && i % (2 * C::POLYNOMIAL) == 2 * r ? exp2_polynomial(x) : ex2_approx_ftz(x);
+                sum[i % 2] += s[i];
+            }
+        rows.sum[r] = rows.sum[r] * alpha[r] + (sum[0] + sum[1]);
+    }
+}
+
+// -inf where the thread's rows, `row` and row + 8, do not see a key. column: the key of s[0].
+template <int N>
+__device__ __forceinline__ void mask_scores(float (&s)[N / 2], const Band &band, int row, int column)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int high = min(row + 8 * r + band.high, band.keys - 1) - column, low = row + 8 * r + band.low - column;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            if (i / 2 % 2 == r) {
+                const int at = i / 4 * 8 + i % 2;
+                s[i] = at > high || at < low ? -INFINITY : s[i];
+            }
+    }
+}
+
+template <typename C>
+__device__ __forceinline__ void pack_scores(uint32_t (&p)[C::N / 16][4], const float (&s)[C::N / 2])
+{
+#pragma unroll
+    for (int k = 0; k < C::N / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            p[k][i] = pack_two<typename C::T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+}
+
+static constexpr int ORDER_BARRIER = 1, STORE_BARRIER = 4; // named barriers, one a consumer warpgroup
+
+// Ping-pong: the warpgroups issue their products in turns, so that one's exponentials run beside the other's products.
+template <typename C>
+__device__ __forceinline__ void wait_for_turn(int group)
+{
+    if (C::PINGPONG)
+        bar_sync<2 * WARPGROUP>(ORDER_BARRIER + group);
+}
+template <typename C>
+__device__ __forceinline__ void pass_turn(int group)
+{
+    if (C::PINGPONG)
+        bar_arrive(ORDER_BARRIER + (group + 1 == C::GROUPS ? 0 : group + 1), 2 * WARPGROUP);
+}
+
+// The blocks of a tile that the 64 queries of a warpgroup see: `count` from `last` downwards, and how many of the tile's
+// come before and after them.
+struct OwnBlocks {
+    int last, count, before, after;
+};
+
+template <typename C>
+__device__ __forceinline__ OwnBlocks own_blocks(const ForwardCoordinates &tile, const Band &band, int top)
+{
+    const int low = max(top + band.low, 0), high = min(min(top + 64, band.queries) - 1 + band.high, band.keys - 1);
+    OwnBlocks own;
+    own.last = high / C::N;
+    own.count = top < band.queries && low <= high ? own.last - low / C::N + 1 : 0;
+    own.before = own.count > 0 ? tile.last - own.last : tile.count;
+    own.after = tile.count - own.before - own.count;
+    return own;
+}
+
+template <typename C>
+__device__ __forceinline__ void release_block(uint32_t empty, Ring<C::KEY_STAGES> &ring, int thread)
+{
+    if (thread == 0)
+        mbarrier_arrive(empty + 8 * ring.stage);
+    ring.advance();
+}
+template <typename C>
+__device__ __forceinline__ void skip_keys(const ForwardShared &s, Ring<C::KEY_STAGES> &ring, int group, int thread)
+{
+    mbarrier_wait(s.key_full + 8 * ring.stage, ring.phase);
+    wait_for_turn<C>(group);
+    pass_turn<C>(group);
+    release_block<C>(s.key_empty, ring, thread);
+}
+template <typename C>
+__device__ __forceinline__ void skip_values(const ForwardShared &s, Ring<C::KEY_STAGES> &ring, int thread)
+{
+    mbarrier_wait(s.value_full + 8 * ring.stage, ring.phase);
+    release_block<C>(s.value_empty, ring, thread);
+}
+
+// The output of a warpgroup's 64 queries takes their place, which it has read, and is copied out.
+template <typename C>
+__device__ __forceinline__ void store_output(const ForwardWork &work, const CUtensorMap *map_output,
+                                             const ForwardCoordinates &tile, const SoftmaxRows &rows,
+                                             float (&o)[C::D / 2], uint32_t boxes, int group, int thread)
+{
+    typedef typename C::T T;
+    const int warp = thread / WARP_SIZE, lane = thread % WARP_SIZE, top = tile.first_row + 64 * group;
+    // The sums of a row's four lanes, and the quotients. A row without keys has a sum of 0.
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+        for (int j = 0; j < C::D / 2; j++)
+            if (j / 2 % 2 == r)
+                o[j] *= inverse;
+        const int at = top + 16 * warp + lane / 4 + 8 * r;
+        if (lane % 4 == 0 && at < work.band.queries)
+            work.logsumexp[(int64_t)tile.all_head * work.band.queries + at] =
+                sum == 0.0f ? -INFINITY
+                            : (rows.reference[r] * work.scale_log2 + lg2_approx_ftz(sum)) * 0.69314718055994531f;
+    }
+    const int local = 16 * warp + lane % 16;
+#pragma unroll
+    for (int i = 0; i < C::D / 16; i++) {
+        const float *const x = o + 8 * i;
+        const int vector = (2 * i + lane / 16) % 8 ^ local % 8;
+        stmatrix_x4(boxes + i / 4 * C::BOX_BYTES + local * SWIZZLE_ROW + vector * 16, pack_two<T>(x[0], x[1]),
+                    pack_two<T>(x[2], x[3]), pack_two<T>(x[4], x[5]), pack_two<T>(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync<WARPGROUP>(STORE_BARRIER + group);
+    if (thread == 0) {
+#pragma unroll
+        for (int column = 0; column < C::COLUMNS; column++)
+            tma_store_4d(map_output, boxes + column * C::BOX_BYTES, 64 * column, top, tile.head, tile.batch);
+        bulk_commit_group();
+    }
+}
+
+// A consumer warpgroup. A step issues the scores of the next block, and then the values' product of the one before, so
+// that the tensor cores have work during the exponentials. (To do the same from a tile to the next was slower.)
+template <typename C>
+__device__ __forceinline__ void forward_consume(const ForwardWork &work, const CUtensorMap *map_output,
+                                                const ForwardShared &s)
+{
+    const int group = warp_uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
+    const int lane = thread % WARP_SIZE, my_row = 64 * group + 16 * (thread / WARP_SIZE) + lane / 4;
+    const uint32_t my_queries = s.queries + group * C::COLUMNS * C::BOX_BYTES;
+    const uint64_t queries_first = wgmma_descriptor(my_queries, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
+    const uint64_t keys_first = wgmma_descriptor(s.keys, WGMMA_SWIZZLE_128, SWIZZLE_ATOM);
+    const uint64_t values_first = wgmma_descriptor(s.values, WGMMA_SWIZZLE_128, SWIZZLE_ATOM, C::COLUMN_BYTES);
+    Ring<C::QUERY_STAGES> query_ring = {0, 0};
+    Ring<C::KEY_STAGES> key_ring = {0, 0}, value_ring = {0, 0};
+    float scores[C::N / 2], o[C::D / 2];
+    uint32_t p[C::N / 16][4];
+    int stored = -1; // the stage of queries that is being copied out
+    const auto release_stored = [&]() {
+        if (stored >= 0 && thread == 0) {
+            bulk_wait_group_read<0>();
+            mbarrier_arrive(s.query_empty + 8 * stored);
+        }
+        stored = -1;
+    };
+    if (C::PINGPONG && group == C::GROUPS - 1)
+        pass_turn<C>(group);
+
+    ForwardCoordinates tile;
+    for (int round = 0; forward_tile<C>(tile, work, round); round++) {
+        if (tile.count < 0)
+            continue;
+        const int top = tile.first_row + 64 * group;
+        const OwnBlocks own = own_blocks<C>(tile, work.band, top);
+        const auto mask_block = [&](int key) {
+            if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < top + 63 + work.band.low)
+                mask_scores<C::N>(scores, work.band, tile.first_row + my_row, key + lane % 4 * 2);
+        };
+        SoftmaxRows rows = {{-INFINITY, -INFINITY}, {0, 0}};
+        float alpha[2];
+#pragma unroll
+        for (int i = 0; i < C::D / 2; i++)
+            o[i] = 0;
+        if (C::QUERY_STAGES == 1)
+            release_stored();
+        mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
+        if (own.count > 0) {
+            for (int i = 0; i < own.before; i++)
+                skip_keys<C>(s, key_ring, group, thread);
+            const uint64_t queries = wgmma_advance(queries_first, query_ring.stage * C::QUERY_BYTES);
+            int key = own.last * C::N;
+            mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
+            wait_for_turn<C>(group);
+            multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+            pass_turn<C>(group);
+            wgmma_wait_group<0>();
+            wgmma_pin(scores);
+            release_block<C>(s.key_empty, key_ring, thread);
+            mask_block(key);
+            softmax_block<C>(scores, rows, alpha, work.scale_log2);
+            pack_scores<C>(p, scores);
+            release_stored(); // the output of the tile before has long been read by now
+            for (int i = 0; i < own.before; i++)
+                skip_values<C>(s, value_ring, thread);
+#pragma unroll 1
+            for (int i = 1; i < own.count; i++) {
+                key -= C::N;
+                mbarrier_wait(s.key_full + 8 * key_ring.stage, key_ring.phase);
+                wait_for_turn<C>(group);
+                wgmma_pin(o);
+                wgmma_pin(p);
+                multiply_keys<C>(scores, queries, wgmma_advance(keys_first, key_ring.stage * C::BLOCK_BYTES));
+                mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+                multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+                pass_turn<C>(group);
+                wgmma_wait_group<1>();
+                wgmma_pin(scores);
+                release_block<C>(s.key_empty, key_ring, thread);
+                mask_block(key);
+                softmax_block<C>(scores, rows, alpha, work.scale_log2);
+                wgmma_wait_group<0>();
+                wgmma_pin(o);
+                wgmma_pin(p);
+                release_block<C>(s.value_empty, value_ring, thread);
+                if (__any_sync(FULL_WARP, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+#pragma unroll
+                    for (int j = 0; j < C::D / 2; j++)
+                        o[j] *= alpha[j / 2 % 2];
+                }
+                pack_scores<C>(p, scores);
+            }
+            mbarrier_wait(s.value_full + 8 * value_ring.stage, value_ring.phase);
+            wgmma_pin(o);
+            wgmma_pin(p);
+            multiply_values<C>(o, p, wgmma_advance(values_first, value_ring.stage * C::BLOCK_BYTES));
+            wgmma_wait_group<0>();
+            wgmma_pin(o);
+            wgmma_pin(p);
+            release_block<C>(s.value_empty, value_ring, thread);
+        } else {
+            release_stored();
+            for (int i = 0; i < own.before; i++) {
+                skip_keys<C>(s, key_ring, group, thread);
+                skip_values<C>(s, value_ring, thread);
+            }
+        }
+        for (int i = 0; i < own.after; i++) {
+            skip_keys<C>(s, key_ring, group, thread);
+            skip_values<C>(s, value_ring, thread);
+        }
+        store_output<C>(work, map_output, tile, rows, o, my_queries + query_ring.stage * C::QUERY_BYTES, group, thread);
+        stored = query_ring.stage;
+        query_ring.advance();
+    }
+    if (thread == 0)
+        bulk_wait_group_read<0>();
+}
+
+#endif // CUDA_OPS_HOPPER_CODE
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+    attention_sm90_forward_kernel(const __grid_constant__ CUtensorMap map_query,
+                                  const __grid_constant__ CUtensorMap map_key,
+                                  const __grid_constant__ CUtensorMap map_value,
+                                  const __grid_constant__ CUtensorMap map_output,
+                                  const __grid_constant__ ForwardWork work)
+{
+#if defined(CUDA_OPS_HOPPER_CODE)
+    extern __shared__ char shared[];
+    const uint32_t first = (shared_address(shared) + SWIZZLE_ATOM - 1) / SWIZZLE_ATOM * SWIZZLE_ATOM;
+    ForwardShared s;
+    s.queries = first, s.keys = first + C::KEYS_FROM, s.values = first + C::VALUES_FROM;
+    s.query_full = first + C::BARRIERS_FROM, s.query_empty = s.query_full + 8 * C::QUERY_STAGES;
+    s.key_full = s.query_empty + 8 * C::QUERY_STAGES, s.key_empty = s.key_full + 8 * C::KEY_STAGES;
+    s.value_full = s.key_empty + 8 * C::KEY_STAGES, s.value_empty = s.value_full + 8 * C::KEY_STAGES;
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&map_query);
+        prefetch_tensormap(&map_key);
+        prefetch_tensormap(&map_value);
+        prefetch_tensormap(&map_output);
+        for (int stage = 0; stage < C::QUERY_STAGES; stage++) {
+            mbarrier_init(s.query_full + 8 * stage, 1);
+            mbarrier_init(s.query_empty + 8 * stage, C::GROUPS);
+        }
+        for (int stage = 0; stage < C::KEY_STAGES; stage++) {
+            mbarrier_init(s.key_full + 8 * stage, 1);
+            mbarrier_init(s.value_full + 8 * stage, 1);
+            mbarrier_init(s.key_empty + 8 * stage, C::GROUPS);
+            mbarrier_init(s.value_empty + 8 * stage, C::GROUPS);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    wait_for_predecessor();
+    release_successor();
+    if (threadIdx.x / WARPGROUP == 0) {
+        setmaxnreg_dec<C::PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            forward_produce<C>(work, &map_query, &map_key, &map_value, s);
+    } else {
+        setmaxnreg_inc<C::REGISTERS>();
+        forward_consume<C>(work, &map_output, s);
+    }
+#endif
+}
+
+template <typename C>
+static cuda_ops_status launch_forward(const AttentionCall &call, const Device &device)
+{
+    const cuda_ops_attention &p = call.problem;
+    CUtensorMap map_query, map_key, map_value, map_output;
+    if (!make_heads_map(&map_query, call.query, call.dtype,
+                        heads_layout(p.batch, p.heads, p.queries, p.head_dim, p.query), 64) ||
+        !make_heads_map(&map_key, call.key, call.dtype, heads_layout(p.batch, p.key_heads, p.keys, p.head_dim, p.key),
+                        C::N) ||
+        !make_heads_map(&map_value, call.value, call.dtype,
+                        heads_layout(p.batch, p.key_heads, p.keys, p.value_dim, p.value), C::N) ||
+        !make_heads_map(&map_output, call.output, call.dtype,
+                        heads_layout(p.batch, p.heads, p.queries, p.value_dim, p.output), 64))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    ForwardWork work = {};
+    work.logsumexp = (float *)call.logsumexp;
+    work.band = band_of(p);
+    work.heads = (int)p.heads, work.group = (int)(p.heads / p.key_heads);
+    work.tiles_m = (int)ceil_div(p.queries, C::M);
+    work.all_heads = (int)(p.batch * p.heads);
+    const int64_t total = (int64_t)work.tiles_m * work.all_heads;
+    const int64_t blocks = total < device.multiprocessors ? total : device.multiprocessors;
+    work.longest_first = work.band.high < work.band.keys - 1;
+    // As many heads are walked together as have keys and values in the L2 at once, but at least a tile for every block.
+    const int64_t head_bytes = p.keys * (p.head_dim + p.value_dim) * 2, l2 = (int64_t)32 << 20;
+    int64_t section = l2 / head_bytes * work.group, least = ceil_div(blocks, work.tiles_m);
+    section = !work.longest_first || section > work.all_heads ? work.all_heads : section > least ? section : least;
+    work.section = (int)section;
+    work.schedule = make_schedule(total, section * work.tiles_m, blocks, work.longest_first);
+    work.scale_log2 = (float)(p.scale * 1.4426950408889634);
+    const auto kernel = attention_sm90_forward_kernel<C>;
+    launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
+                              map_value, map_output, work);
+    return launch_status();
+}
+
+template <typename T>
+static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
+{
+    if (attention_sm90_is_narrow(call.problem))
+        return launch_forward<ForwardTile<T, 64, 3, 128, 2, 2, true, 0>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 2, 128, 2, 2, true, 0>>(call, device);
+}
+
+#endif

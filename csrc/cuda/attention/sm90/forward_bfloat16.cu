@@ -1,0 +1,15 @@
+// attention's forward on Hopper, bfloat16: output = softmax(scale * query key^T) value, with the exponentials' sums beside.
+// A persistent grid of one block an SM: a producer warp loads a tile of queries and, block by block, its keys and values
+// by TMA; each consumer warpgroup has 64 queries, whose scores (wgmma from shared memory) become exponentials in
+// registers, and these the left operand of the values' product. Scores of block j + 1 are multiplied before the values of
+// block j, and the warpgroups issue products in turns, so that exponentials run beside products. Blocks go from the
+// diagonal towards the first key; masks are applied only where a block is cut. Long tiles come first.
+// Bound by the tensor cores and, for rows of 64, by the exponentials as much. Measured on an H200 against cuDNN:
+// benchmarks/notes/attention.md.
+#include "attention/sm90/forward.cuh"
+#include "attention/sm90/sm90.h"
+
+cuda_ops_status attention_sm90_forward_bfloat16(const AttentionCall &call, const Device &device)
+{
+    return launch_forward_of<__nv_bfloat16>(call, device);
+}

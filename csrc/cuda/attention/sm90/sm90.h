@@ -1,0 +1,30 @@
+// attention's sm90 path, as the table in attention.cu sees it, and its instances, one a dtype and pass.
+#ifndef CUDA_OPS_ATTENTION_SM90_SM90_H
+#define CUDA_OPS_ATTENTION_SM90_SM90_H
+
+#include "attention/paths.h"
+
+// fp16 and bf16 on Hopper, rows of up to 128 elements; no mask, softcap, slopes or dropout.
+Answer attention_sm90_supports(const AttentionCall &call, const Device &device);
+Answer attention_sm90_is_fast(const AttentionCall &call, const Device &device);
+int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device);
+
+cuda_ops_status attention_sm90_forward_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_forward_float16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_float16(const AttentionCall &call, const Device &device);
+
+// Rows of up to 64 elements take the tiles for 64, longer ones those for 128; the rest is zeros.
+static inline bool attention_sm90_is_narrow(const cuda_ops_attention &problem)
+{
+    return problem.head_dim <= 64 && problem.value_dim <= 64;
+}
+
+// Queries of backward's blocks.
+static constexpr int attention_sm90_queries(bool narrow)
+{
+    return narrow ? 128 : 64;
+}
+
+#endif
