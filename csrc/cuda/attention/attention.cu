@@ -9,9 +9,12 @@ static Answer simt_supports(const AttentionCall &, const Device &)
     return YES;
 }
 
-static PathTable<AttentionCall, 1> table = {
+static PathTable<AttentionCall, 2> table = {
     {"CUDA_OPS_ATTENTION_PATH"},
-    {{"simt", "attention/simt.cu",
+    {{"mma", "attention/mma/mma.cu",
+      "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel",
+      attention_mma_supports, nullptr, attention_mma_workspace, attention_mma},
+     {"simt", "attention/simt.cu",
       "attention_simt_forward_kernel attention_simt_grad_query_kernel attention_simt_grad_key_value_kernel",
       simt_supports, nullptr, attention_simt_workspace, attention_simt}}};
 
