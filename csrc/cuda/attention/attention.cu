@@ -122,5 +122,7 @@ extern "C" int cuda_ops_attention_paths_cuda(cuda_ops_path_report *reports, int 
                                              const cuda_ops_attention *problem, cuda_ops_dtype dtype,
                                              const cuda_ops_device_facts *device)
 {
+    if (!is_sound(*problem))
+        return -1;
     return report_paths(reports, room, table, call_of(backward != 0, with_grad_mask != 0, *problem, dtype), device);
 }

@@ -16,7 +16,7 @@
  *   logsumexp, grad_logsumexp: [batch, heads, queries], dense; double for double, else float
  *   grad_mask: [batch, heads, queries, keys], dense, of the dtype: the gradient of the scores before a mask is summed
  *       over what it was broadcast to; 0 at keys that are not seen
- *   workspace: of as many bytes as the function beside the launcher says, aligned to 16
+ *   workspace: of as many bytes as the function beside the launcher says, aligned to 16; on the CPU to 64
  *
  * backward, with P the exponentials above and D = dropout's factors, 0 or 1 / (1 - p):
  *     grad_value[j] = sum over i of D P[i][j] grad_output[i]

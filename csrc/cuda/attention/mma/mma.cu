@@ -37,7 +37,8 @@ static int64_t forward_rows(int head)
 static bool has_too_many_blocks(const cuda_ops_attention &p)
 {
     const int64_t rows = p.queries > p.keys ? p.queries : p.keys;
-    return ceil_div(rows, TILE) > INT32_MAX / 2 / (p.batch * p.heads);
+    const int64_t heads = p.batch * p.heads;
+    return heads > 0 && ceil_div(rows, TILE) > INT32_MAX / 2 / heads;
 }
 
 Answer attention_mma_supports(const AttentionCall &call, const Device &device)
