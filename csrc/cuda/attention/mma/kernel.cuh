@@ -177,8 +177,9 @@ struct GeneralScore {
     float score, cap, dropout; // the score in units of log2; -inf where the key is not seen
 };
 // A call: inlined for each of a thread's scores, it would be most of the kernel.
-__device__ __noinline__ GeneralScore general_score(const AttentionScores<float> &scores, float x, int64_t i, int64_t j,
-                                                   uint64_t seed, uint64_t offset)
+[[maybe_unused]] static __device__ __noinline__ GeneralScore general_score(const AttentionScores<float> &scores,
+                                                                           float x, int64_t i, int64_t j, uint64_t seed,
+                                                                           uint64_t offset)
 {
     GeneralScore result;
     result.score = scores.score(x * (float)scores.p.scale, i, j, result.cap) * LOG2_E;
