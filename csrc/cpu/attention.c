@@ -75,14 +75,15 @@ static int64_t row_of(const struct attention_block *block, int64_t i)
 /* Sizes that fit each other, and none so large that an index could overflow. */
 static cuda_ops_status check_call(const cuda_ops_attention *call, cuda_ops_dtype dtype)
 {
-    const int64_t limit = INT64_MAX / 4;
+    const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
     if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     const bool sizes = call->batch >= 0 && call->heads >= 0 && call->key_heads >= 0 && call->queries >= 0 &&
                        call->keys >= 0 && call->head_dim >= 0 && call->value_dim >= 0 && call->queries < limit &&
                        call->keys < limit && -limit < call->diagonal && call->diagonal < limit;
-    const bool options = call->window_left >= 0 && call->window_right >= 0 && call->softcap >= 0 &&
-                         call->dropout >= 0 && call->dropout <= 1;
+    const bool options = 0 <= call->window_left && call->window_left <= CUDA_OPS_ATTENTION_UNBOUNDED &&
+                         0 <= call->window_right && call->window_right <= CUDA_OPS_ATTENTION_UNBOUNDED &&
+                         call->softcap >= 0 && call->dropout >= 0 && call->dropout <= 1;
     const bool mask = call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || call->mask_dtype == dtype ||
                       call->mask_dtype == CUDA_OPS_FLOAT32;
     const bool heads = call->heads == 0 || (call->key_heads > 0 && call->heads % call->key_heads == 0);

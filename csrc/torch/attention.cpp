@@ -78,6 +78,8 @@ static cuda_ops_dtype check_attention_tensors(const char *op, const Tensor &quer
                 ": expected window to be numbers of keys, or -1 without a bound, got (", options.window_left, ", ",
                 options.window_right, ")");
     const int64_t most = int64_t(1) << 60;
+    TORCH_CHECK(options.window_left < most && options.window_right < most, op,
+                ": expected window to be below 2^60, got (", options.window_left, ", ", options.window_right, ")");
     TORCH_CHECK(-most < options.diagonal && options.diagonal < most, op, ": expected diagonal to be below 2^60, got ",
                 options.diagonal);
     return dtype;

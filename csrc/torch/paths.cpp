@@ -243,6 +243,8 @@ static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarTy
     p.grad_query = dense(p.heads, p.queries, p.head_dim);
     p.grad_key = dense(p.key_heads, p.keys, p.head_dim), p.grad_value = dense(p.key_heads, p.keys, p.value_dim);
     p.scale = scale, p.softcap = softcap, p.dropout = dropout;
+    TORCH_CHECK(std::max(window[0], window[1]) < INT64_C(1) << 60, op, ": expected window to be below 2^60, got ",
+                window);
     p.window_left = window[0] < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : window[0];
     p.window_right = window[1] < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : window[1];
     p.mask_kind = static_cast<cuda_ops_attention_mask_kind>(mask);

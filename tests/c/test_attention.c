@@ -4,6 +4,8 @@
 
 enum { BATCH = 2, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 5, VALUE_DIM = 3, MOST_KEYS = 600 };
 
+static const int64_t NO_BOUND = CUDA_OPS_ATTENTION_UNBOUNDED;
+
 /* Rows are longer than their elements, so that strides are not those of dense tensors. */
 enum { ROW = 8 };
 
@@ -42,8 +44,8 @@ static void weigh(weights *w, const cuda_ops_attention *call, const void *query,
         if (call->mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE)
             x += get(call->mask, mask, call->mask_dtype);
         const bool seen = call->mask_kind != CUDA_OPS_ATTENTION_MASK_BOOLEAN || ((const uint8_t *)call->mask)[mask];
-        const bool left = call->window_left == CUDA_OPS_ATTENTION_UNBOUNDED || j >= at - call->window_left;
-        const bool right = call->window_right == CUDA_OPS_ATTENTION_UNBOUNDED || j <= at + call->window_right;
+        const bool left = call->window_left == NO_BOUND || j >= at - call->window_left;
+        const bool right = call->window_right == NO_BOUND || j <= at + call->window_right;
         CHECK((left && right) ==
                   (cuda_ops_attention_first_key(call, i) <= j && j < cuda_ops_attention_last_key(call, i)),
               "key %lld of query %lld", (long long)j, (long long)i);
@@ -213,7 +215,7 @@ static void check_masks(int64_t queries, int64_t keys, cuda_ops_dtype dtype)
 int main(void)
 {
     const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {70, 66}, {5, 530}};
-    const int64_t windows[][2] = {{INT64_MAX, INT64_MAX}, {INT64_MAX, 0}, {2, 1}, {0, INT64_MAX}, {600, 600}};
+    const int64_t windows[][2] = {{NO_BOUND, NO_BOUND}, {NO_BOUND, 0}, {2, 1}, {0, NO_BOUND}, {600, 600}};
     const float slopes[BATCH * HEADS] = {0.5f, 0.25f, 1.0f, 0.0f, 0.125f, 2.0f, 0.75f, 0.3f};
     FOR_CPU_DTYPES(dtype)
     {
@@ -242,7 +244,10 @@ int main(void)
     call.heads = 3, call.key_heads = 2;
     CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);
-    call.key_heads = 1, call.window_left = -1;
+    call.key_heads = 1, call.window_right = INT64_MAX;
+    CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    call.window_right = 0, call.window_left = -1;
     CHECK_STATUS(cuda_ops_attention_backward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                                                  &call, 0, 0, CUDA_OPS_FLOAT64),
                  CUDA_OPS_INVALID_ARGUMENT);

@@ -59,11 +59,12 @@ static bool is_empty(const cuda_ops_attention &p)
 // Sizes that fit each other, and none so large that an index could overflow.
 static bool is_sound(const cuda_ops_attention &p)
 {
-    const int64_t limit = INT64_MAX / 4;
+    const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
     const bool sizes = p.batch >= 0 && p.heads >= 0 && p.key_heads >= 0 && p.queries >= 0 && p.keys >= 0 &&
                        p.head_dim >= 0 && p.value_dim >= 0 && p.queries < limit && p.keys < limit &&
                        -limit < p.diagonal && p.diagonal < limit;
-    return sizes && p.window_left >= 0 && p.window_right >= 0 && p.softcap >= 0 && p.dropout >= 0 && p.dropout <= 1 &&
+    return sizes && 0 <= p.window_left && p.window_left <= limit && 0 <= p.window_right && p.window_right <= limit &&
+           p.softcap >= 0 && p.dropout >= 0 && p.dropout <= 1 &&
            (p.heads == 0 || (p.key_heads > 0 && p.heads % p.key_heads == 0));
 }
 

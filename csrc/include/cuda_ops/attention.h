@@ -51,7 +51,9 @@ typedef enum cuda_ops_attention_mask_kind {
     CUDA_OPS_ATTENTION_MASK_ADDITIVE = 2 /* of mask_dtype */
 } cuda_ops_attention_mask_kind;
 
-#define CUDA_OPS_ATTENTION_UNBOUNDED INT64_MAX
+/* A window without a bound, and the largest there is: sums with indices do not overflow, also where a compiler computes
+ * both sides of a choice. */
+#define CUDA_OPS_ATTENTION_UNBOUNDED (INT64_MAX / 4)
 
 /* What a call computes. */
 typedef struct cuda_ops_attention {
@@ -60,7 +62,7 @@ typedef struct cuda_ops_attention {
     cuda_ops_attention_strides grad_output, grad_query, grad_key, grad_value; /* backward alone */
     double scale;
     /* The key that lies at query 0's diagonal: 0 as in PyTorch, keys - queries where the last query is to see the last
-     * key. Windows are not negative; CUDA_OPS_ATTENTION_UNBOUNDED: no bound. Causal: window_right = 0. */
+     * key. Windows are from 0 to CUDA_OPS_ATTENTION_UNBOUNDED, no bound. Causal: window_right = 0. */
     int64_t diagonal, window_left, window_right;
     double softcap; /* 0: none */
     /* Strides of 0 broadcast. */
