@@ -58,7 +58,8 @@ def assert_errors_are_small(found, exact, same, dtype):
         assert torch.equal(a.isfinite(), e.isfinite()), name
         error, allowed = (torch.where(e.isfinite(), x.double() - e, 0).square().mean().sqrt() for x in (a, s))
         size = torch.where(e.isfinite(), e, 0).square().mean().sqrt()
-        allowed = 2 * allowed + RELATIVE_NORM[dtype] / 2 * (size + 0.1)
+        # 0.5: where gradients cancel, terms of about 1 do.
+        allowed = 2 * allowed + RELATIVE_NORM[dtype] / 2 * (size + 0.5)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}, of values of {size:.3g}"
 
 
