@@ -252,9 +252,8 @@ def _attention(ask, a):
 
     op = "scaled_dot_product_attention"
     query, key, value, mask = a["query"], a["key"], a["value"], a.get("attn_mask")
-    if not query.dim() == key.dim() == value.dim() == 4 or query.shape[:-2] != key.shape[:-2]:
-        gqa = a.get("enable_gqa", "softcap" in a)
-        query, key, value, mask, _ = _in_four_dimensions(op, query, key, value, mask, gqa)
+    if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]):
+        query, key, value, mask, _ = _in_four_dimensions(op, query, key, value, mask, a.get("enable_gqa", False))
     causal = a.get("is_causal", a.get("causal", False))
     left, right = a.get("window", (-1, -1))
     sizes = [*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3]]

@@ -252,7 +252,7 @@ def scaled_dot_product_attention(
     p = _probability(op, dropout_p)
     right = 0 if flag(op, "is_causal", is_causal) else -1
     shape = None
-    if not query.dim() == key.dim() == value.dim() == 4 or query.shape[:-2] != key.shape[:-2]:
+    if not (query.dim() == 4 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]):
         query, key, value, attn_mask, shape = _in_four_dimensions(
             op, query, key, value, attn_mask, flag(op, "enable_gqa", enable_gqa)
         )

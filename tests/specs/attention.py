@@ -30,7 +30,7 @@ def samples(make):
     # Of rows in shared memory: 64, 128 and 256 elements, whole vectors and not, and more.
     for head_dim, value_dim in [(8, 24), (20, 5), (64, 64), (80, 96), (128, 64), (130, 17), (256, 256), (300, 264)]:
         yield Sample(operands(make, (1, 2), 20, 70, head_dim, value_dim), name=f"{head_dim} and {value_dim} elements")
-    for shape in [(9, 70), (70,), (1, 70), (9, 1), (2, 1, 1, 70), (1, 3, 9, 70), (2, 3, 9, 70)]:
+    for shape in [(9, 70), (1, 70), (9, 1), (2, 1, 1, 70), (1, 3, 9, 70), (2, 3, 9, 70)]:
         yield Sample((*operands(make, (2, 3), 9, 70), flags(make, *shape)), name=f"boolean of {shape}")
         # What adds the same to a whole row changes nothing: of its gradient there is but rounding.
         varies = None if shape[-1] > 1 else False
@@ -53,7 +53,9 @@ def samples(make):
     parts = [part.detach().requires_grad_(make.requires_grad) for part in packed.permute(2, 0, 3, 1, 4).unbind()]
     yield Sample(tuple(parts), {"is_causal": True}, name="packed")
     yield Sample(operands(make, (1, 2), 9, 33), {"scale": -0.7}, name="a negative scale")
-    yield Sample((*operands(make, (1, 2), 9, 33), None, 0.0, False, 0.3, False), name="all positional")
+    yield Sample(
+        (*operands(make, (1, 2), 9, 33), None, 0.0, True), {"scale": 0.3, "enable_gqa": False}, name="positional"
+    )
 
 
 def small_samples(make):
