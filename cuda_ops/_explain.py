@@ -247,6 +247,26 @@ def _masked_softmax(ask, a):
     yield ask("gradient of input", "softmax_paths", True, _dtype(input, False), *sizes)
 
 
+def _attention(ask, a):
+    from .ops.attention import _in_four_dimensions
+
+    op = "scaled_dot_product_attention"
+    query, key, value, mask = a["query"], a["key"], a["value"], a.get("attn_mask")
+    if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]):
+        query, key, value, mask, _ = _in_four_dimensions(op, query, key, value, mask, a.get("enable_gqa", False))
+    causal = a.get("is_causal", a.get("causal", False))
+    left, right = a.get("window", (-1, -1))
+    sizes = [*query.shape[:2], key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3]]
+    strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
+    scale, kind = a.get("scale"), 0 if mask is None else 1 if mask.dtype == torch.bool else 2
+    scale = scale if scale is not None else 1.0 / math.sqrt(max(query.shape[3], 1))
+    options = (scale, [left, 0 if causal else right], a.get("softcap", 0.0), kind)
+    options += (a.get("alibi_slopes") is not None, a.get("dropout_p", 0.0))
+    for name, backward in (("forward", False), ("gradients", True)):
+        with_mask = backward and kind == 2 and mask.requires_grad
+        yield ask(name, "attention_paths", backward, with_mask, _dtype(query), sizes, strides, *options)
+
+
 def _cross_entropy(ask, a):
     input = a["input"]
     sizes = _columns(input.shape, 1 if input.dim() > 1 else 0)
@@ -313,6 +333,7 @@ DESCRIBED = {
     "conv2d": _conv2d,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
+    "flash_attention": _attention,
     "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_cross_entropy": _linear_cross_entropy,
@@ -322,6 +343,7 @@ DESCRIBED = {
     "masked_softmax": _masked_softmax,
     "matmul": _matmul,
     "rms_norm": _layer_norm,
+    "scaled_dot_product_attention": _attention,
     "softmax": _softmax,
 }
 

@@ -3,6 +3,7 @@
 from .ops.add2 import add2
 from .ops.add_layer_norm import add_layer_norm
 from .ops.add_rms_norm import add_rms_norm
+from .ops.attention import flash_attention, scaled_dot_product_attention
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
@@ -49,6 +50,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "elu",
+    "flash_attention",
     "gather_normalize",
     "gelu",
     "hardsigmoid",
@@ -70,6 +72,7 @@ __all__ = [
     "relu",
     "relu6",
     "rms_norm",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "softmax",

@@ -153,6 +153,22 @@ def test_what_the_size_decides():
     }
 
 
+@needs_tables
+def test_what_attention_takes():
+    attention, rows = F.scaled_dot_product_attention, [meta(2, 4, 64, 64, **half)] * 3
+    assert set(chosen(attention, *rows, is_causal=True, capability="8.0").values()) == {"mma"}
+    assert set(chosen(attention, *rows, capability="7.5").values()) == {"simt"}
+    assert set(chosen(attention, *[meta(2, 4, 64, 64)] * 3, capability="8.0").values()) == {"simt"}
+    assert set(chosen(attention, *[meta(2, 4, 64, 60, **half)] * 3, capability="8.0").values()) == {"simt"}
+    mask = meta(64, 64, **half).requires_grad_()
+    assert chosen(attention, *rows, mask, capability="8.0") == {"forward": "mma", "gradients": "simt"}
+    packed = meta(2, 64, 3, 4, 64, **half).permute(2, 0, 3, 1, 4).unbind()
+    assert set(chosen(F.flash_attention, *packed, softcap=30.0, capability="8.0").values()) == {"mma"}
+    # Backward has four tiles of 64 rows of 256 elements, of which such a GPU has room for three.
+    long = [meta(1, 1, 64, 256, **half)] * 3
+    assert chosen(attention, *long, capability="8.6") == {"forward": "mma", "gradients": "simt"}
+
+
 CALLS = [
     ("conv2d", (meta(4, 8, 9, 9), meta(8, 8, 3, 3))),
     ("conv2d", (meta(4, 8, 9, 9, channels_last=True, **half), meta(8, 8, 1, 1, **half))),
@@ -172,6 +188,8 @@ CALLS = [
     ("linear_cross_entropy", (meta(4, 8), meta(3, 8))),
     ("matmul", (meta(4, 8), meta(8, 3))),
     ("matmul", (meta(5, 4, 8, **half), meta(8, 3, **half))),
+    ("scaled_dot_product_attention", (meta(2, 4, 9, 8), meta(2, 4, 7, 8), meta(2, 4, 7, 16))),
+    ("flash_attention", (meta(2, 4, 9, 8, **half), meta(2, 2, 7, 8, **half), meta(2, 2, 7, 16, **half))),
     *((op, (meta(4, 8),)) for op in sorted(_explain.ONE_KERNEL)),
 ]
 

@@ -1,34 +1,11 @@
 /* dropout on the CPU: output = input * (Philox word >= threshold ? 1 / (1 - p) : 0).
- * Bound by the ten rounds of Philox, which run on BLOCK counters side by side so that they are vectorised. */
+ * Bound by the ten rounds of Philox, which run on PHILOX_BLOCK counters side by side so that they are vectorised. */
 #ifndef REAL
 
 #include "cuda_ops/dropout.h"
 
 #include "common/common.h"
-
-/* Counters at a time. More than the compiler would unroll instead of vectorising. */
-enum { BLOCK = 32 };
-
-/* words[4 * i + j] = word j of Philox at counter (low, quadruple + i). */
-CUDA_OPS_INLINE void philox_block(uint32_t words[4 * BLOCK], uint64_t low, uint64_t quadruple, uint64_t seed)
-{
-    for (int i = 0; i < BLOCK; i++) {
-        const uint64_t high = quadruple + (uint64_t)i;
-        uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
-        uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-        /* Only a body without a loop is vectorised over i. */
-#pragma GCC unroll 10
-        for (int round = 0; round < CUDA_OPS_PHILOX_ROUNDS; round++) {
-            cuda_ops_philox_round(&c0, &c1, &c2, &c3, key0, key1);
-            key0 += CUDA_OPS_PHILOX_WEYL_0;
-            key1 += CUDA_OPS_PHILOX_WEYL_1;
-        }
-        words[4 * i] = c0;
-        words[4 * i + 1] = c1;
-        words[4 * i + 2] = c2;
-        words[4 * i + 3] = c3;
-    }
-}
+#include "common/philox_block.h"
 
 #define REAL float
 #define FN(name) name##_f32
@@ -65,10 +42,10 @@ CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, int64_t b
 {
     const uint32_t threshold = cuda_ops_dropout_threshold(p);
     const REAL scale = (REAL)cuda_ops_dropout_scale(p);
-    const int64_t step = 4 * BLOCK;
+    const int64_t step = 4 * PHILOX_BLOCK;
     /* Blocks begin at multiples of their size, so that the mask does not depend on how the caller splits the range. */
     for (int64_t block = begin / step * step; block < end; block += step) {
-        uint32_t words[4 * BLOCK];
+        uint32_t words[4 * PHILOX_BLOCK];
         philox_block(words, offset / 4, (uint64_t)(block / 4), seed);
         if (begin <= block && block + step <= end) {
             for (int64_t i = 0; i < step; i++)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda_ops/attention.h"
 #include "cuda_ops/batch_norm.h"
 #include "cuda_ops/conv2d.h"
 #include "cuda_ops/cross_entropy.h"
@@ -226,6 +227,43 @@ static PathRows masked_softmax_paths(at::ScalarType type, int64_t rows, int64_t 
                           cuda_ops_masked_softmax_paths_cuda(reports, room, rows, cols, path_dtype(type), facts));
 }
 
+// sizes: batch, heads, key_heads, queries, keys, head_dim, value_dim; strides: of batch, head and row of query, key and
+// value, those of the results being dense; window: left and right, -1 without a bound; mask: 0 none, 1 bool, 2 additive.
+static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarType type, at::IntArrayRef sizes,
+                                at::IntArrayRef strides, double scale, at::IntArrayRef window, double softcap,
+                                int64_t mask, bool alibi, double dropout, at::IntArrayRef device)
+{
+    const char *const op = "attention_paths";
+    TORCH_CHECK(sizes.size() == 7 && strides.size() == 9 && window.size() == 2 && 0 <= mask && mask < 3, op,
+                ": expected 7 sizes, 9 strides, 2 numbers of a window, and mask to be 0 to 2");
+    check_path_sizes(op, {sizes[0], sizes[1], sizes[3], sizes[4], std::max(sizes[5], sizes[6])});
+    check_path_sizes(op, sizes.slice(5));
+    TORCH_CHECK(sizes[1] == 0 || (sizes[2] > 0 && sizes[1] % sizes[2] == 0), op,
+                ": expected key_heads to divide heads, got ", sizes[2], " and ", sizes[1]);
+    cuda_ops_attention p{};
+    p.batch = sizes[0], p.heads = sizes[1], p.key_heads = sizes[2], p.queries = sizes[3], p.keys = sizes[4];
+    p.head_dim = sizes[5], p.value_dim = sizes[6];
+    p.query = {strides[0], strides[1], strides[2]}, p.key = {strides[3], strides[4], strides[5]};
+    p.value = {strides[6], strides[7], strides[8]};
+    const auto dense = [&](int64_t heads, int64_t rows, int64_t elements) {
+        return cuda_ops_attention_strides{heads * rows * elements, rows * elements, elements};
+    };
+    p.output = p.grad_output = dense(p.heads, p.queries, p.value_dim);
+    p.grad_query = dense(p.heads, p.queries, p.head_dim);
+    p.grad_key = dense(p.key_heads, p.keys, p.head_dim), p.grad_value = dense(p.key_heads, p.keys, p.value_dim);
+    p.scale = scale, p.softcap = softcap, p.dropout = dropout;
+    TORCH_CHECK(std::max(window[0], window[1]) < INT64_C(1) << 60, op, ": expected window to be below 2^60, got ",
+                window);
+    p.window_left = window[0] < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : window[0];
+    p.window_right = window[1] < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : window[1];
+    p.mask_kind = static_cast<cuda_ops_attention_mask_kind>(mask);
+    static const float slope = 0;
+    p.alibi_slopes = alibi ? &slope : nullptr;
+    (void)backward, (void)with_grad_mask, (void)type, (void)device;
+    return CUDA_OPS_PATHS(
+        device, cuda_ops_attention_paths_cuda(reports, room, backward, with_grad_mask, &p, path_dtype(type), facts));
+}
+
 static PathRows cross_entropy_paths(at::ScalarType type, int64_t outer, int64_t classes, int64_t inner,
                                     int64_t reduction, at::IntArrayRef device)
 {
@@ -288,6 +326,10 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 cuda_ops::softmax_paths);
     library.def("masked_softmax_paths(ScalarType dtype, int rows, int cols, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::masked_softmax_paths);
+    library.def("attention_paths(bool backward, bool with_grad_mask, ScalarType dtype, int[] sizes, int[] strides, "
+                "float scale, int[] window, float softcap, int mask, bool alibi, float dropout, int[] "
+                "device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::attention_paths);
     library.def("cross_entropy_paths(ScalarType dtype, int outer, int classes, int inner, int reduction, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::cross_entropy_paths);

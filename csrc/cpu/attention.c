@@ -1,0 +1,465 @@
+/* attention on the CPU: for each block of queries, blocks of keys one after the other. The products are gemm's, between
+ * them a block of scores stays in the second-level cache. Bound by the products, at small head dimensions by exp.
+ *
+ * Forward (online softmax): with m the largest score of a row so far, l = sum of exp(score - m) and
+ * O = sum of exp(score - m) * value; where a block has a larger one, l and O are multiplied by exp(m - new m).
+ * Backward: the exponentials are computed again from logsumexp. */
+#ifndef REAL
+
+#include "cuda_ops/attention.h"
+
+#include "common/common.h"
+#include "common/exponential.h"
+#include "common/philox_block.h"
+#include "cuda_ops/dropout.h"
+#include "gemm/single_thread.h"
+
+/* Rows and columns of a block of scores: 64 is as many as gemm takes without packing the keys, and 64 x 512 floats are
+ * a part of the second-level cache. */
+enum { QUERY_BLOCK = 64, KEY_BLOCK = 512 };
+/* Between rows of scores, which would else lie at powers of two. */
+enum { ROW_GAP = 16 };
+
+/* What a part works on. */
+struct attention_block {
+    const cuda_ops_attention *call;
+    int64_t batch, head; /* of query */
+    int64_t pitch;       /* between rows of scores */
+};
+
+/* Large enough, and not more than KEY_BLOCK. */
+static int64_t key_block(const cuda_ops_attention *call)
+{
+    return min_i64(KEY_BLOCK, (call->keys + ROW_GAP - 1) / ROW_GAP * ROW_GAP);
+}
+
+static int64_t query_blocks(const cuda_ops_attention *call)
+{
+    return (call->queries + QUERY_BLOCK - 1) / QUERY_BLOCK;
+}
+
+/* Elements of a block of scores. */
+static int64_t block_elements(const cuda_ops_attention *call)
+{
+    return QUERY_BLOCK * (key_block(call) + ROW_GAP);
+}
+
+static int64_t head_of_keys(const cuda_ops_attention *call, int64_t head)
+{
+    return head / (call->heads / call->key_heads);
+}
+
+/* The row of logsumexp. */
+static int64_t row_of(const struct attention_block *block, int64_t i)
+{
+    return (block->batch * block->call->heads + block->head) * block->call->queries + i;
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#define EXPM1_OF_NEGATIVE expm1_of_negative_f32
+#define MASK_DTYPE CUDA_OPS_FLOAT32
+#include "attention.c"
+
+#include "common/undef_real.h"
+#undef EXPM1_OF_NEGATIVE
+#undef MASK_DTYPE
+#define REAL double
+#define FN(name) name##_f64
+#define EXPM1_OF_NEGATIVE expm1_of_negative_f64
+#define MASK_DTYPE CUDA_OPS_FLOAT64
+#include "attention.c"
+
+#include "common/undef_real.h"
+
+/* Sizes that fit each other, and none so large that an index could overflow. */
+static cuda_ops_status check_call(const cuda_ops_attention *call, cuda_ops_dtype dtype)
+{
+    const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    const bool sizes = call->batch >= 0 && call->heads >= 0 && call->key_heads >= 0 && call->queries >= 0 &&
+                       call->keys >= 0 && call->head_dim >= 0 && call->value_dim >= 0 && call->queries < limit &&
+                       call->keys < limit && -limit < call->diagonal && call->diagonal < limit;
+    const bool options = 0 <= call->window_left && call->window_left <= CUDA_OPS_ATTENTION_UNBOUNDED &&
+                         0 <= call->window_right && call->window_right <= CUDA_OPS_ATTENTION_UNBOUNDED &&
+                         call->softcap >= 0 && call->dropout >= 0 && call->dropout <= 1;
+    const bool mask = call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || call->mask_dtype == dtype ||
+                      call->mask_dtype == CUDA_OPS_FLOAT32;
+    const bool heads = call->heads == 0 || (call->key_heads > 0 && call->heads % call->key_heads == 0);
+    return sizes && options && mask && heads ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+}
+
+int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)
+{
+    return call->batch * call->heads * query_blocks(call);
+}
+
+int64_t cuda_ops_attention_forward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
+{
+    return GEMM_WORKSPACE_BYTES + block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+}
+
+cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, const void *query, const void *key,
+                                               const void *value, void *workspace, const cuda_ops_attention *call,
+                                               int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_call(call, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    if (dtype == CUDA_OPS_FLOAT32)
+        attention_forward_f32(output, logsumexp, query, key, value, workspace, call, begin, end);
+    else
+        attention_forward_f64(output, logsumexp, query, key, value, workspace, call, begin, end);
+    return CUDA_OPS_SUCCESS;
+}
+
+int64_t cuda_ops_attention_backward_parts_cpu(const cuda_ops_attention *call)
+{
+    return call->batch * call->key_heads;
+}
+
+/* The exponentials, the gradients of the scores, and with a softcap its derivatives. */
+int64_t cuda_ops_attention_backward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype)
+{
+    return GEMM_WORKSPACE_BYTES +
+           (call->softcap > 0 ? 3 : 2) * block_elements(call) * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+}
+
+cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key, void *grad_value, void *grad_mask,
+                                                const void *grad_output, const void *grad_logsumexp, const void *query,
+                                                const void *key, const void *value, const void *output,
+                                                const void *logsumexp, void *workspace, const cuda_ops_attention *call,
+                                                int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check_call(call, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    if (dtype == CUDA_OPS_FLOAT32)
+        attention_backward_f32(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
+                               value, output, logsumexp, workspace, call, begin, end);
+    else
+        attention_backward_f64(grad_query, grad_key, grad_value, grad_mask, grad_output, grad_logsumexp, query, key,
+                               value, output, logsumexp, workspace, call, begin, end);
+    return CUDA_OPS_SUCCESS;
+}
+
+#else
+
+#include "common/log_sum_exp.h"
+#include "common/row_exponentials.h"
+
+/* scores[c] += what an additive mask has for it. */
+CUDA_OPS_INLINE void FN(add_mask)(REAL *scores, const cuda_ops_attention *call, int64_t offset, int64_t count)
+{
+    const int64_t step = call->mask_column;
+    if (call->mask_dtype == MASK_DTYPE) {
+        const REAL *const mask = (const REAL *)call->mask + offset;
+        if (step == 1)
+            for (int64_t c = 0; c < count; c++)
+                scores[c] += mask[c];
+        else
+            for (int64_t c = 0; c < count; c++)
+                scores[c] += mask[c * step];
+    } else {
+        const float *const mask = (const float *)call->mask + offset;
+        for (int64_t c = 0; c < count; c++)
+            scores[c] += (REAL)mask[c * step];
+    }
+}
+
+/* Products of query i and keys [first, first + count) become scores, in place. cap: where the derivatives of the cap
+ * go, NULL if they are not wanted. */
+CUDA_OPS_INLINE void FN(row_scores)(const struct attention_block *block, REAL *scores, REAL *cap, int64_t i,
+                                    int64_t first, int64_t count)
+{
+    const cuda_ops_attention *const call = block->call;
+    const REAL scale = (REAL)call->scale;
+    if (call->softcap > 0) {
+        /* tanh(x) = sign(x) * -e / (2 + e), e = exp(-2 |x|) - 1, keeps the digits of a small x. */
+        const REAL softcap = (REAL)call->softcap, factor = (REAL)(call->scale / call->softcap);
+        for (int64_t c = 0; c < count; c++) {
+            const REAL x = scores[c] * factor, size = x < 0 ? -x : x;
+            const REAL e = EXPM1_OF_NEGATIVE(-2 * size);
+            const REAL tanh_of_size = -e / (2 + e), tanh_of_x = x < 0 ? -tanh_of_size : tanh_of_size;
+            scores[c] = x != x ? x : softcap * tanh_of_x;
+            if (cap)
+                cap[c] = 1 - tanh_of_x * tanh_of_x;
+        }
+    } else {
+        for (int64_t c = 0; c < count; c++)
+            scores[c] *= scale;
+    }
+    if (call->alibi_slopes) {
+        const REAL slope = (REAL)call->alibi_slopes[block->batch * call->alibi_batch + block->head];
+        const int64_t diagonal = i + call->diagonal;
+        for (int64_t c = 0; c < count; c++) {
+            const REAL distance = (REAL)(diagonal - (first + c));
+            scores[c] -= slope * (distance < 0 ? -distance : distance);
+        }
+    }
+    const int64_t offset = block->batch * call->mask_batch + block->head * call->mask_head + i * call->mask_row +
+                           first * call->mask_column;
+    if (call->mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE) {
+        FN(add_mask)(scores, call, offset, count);
+    } else if (call->mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN) {
+        const uint8_t *const seen = (const uint8_t *)call->mask + offset;
+        for (int64_t c = 0; c < count; c++)
+            scores[c] = seen[c * call->mask_column] ? scores[c] : -(REAL)INFINITY;
+    }
+}
+
+/* weights[c] *= 0 or 1 / (1 - p), and likewise other[c] unless that is NULL. */
+CUDA_OPS_INLINE void FN(row_dropout)(const struct attention_block *block, REAL *weights, REAL *other, int64_t i,
+                                     int64_t first, int64_t count)
+{
+    const cuda_ops_attention *const call = block->call;
+    const uint32_t threshold = cuda_ops_dropout_threshold(call->dropout);
+    const REAL kept = (REAL)cuda_ops_dropout_scale(call->dropout);
+    const uint64_t row = (uint64_t)row_of(block, i) * (uint64_t)((call->keys + 3) / 4);
+    const int64_t step = 4 * PHILOX_BLOCK;
+    for (int64_t start = first / 4 * 4; start < first + count; start += step) {
+        uint32_t words[4 * PHILOX_BLOCK];
+        philox_block(words, call->philox.offset / 4, row + (uint64_t)(start / 4), call->philox.seed);
+        for (int64_t j = max_i64(start, first); j < min_i64(start + step, first + count); j++) {
+            const REAL factor = words[j - start] >= threshold ? kept : 0;
+            weights[j - first] *= factor;
+            if (other)
+                other[j - first] *= factor;
+        }
+    }
+}
+
+CUDA_OPS_INLINE void FN(fill)(REAL *row, int64_t begin, int64_t end, REAL value)
+{
+    for (int64_t c = begin; c < end; c++)
+        row[c] = value;
+}
+
+/* Of query i, those of keys [first, last) that windows let it see: columns [*from, *to) of the block. */
+CUDA_OPS_INLINE void FN(columns_seen)(const cuda_ops_attention *call, int64_t i, int64_t first, int64_t last,
+                                      int64_t *from, int64_t *to)
+{
+    const int64_t begin = cuda_ops_attention_first_key(call, i), end = cuda_ops_attention_last_key(call, i);
+    *from = min_i64(max_i64(begin, first), last) - first;
+    *to = max_i64(min_i64(end, last) - first, *from);
+}
+
+/* Makes the products of queries [i, i + rows) with keys [first, last) exponentials, and brings each row's maximum, sum
+ * and output up to date. */
+CUDA_OPS_SIMD static void FN(online_softmax)(const struct attention_block *block, REAL *scores, int64_t i, int64_t rows,
+                                             int64_t first, int64_t last, REAL *maxima, double *sums, REAL *output)
+{
+    const cuda_ops_attention *const call = block->call;
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *const row = scores + r * block->pitch;
+        int64_t from, to;
+        FN(columns_seen)(call, i + r, first, last, &from, &to);
+        FN(fill)(row, 0, from, 0);
+        FN(fill)(row, to, last - first, 0);
+        if (from == to)
+            continue;
+        FN(row_scores)(block, row + from, NULL, i + r, first + from, to - from);
+        const REAL before = maxima[r], largest = FN(row_maximum)(row + from, to - from);
+        const REAL maximum = largest > before ? largest : before;
+        /* Of -inf alone the exponentials are 0. */
+        const REAL base = maximum == -(REAL)INFINITY ? 0 : maximum;
+        const REAL sum = FN(row_exponentials)(row + from, row + from, to - from, base);
+        if (maximum > before && sums[r] != 0) {
+            const REAL factor = FN(exponential)(before - maximum);
+            sums[r] *= factor;
+            FN(row_scale)(output + r * call->output.row, call->value_dim, factor);
+        }
+        maxima[r] = maximum;
+        sums[r] += sum;
+        if (call->dropout > 0)
+            FN(row_dropout)(block, row + from, NULL, i + r, first + from, to - from);
+    }
+}
+
+static void FN(gemm_product)(REAL *output, int64_t output_row, const REAL *a, int64_t a_row, int64_t a_column,
+                             const REAL *b, int64_t b_row, int64_t b_column, int64_t m, int64_t n, int64_t k,
+                             bool accumulate, void *workspace)
+{
+    _Static_assert(sizeof(REAL) == 4 || sizeof(REAL) == 8, "float or double");
+    if (sizeof(REAL) == 4)
+        cuda_ops_gemm_f32((float *)output, output_row, (const float *)a, a_row, a_column, (const float *)b, b_row,
+                          b_column, m, n, k, accumulate, workspace);
+    else
+        cuda_ops_gemm_f64((double *)output, output_row, (const double *)a, a_row, a_column, (const double *)b, b_row,
+                          b_column, m, n, k, accumulate, workspace);
+}
+
+static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *query, const REAL *key, const REAL *value,
+                                  void *workspace, const cuda_ops_attention *call, int64_t begin, int64_t end)
+{
+    REAL *const scores = (REAL *)((char *)workspace + GEMM_WORKSPACE_BYTES);
+    const int64_t blocks = query_blocks(call), columns = key_block(call);
+    struct attention_block block = {.call = call, .pitch = columns + ROW_GAP};
+    for (int64_t part = begin; part < end; part++) {
+        /* First and last in turn: where a mask is causal, neighbouring parts cost about the same together. */
+        const int64_t turn = part % blocks, i = (turn % 2 ? blocks - 1 - turn / 2 : turn / 2) * QUERY_BLOCK;
+        const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
+        block.head = part / blocks % call->heads;
+        block.batch = part / blocks / call->heads;
+        const int64_t key_head = head_of_keys(call, block.head);
+        const REAL *const q = query + block.batch * call->query.batch + block.head * call->query.head;
+        const REAL *const k = key + block.batch * call->key.batch + key_head * call->key.head;
+        const REAL *const v = value + block.batch * call->value.batch + key_head * call->value.head;
+        REAL *const o =
+            output + block.batch * call->output.batch + block.head * call->output.head + i * call->output.row;
+        REAL maxima[QUERY_BLOCK];
+        double sums[QUERY_BLOCK];
+        for (int64_t r = 0; r < rows; r++) {
+            maxima[r] = -(REAL)INFINITY;
+            sums[r] = 0;
+            FN(fill)(o + r * call->output.row, 0, call->value_dim, 0);
+        }
+        const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
+        const int64_t start = cuda_ops_attention_first_key(call, i);
+        for (int64_t j = start; j < last; j += columns) {
+            const int64_t count = min_i64(columns, last - j);
+            FN(gemm_product)(scores, block.pitch, q + i * call->query.row, call->query.row, 1, k + j * call->key.row, 1,
+                             call->key.row, rows, count, call->head_dim, false, workspace);
+            FN(online_softmax)(&block, scores, i, rows, j, j + count, maxima, sums, o);
+            FN(gemm_product)(o, call->output.row, scores, block.pitch, 1, v + j * call->value.row, call->value.row, 1,
+                             rows, call->value_dim, count, j > start, workspace);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            REAL *const row = o + r * call->output.row;
+            logsumexp[row_of(&block, i + r)] = sums[r] == 0 ? -(REAL)INFINITY : (REAL)(maxima[r] + log(sums[r]));
+            if (sums[r] == 0)
+                FN(fill)(row, 0, call->value_dim, 0);
+            else
+                FN(row_scale)(row, call->value_dim, (REAL)(1 / sums[r]));
+        }
+    }
+}
+
+/* scores: products of queries [i, i + rows) with keys [first, last), which become the weights of the values, D P.
+ * gradients: products of grad_output and values, which become scale * dS. */
+CUDA_OPS_SIMD static void FN(softmax_gradient)(const struct attention_block *block, REAL *scores, REAL *gradients,
+                                               REAL *caps, REAL *grad_mask, int64_t i, int64_t rows, int64_t first,
+                                               int64_t last, const REAL *logsumexp, const REAL *deltas)
+{
+    const cuda_ops_attention *const call = block->call;
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *const row = scores + r * block->pitch, *const gradient = gradients + r * block->pitch;
+        REAL *const cap = caps ? caps + r * block->pitch : NULL;
+        int64_t from, to;
+        FN(columns_seen)(call, i + r, first, last, &from, &to);
+        FN(fill)(row, 0, from, 0);
+        FN(fill)(gradient, 0, from, 0);
+        FN(fill)(row, to, last - first, 0);
+        FN(fill)(gradient, to, last - first, 0);
+        if (from == to)
+            continue;
+        FN(row_scores)(block, row + from, cap, i + r, first + from, to - from);
+        const REAL base = logsumexp[r] == -(REAL)INFINITY ? 0 : logsumexp[r], delta = deltas[r];
+        if (call->dropout > 0) {
+            /* P is wanted with and without the factors. */
+            FN(row_exponentials)(row + from, row + from, to - from, base);
+            REAL weights[KEY_BLOCK];
+            memcpy(weights + from, row + from, (size_t)(to - from) * sizeof(REAL));
+            FN(row_dropout)(block, row + from, gradient + from, i + r, first + from, to - from);
+            for (int64_t c = from; c < to; c++)
+                gradient[c] = weights[c] * (gradient[c] - delta);
+        } else {
+            for (int64_t c = from; c < to; c++) {
+                row[c] = FN(exponential)(row[c] - base);
+                gradient[c] = row[c] * (gradient[c] - delta);
+            }
+        }
+        if (grad_mask)
+            memcpy(grad_mask + row_of(block, i + r) * call->keys + first + from, gradient + from,
+                   (size_t)(to - from) * sizeof(REAL));
+        const REAL scale = (REAL)call->scale;
+        if (cap)
+            for (int64_t c = from; c < to; c++)
+                gradient[c] *= cap[c - from];
+        for (int64_t c = from; c < to; c++)
+            gradient[c] *= scale;
+    }
+}
+
+CUDA_OPS_SIMD static REAL FN(dot)(const REAL *a, const REAL *b, int64_t count)
+{
+    REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < count; c++)
+        sum += a[c] * b[c];
+    return sum;
+}
+
+/* One head of queries: writes its grad_query (and rows of grad_mask), and adds to grad_key and grad_value. */
+static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, REAL *grad_key, REAL *grad_value,
+                               REAL *grad_mask, const REAL *grad_output, const REAL *grad_logsumexp, const REAL *query,
+                               const REAL *key, const REAL *value, const REAL *output, const REAL *logsumexp,
+                               void *workspace)
+{
+    const cuda_ops_attention *const call = block->call;
+    REAL *const scores = (REAL *)((char *)workspace + GEMM_WORKSPACE_BYTES);
+    REAL *const gradients = scores + block_elements(call);
+    REAL *const caps = call->softcap > 0 ? gradients + block_elements(call) : NULL;
+    const int64_t columns = key_block(call);
+    for (int64_t i = 0; i < call->queries; i += QUERY_BLOCK) {
+        const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
+        const REAL *const q = query + i * call->query.row, *const g = grad_output + i * call->grad_output.row;
+        REAL *const grad_q = grad_query + i * call->grad_query.row;
+        REAL deltas[QUERY_BLOCK];
+        for (int64_t r = 0; r < rows; r++) {
+            deltas[r] = FN(dot)(g + r * call->grad_output.row, output + (i + r) * call->output.row, call->value_dim);
+            if (grad_logsumexp)
+                deltas[r] -= grad_logsumexp[row_of(block, i + r)];
+            FN(fill)(grad_q + r * call->grad_query.row, 0, call->head_dim, 0);
+            if (grad_mask)
+                FN(fill)(grad_mask + row_of(block, i + r) * call->keys, 0, call->keys, 0);
+        }
+        const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
+        for (int64_t j = cuda_ops_attention_first_key(call, i); j < last; j += columns) {
+            const int64_t count = min_i64(columns, last - j);
+            const REAL *const k = key + j * call->key.row, *const v = value + j * call->value.row;
+            FN(gemm_product)(scores, block->pitch, q, call->query.row, 1, k, 1, call->key.row, rows, count,
+                             call->head_dim, false, workspace);
+            FN(gemm_product)(gradients, block->pitch, g, call->grad_output.row, 1, v, 1, call->value.row, rows, count,
+                             call->value_dim, false, workspace);
+            FN(softmax_gradient)(block, scores, gradients, caps, grad_mask, i, rows, j, j + count,
+                                 logsumexp + row_of(block, i), deltas);
+            FN(gemm_product)(grad_value + j * call->grad_value.row, call->grad_value.row, scores, 1, block->pitch, g,
+                             call->grad_output.row, 1, count, call->value_dim, rows, true, workspace);
+            FN(gemm_product)(grad_key + j * call->grad_key.row, call->grad_key.row, gradients, 1, block->pitch, q,
+                             call->query.row, 1, count, call->head_dim, rows, true, workspace);
+            FN(gemm_product)(grad_q, call->grad_query.row, gradients, block->pitch, 1, k, call->key.row, 1, rows,
+                             call->head_dim, count, true, workspace);
+        }
+    }
+}
+
+static void FN(attention_backward)(REAL *grad_query, REAL *grad_key, REAL *grad_value, REAL *grad_mask,
+                                   const REAL *grad_output, const REAL *grad_logsumexp, const REAL *query,
+                                   const REAL *key, const REAL *value, const REAL *output, const REAL *logsumexp,
+                                   void *workspace, const cuda_ops_attention *call, int64_t begin, int64_t end)
+{
+    struct attention_block block = {.call = call, .pitch = key_block(call) + ROW_GAP};
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t b = part / call->key_heads, key_head = part % call->key_heads;
+        const int64_t group = call->heads / call->key_heads;
+        REAL *const grad_k = grad_key + b * call->grad_key.batch + key_head * call->grad_key.head;
+        REAL *const grad_v = grad_value + b * call->grad_value.batch + key_head * call->grad_value.head;
+        for (int64_t j = 0; j < call->keys; j++) {
+            FN(fill)(grad_k + j * call->grad_key.row, 0, call->head_dim, 0);
+            FN(fill)(grad_v + j * call->grad_value.row, 0, call->value_dim, 0);
+        }
+        block.batch = b;
+        for (block.head = key_head * group; block.head < (key_head + 1) * group; block.head++)
+            FN(head_gradients)(&block, grad_query + b * call->grad_query.batch + block.head * call->grad_query.head,
+                               grad_k, grad_v, grad_mask,
+                               grad_output + b * call->grad_output.batch + block.head * call->grad_output.head,
+                               grad_logsumexp, query + b * call->query.batch + block.head * call->query.head,
+                               key + b * call->key.batch + key_head * call->key.head,
+                               value + b * call->value.batch + key_head * call->value.head,
+                               output + b * call->output.batch + block.head * call->output.head, logsumexp, workspace);
+    }
+}
+
+#endif

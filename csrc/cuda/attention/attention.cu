@@ -1,0 +1,129 @@
+// attention: output = softmax(cap(scale * query key^T) + mask) value, and its gradients, without the matrix of scores
+// in memory. The table of paths, and the launchers.
+#include "attention/paths.h"
+
+#include "common/aligned_vector.cuh"
+
+static Answer simt_supports(const AttentionCall &, const Device &)
+{
+    return YES;
+}
+
+static PathTable<AttentionCall, 2> table = {
+    {"CUDA_OPS_ATTENTION_PATH"},
+    {{"mma", "attention/mma/mma.cu",
+      "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel",
+      attention_mma_supports, nullptr, attention_mma_workspace, attention_mma},
+     {"simt", "attention/simt.cu",
+      "attention_simt_forward_kernel attention_simt_grad_query_kernel attention_simt_grad_key_value_kernel",
+      simt_supports, nullptr, attention_simt_workspace, attention_simt}}};
+
+static bool strides_are_aligned(const cuda_ops_attention_strides &strides, int64_t elements, int64_t size)
+{
+    return elements * size % 16 == 0 && strides.row * size % 16 == 0 && strides.head * size % 16 == 0 &&
+           strides.batch * size % 16 == 0;
+}
+
+bool attention_rows_are_aligned(const AttentionCall &call)
+{
+    const cuda_ops_attention &p = call.problem;
+    const int64_t size = dtype_size(call.dtype);
+    const bool forward =
+        strides_are_aligned(p.query, p.head_dim, size) && strides_are_aligned(p.key, p.head_dim, size) &&
+        strides_are_aligned(p.value, p.value_dim, size) && strides_are_aligned(p.output, p.value_dim, size) &&
+        is_aligned_16(call.query) && is_aligned_16(call.key) && is_aligned_16(call.value) && is_aligned_16(call.output);
+    if (!forward || !call.backward)
+        return forward;
+    return strides_are_aligned(p.grad_output, p.value_dim, size) &&
+           strides_are_aligned(p.grad_query, p.head_dim, size) && strides_are_aligned(p.grad_key, p.head_dim, size) &&
+           strides_are_aligned(p.grad_value, p.value_dim, size) && is_aligned_16(call.grad_output) &&
+           is_aligned_16(call.grad_query) && is_aligned_16(call.grad_key) && is_aligned_16(call.grad_value);
+}
+
+static AttentionCall call_of(bool backward, bool with_grad_mask, const cuda_ops_attention &problem,
+                             cuda_ops_dtype dtype)
+{
+    AttentionCall call = {};
+    call.backward = backward;
+    call.with_grad_mask = with_grad_mask;
+    call.problem = problem;
+    call.dtype = dtype;
+    return call;
+}
+
+static bool is_empty(const cuda_ops_attention &p)
+{
+    return p.batch == 0 || p.heads == 0 || p.queries == 0;
+}
+
+// Sizes that fit each other, and none so large that an index could overflow.
+static bool is_sound(const cuda_ops_attention &p)
+{
+    const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
+    const bool sizes = p.batch >= 0 && p.heads >= 0 && p.key_heads >= 0 && p.queries >= 0 && p.keys >= 0 &&
+                       p.head_dim >= 0 && p.value_dim >= 0 && p.queries < limit && p.keys < limit &&
+                       -limit < p.diagonal && p.diagonal < limit;
+    return sizes && 0 <= p.window_left && p.window_left <= limit && 0 <= p.window_right && p.window_right <= limit &&
+           p.softcap >= 0 && p.dropout >= 0 && p.dropout <= 1 &&
+           (p.heads == 0 || (p.key_heads > 0 && p.heads % p.key_heads == 0));
+}
+
+extern "C" int64_t cuda_ops_attention_forward_workspace_cuda(const cuda_ops_attention *problem, cuda_ops_dtype dtype)
+{
+    return is_sound(*problem) && !is_empty(*problem) ? path_workspace(table, call_of(false, false, *problem, dtype))
+                                                     : 0;
+}
+
+extern "C" cuda_ops_status cuda_ops_attention_forward_cuda(void *output, void *logsumexp, int64_t *state,
+                                                           const void *query, const void *key, const void *value,
+                                                           void *workspace, const cuda_ops_attention *problem,
+                                                           cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    if (!is_sound(*problem) || (problem->dropout > 0 && state == nullptr))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (is_empty(*problem))
+        return CUDA_OPS_SUCCESS;
+    AttentionCall call = call_of(false, false, *problem, dtype);
+    call.output = output, call.logsumexp = logsumexp, call.state = problem->dropout > 0 ? state : nullptr;
+    call.query = query, call.key = key, call.value = value;
+    call.workspace = workspace, call.stream = stream;
+    return run_path(table, call);
+}
+
+extern "C" int64_t cuda_ops_attention_backward_workspace_cuda(const cuda_ops_attention *problem, int with_grad_mask,
+                                                              cuda_ops_dtype dtype)
+{
+    return is_sound(*problem) && !is_empty(*problem)
+               ? path_workspace(table, call_of(true, with_grad_mask != 0, *problem, dtype))
+               : 0;
+}
+
+extern "C" cuda_ops_status cuda_ops_attention_backward_cuda(void *grad_query, void *grad_key, void *grad_value,
+                                                            void *grad_mask, const void *grad_output,
+                                                            const void *grad_logsumexp, const void *query,
+                                                            const void *key, const void *value, const void *output,
+                                                            const void *logsumexp, void *workspace,
+                                                            const cuda_ops_attention *problem, cuda_ops_dtype dtype,
+                                                            cuda_ops_stream stream)
+{
+    if (!is_sound(*problem))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (is_empty(*problem))
+        return CUDA_OPS_SUCCESS;
+    AttentionCall call = call_of(true, grad_mask != nullptr, *problem, dtype);
+    call.grad_query = grad_query, call.grad_key = grad_key, call.grad_value = grad_value, call.grad_mask = grad_mask;
+    call.grad_output = grad_output, call.grad_logsumexp = grad_logsumexp;
+    call.query = query, call.key = key, call.value = value;
+    call.output = const_cast<void *>(output), call.logsumexp = const_cast<void *>(logsumexp);
+    call.workspace = workspace, call.stream = stream;
+    return run_path(table, call);
+}
+
+extern "C" int cuda_ops_attention_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int with_grad_mask,
+                                             const cuda_ops_attention *problem, cuda_ops_dtype dtype,
+                                             const cuda_ops_device_facts *device)
+{
+    if (!is_sound(*problem))
+        return -1;
+    return report_paths(reports, room, table, call_of(backward != 0, with_grad_mask != 0, *problem, dtype), device);
+}

@@ -1,0 +1,153 @@
+/* attention: exact attention, without the matrix of scores in memory. Of each batch, head and query i, with
+ * k = key head h / (heads / key_heads):
+ *
+ *     score[i][j]  = cap(scale * query[i] . key[j]) - slope * |i + diagonal - j| + mask[i][j]      of the keys seen
+ *     logsumexp[i] = log(sum over j of exp(score[i][j]))
+ *     output[i]    = sum over j of dropout(exp(score[i][j] - logsumexp[i])) * value[j]
+ *
+ * where cap(x) = softcap * tanh(x / softcap), or x without one. Key j is seen by query i if
+ *     i + diagonal - window_left <= j <= i + diagonal + window_right
+ * and a boolean mask is true there. A query that sees no key, or whose scores are all -inf, has output 0, logsumexp -inf
+ * and gradients 0.
+ *
+ *   query [batch, heads, queries, head_dim], key [batch, key_heads, keys, head_dim], value [batch, key_heads, keys,
+ *       value_dim], output [batch, heads, queries, value_dim], and their gradients: of the dtype, of any strides but
+ *       that elements of a row are neighbours
+ *   logsumexp, grad_logsumexp: [batch, heads, queries], dense; double for double, else float
+ *   grad_mask: [batch, heads, queries, keys], dense, of the dtype: the gradient of the scores before a mask is summed
+ *       over what it was broadcast to; 0 at keys that are not seen
+ *   workspace: of as many bytes as the function beside the launcher says, aligned to 16; on the CPU to 64
+ *
+ * backward, with P the exponentials above and D = dropout's factors, 0 or 1 / (1 - p):
+ *     grad_value[j] = sum over i of D P[i][j] grad_output[i]
+ *     dP[i][j]      = D grad_output[i] . value[j],   delta[i] = grad_output[i] . output[i] - grad_logsumexp[i]
+ *     dS[i][j]      = P[i][j] (dP[i][j] - delta[i])           (grad_mask), then times cap's derivative
+ *     grad_query[i] = scale * sum over j of dS[i][j] key[j],  grad_key[j] = scale * sum over i of dS[i][j] query[i]
+ * and over the heads of a key head for grad_key and grad_value. Results repeat bit by bit, on the CPU for any number of
+ * threads.
+ *
+ * Sources: online softmax by Milakov and Gimelshein (arXiv 1805.02867), tiles and recomputation by Dao et al.
+ * (FlashAttention, arXiv 2205.14135 and 2307.08691).
+ */
+#ifndef CUDA_OPS_ATTENTION_H
+#define CUDA_OPS_ATTENTION_H
+
+#include "cuda_ops/core.h"
+#include "cuda_ops/paths.h"
+#include "cuda_ops/philox.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* In elements; those of a row are neighbours. */
+typedef struct cuda_ops_attention_strides {
+    int64_t batch, head, row;
+} cuda_ops_attention_strides;
+
+typedef enum cuda_ops_attention_mask_kind {
+    CUDA_OPS_ATTENTION_MASK_NONE = 0,
+    CUDA_OPS_ATTENTION_MASK_BOOLEAN = 1, /* one byte each, 0 or 1: whether the key is seen */
+    CUDA_OPS_ATTENTION_MASK_ADDITIVE = 2 /* of mask_dtype */
+} cuda_ops_attention_mask_kind;
+
+/* A window without a bound, and the largest there is: sums with indices do not overflow, also where a compiler computes
+ * both sides of a choice. */
+#define CUDA_OPS_ATTENTION_UNBOUNDED (INT64_MAX / 4)
+
+/* What a call computes. */
+typedef struct cuda_ops_attention {
+    int64_t batch, heads, key_heads, queries, keys, head_dim, value_dim;
+    cuda_ops_attention_strides query, key, value, output;
+    cuda_ops_attention_strides grad_output, grad_query, grad_key, grad_value; /* backward alone */
+    double scale;
+    /* The key that lies at query 0's diagonal: 0 as in PyTorch, keys - queries where the last query is to see the last
+     * key. Windows are from 0 to CUDA_OPS_ATTENTION_UNBOUNDED, no bound. Causal: window_right = 0. */
+    int64_t diagonal, window_left, window_right;
+    double softcap; /* 0: none */
+    /* Strides of 0 broadcast. */
+    cuda_ops_attention_mask_kind mask_kind;
+    cuda_ops_dtype mask_dtype;
+    const void *mask;
+    int64_t mask_batch, mask_head, mask_row, mask_column;
+    /* Slopes, float32, that of a batch and head at batch * alibi_batch + head; NULL: none. */
+    const float *alibi_slopes;
+    int64_t alibi_batch;
+    /* The probability that a weight is dropped; 0: none. That of query i and key j is where word j % 4 of Philox, with
+     * the seed as key and (offset / 4, (((b * heads + h) * queries + i) * ceil(keys / 4) + j / 4)) as the counter's
+     * halves, is below p * 2^32 (dropout.h). On the CPU the values in `philox` count; on CUDA backward's point to the
+     * state that forward has left. */
+    double dropout;
+    cuda_ops_philox_state philox;
+} cuda_ops_attention;
+
+/* Parts [begin, end) of as many as the function says, so that the caller spreads them over threads: blocks of queries
+ * forward, and backward whole key heads. Each thread has a workspace of its own. No gradient may be NULL but
+ * grad_mask; grad_logsumexp may. */
+int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call);
+int64_t cuda_ops_attention_forward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, const void *query, const void *key,
+                                               const void *value, void *workspace, const cuda_ops_attention *call,
+                                               int64_t begin, int64_t end, cuda_ops_dtype dtype);
+int64_t cuda_ops_attention_backward_parts_cpu(const cuda_ops_attention *call);
+int64_t cuda_ops_attention_backward_workspace_cpu(const cuda_ops_attention *call, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key, void *grad_value, void *grad_mask,
+                                                const void *grad_output, const void *grad_logsumexp, const void *query,
+                                                const void *key, const void *value, const void *output,
+                                                const void *logsumexp, void *workspace, const cuda_ops_attention *call,
+                                                int64_t begin, int64_t end, cuda_ops_dtype dtype);
+
+/* state: NULL without dropout; else 2 elements, set to the seed and the offset that were used. */
+int64_t cuda_ops_attention_forward_workspace_cuda(const cuda_ops_attention *call, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_attention_forward_cuda(void *output, void *logsumexp, int64_t *state, const void *query,
+                                                const void *key, const void *value, void *workspace,
+                                                const cuda_ops_attention *call, cuda_ops_dtype dtype,
+                                                cuda_ops_stream stream);
+/* with_grad_mask: whether the call will have a grad_mask. */
+int64_t cuda_ops_attention_backward_workspace_cuda(const cuda_ops_attention *call, int with_grad_mask,
+                                                   cuda_ops_dtype dtype);
+/* No gradient may be NULL but grad_mask; grad_logsumexp may. */
+cuda_ops_status cuda_ops_attention_backward_cuda(void *grad_query, void *grad_key, void *grad_value, void *grad_mask,
+                                                 const void *grad_output, const void *grad_logsumexp, const void *query,
+                                                 const void *key, const void *value, const void *output,
+                                                 const void *logsumexp, void *workspace, const cuda_ops_attention *call,
+                                                 cuda_ops_dtype dtype, cuda_ops_stream stream);
+
+/* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
+ * there are. device: NULL for the current one. */
+int cuda_ops_attention_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int with_grad_mask,
+                                  const cuda_ops_attention *call, cuda_ops_dtype dtype,
+                                  const cuda_ops_device_facts *device);
+
+/* The first key that windows let query i see, and one more than the last; equal where there is none. */
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_first_key(const cuda_ops_attention *call, int64_t i)
+{
+    const int64_t at = i + call->diagonal;
+    const int64_t first = call->window_left < at ? at - call->window_left : 0;
+    return first < call->keys ? first : call->keys;
+}
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_last_key(const cuda_ops_attention *call, int64_t i)
+{
+    const int64_t at = i + call->diagonal, first = cuda_ops_attention_first_key(call, i);
+    const int64_t last = call->window_right < call->keys - at ? at + call->window_right + 1 : call->keys;
+    return last > first ? last : first;
+}
+/* Likewise the queries that see key j. */
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_first_query(const cuda_ops_attention *call, int64_t j)
+{
+    const int64_t at = j - call->diagonal;
+    const int64_t first = call->window_right < at ? at - call->window_right : 0;
+    return first < call->queries ? first : call->queries;
+}
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_last_query(const cuda_ops_attention *call, int64_t j)
+{
+    const int64_t at = j - call->diagonal, first = cuda_ops_attention_first_query(call, j);
+    const int64_t last = call->window_left < call->queries - at ? at + call->window_left + 1 : call->queries;
+    return last > first ? last : first;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,255 @@
+#include "cuda_ops/attention.h"
+
+#include "check.h"
+
+enum { BATCH = 2, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 5, VALUE_DIM = 3, MOST_KEYS = 600 };
+
+static const int64_t NO_BOUND = CUDA_OPS_ATTENTION_UNBOUNDED;
+
+/* Rows are longer than their elements, so that strides are not those of dense tensors. */
+enum { ROW = 8 };
+
+static cuda_ops_attention_strides strides_of(int64_t heads, int64_t rows)
+{
+    return (cuda_ops_attention_strides){.batch = heads * rows * ROW, .head = rows * ROW, .row = ROW};
+}
+
+static int64_t element(cuda_ops_attention_strides strides, int64_t b, int64_t h, int64_t row, int64_t d)
+{
+    return b * strides.batch + h * strides.head + row * strides.row + d;
+}
+
+typedef struct weights {
+    double score[MOST_KEYS], weight[MOST_KEYS], logsumexp;
+} weights;
+
+/* The reference: one query's scores and weights in double. */
+static void weigh(weights *w, const cuda_ops_attention *call, const void *query, const void *key, int64_t b, int64_t h,
+                  int64_t i, cuda_ops_dtype dtype)
+{
+    const int64_t key_head = h / (call->heads / call->key_heads);
+    double largest = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < call->keys; j++) {
+        double x = 0;
+        for (int64_t d = 0; d < call->head_dim; d++)
+            x += get(query, element(call->query, b, h, i, d), dtype) *
+                 get(key, element(call->key, b, key_head, j, d), dtype);
+        x *= call->scale;
+        if (call->softcap > 0)
+            x = call->softcap * tanh(x / call->softcap);
+        const int64_t at = i + call->diagonal;
+        if (call->alibi_slopes)
+            x -= (double)call->alibi_slopes[b * call->alibi_batch + h] * fabs((double)(at - j));
+        const int64_t mask = b * call->mask_batch + h * call->mask_head + i * call->mask_row + j * call->mask_column;
+        if (call->mask_kind == CUDA_OPS_ATTENTION_MASK_ADDITIVE)
+            x += get(call->mask, mask, call->mask_dtype);
+        const bool seen = call->mask_kind != CUDA_OPS_ATTENTION_MASK_BOOLEAN || ((const uint8_t *)call->mask)[mask];
+        const bool left = call->window_left == NO_BOUND || j >= at - call->window_left;
+        const bool right = call->window_right == NO_BOUND || j <= at + call->window_right;
+        CHECK((left && right) ==
+                  (cuda_ops_attention_first_key(call, i) <= j && j < cuda_ops_attention_last_key(call, i)),
+              "key %lld of query %lld", (long long)j, (long long)i);
+        CHECK((left && right) ==
+                  (cuda_ops_attention_first_query(call, j) <= i && i < cuda_ops_attention_last_query(call, j)),
+              "query %lld of key %lld", (long long)i, (long long)j);
+        w->score[j] = seen && left && right ? x : -INFINITY;
+        largest = fmax(largest, w->score[j]);
+    }
+    for (int64_t j = 0; j < call->keys && largest > -INFINITY; j++)
+        sum += exp(w->score[j] - largest);
+    w->logsumexp = largest > -INFINITY ? largest + log(sum) : -INFINITY;
+    for (int64_t j = 0; j < call->keys; j++)
+        w->weight[j] = w->score[j] > -INFINITY ? exp(w->score[j] - w->logsumexp) : 0;
+}
+
+typedef struct tensors {
+    void *query, *key, *value, *output, *logsumexp, *grad_output, *grad_logsumexp;
+    void *grad_query, *grad_key, *grad_value, *grad_mask;
+} tensors;
+
+static void check_values(const cuda_ops_attention *call, const tensors *t, cuda_ops_dtype dtype)
+{
+    const int64_t group = call->heads / call->key_heads, keys = call->keys;
+    const int64_t key_elements = BATCH * KEY_HEADS * keys * ROW;
+    double *const grad_key = calloc((size_t)key_elements, sizeof(double));
+    double *const grad_value = calloc((size_t)key_elements, sizeof(double));
+    weights *const w = malloc(sizeof *w);
+    const double tolerance = 4 * rounding(dtype);
+    for (int64_t row = 0; row < BATCH * HEADS * call->queries; row++) {
+        const int64_t i = row % call->queries, h = row / call->queries % HEADS, b = row / call->queries / HEADS;
+        weigh(w, call, t->query, t->key, b, h, i, dtype);
+        if (w->logsumexp == -INFINITY)
+            CHECK(get(t->logsumexp, row, dtype) == -INFINITY, "logsumexp of a query that sees no key");
+        else
+            CHECK_NEAR(t->logsumexp, row, w->logsumexp, tolerance, dtype);
+        double output[VALUE_DIM] = {0}, grad_query[HEAD_DIM] = {0};
+        double delta = -get(t->grad_logsumexp, row, dtype);
+        for (int64_t d = 0; d < call->value_dim; d++) {
+            for (int64_t j = 0; j < keys; j++)
+                output[d] += w->weight[j] * get(t->value, element(call->value, b, h / group, j, d), dtype);
+            CHECK_NEAR(t->output, element(call->output, b, h, i, d), output[d], tolerance, dtype);
+            delta += output[d] * get(t->grad_output, element(call->grad_output, b, h, i, d), dtype);
+        }
+        for (int64_t j = 0; j < keys; j++) {
+            double gradient = -delta;
+            for (int64_t d = 0; d < call->value_dim; d++) {
+                const double g = get(t->grad_output, element(call->grad_output, b, h, i, d), dtype);
+                gradient += g * get(t->value, element(call->value, b, h / group, j, d), dtype);
+                grad_value[element(call->value, b, h / group, j, d)] += w->weight[j] * g;
+            }
+            gradient *= w->weight[j];
+            CHECK_NEAR(t->grad_mask, row * keys + j, gradient, tolerance, dtype);
+            if (call->softcap > 0 && w->weight[j] > 0) {
+                double x = 0;
+                for (int64_t d = 0; d < call->head_dim; d++)
+                    x += get(t->query, element(call->query, b, h, i, d), dtype) *
+                         get(t->key, element(call->key, b, h / group, j, d), dtype);
+                const double y = tanh(x * call->scale / call->softcap);
+                gradient *= 1 - y * y;
+            }
+            for (int64_t d = 0; d < call->head_dim; d++) {
+                grad_query[d] += call->scale * gradient * get(t->key, element(call->key, b, h / group, j, d), dtype);
+                grad_key[element(call->key, b, h / group, j, d)] +=
+                    call->scale * gradient * get(t->query, element(call->query, b, h, i, d), dtype);
+            }
+        }
+        for (int64_t d = 0; d < ROW; d++) {
+            const int64_t at = element(call->grad_query, b, h, i, d);
+            if (d < call->head_dim)
+                CHECK_NEAR(t->grad_query, at, grad_query[d], tolerance, dtype);
+            else
+                CHECK_UNWRITTEN(t->grad_query, at, dtype);
+            if (d >= call->value_dim)
+                CHECK_UNWRITTEN(t->output, element(call->output, b, h, i, d), dtype);
+        }
+    }
+    for (int64_t at = 0; at < key_elements; at++) {
+        if (at % ROW < call->head_dim)
+            CHECK_NEAR(t->grad_key, at, grad_key[at], 4 * tolerance, dtype);
+        else
+            CHECK_UNWRITTEN(t->grad_key, at, dtype);
+        if (at % ROW < call->value_dim)
+            CHECK_NEAR(t->grad_value, at, grad_value[at], 4 * tolerance, dtype);
+        else
+            CHECK_UNWRITTEN(t->grad_value, at, dtype);
+    }
+    free(grad_key);
+    free(grad_value);
+    free(w);
+}
+
+static void check_call(cuda_ops_attention call, cuda_ops_dtype dtype)
+{
+    call.batch = BATCH, call.heads = HEADS, call.key_heads = KEY_HEADS;
+    call.head_dim = HEAD_DIM, call.value_dim = VALUE_DIM;
+    call.query = call.output = call.grad_output = call.grad_query = strides_of(HEADS, call.queries);
+    call.key = call.value = call.grad_key = call.grad_value = strides_of(KEY_HEADS, call.keys);
+    const int64_t rows = BATCH * HEADS * call.queries, key_elements = BATCH * KEY_HEADS * call.keys * ROW;
+    tensors t = {.query = guarded_numbers(rows * ROW, 1, dtype),
+                 .key = guarded_numbers(key_elements, 2, dtype),
+                 .value = guarded_numbers(key_elements, 3, dtype),
+                 .output = guarded_new(rows * ROW, dtype),
+                 .logsumexp = guarded_new(rows, dtype),
+                 .grad_output = guarded_numbers(rows * ROW, 4, dtype),
+                 .grad_logsumexp = guarded_numbers(rows, 5, dtype),
+                 .grad_query = guarded_new(rows * ROW, dtype),
+                 .grad_key = guarded_new(key_elements, dtype),
+                 .grad_value = guarded_new(key_elements, dtype),
+                 .grad_mask = guarded_new(rows * call.keys, dtype)};
+    const int64_t forward_bytes = cuda_ops_attention_forward_workspace_cpu(&call, dtype);
+    const int64_t backward_bytes = cuda_ops_attention_backward_workspace_cpu(&call, dtype);
+    /* gemm's part is to be aligned. */
+    void *const workspace = aligned_alloc(64, (size_t)(backward_bytes + forward_bytes + 63) / 64 * 64);
+    CHECK(workspace != NULL, "out of memory");
+    IN_TWO_PIECES(cuda_ops_attention_forward_parts_cpu(&call), begin, end,
+                  cuda_ops_attention_forward_cpu(t.output, t.logsumexp, t.query, t.key, t.value, workspace, &call,
+                                                 begin, end, dtype));
+    IN_TWO_PIECES(cuda_ops_attention_backward_parts_cpu(&call), begin, end,
+                  cuda_ops_attention_backward_cpu(t.grad_query, t.grad_key, t.grad_value, t.grad_mask, t.grad_output,
+                                                  t.grad_logsumexp, t.query, t.key, t.value, t.output, t.logsumexp,
+                                                  workspace, &call, begin, end, dtype));
+    check_values(&call, &t, dtype);
+    free(workspace);
+    guarded_free(t.query, rows * ROW, dtype);
+    guarded_free(t.key, key_elements, dtype);
+    guarded_free(t.value, key_elements, dtype);
+    guarded_free(t.output, rows * ROW, dtype);
+    guarded_free(t.logsumexp, rows, dtype);
+    guarded_free(t.grad_output, rows * ROW, dtype);
+    guarded_free(t.grad_logsumexp, rows, dtype);
+    guarded_free(t.grad_query, rows * ROW, dtype);
+    guarded_free(t.grad_key, key_elements, dtype);
+    guarded_free(t.grad_value, key_elements, dtype);
+    guarded_free(t.grad_mask, rows * call.keys, dtype);
+}
+
+static const cuda_ops_attention PLAIN = {
+    .scale = 0.4, .window_left = CUDA_OPS_ATTENTION_UNBOUNDED, .window_right = CUDA_OPS_ATTENTION_UNBOUNDED};
+
+/* Masks whose rows of keys are in memory, and those that broadcast. */
+static void check_masks(int64_t queries, int64_t keys, cuda_ops_dtype dtype)
+{
+    const int64_t count = BATCH * HEADS * queries * keys;
+    uint8_t *const boolean = guarded_bytes(count, 1);
+    for (int64_t i = 0; i < count; i++)
+        boolean[i] = number((uint64_t)i) > -1 && i / keys % queries != 1; /* query 1 sees none */
+    for (int broadcast = 0; broadcast < 16; broadcast++)
+        for (int kind = 0; kind < 3; kind++) {
+            const cuda_ops_dtype mask_dtype = kind == 1 ? CUDA_OPS_FLOAT32 : dtype;
+            void *const additive = guarded_numbers(count, 9, mask_dtype);
+            cuda_ops_attention call = PLAIN;
+            call.queries = queries, call.keys = keys;
+            call.mask_kind = kind == 2 ? CUDA_OPS_ATTENTION_MASK_BOOLEAN : CUDA_OPS_ATTENTION_MASK_ADDITIVE;
+            call.mask_dtype = mask_dtype;
+            call.mask = kind == 2 ? (void *)boolean : additive;
+            call.mask_batch = broadcast & 1 ? 0 : HEADS * queries * keys;
+            call.mask_head = broadcast & 2 ? 0 : queries * keys;
+            call.mask_row = broadcast & 4 ? 0 : keys;
+            call.mask_column = broadcast & 8 ? 0 : 1;
+            check_call(call, dtype);
+            guarded_free(additive, count, mask_dtype);
+        }
+    guarded_free_bytes(boolean, count, 1);
+}
+
+int main(void)
+{
+    const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {70, 66}, {5, 530}};
+    const int64_t windows[][2] = {{NO_BOUND, NO_BOUND}, {NO_BOUND, 0}, {2, 1}, {0, NO_BOUND}, {600, 600}};
+    const float slopes[BATCH * HEADS] = {0.5f, 0.25f, 1.0f, 0.0f, 0.125f, 2.0f, 0.75f, 0.3f};
+    FOR_CPU_DTYPES(dtype)
+    {
+        for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++) {
+            cuda_ops_attention call = PLAIN;
+            call.queries = lengths[l][0], call.keys = lengths[l][1];
+            for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++)
+                for (int bottom = 0; bottom < 2; bottom++) {
+                    call.window_left = windows[w][0], call.window_right = windows[w][1];
+                    call.diagonal = bottom ? call.keys - call.queries : 0;
+                    check_call(call, dtype);
+                }
+            call.softcap = 1.5;
+            check_call(call, dtype);
+            call.alibi_slopes = slopes;
+            check_call(call, dtype);
+            call.alibi_batch = HEADS;
+            call.softcap = 0;
+            check_call(call, dtype);
+        }
+        check_masks(3, 21, dtype);
+    }
+    cuda_ops_attention call = PLAIN;
+    CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT16),
+                 CUDA_OPS_UNSUPPORTED_DTYPE);
+    call.heads = 3, call.key_heads = 2;
+    CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    call.key_heads = 1, call.window_right = INT64_MAX;
+    CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    call.window_right = 0, call.window_left = -1;
+    CHECK_STATUS(cuda_ops_attention_backward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                                 &call, 0, 0, CUDA_OPS_FLOAT64),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    return 0;
+}
