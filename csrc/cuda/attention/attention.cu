@@ -2,6 +2,7 @@
 // in memory. The table of paths, and the launchers.
 #include "attention/paths.h"
 
+#include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 
 static Answer simt_supports(const AttentionCall &, const Device &)
@@ -9,9 +10,13 @@ static Answer simt_supports(const AttentionCall &, const Device &)
     return YES;
 }
 
-static PathTable<AttentionCall, 2> table = {
+static PathTable<AttentionCall, 3> table = {
     {"CUDA_OPS_ATTENTION_PATH"},
-    {{"mma", "attention/mma/mma.cu",
+    {{"sm90", "attention/sm90/sm90.cu",
+      "attention_sm90_forward_kernel attention_sm90_prepare_kernel attention_sm90_backward_kernel "
+      "attention_sm90_finish_kernel",
+      attention_sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
+     {"mma", "attention/mma/mma.cu",
       "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel",
       attention_mma_supports, nullptr, attention_mma_workspace, attention_mma},
      {"simt", "attention/simt.cu",

@@ -57,13 +57,6 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
 #endif
 }
 
-// Its tiles are used wherever it can be.
-Answer attention_sm90_is_fast(const AttentionCall &call, const Device &device)
-{
-    (void)call, (void)device;
-    return YES;
-}
-
 // Backward's, of each block of queries: sums of gradients, logsumexp and delta, and whose turn it is.
 int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device)
 {
