@@ -113,7 +113,6 @@ __device__ __forceinline__ void wgmma_pin(uint32_t (&a)[ROWS][4])
 #define WGMMA_TEXT_60 WGMMA_TEXT_40 ", " WGMMA_TEN(4) ", " WGMMA_TEN(5)
 #define WGMMA_TEXT_64 WGMMA_TEXT_60 ", %60, %61, %62, %63"
 #define WGMMA_TEXT_80 WGMMA_TEXT_60 ", " WGMMA_TEN(6) ", " WGMMA_TEN(7)
-#define WGMMA_TEXT_88 WGMMA_TEXT_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define WGMMA_TEXT_90 WGMMA_TEXT_80 ", " WGMMA_TEN(8)
 #define WGMMA_TEXT_96 WGMMA_TEXT_90 ", %90, %91, %92, %93, %94, %95"
 #define WGMMA_TEXT_110 WGMMA_TEXT_90 ", " WGMMA_TEN(9) ", " WGMMA_TEN(10)
@@ -129,7 +128,6 @@ __device__ __forceinline__ void wgmma_pin(uint32_t (&a)[ROWS][4])
 #define WGMMA_OPERANDS_48 WGMMA_OPERANDS_32, WGMMA_SIXTEEN(32)
 #define WGMMA_OPERANDS_64 WGMMA_OPERANDS_48, WGMMA_SIXTEEN(48)
 #define WGMMA_OPERANDS_80 WGMMA_OPERANDS_64, WGMMA_SIXTEEN(64)
-#define WGMMA_OPERANDS_88 WGMMA_OPERANDS_80, WGMMA_FOUR(80), WGMMA_FOUR(84)
 #define WGMMA_OPERANDS_96 WGMMA_OPERANDS_80, WGMMA_SIXTEEN(80)
 #define WGMMA_OPERANDS_112 WGMMA_OPERANDS_96, WGMMA_SIXTEEN(96)
 #define WGMMA_OPERANDS_120 WGMMA_OPERANDS_112, WGMMA_FOUR(112), WGMMA_FOUR(116)
@@ -145,14 +143,13 @@ __device__ __forceinline__ void wgmma_pin(uint32_t (&a)[ROWS][4])
     FORM(96, 48, 49, 50, 51, 52, 53, 54, KIND)                                                                         \
     FORM(128, 64, 65, 66, 67, 68, 69, 70, KIND)                                                                        \
     FORM(160, 80, 81, 82, 83, 84, 85, 86, KIND)                                                                        \
-    FORM(176, 88, 89, 90, 91, 92, 93, 94, KIND)                                                                        \
     FORM(192, 96, 97, 98, 99, 100, 101, 102, KIND)                                                                     \
     FORM(224, 112, 113, 114, 115, 116, 117, 118, KIND)                                                                 \
     FORM(240, 120, 121, 122, 123, 124, 125, 126, KIND)                                                                 \
     FORM(256, 128, 129, 130, 131, 132, 133, 134, KIND)
 template <int n>
 static constexpr bool wgmma_has_n = n == 16 || n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 160 ||
-                                    n == 176 || n == 192 || n == 224 || n == 240 || n == 256;
+                                    n == 192 || n == 224 || n == 240 || n == 256;
 
 #define WGMMA_FROM_SHARED(N, P0, P1, P2, P3, P4, P5, P6, KIND)                                                         \
     if constexpr (n == N)                                                                                              \

@@ -16,14 +16,11 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-// GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys. Every POLYNOMIAL-th exponential is taken
-// from the FMA pipe; 0: none.
-template <typename T_, int D_, int GROUPS_, int N_, int QUERY_STAGES_, int KEY_STAGES_, bool PINGPONG_, int POLYNOMIAL_>
+// GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys.
+template <typename T_, int D_, int GROUPS_, int N_>
 struct ForwardTile {
     typedef T_ T;
-    static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = QUERY_STAGES_, KEY_STAGES = KEY_STAGES_;
-    static constexpr bool PINGPONG = PINGPONG_;
-    static constexpr int POLYNOMIAL = POLYNOMIAL_;
+    static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = 2, KEY_STAGES = 2;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int BOX_BYTES = 64 * SWIZZLE_ROW, COLUMN_BYTES = N * SWIZZLE_ROW; // of queries, of keys
@@ -150,18 +147,6 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
     }
 }
 
-// 2^x on the FMA pipe, to a relative 1e-4 (bf16 and fp16 round to 2e-3 and 2.4e-4 at best): x = n + f, n the nearest
-// integer, a polynomial of degree 3 in f that is 1 at 0, and n added to its exponent. 0 for x <= -127. The polynomial of
-// least relative error was found by iteratively reweighted least squares.
-__device__ __forceinline__ float exp2_polynomial(float x)
-{
-    const float magic = 12582912.0f; // 1.5 * 2^23: what is added to it is rounded to an integer, in its lowest bits
-    x = fmaxf(x, -127.0f);
-    const float shifted = x + magic, f = x - (shifted - magic);
-    const float p = fmaf(fmaf(fmaf(0.05500893f, f, 0.24221097f), f, 0.69328293f), f, 1.0f);
-    return __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
-}
-
 template <typename T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high)
 {
@@ -222,8 +207,7 @@ __device__ __forceinline__ void softmax_block(float (&s)[C::N / 2], SoftmaxRows 
 #pragma unroll
         for (int i = 0; i < C::N / 2; i++)
             if (i / 2 % 2 == r) {
-                const float x = fmaf(s[i], scale, -shift);
-                s[i] = C::POLYNOMIAL > 0 && i % (2 * C::POLYNOMIAL) == 2 * r ? exp2_polynomial(x) : ex2_approx_ftz(x);
+                s[i] = ex2_approx_ftz(fmaf(s[i], scale, -shift));
                 sum[i % 2] += s[i];
             }
         rows.sum[r] = rows.sum[r] * alpha[r] + (sum[0] + sum[1]);
@@ -262,14 +246,12 @@ static constexpr int ORDER_BARRIER = 1, STORE_BARRIER = 4; // named barriers, on
 template <typename C>
 __device__ __forceinline__ void wait_for_turn(int group)
 {
-    if (C::PINGPONG)
-        bar_sync<2 * WARPGROUP>(ORDER_BARRIER + group);
+    bar_sync<2 * WARPGROUP>(ORDER_BARRIER + group);
 }
 template <typename C>
 __device__ __forceinline__ void pass_turn(int group)
 {
-    if (C::PINGPONG)
-        bar_arrive(ORDER_BARRIER + (group + 1 == C::GROUPS ? 0 : group + 1), 2 * WARPGROUP);
+    bar_arrive(ORDER_BARRIER + (group + 1 == C::GROUPS ? 0 : group + 1), 2 * WARPGROUP);
 }
 
 // The blocks of a tile that the 64 queries of a warpgroup see: `count` from `last` downwards, and how many of the tile's
@@ -379,7 +361,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         }
         stored = -1;
     };
-    if (C::PINGPONG && group == C::GROUPS - 1)
+    if (group == C::GROUPS - 1)
         pass_turn<C>(group);
 
     ForwardCoordinates tile;
@@ -397,8 +379,6 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             o[i] = 0;
-        if (C::QUERY_STAGES == 1)
-            release_stored();
         mbarrier_wait(s.query_full + 8 * query_ring.stage, query_ring.phase);
         if (own.count > 0) {
             for (int i = 0; i < own.before; i++)
@@ -561,8 +541,8 @@ template <typename T>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_forward<ForwardTile<T, 64, 3, 128, 2, 2, true, 0>>(call, device);
-    return launch_forward<ForwardTile<T, 128, 2, 128, 2, 2, true, 0>>(call, device);
+        return launch_forward<ForwardTile<T, 64, 3, 128>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 2, 128>>(call, device);
 }
 
 #endif
