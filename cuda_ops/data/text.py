@@ -162,7 +162,7 @@ def write_tokens(path, tokens):
     from .._files import write_file
 
     tokens = np.asarray(tokens)
-    if tokens.size and not (0 <= int(tokens.min()) and int(tokens.max()) < 2**16):
+    if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < 2**16):
         raise ValueError("write_tokens: expected tokens from 0 to 65535, which the file's uint16 hold")
     header = np.zeros(HEADER_INTS, "<i4")
     header[:3] = MAGIC, VERSION, tokens.size
