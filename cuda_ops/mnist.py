@@ -11,7 +11,6 @@ the message says why; 130 interrupted, with a report of the steps done so far.
 """
 
 import argparse
-import contextlib
 from pathlib import Path
 
 import torch
@@ -30,6 +29,7 @@ from .training.mnist.settings import (
     resolve,
 )
 from .training.options import DTYPES, check_outputs, require_packages
+from .training.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -143,7 +143,7 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     run = compare.prepare(settings, world, batches)
     if settings.save_start and world.is_first:
         _save_start(run, len(batches))
-    with Interruption(patient=world.size > 1) as stop, _progress(console, run) as advance:
+    with Interruption(patient=world.size > 1) as stop, progress(console, run) as advance:
         compare.train(run, batches, stop, advance)
         if settings.graph and not run.interrupted:
             compare.time_graphs(run, train_set)
@@ -164,26 +164,6 @@ def _save_start(run, images: int):
         save_start(run, images, run.settings.save_start)
     except OSError as error:
         raise UserError(f"--save-start {run.settings.save_start} cannot be written: {error.strerror}") from error
-
-
-def _progress(console, run):
-    """A progress bar over the steps of all backends, as a context manager that gives what moves it on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextlib.contextmanager
-    def bar():
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-        with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.quiet) as progress:
-            task = progress.add_task("training", total=run.steps_planned * len(run.backends))
-
-            def advance(run):
-                losses = ", ".join(f"{b.name} {b.losses[-1]:.4f}" for b in run.backends.values() if b.losses)
-                done = sum(len(b.losses) for b in run.backends.values())
-                progress.update(task, completed=done, description=f"loss {losses}")
-
-            yield advance
-
-    return bar()
 
 
 def _finish(run, console, test_images) -> int:
