@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--model",
         choices=list(RECIPES),
-        help="cpu-char, char: of characters, small; gpt2-…: GPT-2's sizes (default: cpu-char on the CPU, char on a GPU)",
+        help="cpu-char, char: nanoGPT's, of characters; gpt2-…: GPT-2's sizes (default: cpu-char on the CPU, char on a "
+        "GPU)",
     )
     add(
         "--backend",
@@ -56,13 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--text",
         type=Path,
         metavar="FILE",
-        help="train on a text: by characters, or where the model is GPT-2 by its tokenizer (package tiktoken); default: "
-        "tiny Shakespeare",
+        help="train on a text, by characters, or where the model is GPT-2 by its tokenizer, package tiktoken (default: "
+        "tiny Shakespeare)",
     )
     add(
         "--data-dir", type=Path, default=default_root("tinyshakespeare"), help="the folder of tinyshakespeare/input.txt"
     )
-    add("--steps", type=int, metavar="N", help="of the optimizer (default: the model's, see --help's end)")
+    add("--steps", type=int, metavar="N", help="default: 2000 of characters, 100 of GPT-2")
     add("--batch", type=int, metavar="N", help="sequences of a step")
     add("--length", type=int, metavar="N", help="tokens of a sequence")
     add("--lr", type=float, help="peak learning rate of AdamW: it rises in --warmup steps and falls along a cosine")

@@ -2,9 +2,9 @@
 tensor by tensor and beside those of native layers in float64; what the optimizer makes of them; and the loss curves.
 
 training/parity.py says what rounding may do. A GPT has nothing that rounding decides, no ReLU and no max-pool, so that
-a gradient has rounding's limit alone; where a backend is beyond it, it passes if it is as close to float64 as native is,
-within a factor of two. Adam's first step has the size of the learning rate whatever the gradient's, and so the sign of
-a gradient that is rounding alone decides; it is compared with what AdamW's formula makes of the backend's own gradient.
+a gradient has rounding's limit alone; where a backend is beyond it, it passes if it is as close to float64 as native
+is, within a factor of two. Adam's first step has the size of the learning rate whatever the gradient's, so that the
+sign of what is rounding alone decides: it is compared with what AdamW's formula makes of the backend's own gradient.
 With dropout the backends draw different numbers, and of the loss curves the ends alone are compared.
 """
 
