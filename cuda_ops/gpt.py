@@ -99,7 +99,9 @@ def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises UserError where it cannot be done as asked."""
     require_packages("matplotlib", "rich")
     saved = read_checkpoint(args.resume) if args.resume else None
-    settings = _sized(resolve(args, World.from_environment(), saved), saved)
+    settings = resolve(args, World.from_environment(), saved)
+    if not saved:
+        settings = _sized(settings, args.length)
     data = corpus(settings)
     _check_prompt(settings, data)
     check_outputs({"--save": settings.save, "--export": settings.export}, settings.out)
@@ -118,14 +120,12 @@ def main(args: argparse.Namespace) -> int:
         ) from error
 
 
-def _sized(settings: Settings, saved) -> Settings:
-    """With the sizes that the weights to begin with have, or the vocabulary of a text."""
+def _sized(settings: Settings, length: int | None) -> Settings:
+    """With the sizes that the weights to begin with have, or the vocabulary of a text. `length`: what was asked for."""
     recipe = settings.recipe
-    if saved:
-        return settings
     if settings.init:
         config = dataclasses.replace(load_model(settings.init).config, dropout=recipe.config.dropout)
-        length = recipe.length if settings.model == "" else min(recipe.length, config.block_size)
+        length = length or min(recipe.length, config.block_size)
         recipe = dataclasses.replace(recipe, config=config, length=length)
     elif (size := vocabulary_size(settings)) is not None:
         recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, vocab_size=size))
@@ -161,7 +161,7 @@ def _run(run: Run) -> int:
                 raise UserError(f"--save {settings.save} cannot be written: {error.strerror}") from error
 
     with Interruption() as stop:
-        if run.steps_done == 0 and not stop():
+        if not stop():
             compare_backends(run)
         if settings.graph and not stop():
             probe(run)

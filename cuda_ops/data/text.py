@@ -179,7 +179,7 @@ class Windows:
         device: where they go.
 
     Example:
-        >>> inputs, targets = Windows(np.arange(10), 4)(torch.tensor([0, 5]))
+        >>> inputs, targets = Windows(torch.arange(10).numpy(), 4)(torch.tensor([0, 5]))
         >>> inputs.tolist(), targets.tolist()
         ([[0, 1, 2, 3], [5, 6, 7, 8]], [[1, 2, 3, 4], [6, 7, 8, 9]])
     """

@@ -78,7 +78,7 @@ class GPTConfig:
 
 
 class KeyValueCache:
-    """The keys and values of the tokens that a GPT has seen, for those that follow.
+    """The keys and values of the tokens that a GPT has seen, for those that follow; no gradient goes through them.
 
     Args:
         model: whose cache it is.
@@ -96,8 +96,8 @@ class KeyValueCache:
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds those of one layer; returns all that it has of that layer."""
         end = self.length + key.shape[-2]
-        self.keys[layer, ..., self.length : end, :] = key
-        self.values[layer, ..., self.length : end, :] = value
+        self.keys[layer, ..., self.length : end, :] = key.detach()
+        self.values[layer, ..., self.length : end, :] = value.detach()
         return self.keys[layer, ..., :end, :], self.values[layer, ..., :end, :]
 
 
@@ -206,7 +206,7 @@ class GPT(torch.nn.Module):
             block_size.
 
     Example:
-        >>> config = GPTConfig(vocab_size=65, block_size=64, n_layer=2, n_head=2, n_embd=32)
+        >>> config = cuda_ops.models.GPTConfig(vocab_size=65, block_size=64, n_layer=2, n_head=2, n_embd=32)
         >>> native, fused = GPT("native", config), GPT("fused", config)
         >>> fused.load_state_dict(native.state_dict(), strict=True)
         <All keys matched successfully>

@@ -40,9 +40,9 @@ def corpus(settings: Settings) -> Corpus:
         text = read_text(settings.text) if settings.text else shakespeare(settings.data_root)
         name = settings.text.name if settings.text else "tiny Shakespeare"
         tokenizer = Characters.of(text) if settings.of_characters else BytePairs()
-        if len(tokenizer) > config.vocab_size:
+        if settings.of_characters and len(tokenizer) != config.vocab_size:
             raise UserError(
-                f"--text {settings.text} has {len(tokenizer)} tokens, and the model knows {config.vocab_size}"
+                f"{name} has {len(tokenizer)} different characters, and the model knows {config.vocab_size}"
             )
         tokens = np.array(tokenizer.encode(text), dtype="<u2")
     if settings.val_tokens:
@@ -60,4 +60,4 @@ def corpus(settings: Settings) -> Corpus:
 
 def vocabulary_size(settings: Settings) -> int | None:
     """How many characters a text of the user's has, where the model is one of characters; else None."""
-    return len(Characters.of(read_text(settings.text))) if settings.of_characters and settings.text else None
+    return len(Characters.of(read_text(settings.text))) if settings.text and settings.of_characters else None

@@ -86,7 +86,7 @@ def first_step(run: Run, name: str, inputs: Tensor, targets: Tensor) -> tuple[di
     learner.model.eval()  # without dropout
     learner.forward(inputs, targets).backward()
     parameters = dict(learner.model.named_parameters())
-    gradients = {tensor: p.grad.detach().cpu().double() for tensor, p in parameters.items()}
+    gradients = {tensor: p.grad.to("cpu", torch.float64, copy=True) for tensor, p in parameters.items()}
     total = learner.clip().item()
     recipe = run.settings.recipe
     rate, factor = learning_rate(0, recipe), min(1.0, recipe.clip / (total + 1e-6))

@@ -54,7 +54,7 @@ RECIPES = {
     "gpt2-774m": _gpt2(36, 20, 1280, 8),
     "gpt2-1558m": _gpt2(48, 25, 1600, 4),
 }
-CHARACTER_MODELS = ("cpu-char", "char")
+GPT2_TOKENS = 50257
 DEFAULT_MODEL = {"cpu": "cpu-char", "cuda": "char"}
 DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "bf16"}
 # Two CPU cores train a model of characters with two backends in some minutes.
@@ -98,7 +98,8 @@ class Settings:
 
     @property
     def of_characters(self) -> bool:
-        return self.tokens is None and self.model in CHARACTER_MODELS
+        """Whether a token is a character, and not one of GPT-2's."""
+        return self.tokens is None and self.recipe.config.vocab_size < GPT2_TOKENS
 
 
 def layers_of(backend: str) -> str:
