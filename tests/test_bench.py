@@ -488,7 +488,7 @@ def test_csv_is_written_whole(tmp_path):
         (["mnist", "--device", "cpu", "--precision", "bf16"], "--precision bf16: the CPU races in fp32"),
         (["mnist-99", "--device", "cpu", "--precision", "tf32"], "--precision tf32: the CPU races to 99 % in fp32"),
         (["mnist-99", "--batch", "64", "--batch", "128"], "the recipe of mnist-99 is for one batch size"),
-        (["square", "--batch", "64"], "--batch is for the races, mnist and mnist-99, alone"),
+        (["square", "--batch", "64"], "--batch is for the races, mnist, mnist-99 and gpt, alone"),
         (["cubic"], "there is no benchmarks/bench_cubic.py; there are: adam, add2"),
         (["square", "--device", "cpu", "--out", f"{__file__}/x"], f"--out {__file__}/x: {__file__} cannot be written"),
         (["square", "--device", "toaster"], "device toaster cannot be used"),

@@ -21,7 +21,7 @@ from cuda_ops import _library
 from cuda_ops.__main__ import main
 from cuda_ops._errors import UserError
 from cuda_ops.data import Characters, Windows, read_tokens, shakespeare, write_tokens
-from cuda_ops.models import GPT, GPTConfig
+from cuda_ops.models import GPT, GPTConfig, _gpt_ops
 from cuda_ops.models.gpt import KeyValueCache
 from cuda_ops.training.gpt import checkpoint, learner
 from cuda_ops.training.gpt.settings import RECIPES
@@ -190,6 +190,22 @@ def test_autocast_is_as_close_to_float64_as_native(backend):
         theirs, mine = (dict(m.named_parameters())[name].grad for m in (native, model))
         assert mine.dtype == torch.float32
         assert (mine - p.grad).norm() <= 3 * (theirs - p.grad).norm() + 2e-2 * p.grad.norm(), name
+
+
+def test_the_loss_of_stored_logits_is_that_of_the_op():
+    """What the fused model takes on CUDA where there are many classes, in half precision; here in float64."""
+    logits = torch.randn(20, 7, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(7, (20,))
+    targets[3] = -100
+    for target in (targets, torch.full((20,), -100)):
+        results = []
+        for loss in (_gpt_ops.MeanLoss.apply(logits, target), torch.nn.functional.cross_entropy(logits, target)):
+            (gradient,) = torch.autograd.grad(3 * loss, logits)
+            results.append((loss.detach(), gradient))
+        for actual, expected in zip(*results, strict=True):
+            assert_close(actual, expected, 1e-12)
+    with pytest.raises(IndexError):
+        _gpt_ops.MeanLoss.apply(logits, torch.full((20,), 7))
 
 
 def test_sizes_that_are_none_are_refused():
@@ -780,6 +796,8 @@ def damaged(content, change):
         content["model"] = "gpt5"
     if change == "weights":
         content["backends"]["native"]["model"]["transformer.wpe.weight"] = torch.zeros(3, 3)
+    if change == "device":
+        content["device"] = "cuda"
     if change == "corpus":
         content["corpus"] = [1, 2]
     return content
@@ -791,6 +809,7 @@ DAMAGE = {
     "layers": "expected n_layer to be from 1",
     "model": "names a model, precision or backend that there is not",
     "weights": "is damaged .RuntimeError",
+    "device": "--device cpu: .* was trained on cuda, whose random numbers are others",
     "corpus": "was trained on other data than verses.txt",
 }
 

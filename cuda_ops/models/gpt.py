@@ -353,10 +353,10 @@ class GPT(torch.nn.Module):
             # The norm that comes next is that of the next block, or the last one.
             following = blocks[layer + 1]._modules["ln_1"] if layer + 1 < len(blocks) else modules["ln_f"]
             h, x = functional.add_layer_norm(h, x, *norm(following), p, training)
-        weight = cast(parameter(self._modules["lm_head"], "weight"))
+        weight = parameter(self._modules["lm_head"], "weight")
         if targets is not None:
-            return functional.linear_cross_entropy(h, weight, targets)
-        return functional.linear(h if cache is None else h[:, -1:], weight)
+            return _gpt_ops.head_loss(h, weight, targets)
+        return functional.linear(h if cache is None else h[:, -1:], cast(weight))
 
     @without_grad
     def generate(

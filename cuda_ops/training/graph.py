@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +263,9 @@ class GraphedStep:
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), warnings.catch_warnings():
+                # torch.optim warns of the one step before the capture.
+                warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
                 batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
                 loss = self._steps(batch, None if table is None else table.to(self.device))
         finally:  # also for what a step that fails has begun

@@ -25,6 +25,7 @@ def save_checkpoint(run: Run, path: Path):
         "format": FORMAT,
         "model": run.settings.model,
         "recipe": dataclasses.asdict(run.settings.recipe),
+        "device": run.settings.device.type,
         "corpus": run.corpus.fingerprint,
         "backends": {name: learner.state_dict() for name, learner in run.backends.items()},
         "seconds": run.seconds,
@@ -67,6 +68,9 @@ def resume(run: Run, content: dict):
     path = run.settings.resume
     if content.get("corpus") != run.corpus.fingerprint:
         raise UserError(f"--resume: {path} was trained on other data than {run.corpus.name}")
+    if content.get("device") != run.settings.device.type:
+        was = content.get("device")
+        raise UserError(f"--device {run.settings.device}: {path} was trained on {was}, whose random numbers are others")
     try:
         for name, learner in run.backends.items():
             learner.load_state_dict(content["backends"][name])

@@ -54,11 +54,15 @@ class Learner:
         self.parameters = list(self.model.parameters())
         # One kernel for a list of parameters on both sides.
         self.optimizer = backend.optim.AdamW(
-            parameter_groups(self.model, recipe), lr=recipe.lr, betas=(0.9, recipe.beta2), fused=True
+            parameter_groups(self.model, recipe),
+            lr=recipe.lr,
+            betas=(0.9, recipe.beta2),
+            fused=True,
+            capturable=settings.graph,
         )
         clips = nn_utils if backend.needs_extension else torch.nn.utils
         self._clip_grad_norm = clips.clip_grad_norm_
-        self.loss = torch.compile(self.model) if name == COMPILED else self.model
+        self.loss = torch.compile(self.model, dynamic=False) if name == COMPILED else self.model
         self.memory.resident = (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0) - before
         self.graph = None
         if settings.graph:
@@ -166,6 +170,8 @@ class Learner:
         self.model.load_state_dict(state["model"], strict=True)
         if state["optimizer"]["state"]:
             self.optimizer.load_state_dict(state["optimizer"])
+            for group in self.optimizer.param_groups:
+                group["capturable"] = self.settings.graph
         self.random_state = state["random_state"]
         self.steps_taken = int(state["steps_taken"])
         self.losses = [float(loss) for loss in state["losses"]]
