@@ -93,7 +93,7 @@ class BytePairs:
 
             self._encoding = tiktoken.get_encoding("gpt2")
         except ImportError as error:
-            cure = "run `pip install tiktoken`, or give a file of tokens by --tokens"
+            cure = 'run `pip install "cuda_ops[gpt2]"`, or give a file of tokens by --tokens'
             raise UserError(f"GPT-2's tokenizer needs the package tiktoken: {cure}") from error
         except Exception as error:  # whatever its download comes up with
             raise UserError(

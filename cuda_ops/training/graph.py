@@ -47,6 +47,8 @@ class GraphedStep:
             dimension in front, of as many batches or fewer, and one launch and one copy serve them all.
         graph: False for the same steps without a graph. On the CPU, which has none, it is False in any case.
         on_gradients: called between backward and the update, inside the graph: to clip gradients, say.
+        pool: of torch.cuda.graph_pool_handle(), to have the graph's memory in common with other steps, of which no two
+            run at the same time; default: its own.
 
     Calling it takes the step (or steps) and returns the loss, detached, on the device (with several steps per graph:
     the loss of each). It is written anew by the next call: `.clone()` it to keep it.
@@ -90,6 +92,7 @@ class GraphedStep:
         steps_per_graph: int = 1,
         graph: bool = True,
         on_gradients: Callable[[], object] | None = None,
+        pool: tuple | None = None,
     ):
         if integer("GraphedStep", "steps_per_graph", steps_per_graph) < 1:
             raise ValueError(f"GraphedStep: expected steps_per_graph to be at least 1, got {steps_per_graph}")
@@ -114,7 +117,7 @@ class GraphedStep:
         self._ones: dict[tuple, Tensor] = {}
         if self.graph:
             self._stream = torch.cuda.Stream(self.device)
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
             self._lr_to_device()
 
     def __call__(self, *batch: Tensor, lr: float | Tensor | None = None) -> Tensor:

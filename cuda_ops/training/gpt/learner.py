@@ -41,9 +41,10 @@ class Learner:
         settings: of the run.
         name: of the backend, or COMPILED.
         state: the weights to begin with.
+        pool: the memory of its graph, in common with those of other backends, which take turns.
     """
 
-    def __init__(self, settings: Settings, name: str, state: dict[str, Tensor]):
+    def __init__(self, settings: Settings, name: str, state: dict[str, Tensor], pool: tuple | None = None):
         recipe, device = settings.recipe, settings.device
         self.name, self.settings, self.device = name, settings, device
         backend = get_backend(layers_of(name))
@@ -67,7 +68,12 @@ class Learner:
         self.graph = None
         if settings.graph:
             self.graph = GraphedStep(
-                self.model, self.loss, self.optimizer, autocast=settings.autocast, on_gradients=self.clip
+                self.model,
+                self.loss,
+                self.optimizer,
+                autocast=settings.autocast,
+                on_gradients=self.clip,
+                pool=pool,
             )
         self.steps_taken = 0
         self.losses: list[float] = []

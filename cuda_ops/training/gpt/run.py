@@ -110,7 +110,8 @@ def prepare(settings: Settings, corpus: Corpus) -> Run:
     recipe, state = settings.recipe, initial_state(settings)
     generator = torch.Generator().manual_seed(recipe.seed)
     begins = [torch.randint(len(corpus.train), (recipe.batch,), generator=generator) for _ in range(recipe.steps)]
-    learners = {name: Learner(settings, name, state) for name in settings.backends}
+    pool = torch.cuda.graph_pool_handle() if settings.graph else None
+    learners = {name: Learner(settings, name, state, pool) for name in settings.backends}
     return Run(settings, corpus, learners, state, torch.stack(begins))
 
 
