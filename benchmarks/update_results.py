@@ -159,8 +159,8 @@ def gpt():
     header = ["model, tokens", "", "ms", "tokens/s", "% of torch.mm", "GB", "fastest PyTorch / ours"]
     return [
         f"One training step on one {facts['device']} (PyTorch {facts['torch']}), {facts['precision']}: forward, "
-        f"backward, clipping and AdamW; wall time, medians (`python -m cuda_ops bench gpt`, commit `{facts['commit']}`, "
-        f"{facts['date']}). The kernels of a step: [gpt2_step.md](results/{GPU}/gpt2_step.md).",
+        "backward, clipping and AdamW; wall time, medians (`python -m cuda_ops bench gpt`, commit "
+        f"`{facts['commit']}`, {facts['date']}). The kernels of a step: [gpt2_step.md](results/{GPU}/gpt2_step.md).",
         "",
         *table(header, lines),
         *(["", *(f"- {line}" for line in report["left_out"])] if report["left_out"] else []),

@@ -84,7 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser):
         default=True,
         help="on a GPU, each step is one CUDA graph, on all sides (default: --graph)",
     )
-    add("--eval-every", type=int, metavar="N", help="steps between looks at the validation loss (default: an eighth)")
+    add(
+        "--eval-every",
+        type=int,
+        metavar="N",
+        help="steps between looks at the validation loss (default: a quarter on the CPU, an eighth on a GPU)",
+    )
     add("--sample", type=int, default=500, metavar="N", help="generate a text of N tokens at the end (default: 500)")
     add("--prompt", default="\n", metavar="TEXT", help="what the generated text begins with (default: a new line)")
     add("--init", type=Path, metavar="FILE", help="begin with weights of llm.c's (.bin) or Hugging Face's (torch.save)")

@@ -460,11 +460,11 @@ def test_windows(device):
 def test_learning_rate():
     recipe = RECIPES["cpu-char"]
     rates = [learner.learning_rate(step, recipe) for step in range(recipe.steps + 1)]
-    assert rates[0] == pytest.approx(1e-3 / 101)
+    assert rates[0] == pytest.approx(2e-3 / 101)
     assert rates.index(max(rates)) == 100
-    assert rates[100] == 1e-3
-    assert rates[1050] == pytest.approx((1e-3 + 1e-4) / 2)
-    assert rates[2000] == pytest.approx(1e-4)
+    assert rates[100] == 2e-3
+    assert rates[1050] == pytest.approx((2e-3 + 2e-4) / 2)
+    assert rates[2000] == pytest.approx(2e-4)
 
 
 def test_matrices_alone_decay():
@@ -524,7 +524,7 @@ def test_report_json(finished):
         assert 0 < result["share_of_peak"] < 1
         assert result["peak_memory_bytes"] is None, "not known on the CPU"
         assert len(result["losses"]) == 12
-        assert [step for step, _ in result["validation"]] == list(range(1, 13))
+        assert [step for step, _ in result["validation"]] == [3, 6, 9, 12]
         assert result["losses"][-1] < result["losses"][0]
     native = report["backends"]["native"]["losses"]
     for name in OURS:

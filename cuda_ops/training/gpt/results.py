@@ -8,7 +8,7 @@ from ..facts import MEASURED_BY, command_line, describe_device, versions
 from ..parity import Parity
 from ..timing import PHASES, WHOLE_STEP, summarize, summarize_blocks
 from .learner import LAST_STEPS, Learner
-from .run import EVALUATED_TOKENS, PROBED_STEPS, Run, warmup
+from .run import PROBED_STEPS, Run, warmup
 
 
 def step_milliseconds(learner: Learner) -> dict[str, float]:
@@ -98,7 +98,7 @@ def results(run: Run) -> dict:
             "measured_by": MEASURED_BY[settings.device.type],
         },
         "train_loss_is_mean_of_last_steps": LAST_STEPS,
-        "validation_tokens": min(EVALUATED_TOKENS, len(run.corpus.validation)),
+        "validation_tokens": run.evaluated_tokens,
         # Kilobytes on Linux; all backends and PyTorch itself together, so that it says nothing of one backend.
         "process_peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "backends": {name: _backend_results(run, learner) for name, learner in run.backends.items()},

@@ -19,9 +19,8 @@ from .corpus import Corpus
 from .learner import Learner
 from .settings import Settings
 
-# Of the validation data, tokens that the loss is the mean over: all of tiny Shakespeare's, some of a large file's; and
-# of those in front of it that are looked at during the training.
-EVALUATED_TOKENS, GLANCED_TOKENS = 1 << 17, 1 << 14
+# The validation loss is over so many batches, and tokens, at most: all of tiny Shakespeare's, some of a large file's.
+EVALUATED_BATCHES, EVALUATED_TOKENS = 150, 1 << 17
 # Steps of each backend in which the phases are timed, where the training itself is of graphs.
 PROBED_STEPS = 20
 
@@ -51,6 +50,13 @@ class Run:
     def steps_done(self) -> int:
         """Steps that every backend has taken."""
         return min(learner.steps_taken for learner in self.backends.values())
+
+    @property
+    def evaluated_tokens(self) -> int:
+        """Tokens of the validation data that its loss is the mean over."""
+        recipe = self.settings.recipe
+        most = min(EVALUATED_TOKENS, EVALUATED_BATCHES * recipe.batch * recipe.length)
+        return min(most, len(self.corpus.validation))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         return self.corpus.train(self.begins[step])
@@ -146,8 +152,7 @@ def train(run: Run, stop: Callable[[], bool], on_progress: Callable[[Run], None]
         if end % settings.eval_every == 0 or end == run.steps_planned:
             for learner in learners:
                 if not learner.validation or learner.validation[-1][0] < end:
-                    most = EVALUATED_TOKENS if end == run.steps_planned else GLANCED_TOKENS
-                    learner.validation.append((end, evaluate(run, learner, most)))
+                    learner.validation.append((end, evaluate(run, learner)))
         if settings.save_every and end % settings.save_every == 0 and end < run.steps_planned:
             save(run)
             run.saved_at = end
@@ -171,14 +176,14 @@ def _train_block(run: Run, learner: Learner, end: int, stop: Callable[[], bool])
 
 
 @without_grad
-def evaluate(run: Run, learner: Learner, most: int = EVALUATED_TOKENS) -> float:
-    """The mean loss over the first `most` tokens of the validation data, in evaluation mode."""
+def evaluate(run: Run, learner: Learner) -> float:
+    """The mean loss over the first part of the validation data, in evaluation mode."""
     model, device = learner.model, run.settings.device
     was_training = model.training
     model.eval()
     total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     try:
-        for inputs, targets in run.corpus.validation.in_order(run.settings.recipe.batch, most):
+        for inputs, targets in run.corpus.validation.in_order(run.settings.recipe.batch, run.evaluated_tokens):
             with torch.autocast(device.type, torch.bfloat16, enabled=run.settings.autocast is not None):
                 total += model(inputs, targets).double() * len(inputs)
             count += len(inputs)

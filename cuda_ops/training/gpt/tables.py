@@ -87,7 +87,8 @@ def parity_lines(results: dict, name: str) -> list[str]:
 def notes(results: dict) -> list[str]:
     """How the numbers were measured, and their limits."""
     timing, settings = results["timing"], results["settings"]
-    order = f", the backends interleaved in blocks of {BLOCK} steps" if len(results["backends"]) > 1 else ""
+    taking_turns = len(results["backends"]) > 1 and not settings["graph"]
+    order = f", the backends interleaved in blocks of {BLOCK} steps" if taking_turns else ""
     lines = [
         f"Times are medians over {timing['phases_of']}, {settings['batch']} × {settings['length']} tokens each{order}; "
         f"measured by {timing['measured_by']}."
