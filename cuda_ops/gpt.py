@@ -92,7 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser):
     )
     add("--sample", type=int, default=500, metavar="N", help="generate a text of N tokens at the end (default: 500)")
     add("--prompt", default="\n", metavar="TEXT", help="what the generated text begins with (default: a new line)")
-    add("--init", type=Path, metavar="FILE", help="begin with weights of llm.c's (.bin) or Hugging Face's (torch.save)")
+    add(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="begin with weights of llm.c's (.bin) or Hugging Face's (.safetensors, or torch.save's)",
+    )
     add("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, and where the run is interrupted")
     add("--save-every", type=int, metavar="N", help="and every N steps")
     add("--resume", type=Path, metavar="FILE", help="go on from a checkpoint, with its options and backends")

@@ -24,6 +24,7 @@ from cuda_ops.data import Characters, Windows, read_tokens, shakespeare, write_t
 from cuda_ops.models import GPT, GPTConfig, _gpt_ops
 from cuda_ops.models.gpt import KeyValueCache
 from cuda_ops.training.gpt import checkpoint, learner
+from cuda_ops.training.gpt.run import load_model
 from cuda_ops.training.gpt.settings import RECIPES
 from cuda_ops.training.timing import PHASES
 
@@ -373,6 +374,66 @@ def test_hugging_face_round_trip():
         assert loaded.config == model.config
         for name, tensor in model.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def safetensors(tensors, header=None):
+    """The content of a safetensors file, written down."""
+    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+    entries, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, tensor in tensors.items():
+        content = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else bytes(4)
+        place = [len(data), len(data) + len(content)]
+        entries[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        data += content
+    header = json.dumps(entries).encode() if header is None else header
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_a_safetensors_file(dtype, tmp_path):
+    (model,) = same_models(["fused"], GPTConfig(31, 12, 2, 2, 128), torch.float32)
+    state = {name.removeprefix("transformer."): t.to(dtype) for name, t in model.hugging_face_state_dict().items()}
+    del state["lm_head.weight"]
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 3, 3, dtype=torch.uint8)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors({**masks, **state}))
+    loaded = load_model(tmp_path / "model.safetensors")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.to(dtype).float()), name
+
+
+HEADERS = {
+    "no header": (b"", "its header would be 0 bytes long|no JSON"),
+    "2^64-1 bytes of header": (b"\xff" * 8 + b"{}", "its header would be 18446744073709551615 bytes long"),
+    "no JSON": (safetensors({}, b"[1, 2]"), "its header is no JSON object"),
+    "half of it": (safetensors({}, b'{"a": '), "its header is no JSON object"),
+    "nested": (safetensors({}, b"[" * 100_000), "its header is no JSON object"),
+    "no entry": (safetensors({}, b'{"a": 3}'), "is damaged: a has no dtype, shape and place"),
+    "negative size": (
+        safetensors({}, b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}'),
+        "is damaged: a has no dtype, shape and place",
+    ),
+    "2^62 numbers": (
+        safetensors({}, b'{"a": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 0]}}'),
+        r"a of shape \[4611686018427387904\] is not where it should be",
+    ),
+    "beyond the end": (
+        safetensors({}, b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}') + bytes(7),
+        r"a of shape \[2\] is not where it should be",
+    ),
+    "another dtype": (
+        safetensors({}, b'{"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}') + bytes(8),
+        "a has dtype I64, expected one of F32, F16, BF16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_hostile_safetensors_file(case, tmp_path):
+    content, message = HEADERS[case]
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        load_model(tmp_path / "model.safetensors")
+    assert "\n" not in str(caught.value)
 
 
 def test_state_dicts_that_are_none_of_gpt2s(monkeypatch):

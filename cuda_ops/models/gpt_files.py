@@ -6,6 +6,8 @@ of the blocks stacked. All is little-endian. What the header claims is checked a
 anything is made of it.
 """
 
+import json
+import math
 import os
 import re
 from pathlib import Path
@@ -40,6 +42,9 @@ TENSORS = (
     "transformer.ln_f.bias",
 )
 LINEAR = re.compile(r".*\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
+# Of a safetensors file, those that weights come in.
+SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+MOST_HEADER_BYTES = 1 << 26
 # Masks that Hugging Face's modules have had as buffers.
 MASK = re.compile(r".*\.attn\.(bias|masked_bias)")
 
@@ -132,6 +137,49 @@ def save_llmc(model: GPT, path, dtype: torch.dtype):
                 tensor[: len(parameter)] = parameter.detach().to("cpu", dtype)
             parts.append(tensor.view(torch.int16 if dtype == torch.bfloat16 else torch.int32).numpy().tobytes())
     write_file(Path(path), b"".join(parts))
+
+
+def read_safetensors(path) -> dict[str, Tensor]:
+    """The tensors of a file of Hugging Face's: eight bytes with the length of a header, the header in JSON ({name:
+    {dtype, shape, data_offsets}}), then the data. A tensor shares the memory of the mapped file: nothing is read yet.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file, or is damaged: nothing has been allocated for what it claims.
+    """
+    path = Path(path)
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
+            raise ValueError(f"{path} is no safetensors file, or is damaged: its header would be {length} bytes long")
+        try:
+            header = json.loads(file.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} is no safetensors file, or is damaged: its header is no JSON object") from error
+    data = np.memmap(path, dtype=np.uint8, mode="c", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
+    found = {}
+    for name, entry in entries.items():
+        try:
+            kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise ValueError(f"{path} is damaged: {name} has no dtype, shape and place")
+        if kind not in SAFETENSORS_DTYPES:
+            if MASK.fullmatch(name if "." not in name or name.startswith("transformer.") else f"transformer.{name}"):
+                continue
+            raise ValueError(f"{path}: {name} has dtype {kind}, expected one of {', '.join(SAFETENSORS_DTYPES)}")
+        dtype = SAFETENSORS_DTYPES[kind]
+        if not begin <= end <= len(data) or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{path} is damaged or truncated: {name} of shape {shape} is not where it should be")
+        # (A view needs an address that fits its dtype, which the format does not promise.)
+        part = data[begin:end]
+        part = part if part.ctypes.data % dtype.itemsize == 0 else part.copy()
+        found[name] = torch.from_numpy(part).view(dtype).view(shape)
+    return found
 
 
 def from_hugging_face(state_dict, backend: str, n_head: int | None) -> GPT:

@@ -23,6 +23,8 @@ from .run import Run, without_graph
 COMPARED_TOKENS = 4096
 # TF32 rounds the factors of a product to 10 bits.
 TF32_ROUNDING = 5e-3
+# A rounding to bfloat16, as a share of the number.
+BFLOAT16_ROUNDING = 2.0**-9
 # Of the mean losses of the last quarter: what another seed changes.
 LAST_LOSS = 0.1
 
@@ -32,6 +34,11 @@ def limits_of(run: Run):
     recipe = run.settings.recipe
     limits = LIMITS[run.settings.autocast or run.settings.parameter_dtype]
     changes = {"last_loss": LAST_LOSS}
+    if recipe.precision == "bf16":
+        # Autocast keeps the sum that all blocks add to in float32. The fused model stores it in bfloat16, and so rounds
+        # it at each of two additions a block; these errors add up as a random walk does.
+        steps = 2 * recipe.config.n_layer
+        changes["rounding"] = limits.rounding + BFLOAT16_ROUNDING * math.sqrt(steps)
     if recipe.precision == "tf32":
         changes |= {"rounding": TF32_ROUNDING, "early_loss": LIMITS[torch.bfloat16].early_loss}
     if recipe.config.dropout:

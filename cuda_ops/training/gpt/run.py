@@ -12,6 +12,7 @@ from torch import Tensor
 from ..._errors import UserError
 from ..._grad_mode import without_grad
 from ...models import GPT
+from ...models.gpt_files import read_safetensors
 from ..compare import BLOCK, WARMUP
 from ..parity import Parity
 from ..timing import product_flops
@@ -73,12 +74,15 @@ def initial_state(settings: Settings) -> dict[str, Tensor]:
 
 
 def load_model(path: Path) -> GPT:
-    """The model of a file: llm.c's checkpoint (.bin), or a state_dict of Hugging Face's, as torch.save writes it.
+    """The model of a file: llm.c's checkpoint (.bin), or a state_dict of Hugging Face's, as .safetensors or as
+    torch.save writes it.
 
     Raises:
         UserError: it cannot be read, or is neither.
     """
     try:
+        if path.suffix == ".safetensors":
+            return GPT.from_hugging_face(read_safetensors(path), "native")
         if path.suffix == ".bin" and not _is_archive(path):
             return GPT.from_llmc(path, "native")
         return GPT.from_hugging_face(load_archive(path, "state_dict"), "native")
