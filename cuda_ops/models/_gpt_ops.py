@@ -45,9 +45,11 @@ def embedding(input: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.embedding(input, weight)
 
 
-def token_position_embedding(input: Tensor, token_weight: Tensor, position_weight: Tensor) -> Tensor:
-    """embedding(input, token_weight) + position_weight, whose rows are the positions of `input`'s columns."""
-    return embedding(input, token_weight) + position_weight
+def token_position_embedding(
+    tokens: Tensor, token_weight: Tensor, position_weight: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """embedding(tokens, token_weight) plus the first rows of position_weight, in `dtype`."""
+    return (embedding(tokens, token_weight) + position_weight[: tokens.shape[-1]]).to(dtype or token_weight.dtype)
 
 
 MOST_FUSED_CLASSES = 1024

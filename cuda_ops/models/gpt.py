@@ -116,9 +116,11 @@ class CausalSelfAttention(torch.nn.Module):
 
     def mix(self, projected: Tensor, cache: KeyValueCache | None, layer: int) -> Tensor:
         """Attention of what c_attn has made: (batch, length, 3 * features) to (batch, length, features)."""
-        batch, length, _ = projected.shape
-        # (3, batch, heads, length, features of a head): views.
-        query, key, value = projected.view(batch, length, 3, self.n_head, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        batch, length, features = projected.shape
+        # (batch, heads, length, features of a head): views, whose gradients are copied into c_attn's once.
+        shape = batch, length, self.n_head, features // 3 // self.n_head
+        parts = projected.split(features // 3, 2)
+        query, key, value = [part.view(shape).transpose(1, 2) for part in parts]
         is_causal = True
         if cache is not None:
             key, value = cache.extend(layer, key, value)
@@ -338,8 +340,8 @@ class GPT(torch.nn.Module):
 
         begin = cache.length if cache else 0
         tokens, positions = parameter(modules["wte"], "weight"), parameter(modules["wpe"], "weight")
-        x = _gpt_ops.token_position_embedding(input, tokens, positions[begin : begin + input.shape[1]])
-        x = functional.dropout(cast(x), modules["drop"].p, training) if modules["drop"].p else cast(x)
+        x = _gpt_ops.token_position_embedding(input, tokens, positions[begin:] if begin else positions, dtype)
+        x = functional.dropout(x, modules["drop"].p, training) if modules["drop"].p else x
         blocks = list(modules["h"]._modules.values())
         h = functional.layer_norm(x, *norm(blocks[0]._modules["ln_1"]))
         for layer, block in enumerate(blocks):
