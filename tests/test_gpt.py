@@ -845,6 +845,66 @@ def test_mistake_is_told_in_one_line(mistake, quick, tmp_path, capsys, monkeypat
     assert sorted(tmp_path.iterdir()) == before, "nothing is written"
 
 
+def test_no_data(tmp_path, capsys):
+    assert main(["gpt", "--device", "cpu", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "tinyshakespeare/input.txt is missing: copy it from data/tinyshakespeare" in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--backend", "fast"], "argument --backend: invalid choice: 'fast'"),
+        (["--model", "gpt5"], "argument --model: invalid choice: 'gpt5'"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--colour"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["gpt", *arguments])
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["gpt", "--help"])
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    for name in RECIPES:
+        assert name in text
+    for option in [
+        "model",
+        "backend",
+        "device",
+        "tokens",
+        "text",
+        "steps",
+        "lr",
+        "precision",
+        "compile",
+        "save",
+        "resume",
+        "export",
+        "init",
+        "out",
+    ]:
+        assert f"--{option}" in text
+
+
+@pytest.mark.parametrize("package", ["rich", "matplotlib"])
+def test_missing_package(package, quick, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main([*quick, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert f"{package} is missing" in error and 'run `pip install "cuda_ops[app]"`' in error
+
+
 def damaged(content, change):
     """A checkpoint in which something is what it should not be."""
     if change == "truncated":

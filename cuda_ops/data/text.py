@@ -29,7 +29,13 @@ def shakespeare(root=None) -> str:
     Raises:
         UserError: the file is missing, or is no text.
     """
-    return read_text((default_root("tinyshakespeare") if root is None else Path(root)) / SHAKESPEARE)
+    path = (default_root("tinyshakespeare") if root is None else Path(root)) / SHAKESPEARE
+    if not path.is_file():
+        raise UserError(
+            f"data file {path} is missing: copy it from data/tinyshakespeare of the cuda_ops repository, or give the "
+            "folder above tinyshakespeare/ as --data-dir, or another text as --text"
+        )
+    return read_text(path)
 
 
 def read_text(path) -> str:
