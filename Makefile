@@ -12,11 +12,12 @@ export CUDA_OPS_WERROR ?= 1
 
 C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h')
 
-.PHONY: help mnist mnist-c test fuzz fuzz-raw bench doctor build lint format check-gpu clean
+.PHONY: help mnist mnist-c gpt test fuzz fuzz-raw bench doctor build lint format check-gpu clean
 
 help:
 	@echo "make mnist       train the MNIST CNN with our kernels and with PyTorch's, side by side (ARGS='--epochs 3')"
 	@echo "make mnist-c     train it in plain C, without Python (ARGS='--epochs 3 --threads 2'); needs a C compiler alone"
+	@echo "make gpt         train GPT-2's architecture on tiny Shakespeare with our kernels and with PyTorch's (ARGS='--backend all')"
 	@echo "make test        run the test suite (ARGS='-k conv2d')"
 	@echo "make fuzz        compare random cases of all ops with PyTorch (SECONDS=600 SEED=1 DEVICE=cuda); repeats what fails"
 	@echo "make fuzz-raw    call the registered ops with arguments that do not fit (SECONDS=600 SEED=1 DEVICE=cuda)"
@@ -39,6 +40,9 @@ mnist-c:
 	@test -e build/apps/mnist || echo "cuda_ops: compiling the C library, once (minutes, where it is built with CUDA)"
 	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile
 	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/mnist $(ARGS)
+
+gpt: build
+	@$(BIN)/python -m cuda_ops gpt $(ARGS)
 
 # A file of tests stays with one worker, since what its tests share is made once a worker. ARGS='-n 0' is one process.
 test: build

@@ -135,6 +135,38 @@ def race():
     ]
 
 
+def gpt():
+    """A whole training step of GPT-2 and of models of characters."""
+    report = load("gpt2_step.json")
+    if report is None:
+        return nothing_yet("python -m cuda_ops bench gpt")
+    facts, lines = report["facts"], []
+    for row in report["rows"]:
+        theirs = [r["median_ms"] for r in report["rows"] if r["model"] == row["model"] and not r["ours"]]
+        memory = "–" if row["memory_bytes"] is None else f"{row['memory_bytes'] / 1e9:.1f}"
+        ratio = f"**{min(theirs) / row['median_ms']:.2f}**" if row["ours"] and theirs else ""
+        lines.append(
+            [
+                f"{row['model']}, {row['batch']} × {row['length']}",
+                row["variant"],
+                f"{row['median_ms']:.2f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{100 * row['share_of_peak']:.0f}",
+                memory,
+                ratio,
+            ]
+        )
+    header = ["model, tokens", "", "ms", "tokens/s", "% of torch.mm", "GB", "fastest PyTorch / ours"]
+    return [
+        f"One training step on one {facts['device']} (PyTorch {facts['torch']}), {facts['precision']}: forward, "
+        "backward, clipping and AdamW; wall time, medians (`python -m cuda_ops bench gpt`, commit "
+        f"`{facts['commit']}`, {facts['date']}). The kernels of a step: [gpt2_step.md](results/{GPU}/gpt2_step.md).",
+        "",
+        *table(header, lines),
+        *(["", *(f"- {line}" for line in report["left_out"])] if report["left_out"] else []),
+    ]
+
+
 def goal():
     """Time to 99 % of the test set."""
     report = load("mnist_99.json")
@@ -440,6 +472,7 @@ PARTS = {
     "A training step of the MNIST CNN": race,
     "To 99 % of MNIST's test set": goal,
     "MNIST side by side, by phase": mnist,
+    "A training step of GPT-2": gpt,
     "Matrix products and convolutions": products,
     "conv2d by memory format": formats,
     "The other ops": ops,

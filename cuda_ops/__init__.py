@@ -4,11 +4,11 @@ cuda_ops.functional   like torch.nn.functional
 cuda_ops.nn           like torch.nn
 cuda_ops.optim        like torch.optim
 cuda_ops.training     GraphedStep: a training step as one CUDA graph
-cuda_ops.models       MnistCNN, of our layers, of fused ones, or of PyTorch's
-cuda_ops.data         MNIST, and batches of it
+cuda_ops.models       MnistCNN and GPT, of our layers, of fused ones, or of PyTorch's
+cuda_ops.data         MNIST, tiny Shakespeare, files of tokens, and batches of them
 cuda_ops.ladder       one product written again and again, to learn from
 cuda_ops.explain      which CUDA kernel takes a call, and why
-python -m cuda_ops    the MNIST comparison, benchmarks and `doctor`
+python -m cuda_ops    the comparisons on MNIST and with GPT-2, benchmarks and `doctor`
 """
 
 import importlib

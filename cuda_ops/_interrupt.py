@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import threading
 
 INTERRUPTED = 130
 """What shells call the exit status of a command that SIGINT has ended."""
@@ -30,3 +31,29 @@ def _end(number, frame):
     # No exception, which somebody's `except` or `__del__` could swallow.
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
+
+
+class Interruption:
+    """Records Ctrl-C, so that a step in progress is finished before the run ends; a second one ends it at once."""
+
+    def __init__(self, patient: bool = False):
+        """`patient`: a second one does nothing. torchrun passes on the Ctrl-C that its processes have got already."""
+        self.patient = patient
+        self.noted = False
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exception):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number, frame):
+        if self.noted and not self.patient:
+            raise KeyboardInterrupt
+        self.noted = True
+
+    def __call__(self) -> bool:
+        return self.noted

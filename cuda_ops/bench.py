@@ -2,7 +2,8 @@
 
 `bench host` shows what an eager call costs the host, ours beside PyTorch's (benchmarks/host_time.py). `bench mnist`
 times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % accuracy
-on the test set (benchmarks/mnist_99.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
+on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
+characters (benchmarks/gpt2_step.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
 cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py).
 """
 
@@ -16,7 +17,8 @@ import torch
 
 from . import _library
 
-RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99"}
+RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step"}
+SECONDS = {"gpt": 150}
 DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
 CPU_DTYPES = ["float32", "float64"]
 RUNS = Path("runs/bench")
@@ -30,7 +32,7 @@ def benchmarks_folder() -> Path | None:
 
 def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
-        "ops", nargs="*", metavar="op", help="ops to time, or all (default), or host, mnist or mnist-99"
+        "ops", nargs="*", metavar="op", help="ops to time, or all (default), or host, mnist, mnist-99 or gpt"
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -48,20 +50,24 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--seconds",
         type=float,
-        help="time limit for each op, or for mnist and mnist-99, met by fewer samples, at least 3 (default: 31 samples "
-        "in at most 30 seconds for each case; mnist: 600)",
+        help="time limit for each op, or for a race, met by fewer samples, at least 3 (default: 31 samples in at most "
+        "30 seconds for each case; mnist: 600; gpt: 150)",
     )
     parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist: time torch.compile too"
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="mnist, gpt: time torch.compile too"
     )
     parser.add_argument(
-        "--batch", type=int, action="append", metavar="N", help="mnist: a batch size; may be repeated; default: all"
+        "--batch",
+        type=int,
+        action="append",
+        metavar="N",
+        help="races: a batch size; for mnist may be repeated, for gpt that of GPT-2; default: all",
     )
     parser.add_argument(
         "--precision",
         action="append",
         choices=["fp32", "tf32", "bf16"],
-        help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all",
+        help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all; gpt: one",
     )
     parser.add_argument(
         "--roofline",
@@ -115,7 +121,7 @@ def _race(args, device) -> int:
         if batch < 1:
             raise ValueError(f"--batch {batch}: expected a whole number of at least 1")
     race = importlib.import_module(RACES[name])
-    seconds = 600 if args.seconds is None else args.seconds
+    seconds = SECONDS.get(name, 600) if args.seconds is None else args.seconds
     race.run(device, args.out, seconds, args.quick, args.compile, args.batch, args.precision)
     return 0
 
@@ -155,7 +161,7 @@ def main(args) -> int:
             return _race(args, device)
         for name in ("batch", "precision"):
             if getattr(args, name):
-                raise ValueError(f"--{name} is for the races, mnist and mnist-99, alone")
+                raise ValueError(f"--{name} is for the races, mnist, mnist-99 and gpt, alone")
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
         dtypes = list(dict.fromkeys(args.dtype or default))
         if "all" in dtypes:

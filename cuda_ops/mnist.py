@@ -11,15 +11,12 @@ the message says why; 130 interrupted, with a report of the steps done so far.
 """
 
 import argparse
-import contextlib
-import importlib
-import signal
-import threading
 from pathlib import Path
 
 import torch
 
 from ._errors import UserError
+from ._interrupt import Interruption
 from .data import Batches, default_root, mnist
 from .models import BACKENDS
 from .training import compare
@@ -27,12 +24,12 @@ from .training.distributed import World
 from .training.mnist.settings import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
-    DTYPES,
     Settings,
-    check_outputs,
     check_sizes,
     resolve,
 )
+from .training.options import DTYPES, check_outputs, require_packages
+from .training.progress import progress
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -107,13 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises UserError where it cannot be done as asked."""
-    _require_packages()
+    require_packages("matplotlib", "rich", "torchvision")
     world = World.from_environment()
     settings = resolve(args, world)
     train_set = mnist(settings.data_root, train=True, limit=settings.limit)
     test_set = mnist(settings.data_root, train=False, limit=settings.limit)
     check_sizes(settings, len(train_set[1]))
-    check_outputs(settings)
+    check_outputs({"--save": settings.save, "--save-start": settings.save_start}, settings.out)
     _set_precision()
     if settings.device.type == "cuda":
         torch.cuda.set_device(settings.device)
@@ -128,46 +125,12 @@ def main(args: argparse.Namespace) -> int:
         world.leave()
 
 
-def _require_packages():
-    for package in ("matplotlib", "rich", "torchvision"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise UserError(f'{package} is missing ({error}): run `pip install "cuda_ops[app]"`') from error
-
-
 def _set_precision():
     # float32 means float32 on both sides, where PyTorch's convolutions would take TF32; and native may choose its
     # fastest algorithms, as whoever cares for speed lets it.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-
-
-class Interruption:
-    """Records Ctrl-C, so that a step in progress is finished before the run ends; a second one ends it at once."""
-
-    def __init__(self, world: World):
-        # torchrun passes on the Ctrl-C that its processes have got already.
-        self.patient = world.size > 1
-        self.noted = False
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *exception):
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number, frame):
-        if self.noted and not self.patient:
-            raise KeyboardInterrupt
-        self.noted = True
-
-    def __call__(self) -> bool:
-        return self.noted
 
 
 def _run(settings: Settings, world: World, train_set, test_set) -> int:
@@ -180,7 +143,7 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     run = compare.prepare(settings, world, batches)
     if settings.save_start and world.is_first:
         _save_start(run, len(batches))
-    with Interruption(world) as stop, _progress(console, run) as advance:
+    with Interruption(patient=world.size > 1) as stop, progress(console, run) as advance:
         compare.train(run, batches, stop, advance)
         if settings.graph and not run.interrupted:
             compare.time_graphs(run, train_set)
@@ -203,30 +166,11 @@ def _save_start(run, images: int):
         raise UserError(f"--save-start {run.settings.save_start} cannot be written: {error.strerror}") from error
 
 
-def _progress(console, run):
-    """A progress bar over the steps of all backends, as a context manager that gives what moves it on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextlib.contextmanager
-    def bar():
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-        with Progress(*columns, TimeRemainingColumn(), console=console, disable=console.quiet) as progress:
-            task = progress.add_task("training", total=run.steps_planned * len(run.backends))
-
-            def advance(run):
-                losses = ", ".join(f"{b.name} {b.losses[-1]:.4f}" for b in run.backends.values() if b.losses)
-                done = sum(len(b.losses) for b in run.backends.values())
-                progress.update(task, completed=done, description=f"loss {losses}")
-
-            yield advance
-
-    return bar()
-
-
 def _finish(run, console, test_images) -> int:
     from .training.mnist.report import FILES, save_weights, write_report
     from .training.mnist.results import results
-    from .training.mnist.tables import backend_table, notes, parity_lines, parity_table, to_rich
+    from .training.mnist.tables import backend_table, notes, parity_lines, parity_table
+    from .training.tables import to_rich
 
     outcome = results(run)
     console.print(to_rich(backend_table(outcome), f"MNIST CNN on {outcome['device']['name']}"))

@@ -502,6 +502,21 @@ def test_quick_time_to_99_percent(device, tmp_path):
         assert result["accuracy"]["mean"] > 0.2
 
 
+def test_quick_race_of_gpts(device, tmp_path):
+    status, _, errors = run("gpt", "--quick", "--no-compile", "--seconds", 5, "--device", device, "--out", tmp_path)
+    assert status == 0, errors
+    (path,) = tmp_path.glob("*/gpt2_step.json")
+    report = json.loads(path.read_text())
+    assert report["left_out"] == []
+    assert {row["ours"] for row in report["rows"]} == {True, False}
+    for row in report["rows"]:
+        assert row["tokens_per_second"] == pytest.approx(1e3 * row["batch"] * row["length"] / row["median_ms"])
+        assert (row["memory_bytes"] is not None) == (device == "cuda")
+    assert "fastest PyTorch / this" in path.with_suffix(".md").read_text()
+    if device == "cuda":
+        assert all(report["timelines"].values())
+
+
 def test_learning_rates_of_the_recipe_rise_and_fall():
     import mnist_99
 
@@ -525,13 +540,15 @@ def test_csv_is_written_whole(tmp_path):
     [
         (["mnist", "--dtype", "tf32"], "mnist takes --precision, not --dtype"),
         (["mnist", "square"], "mnist is a run of its own: name nothing beside it"),
+        (["gpt", "--batch", "4", "--batch", "8"], "gpt takes one --batch, of GPT-2's sequences"),
+        (["gpt", "--device", "cpu", "--precision", "bf16"], "--precision bf16: the CPU races in fp32"),
         (["gemm", "mnist-99"], "mnist-99 is a run of its own: name nothing beside it"),
         (["mnist", "--seconds", "0"], "--seconds 0.0: expected a number above 0"),
         (["mnist", "--batch", "64", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
         (["mnist", "--device", "cpu", "--precision", "bf16"], "--precision bf16: the CPU races in fp32"),
         (["mnist-99", "--device", "cpu", "--precision", "tf32"], "--precision tf32: the CPU races to 99 % in fp32"),
         (["mnist-99", "--batch", "64", "--batch", "128"], "the recipe of mnist-99 is for one batch size"),
-        (["square", "--batch", "64"], "--batch is for the races, mnist and mnist-99, alone"),
+        (["square", "--batch", "64"], "--batch is for the races, mnist, mnist-99 and gpt, alone"),
         (["cubic"], "there is no benchmarks/bench_cubic.py; there are: adam, add2"),
         (["square", "--device", "cpu", "--out", f"{__file__}/x"], f"--out {__file__}/x: {__file__} cannot be written"),
         (["square", "--device", "toaster"], "device toaster cannot be used"),

@@ -18,7 +18,8 @@ NAMES = [f"{module}.{name}" for module in ("functional", "optim") for name in ge
 # Of the rest, those whose examples say what comes out, and need no training set.
 NAMES += [f"nn.{name}" for name in ("ConvBNReLUMaxPool2d", "LinearCrossEntropyLoss", "LinearReLU")]
 NAMES += ["nn_utils.clip_grad_norm_"]
-NAMES += ["models.MnistCNN", "training.GraphedStep", "training.learning_rate"]
+NAMES += ["data.Characters", "data.Windows", "models.GPT", "models.MnistCNN"]
+NAMES += ["training.GraphedStep", "training.learning_rate"]
 
 
 @pytest.mark.parametrize("name", NAMES)

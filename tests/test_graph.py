@@ -360,3 +360,24 @@ def test_batches_from_the_host():
     for images, labels in batches_of(4, "cpu"):
         loss = step(images.pin_memory(), labels.pin_memory()).clone()
         assert torch.equal(loss, other(images.cuda(), labels.cuda()))
+
+
+def test_gradients_can_be_clipped_inside_the_step(device):
+    """on_gradients is called between backward and the update; in a graph it is part of it."""
+    images, labels = data(16, device)
+    images = images.float() / 255
+    model = net(cuda_ops.nn, device)
+    parameters = list(model.parameters())
+    norms = []
+    step = GraphedStep(
+        model,
+        criterion_of(cuda_ops.nn, model),
+        cuda_ops.optim.SGD(parameters, lr=1.0),
+        on_gradients=lambda: norms.append(cuda_ops.nn.utils.clip_grad_norm_(parameters, 1e-3)),
+    )
+    for _ in range(4):
+        before = [p.detach().clone() for p in parameters]
+        step(images, labels)
+        moved = torch.stack([(p.detach() - b).norm() for p, b in zip(parameters, before, strict=True)]).norm()
+        assert moved.item() == pytest.approx(1e-3, rel=1e-2)
+    assert len(norms) == (4 if device == "cpu" else 2)

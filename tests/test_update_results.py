@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import gpt2_step  # noqa: E402
 import harness  # noqa: E402
 import mnist_99  # noqa: E402
 import mnist_report  # noqa: E402
@@ -231,3 +232,46 @@ def test_variants_have_one_colour_and_the_plot_one_that_it_does_not_know(monkeyp
     expected += [("fused eager", colors["fused eager"]), ("brand new", "C0"), ("floor", "black")]
     assert [color for _, color in drawn] == [color for _, color in expected]
     assert sorted(named) == sorted(expected)
+
+
+def gpt_race(device):
+    def row(variant, milliseconds, ours=False):
+        shape = {"model": "gpt2-124m", "batch": 32, "length": 1024, "samples": 5, "prepared_in_s": 1.0}
+        times = {f"{name}_ms": milliseconds for name in ("median", "p10", "p90")}
+        tokens = 32 * 1024 / milliseconds * 1e3
+        facts = {"tokens_per_second": tokens, "share_of_peak": 0.5, "memory_bytes": 16_100_000_000}
+        return {**shape, **times, **facts, "variant": variant, "ours": ours}
+
+    lines = [
+        {"kernel": name, "grid": [8, 1, 1], "start_us": 10.0 * i, "us": us}
+        for i, (name, us) in enumerate([("product", 9.0), ("norm", 2.0), ("product", 7.0)])
+    ]
+    rows = [row("PyTorch eager", 80.0), row("PyTorch compiled", 64.0), row("fused graph", 50.0, True)]
+    facts = {**FACTS, "device": device, "precision": "bf16"}
+    return gpt2_step.Race(facts, rows, {"gpt2-124m, fused graph": lines, "lost": []}, ["custom graph: no memory"])
+
+
+def test_gpt2s_step_and_its_kernels(folder):
+    race = gpt_race("Test GPU")
+    (folder / "gpt2_step.json").write_text(json.dumps(race.__dict__))
+    page = "\n".join(update_results.PARTS["A training step of GPT-2"]())
+    assert "| gpt2-124m, 32 × 1024 | fused graph | 50.00 | 655,360 | 50 | 16.1 | **1.28** |" in page
+    assert "| gpt2-124m, 32 × 1024 | PyTorch eager | 80.00 | 409,600 | 50 | 16.1 |  |" in page
+    assert "- custom graph: no memory" in page
+    text = gpt2_step.markdown(race)
+    assert "| fused graph | 50.00 | 50.00 – 50.00 | 655,360 | 50.0 | 16.10 | 1.0 | 1.28 |" in text
+    assert "3 kernels in 27 µs, of which they take 18." in text
+    assert "| product | [8, 1, 1] | 2 | 16 | 8.0 | 88.9 |" in text
+    assert "Kernels of lost" not in text
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("void cuda_ops::gemm_kernel<__nv_bfloat16, 128>(float*, int)", "gemm_kernel<__nv_bfloat16, 128>"),
+        ("(anonymous namespace)::softmax_kernel(float*)", "softmax_kernel"),
+        ("Memset (Device)", "Memset "),
+    ],
+)
+def test_kernels_are_named_without_their_arguments(name, shown):
+    assert gpt2_step.kernel_name(name) == shown

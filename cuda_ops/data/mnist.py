@@ -28,10 +28,11 @@ EXTRACTED_SIZES = {
 }
 
 
-def default_root() -> Path:
-    """The folder `data` of the repository that cuda_ops is imported from, else `data` in the working directory."""
+def default_root(name: str = "MNIST") -> Path:
+    """The folder `data` of the repository that cuda_ops is imported from, if it has a data set of that name, else
+    `data` in the working directory."""
     in_repository = Path(__file__).resolve().parents[2] / "data"
-    return in_repository if (in_repository / "MNIST").is_dir() else Path("data")
+    return in_repository if (in_repository / name).is_dir() else Path("data")
 
 
 def _check_archives(raw: Path, resources):

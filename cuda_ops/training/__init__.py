@@ -1,5 +1,6 @@
 """Training of any model: the step with its phases timed, or as one CUDA graph; the side-by-side run of several backends
-and the judge of their parity. `training.mnist` is what the MNIST job adds: its report, and its step as one kernel."""
+and the judge of their parity. `training.mnist` is what the MNIST job adds, its report and its step as one kernel;
+`training.gpt` is the job of `python -m cuda_ops gpt`."""
 
 from .compare import Run, RunSettings, prepare, train
 from .graph import GraphedStep

@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,9 @@ class GraphedStep:
         steps_per_graph: how many steps one graph holds. With more than one, what is handed to a call has a further
             dimension in front, of as many batches or fewer, and one launch and one copy serve them all.
         graph: False for the same steps without a graph. On the CPU, which has none, it is False in any case.
+        on_gradients: called between backward and the update, inside the graph: to clip gradients, say.
+        pool: of torch.cuda.graph_pool_handle(), to have the graph's memory in common with other steps, of which no two
+            run at the same time; default: its own.
 
     Calling it takes the step (or steps) and returns the loss, detached, on the device (with several steps per graph:
     the loss of each). It is written anew by the next call: `.clone()` it to keep it.
@@ -87,13 +91,15 @@ class GraphedStep:
         autocast: torch.dtype | None = None,
         steps_per_graph: int = 1,
         graph: bool = True,
+        on_gradients: Callable[[], object] | None = None,
+        pool: tuple | None = None,
     ):
         if integer("GraphedStep", "steps_per_graph", steps_per_graph) < 1:
             raise ValueError(f"GraphedStep: expected steps_per_graph to be at least 1, got {steps_per_graph}")
         if autocast is not None and not isinstance(autocast, torch.dtype):
             raise TypeError(f"GraphedStep: expected autocast to be a torch.dtype or None, got {autocast!r}")
         self.model, self.loss, self.optimizer, self.source = model, loss, optimizer, source
-        self.steps_per_graph = steps_per_graph
+        self.steps_per_graph, self.on_gradients = steps_per_graph, on_gradients
         first = next(model.parameters(), None)
         if first is None:
             raise ValueError("GraphedStep: expected a model with parameters, got one without")
@@ -111,7 +117,7 @@ class GraphedStep:
         self._ones: dict[tuple, Tensor] = {}
         if self.graph:
             self._stream = torch.cuda.Stream(self.device)
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
             self._lr_to_device()
 
     def __call__(self, *batch: Tensor, lr: float | Tensor | None = None) -> Tensor:
@@ -213,6 +219,8 @@ class GraphedStep:
             loss.backward(self._ones[kind])
         finally:
             _set_multithreading_enabled(before)
+        if self.on_gradients is not None:
+            self.on_gradients()
         self.optimizer.step()
         # None, not zero: backward then writes the next gradients instead of adding them to zeros.
         self.optimizer.zero_grad(set_to_none=True)
@@ -258,7 +266,9 @@ class GraphedStep:
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), warnings.catch_warnings():
+                # torch.optim warns of the one step before the capture.
+                warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
                 batch = [tensor.to(self.device, non_blocking=True) for tensor in batch]
                 loss = self._steps(batch, None if table is None else table.to(self.device))
         finally:  # also for what a step that fails has begun

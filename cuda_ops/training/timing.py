@@ -103,3 +103,16 @@ class MemoryMeter:
     def peak(self) -> int | None:
         """Bytes."""
         return None if self.growth is None else self.resident + self.growth
+
+
+def product_flops(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> float:
+    """Floating-point operations a second of torch.mm, the best of some: what a share of the peak is a share of."""
+    size = 4096 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    timer = PhaseTimer(device)
+    for _ in range(repeats + 2):
+        timer.begin()
+        torch.mm(a, b)
+        timer.lap()
+    timer.collect()
+    return 2e3 * size**3 / min(steps[0] for steps in timer.steps[2:])

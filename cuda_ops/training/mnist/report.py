@@ -2,16 +2,17 @@
 
 import io
 import json
-import math
 from pathlib import Path
 
 import torch
 
 from ..._files import write_file, write_files
 from ..compare import Run
+from ..facts import finite
+from ..options import REPORT_FILES as FILES
+from ..tables import markdown
 from .plots import plot
-from .settings import REPORT_FILES as FILES
-from .tables import backend_table, markdown, notes, parity_lines, parity_table
+from .tables import backend_table, notes, parity_lines, parity_table
 
 
 def save_weights(run: Run, path: Path):
@@ -26,22 +27,11 @@ def write_report(run: Run, results: dict, test_images):
     """The three files, in the run's folder: all of them, or none."""
     folder = run.settings.out
     contents = {
-        "report.json": (json.dumps(_finite(results), indent=1, allow_nan=False) + "\n").encode(),
+        "report.json": (json.dumps(finite(results), indent=1, allow_nan=False) + "\n").encode(),
         "report.md": as_markdown(results).encode(),
         "report.png": plot(run, results, test_images),
     }
     write_files({folder / name: contents[name] for name in FILES})
-
-
-def _finite(value):
-    """`value` with NaN and infinities as strings, since JSON has none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value
 
 
 def as_markdown(results: dict) -> str:

@@ -2,17 +2,8 @@
 
 from ..compare import BLOCK
 from ..parity import EARLY_STEPS
+from ..tables import Table, number, ratio
 from ..timing import PHASES, WHOLE_STEP
-
-Table = tuple[list[str], list[list[str]]]
-
-
-def _number(value, pattern: str) -> str:
-    return "n/a" if value is None else format(value, pattern)
-
-
-def _ratio(over, under) -> str:
-    return f"{over / under:.2f}×" if over and under else ""
 
 
 def backend_table(results: dict) -> Table:
@@ -23,26 +14,26 @@ def backend_table(results: dict) -> Table:
     compared = "native" in names and ours is not None
     rows = []
 
-    def add(label, values, pattern, ratio=None):
-        cells = [_number(values[name], pattern) for name in names]
+    def add(label, values, pattern, compared_by=None):
+        cells = [number(values[name], pattern) for name in names]
         if compared:
-            cells.append(ratio(values["native"], values[ours]) if ratio else "")
+            cells.append(compared_by(values["native"], values[ours]) if compared_by else "")
         rows.append([label, *cells])
 
     for phase in (*PHASES, WHOLE_STEP):
         means = {name: backends[name]["milliseconds"].get(phase, {}).get("mean") for name in names}
-        add(f"{phase}, ms", means, ".3f", _ratio)
+        add(f"{phase}, ms", means, ".3f", ratio)
 
     graphs = {name: backends[name]["graph_milliseconds"].get("median") for name in names}
     if any(graphs.values()):
-        add("as a CUDA graph, ms", graphs, ".3f", _ratio)
+        add("as a CUDA graph, ms", graphs, ".3f", ratio)
 
     def column(key, factor=1.0):
         values = {name: backends[name][key] for name in names}
         return {name: None if value is None else value * factor for name, value in values.items()}
 
-    add("samples/s", column("samples_per_second"), ",.0f", lambda native, custom: _ratio(custom, native))
-    add("peak memory, MB", column("peak_memory_bytes", 1e-6), ",.1f", _ratio)
+    add("samples/s", column("samples_per_second"), ",.0f", lambda native, custom: ratio(custom, native))
+    add("peak memory, MB", column("peak_memory_bytes", 1e-6), ",.1f", ratio)
     add("train loss", column("train_loss"), ".4f")
     add("test accuracy, %", column("test_accuracy", 100), ".2f")
     header = ["", *names, *([f"{ours} is faster by"] if compared else [])]
@@ -57,8 +48,8 @@ def parity_table(results: dict, name: str) -> Table:
             f"{row['name']} {row['kind']}" if row["kind"] != "gradient" else row["name"],
             f"{row['scale']:.2e}",
             f"{row['relative_distance']:.1e}",
-            _number(row["distance_from_float64"], ".1e").replace("n/a", ""),
-            _number(row["native_distance_from_float64"], ".1e").replace("n/a", ""),
+            number(row["distance_from_float64"], ".1e").replace("n/a", ""),
+            number(row["native_distance_from_float64"], ".1e").replace("n/a", ""),
             "yes" if row["ok"] else "NO",
         ]
         for row in results["parity"][name]["rows"]
@@ -123,22 +114,3 @@ def notes(results: dict) -> list[str]:
     if results["interrupted"]:
         lines.append(f"Interrupted after {results['steps_done']} of {results['steps_planned']} steps.")
     return lines
-
-
-def markdown(table: Table) -> str:
-    header, rows = table
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def to_rich(table: Table, title: str):
-    """The table for rich's console."""
-    from rich.table import Table as RichTable
-
-    header, rows = table
-    result = RichTable(title=title, title_justify="left")
-    for i, name in enumerate(header):
-        result.add_column(name, justify="right" if i else "left", no_wrap=i == 0)
-    for cells in rows:
-        result.add_row(*cells)
-    return result

@@ -1,0 +1,105 @@
+"""What GPT needs beside cuda_ops.functional: the loss of its head, and ops that there are not yet, under the names and
+signatures that they will have.
+
+INTERIM: attention is composed of our matmul, masked_softmax and dropout, and the embeddings are PyTorch's. Once
+`cuda_ops.functional` has `scaled_dot_product_attention`, `embedding` and `token_position_embedding` (and cuda_ops.nn
+`Embedding`), these become imports; nothing else knows of this file but models/gpt.py.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .. import functional
+from .._library import problem
+
+if problem is None:
+    from ..ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
+
+MEAN, IGNORED = 1, -100
+"""cross_entropy's defaults, as its op takes them."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """As torch.nn.functional's, of (batch, heads, length, features)."""
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = functional.matmul(query, key.transpose(-2, -1))
+    weights = functional.masked_softmax(scores, attn_mask, scale, is_causal)
+    # Under autocast the softmax is float32.
+    weights = functional.dropout(weights.to(value.dtype), dropout_p) if dropout_p else weights.to(value.dtype)
+    return functional.matmul(weights, value)
+
+
+def embedding(input: Tensor, weight: Tensor) -> Tensor:
+    """As torch.nn.functional's."""
+    return torch.nn.functional.embedding(input, weight)
+
+
+def token_position_embedding(
+    tokens: Tensor, token_weight: Tensor, position_weight: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """embedding(tokens, token_weight) plus the first rows of position_weight, in `dtype`."""
+    return (embedding(tokens, token_weight) + position_weight[: tokens.shape[-1]]).to(dtype or token_weight.dtype)
+
+
+MOST_FUSED_CLASSES = 1024
+"""On CUDA. Beyond it linear_cross_entropy's own products take more time (49 TFLOP/s on an H200 in bf16,
+csrc/cuda/linear_cross_entropy/linear_cross_entropy.cu) than linear's and what it costs to store the logits."""
+
+
+def head_loss(input: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of linear(input, weight), as a number in at least float32.
+
+    Args:
+        input: (..., features), where it is in half precision beside a float32 weight.
+        weight: (classes, features).
+        targets: (...), int64; those of -100 have no part in it.
+    """
+    if not input.is_cuda or len(weight) <= MOST_FUSED_CLASSES:
+        return functional.linear_cross_entropy(input, weight, targets)  # in the dtype of weight
+    logits = functional.linear(input, weight.to(input.dtype)).flatten(0, -2)
+    targets = targets.flatten()
+    if input.dtype == weight.dtype:
+        return functional.cross_entropy(logits, targets)
+    return MeanLoss.apply(logits, targets)
+
+
+class MeanLoss(torch.autograd.Function):
+    """cross_entropy of logits in half precision as a float32 number: the op's has the dtype of the logits, two or three
+    digits; here it is made of what the op leaves for backward."""
+
+    @staticmethod
+    def forward(ctx, logits, targets):
+        _, statistics, total_weight = cross_entropy_forward(logits, targets, None, MEAN, IGNORED, 0.0)
+        ctx.save_for_backward(logits, targets, statistics, total_weight)
+        # (Bad class indices are the op's to tell.)
+        picked = logits.gather(1, targets.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+        # The logsumexp is the sum of the first two.
+        losses = statistics[1] + (statistics[0] - picked.to(statistics.dtype))
+        return losses.masked_fill(targets == IGNORED, 0.0).sum() / total_weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output):
+        logits, targets, statistics, total_weight = ctx.saved_tensors
+        grad = cross_entropy_backward(
+            grad_output.to(logits.dtype), logits, targets, None, statistics, total_weight, MEAN, IGNORED, 0.0
+        )
+        return grad, None
+
+
+class Embedding(torch.nn.Embedding):
+    """torch.nn.Embedding by the above."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return embedding(input, self.weight)

@@ -1,0 +1,184 @@
+"""One backend's side of a run: its model, optimizer, step and clocks."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ... import nn_utils
+from ...models import GPT, get_backend
+from ..graph import GraphedStep
+from ..loop import autocast
+from ..timing import MemoryMeter, PhaseTimer
+from .settings import COMPILED, Recipe, Settings, layers_of
+
+# The train loss of the table is the mean over this many steps, the last ones.
+LAST_STEPS = 50
+
+
+def learning_rate(step: int, recipe: Recipe) -> float:
+    """Rises linearly to the recipe's rate over its first `warmup` steps, then falls along half a cosine to its last."""
+    if step < recipe.warmup:
+        return recipe.lr * (step + 1) / (recipe.warmup + 1)
+    share = min(1.0, (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup))
+    return recipe.min_lr + 0.5 * (1.0 + math.cos(math.pi * share)) * (recipe.lr - recipe.min_lr)
+
+
+def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict]:
+    """Matrices shrink by weight decay, vectors do not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+class Learner:
+    """A backend's model in training.
+
+    Args:
+        settings: of the run.
+        name: of the backend, or COMPILED.
+        state: the weights to begin with.
+        pool: the memory of its graph, in common with those of other backends, which take turns.
+    """
+
+    def __init__(self, settings: Settings, name: str, state: dict[str, Tensor], pool: tuple | None = None):
+        recipe, device = settings.recipe, settings.device
+        self.name, self.settings, self.device = name, settings, device
+        backend = get_backend(layers_of(name))
+        self.memory = MemoryMeter(device)
+        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        self.model = GPT(backend.name, recipe.config).to(device, settings.parameter_dtype)
+        self.model.load_state_dict(state, strict=True)
+        self.parameters = list(self.model.parameters())
+        # One kernel for a list of parameters on both sides.
+        self.optimizer = backend.optim.AdamW(
+            parameter_groups(self.model, recipe),
+            lr=recipe.lr,
+            betas=(0.9, recipe.beta2),
+            fused=True,
+            capturable=settings.graph,
+        )
+        clips = nn_utils if backend.needs_extension else torch.nn.utils
+        self._clip_grad_norm = clips.clip_grad_norm_
+        self.loss = torch.compile(self.model, dynamic=False) if name == COMPILED else self.model
+        self.memory.resident = (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0) - before
+        self.graph = None
+        if settings.graph:
+            self.graph = GraphedStep(
+                self.model,
+                self.loss,
+                self.optimizer,
+                autocast=settings.autocast,
+                on_gradients=self.clip,
+                pool=pool,
+            )
+        self.steps_taken = 0
+        self.losses: list[float] = []
+        self.validation: list[tuple[int, float]] = []
+        """(steps taken, loss of the validation data)."""
+        self.timer = PhaseTimer(device)
+        self.blocks: list[float] = []
+        """Milliseconds of a step, one number for each block of steps."""
+        # Random numbers of its own: what a backend draws does not depend on when it takes its turn, nor on the others.
+        torch.manual_seed(recipe.seed)
+        self.random_state = self._random_state()
+
+    def clip(self) -> Tensor:
+        return self._clip_grad_norm(self.parameters, self.settings.recipe.clip)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss, in the precision of the run."""
+        with autocast(self.device, self.settings.autocast):
+            return self.loss(inputs, targets)
+
+    def step(self, batch: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        """One step, its phases timed; the loss, detached, on the device."""
+        self._set_rate()
+        self.timer.begin()
+        inputs, targets = batch()
+        self.timer.lap()
+        loss = self.forward(inputs, targets)
+        self.timer.lap()
+        loss.backward()
+        self.timer.lap()
+        self.clip()
+        self.optimizer.step()
+        self.timer.lap()
+        self.optimizer.zero_grad()
+        self.timer.lap()
+        self.steps_taken += 1
+        return loss.detach()
+
+    def graphed_step(self, batch: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        """The same as one CUDA graph."""
+        loss = self.graph(*batch(), lr=learning_rate(self.steps_taken, self.settings.recipe))
+        self.steps_taken += 1
+        return loss.clone()  # the next step writes it anew
+
+    def _set_rate(self):
+        rate = learning_rate(self.steps_taken, self.settings.recipe)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    @property
+    def train_loss(self) -> float | None:
+        last = self.losses[-LAST_STEPS:]
+        return sum(last) / len(last) if last else None
+
+    # The state of PyTorch's random numbers, its own while it has its turn.
+
+    def __enter__(self):
+        self._before = self._random_state()
+        self._set_random_state(self.random_state)
+        return self
+
+    def __exit__(self, *exception):
+        self.random_state = self._random_state()
+        self._set_random_state(self._before)
+
+    def _random_state(self) -> Tensor:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
+
+    def _set_random_state(self, state: Tensor):
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)
+        else:
+            torch.set_rng_state(state)
+
+    # Of a checkpoint.
+
+    def state_dict(self) -> dict:
+        """All that its further steps depend on, on the CPU, and what it has measured of its losses."""
+
+        def on_cpu(value):
+            if isinstance(value, Tensor):
+                return value.detach().cpu()
+            if isinstance(value, dict):
+                return {key: on_cpu(item) for key, item in value.items()}
+            return [on_cpu(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+        optimizer = on_cpu(self.optimizer.state_dict())
+        for group in optimizer["param_groups"]:
+            group["lr"] = float(group["lr"])
+        return {
+            "model": on_cpu(self.model.state_dict()),
+            "optimizer": optimizer,
+            "random_state": self.random_state,
+            "steps_taken": self.steps_taken,
+            "losses": list(self.losses),
+            "validation": [list(pair) for pair in self.validation],
+        }
+
+    def load_state_dict(self, state: dict):
+        self.model.load_state_dict(state["model"], strict=True)
+        if state["optimizer"]["state"]:
+            self.optimizer.load_state_dict(state["optimizer"])
+            for group in self.optimizer.param_groups:
+                group["capturable"] = self.settings.graph
+        self.random_state = state["random_state"]
+        self.steps_taken = int(state["steps_taken"])
+        self.losses = [float(loss) for loss in state["losses"]]
+        self.validation = [(int(step), float(loss)) for step, loss in state["validation"]]
