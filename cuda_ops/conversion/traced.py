@@ -1,13 +1,13 @@
 """Other modules' own forward: traced by torch.fx, one module at a time, its submodules being calls.
 
 A trace is one path through a forward. It stands for all of them where the forward is a straight line: no branch and no
-loop in any code of the user's that it ran (branches on arguments would be decided by the stand-ins that are traced), all
-arguments tensors, those with a default left out, and no tensor made on the way. What it read of the modules' numbers
-and flags (`self.training`, `self.dropout.p`) is written into the new forward as a guard. A call that is not of this kind
-runs the forward that there was; so does a module that cannot be traced.
+loop in any code of the user's that it ran (branches on arguments would be decided by the stand-ins that are traced),
+all arguments tensors, those with a default left out, and no tensor made on the way. What it read of the modules'
+numbers and flags (`self.training`, `self.dropout.p`) is written into the new forward as a guard. A call that is not of
+this kind runs the forward that there was; so does a module that cannot be traced.
 
-Of the trace, runs of layers become calls of fusing.py, and functions of torch.nn.functional become ours. The new forward
-is a text that calls the same submodules by name: it holds no module, no parameter and no tensor.
+Of the trace, runs of layers become calls of fusing.py, and functions of torch.nn.functional become ours. The new
+forward is a text that calls the same submodules by name: it holds no module, no parameter and no tensor.
 """
 
 import copyreg
@@ -120,7 +120,7 @@ def _forward(cls, recipe):
     variants = [variant.functions() for variant in recipe.variants]
 
     def forward(self, *args, **kwargs):
-        if len(args) == count and not kwargs and all([isinstance(argument, Tensor) for argument in args]):
+        if len(args) == count and not kwargs and all(isinstance(argument, Tensor) for argument in args):
             for guard, traced in variants:
                 if guard(self):
                     return traced(self, *args)
