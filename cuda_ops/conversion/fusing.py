@@ -55,7 +55,7 @@ def linear_gelu(input: Tensor, linear, gelu=None, approximate: str = "none") -> 
         approximate = approximate if gelu is None else gelu.approximate
         return functional.linear_gelu(input, parameter(linear, "weight"), parameter(linear, "bias"), approximate)
     output = linear(input)
-    return Functions.gelu(output, approximate) if gelu is None else gelu(output)
+    return Functions.gelu(output, approximate=approximate) if gelu is None else gelu(output)
 
 
 def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Tensor:

@@ -143,7 +143,8 @@ def _is_in(names, module, selection) -> bool:
 def _kind(module) -> str:
     """The class as the report names it: torch.nn's by its name, others with their module."""
     kind = native_class(module) or type(module)
-    return kind.__qualname__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__qualname__}"
+    known = kind in OURS or kind.__module__.startswith("torch.nn.")
+    return kind.__qualname__ if known else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _swap(name, module, chosen) -> Layer | None:
@@ -208,8 +209,8 @@ def _fuse(name, module, report: Report):
             module.__class__ = converted_class(kind, SEQUENCE)
             report.fusions += [Fusion(name, function.__name__, tuple(parts)) for function, parts in found]
         return
-    if kind.__module__.startswith("torch.nn.") or kind.forward is torch.nn.Module.forward:
-        return
+    if getattr(kind.forward, "__module__", "").startswith("torch.nn."):
+        return  # torch.nn's own, of a layer, a container or a subclass of one
     try:
         recipe, gains = recipe_of(module)
     except NotTraced as reason:
