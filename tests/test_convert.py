@@ -195,13 +195,24 @@ def test_segmentation():
 
 
 def test_detection():
-    detection = pytest.importorskip("torchvision").models.detection
+    pytest.importorskip("torchvision")
+    faster_rcnn = importlib.import_module("torchvision.models.detection.faster_rcnn")
     torch.manual_seed(0)
-    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None, weights_backbone=None, num_classes=3, min_size=64, max_size=64, box_batch_size_per_image=16
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(inplace=True))
+    backbone.out_channels = 16
+    model = faster_rcnn.FasterRCNN(
+        backbone,
+        min_size=64,
+        max_size=64,
+        rpn_anchor_generator=faster_rcnn.AnchorGenerator(((8, 16),), ((0.5, 1.0, 2.0),)),
+        box_roi_pool=faster_rcnn.MultiScaleRoIAlign(["0"], 3, 2),
+        box_head=faster_rcnn.TwoMLPHead(16 * 9, 32),
+        box_predictor=faster_rcnn.FastRCNNPredictor(32, 3),
+        box_batch_size_per_image=16,
     )
-    targets = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 40.0]], dtype=torch.float64), "labels": torch.tensor([1])}]
-    assert_converts(without_dropout(model).double(), (list(images(1, 64)), targets), tolerance=1e-8)
+    boxes = torch.tensor([[4.0, 4.0, 40.0, 40.0], [30.0, 8.0, 60.0, 50.0]], dtype=torch.float64)
+    targets = [{"boxes": boxes, "labels": torch.tensor([1, 2])}]
+    assert_converts(model.double(), (list(images(1, 64)), targets))
 
 
 def tiny(name):
