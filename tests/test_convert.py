@@ -741,6 +741,40 @@ def test_only_and_exclude(options, swapped):
     torch.testing.assert_close(train(model, small_images()), train(net(), small_images()))
 
 
+def test_converting_again_takes_what_is_new():
+    model = net()
+    first, before = cuda_ops.convert(model), classes(model)
+    assert cuda_ops.convert(model).as_dict() == first.as_dict()
+    assert classes(model) == before
+    model.linear2, model.drop = nn.Linear(16, 16).double(), nn.Identity()
+    report = cuda_ops.convert(model)
+    assert {fusion.op for fusion in report.fusions} == set(FUSED)
+    assert ("add()", "layer_norm") in [fusion.parts for fusion in report.fusions]
+
+
+class Act(nn.Module):
+    """An activation as a function that is an attribute, as in transformers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, input):
+        return self.function(input)
+
+
+def test_functions_that_are_attributes():
+    model = nn.Sequential(nn.Linear(4, 4), Act(F.gelu), Act(F.relu), Act(torch.tanh), Act(torch.sin))
+    native = copy.deepcopy(model)
+    report = cuda_ops.convert(model)
+    assert [fusion.op for fusion in report.fusions] == ["gelu", "relu", "tanh"]
+    for change in (lambda m: None, lambda m: setattr(m[1], "function", torch.cos)):
+        change(model), change(native)
+        torch.testing.assert_close(model(torch.ones(2, 4)), native(torch.ones(2, 4)))
+    twin = pickle.loads(pickle.dumps(model))
+    assert classes(twin) == classes(model)
+
+
 def test_without_fusing_classes_of_layers_alone_change():
     model = net()
     report = cuda_ops.convert(model, fuse=False)

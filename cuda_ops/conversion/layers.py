@@ -14,19 +14,23 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from .. import functional, nn
 from .._library import has_cuda
 
-FULL, HALF = {torch.float32, torch.float64}, {torch.float16, torch.bfloat16}
-DTYPES = {"cpu": FULL, "cuda": FULL | HALF if has_cuda() else set(), "meta": FULL | HALF}
+ON_CPU = {torch.float32, torch.float64}
+ON_META = ON_CPU | {torch.float16, torch.bfloat16}
+ON_CUDA = ON_META if has_cuda() else set()
 PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor}
+STRIDED, is_autocast_enabled = torch.strided, torch.is_autocast_enabled
 
 
 def takes(tensor) -> bool:
-    """Whether our kernels compute with such a tensor, here and now."""
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
+    """Whether our kernels compute with such a tensor, here and now. Small calls feel this: `tensor.device` costs more
+    than all that is asked here."""
+    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or tensor.is_nested:
         return False
-    device = tensor.device.type
-    if tensor.dtype not in DTYPES.get(device, ()):
-        return False
-    return device != "cpu" or not torch.is_autocast_enabled("cpu")
+    if tensor.is_cuda:
+        return tensor.dtype in ON_CUDA
+    if tensor.is_cpu:
+        return tensor.dtype in ON_CPU and not is_autocast_enabled("cpu")
+    return tensor.is_meta and tensor.dtype in ON_META
 
 
 # Layers whose first argument is no floating point number: their weight decides.

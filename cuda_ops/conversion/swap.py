@@ -18,6 +18,8 @@ CONVERTED = set(LAYERS.values())
 OURS = {getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)}
 # Layers that compute nothing, or what a view does.
 NOTHING = {torch.nn.Identity, torch.nn.Flatten, torch.nn.Unflatten}
+CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
+CONTAINERS += (torch.nn.ParameterDict,)
 
 
 def convert(
@@ -160,6 +162,7 @@ def _swap(name, module, chosen) -> Layer | None:
     if kind not in LAYERS:
         # MultiheadAttention computes by its own parameters, and has a submodule beside.
         computes = not module._modules or (module._parameters and kind.__module__.startswith("torch.nn."))
+        computes = computes and not isinstance(module, CONTAINERS)
         return Layer(name, _kind(module), _why_unknown(module)) if computes else None
     if not chosen:
         return Layer(name, kind.__qualname__, "not chosen")
@@ -200,8 +203,9 @@ def _with_base(parametrized: type, base: type) -> type:
 
 def _fuse(name, module, report: Report):
     kind = type(module)
-    if native_class(module) is not None or kind in OURS or isinstance(module, torch.jit.ScriptModule):
+    if kind in CONVERTED or kind in OURS or isinstance(module, torch.jit.ScriptModule):
         return
+    kind = module.__class__ = native_class(module) or kind  # once more, since its layers may be others by now
     if kind.forward is torch.nn.Sequential.forward and "forward" not in module.__dict__:
         names, types = list(module._modules), tuple(type(child) for child in module._modules.values())
         found = [(function, names[first:end]) for first, end, function in runs_of(types) if function]

@@ -83,6 +83,12 @@ class Recipe:
     arguments: int
     variants: tuple[Variant, ...]
 
+    @property
+    def key(self):
+        """The same for recipes that do the same: of one text, calling the same functions."""
+        texts = [(variant.source, *((name, id(value)) for name, value in variant.names)) for variant in self.variants]
+        return (self.arguments, *texts)
+
     def __deepcopy__(self, memo):
         return self
 
@@ -94,7 +100,7 @@ _classes: dict[tuple, type] = {}
 
 def converted_class(cls: type, recipe) -> type:
     """The subclass of `cls` with the forward of the recipe; the same one for the same arguments."""
-    key = cls, recipe if recipe == SEQUENCE else (recipe.arguments, *(variant.source for variant in recipe.variants))
+    key = cls, recipe if recipe == SEQUENCE else recipe.key
     if key not in _classes:
         forward = fusing.run_sequence if recipe == SEQUENCE else _forward(cls, recipe)
 
