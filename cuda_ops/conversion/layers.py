@@ -2,8 +2,8 @@
 those of cuda_ops.functional likewise.
 
 They compute with our kernels where these take the call, and as PyTorch does where not (integers, half precision or
-autocast on the CPU, another kind of device, sparse and nested tensors, subclasses of Tensor such as DTensor): a model
-that ran before it was converted runs afterwards, on any device that it is moved to.
+autocast on the CPU, another kind of device, sparse and nested tensors, subclasses of Tensor such as DTensor, arguments
+that ours refuse by name): a model that ran before it was converted runs afterwards, wherever it is moved to.
 """
 
 import torch
@@ -46,7 +46,10 @@ def _layer(name: str, ours: type, native: type) -> type:
 
         def forward(self, *args, **kwargs):
             if args and takes(args[0]):
-                return ours.forward(self, *args, **kwargs)
+                try:
+                    return ours.forward(self, *args, **kwargs)
+                except NotImplementedError:  # an argument that is refused by name, before anything is written
+                    pass
             return native.forward(self, *args, **kwargs)
 
     text = f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take."
@@ -84,7 +87,7 @@ def _function(name: str, ours, native):
         if takes(input):
             try:
                 return ours(input, *args, **kwargs)
-            except NotImplementedError:  # an argument that is refused by name, before anything is written
+            except NotImplementedError:
                 pass
         return native(input, *args, **kwargs)
 

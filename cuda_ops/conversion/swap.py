@@ -48,8 +48,9 @@ def convert(
         TypeError: `model` is no module, `only` or `exclude` is neither names nor classes.
 
     What our kernels do not take (half precision or autocast on the CPU, integers, sparse tensors) is computed by
-    PyTorch's, decided at each call. Dropout draws other numbers than PyTorch's after the same seed. Converting twice
-    changes nothing. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
+    PyTorch's, decided at each call. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
+    save their output for the gradient, as ReLU does, so that it must not be written into afterwards. Converting again
+    takes what is new. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
