@@ -178,6 +178,8 @@ def _required(module) -> list[str]:
 class _Shallow(Tracer):
     """Every submodule is a call, but with `inline` those that are no more than a function."""
 
+    proxy_buffer_attributes = True  # what a forward writes into buffers is traced, not done
+
     def __init__(self, inline: bool):
         super().__init__(autowrap_modules=())
         self.inlined: dict[str, type] | None = {} if inline else None
@@ -204,7 +206,11 @@ class _Trace:
         self.codes: set = set()
         self.refused = None
         tracer = _Shallow(inline)
-        cls, before = type(module), set(module.__dict__)
+        cls = type(module)
+        spaces = [s for m in module.modules() for s in (m.__dict__, m._parameters, m._buffers, m._modules)]
+        before = [(space, dict(space)) for space in spaces]
+        if any(isinstance(value, Tensor) for value in module.__dict__.values()):
+            raise NotTraced("it keeps tensors that are neither parameters nor buffers")
         text = f"lambda self, {', '.join(arguments)}: forward(self, {', '.join(arguments)})"
         call = eval(compile(text, __file__, "eval"), {"forward": cls.forward})
         module.__class__ = type(cls.__name__, (cls,), {"forward": call})
@@ -215,11 +221,14 @@ class _Trace:
             raise NotTraced(f"torch.fx: {(str(error) or type(error).__name__).splitlines()[0]}") from error
         finally:
             module.__class__ = cls
-            made = set(module.__dict__) - before
-            for name in made:
-                del module.__dict__[name]
-        if made:
-            raise NotTraced("its forward makes tensors or sets attributes")
+            written = False
+            for now, then in before:
+                if now.keys() != then.keys() or any(now[name] is not then[name] for name in then):
+                    written = True
+                    now.clear()
+                    now.update(then)
+        if written:
+            raise NotTraced("it makes tensors or sets attributes")
         if self.refused:
             raise NotTraced(self.refused)
         for code in self.codes:
