@@ -17,7 +17,7 @@ from .._library import has_cuda
 ON_CPU = {torch.float32, torch.float64}
 ON_META = ON_CPU | {torch.float16, torch.bfloat16}
 ON_CUDA = ON_META if has_cuda() else set()
-PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor}
+PLAIN = {Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", Tensor), FakeTensor, FunctionalTensor}
 STRIDED, is_autocast_enabled = torch.strided, torch.is_autocast_enabled
 
 
