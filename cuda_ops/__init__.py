@@ -7,6 +7,7 @@ cuda_ops.training     GraphedStep: a training step as one CUDA graph
 cuda_ops.models       MnistCNN and GPT, of our layers, of fused ones, or of PyTorch's
 cuda_ops.data         MNIST, tiny Shakespeare, files of tokens, and batches of them
 cuda_ops.ladder       one product written again and again, to learn from
+cuda_ops.convert      a model of torch.nn's layers made ours, in place; cuda_ops.revert undoes it
 cuda_ops.explain      which CUDA kernel takes a call, and why
 python -m cuda_ops    the comparisons on MNIST and with GPT-2, benchmarks and `doctor`
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; "as" makes it public to
     from . import models as models
     from . import training as training
     from ._explain import explain as explain
+    from .conversion import convert as convert
+    from .conversion import revert as revert
 else:
     if _library.problem is None:
         try:
@@ -38,14 +41,16 @@ else:
     if _library.problem is not None:
         functional = nn = optim = _library.Missing()
 
+    _FUNCTIONS = {"convert": ".conversion", "explain": "._explain", "revert": ".conversion"}
+
     def __getattr__(name):
         """The other parts, loaded at their first use."""
-        if name not in ("data", "explain", "ladder", "models", "training"):
+        if name not in (*_FUNCTIONS, "data", "ladder", "models", "training"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if _library.without_torch:
             raise ImportError(_library.without_torch)
-        if name == "explain":
-            return importlib.import_module("._explain", __name__).explain
+        if name in _FUNCTIONS:
+            return getattr(importlib.import_module(_FUNCTIONS[name], __name__), name)
         return importlib.import_module(f".{name}", __name__)
 
 

@@ -12,6 +12,7 @@ MODULES = {"explain": "_explain"}
 COMMANDS = {
     "mnist": "train the MNIST CNN with our ops and with PyTorch's, side by side",
     "gpt": "train GPT-2 with our ops and with PyTorch's, side by side",
+    "race": "train any model with our layers and with PyTorch's, side by side",
     "bench": "time our ops beside PyTorch's",
     "explain": "which CUDA kernel takes a call, and why the others do not",
     "doctor": "what is built, what runs, what is missing, and how to fix it",

@@ -1,5 +1,13 @@
-"""The ops as functions, with the signatures of torch.nn.functional. One line an op."""
+"""torch.nn.functional, with our ops in place of its own, and more of ours. One line an op.
 
+`__all__` lists what is ours; every other public name is torch.nn.functional's (`native_names()`).
+"""
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional
+
+from ._superset import superset
 from .ops.add2 import add2
 from .ops.add_layer_norm import add_layer_norm
 from .ops.add_rms_norm import add_rms_norm
@@ -80,3 +88,11 @@ __all__ = [
     "square",
     "tanh",
 ]
+
+if TYPE_CHECKING:  # see nn.py
+    from torch.nn.functional import *  # noqa: F403
+
+    def native_names() -> list[str]: ...
+
+else:
+    native_names, __getattr__, __dir__ = superset(globals(), torch.nn.functional)

@@ -1,8 +1,16 @@
-"""The ops as modules, drop-in for those of torch.nn: same constructor arguments, repr and state_dict."""
+"""torch.nn, with our ops as modules in place of its own: same constructor arguments, repr and state_dict.
 
-import sys
+`__all__` lists what is ours; every other public name is torch.nn's (`native_names()`), so that a program may write
+`from cuda_ops import nn` where it wrote `from torch import nn`. `nn.functional` is cuda_ops.functional.
+"""
 
+from typing import TYPE_CHECKING
+
+import torch.nn
+
+from . import functional as functional
 from . import nn_utils as utils
+from ._superset import superset
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.conv2d import Conv2d
@@ -32,9 +40,6 @@ from .ops.silu import SiLU
 from .ops.softmax import Softmax, Softmax2d
 from .ops.softplus import Softplus
 from .ops.tanh import Tanh
-
-# `from cuda_ops.nn.utils import clip_grad_norm_`, as of torch.nn.utils, though this module is a file.
-sys.modules[f"{__name__}.utils"] = utils
 
 __all__ = [
     "ELU",
@@ -71,3 +76,11 @@ __all__ = [
     "Tanh",
     "utils",
 ]
+
+if TYPE_CHECKING:  # type checkers see torch.nn's other names here; the first one of a name is the one they take
+    from torch.nn import *  # noqa: F403
+
+    def native_names() -> list[str]: ...
+
+else:
+    native_names, __getattr__, __dir__ = superset(globals(), torch.nn)

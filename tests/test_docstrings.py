@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cuda_ops
+import cuda_ops.conversion
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [f"{module}.{name}" for module in ("functional", "optim") for name in getattr(cuda_ops, module).__all__]
@@ -17,9 +18,9 @@ NAMES = [f"{module}.{name}" for module in ("functional", "optim") for name in ge
 
 # Of the rest, those whose examples say what comes out, and need no training set.
 NAMES += [f"nn.{name}" for name in ("ConvBNReLUMaxPool2d", "LinearCrossEntropyLoss", "LinearReLU")]
-NAMES += ["nn_utils.clip_grad_norm_"]
 NAMES += ["data.Characters", "data.Windows", "models.GPT", "models.MnistCNN"]
 NAMES += ["training.GraphedStep", "training.learning_rate"]
+NAMES += ["nn_utils.clip_grad_norm_", "conversion.convert", "conversion.revert"]
 
 
 @pytest.mark.parametrize("name", NAMES)

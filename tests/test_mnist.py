@@ -522,7 +522,13 @@ def test_missing_package(package, monkeypatch, tmp_path, capsys):
 
 MNIST_HELP = "--backend --device --epochs --batch-size --lr --seed --dtype --data-dir --data-on --limit --graph"
 MNIST_HELP += " --save --out"
-HELP = {"": " ".join(COMMANDS), "mnist": MNIST_HELP + " torchrun 130", "bench": "--device --dtype", "doctor": "--json"}
+HELP = {
+    "": " ".join(COMMANDS),
+    "mnist": MNIST_HELP + " torchrun 130",
+    "bench": "--device --dtype",
+    "race": "--precision --out",
+    "doctor": "--json",
+}
 
 
 @pytest.mark.parametrize("command", HELP, ids=lambda command: command or "none")

@@ -22,7 +22,7 @@ from cuda_ops.models import MnistCNN
 from cuda_ops.training import GraphedStep, Trainer
 
 
-class Net(torch.nn.Module):
+class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 8, 3, padding=1)
@@ -36,6 +36,16 @@ class Net(torch.nn.Module):
 net = Net()
 optimizer = optim.SGD(net.parameters(), lr=0.1)
 reveal_type(net.conv)  # Revealed type is "cuda_ops.ops.conv2d.Conv2d"
+reveal_type(nn.Flatten())  # Revealed type is "torch.nn.modules.flatten.Flatten"
+reveal_type(nn.Sequential(nn.ReLU(), nn.Identity()))  # Revealed type is "torch.nn.modules.container.Sequential"
+reveal_type(functional.interpolate(torch.ones(1, 1, 1)))  # Revealed type is "torch._tensor.Tensor"
+reveal_type(optim.RMSprop(net.parameters()))  # Revealed type is "torch.optim.rmsprop.RMSprop"
+reveal_type(optim.lr_scheduler.StepLR(optimizer, 3))  # Revealed type is "torch.optim.lr_scheduler.StepLR"
+reveal_type(nn.native_names())  # Revealed type is "list[str]"
+reveal_type(nn.Linear(2, 2, dtype=torch.float64))  # Revealed type is "cuda_ops.ops.linear.Linear"
+reveal_type(cuda_ops.revert(net))  # Revealed type is "torch.nn.modules.module.Module"
+reveal_type(cuda_ops.convert(net, only="Conv2d"))  # Revealed type is "cuda_ops.conversion.report.Report"
+cuda_ops.convert(3)  # Argument 1 to "convert" has incompatible type "int"
 reveal_type(functional.relu(torch.ones(1)))  # Revealed type is "torch._tensor.Tensor"
 reveal_type(cuda_ops.functional.relu(torch.ones(1)))  # Revealed type is "torch._tensor.Tensor"
 reveal_type(optimizer)  # Revealed type is "cuda_ops.ops.sgd.SGD"

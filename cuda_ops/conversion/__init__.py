@@ -1,0 +1,18 @@
+"""`cuda_ops.convert`: a model of torch.nn's layers computed by ours, in place, and `cuda_ops.revert`, which undoes it.
+
+Nothing of a model is replaced but the *classes* of some of its modules, each by a subclass of the class it had:
+`module.__class__ = …`, as torch.nn.utils.parametrize does. The objects stay where they are, and with them parameters,
+buffers, hooks, names, sharing, mode and whatever a user has put on them; state_dict, deepcopy, pickle, DDP and
+torch.compile see what they saw before.
+
+layers.py    the classes of single layers: ours, and for a call that our kernels do not take PyTorch's own
+fusing.py    runs of layers that one op of ours computes, as functions of these layers; Sequential's forward
+traced.py    the forward of other modules, where torch.fx can trace it and it is the same for every input
+report.py    what was done, and what was not and why
+swap.py      convert and revert
+"""
+
+from .report import Report
+from .swap import convert, revert
+
+__all__ = ["Report", "convert", "revert"]

@@ -1,0 +1,159 @@
+"""Runs of layers that one op of ours computes, each as a function of its input and of the layers.
+
+The layers are asked at every call whether they are still what they were (`unlike`): with hooks, pruning, another class
+or another module in their place, or where the op does not take the input, they are called one after the other, as they
+would have been.
+"""
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from .. import functional, nn
+from .._arguments import pair
+from .._modules import parameter, unlike
+from ..ops._pool2d import pair_or_kernel
+from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
+from . import layers
+from .layers import Functions, takes
+
+# A run is written as a word, of a letter for each class of layers.
+LETTERS = {
+    "c": "Conv2d",
+    "b": "BatchNorm2d",
+    "r": "ReLU",
+    "p": "MaxPool2d",
+    "l": "Linear",
+    "g": "GELU",
+    "d": "Dropout",
+    "n": "LayerNorm",
+    "m": "RMSNorm",
+}
+CLASSES = {letter: (getattr(layers, name), getattr(nn, name)) for letter, name in LETTERS.items()}
+LETTER_OF = {cls: letter for letter, classes in CLASSES.items() for cls in classes}
+MOST_WINDOW = 255  # of conv_bn_relu_pool
+
+
+def letter_of(module) -> str:
+    return LETTER_OF.get(type(module), "-")
+
+
+def is_plain(module, letter: str) -> bool:
+    """Whether a call of `module` is what its class alone says; None, for a function in its place, is."""
+    return module is None or unlike(module, CLASSES[letter]) is None
+
+
+def linear_relu(input: Tensor, linear, relu=None) -> Tensor:
+    if takes(input) and is_plain(linear, "l") and is_plain(relu, "r"):
+        return functional.linear_relu(input, parameter(linear, "weight"), parameter(linear, "bias"))
+    output = linear(input)
+    return Functions.relu(output) if relu is None else relu(output)
+
+
+def linear_gelu(input: Tensor, linear, gelu=None, approximate: str = "none") -> Tensor:
+    if takes(input) and is_plain(linear, "l") and is_plain(gelu, "g"):
+        approximate = approximate if gelu is None else gelu.approximate
+        return functional.linear_gelu(input, parameter(linear, "weight"), parameter(linear, "bias"), approximate)
+    output = linear(input)
+    return Functions.gelu(output, approximate=approximate) if gelu is None else gelu(output)
+
+
+def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Tensor:
+    """`window`: kernel_size, stride and padding of the pooling, where `pool` is None."""
+    if (
+        takes(input)
+        and input.dim() == 4
+        and is_plain(conv, "c")
+        and is_plain(norm, "b")
+        and is_plain(relu, "r")
+        and is_plain(pool, "p")
+        and conv.padding_mode == "zeros"
+        and norm.eps > 0
+        # The gradients of evaluation compute the block anew: there the layers are faster.
+        and (norm.training or not torch.is_grad_enabled())
+        and (pool is None or is_simple_window(pool))
+    ):
+        if pool is not None:
+            window = pool.kernel_size, pool.stride, pool.padding
+        return conv_bn_relu_pool_modules(input, conv, norm, *window)
+    output = norm(conv(input))
+    output = Functions.relu(output) if relu is None else relu(output)
+    return Functions.max_pool2d(output, *window) if pool is None else pool(output)
+
+
+def is_simple_window(pool) -> bool:
+    """Whether conv_bn_relu_pool has such a pooling."""
+    if pool.ceil_mode or pool.return_indices or pair("max_pool2d", "dilation", pool.dilation) != (1, 1):
+        return False
+    height, width = pair_or_kernel("max_pool2d", "kernel_size", pool.kernel_size, (1, 1))
+    return height * width <= MOST_WINDOW
+
+
+def add_layer_norm(input: Tensor, residual: Tensor, dropout, norm) -> tuple[Tensor, Tensor]:
+    """norm(dropout(input) + residual), and the sum."""
+    if _is_sum_of_rows(input, residual, dropout) and is_plain(norm, "n"):
+        weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
+        p, training = (0.0, False) if dropout is None else (dropout.p, dropout.training)
+        return functional.add_layer_norm(input, residual, norm.normalized_shape, weight, bias, norm.eps, p, training)
+    total = (input if dropout is None else dropout(input)) + residual
+    return norm(total), total
+
+
+def add_rms_norm(input: Tensor, residual: Tensor, dropout, norm) -> tuple[Tensor, Tensor]:
+    """norm(dropout(input) + residual), and the sum."""
+    if _is_sum_of_rows(input, residual, dropout) and is_plain(norm, "m"):
+        p, training = (0.0, False) if dropout is None else (dropout.p, dropout.training)
+        weight = parameter(norm, "weight")
+        return functional.add_rms_norm(input, residual, norm.normalized_shape, weight, norm.eps, p, training)
+    total = (input if dropout is None else dropout(input)) + residual
+    return norm(total), total
+
+
+def _is_sum_of_rows(input, residual, dropout) -> bool:
+    return (
+        takes(input)
+        and takes(residual)
+        and input.shape == residual.shape
+        and input.dtype == residual.dtype
+        and input.device == residual.device
+        # Under autocast the sum would be made in another dtype than that of its operands.
+        and not torch.is_autocast_enabled(input.device.type)
+        and is_plain(dropout, "d")
+    )
+
+
+# The longest come first.
+RUNS = {"cbrp": conv_bn_relu_pool, "lr": linear_relu, "lg": linear_gelu}
+
+
+_steps: dict[tuple[type, ...], tuple] = {}
+
+
+def steps_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, object], ...]:
+    if is_dynamo_compiling():  # which traces no dictionary of classes, and does this once
+        return runs_of(classes)
+    steps = _steps.get(classes)
+    if steps is None:
+        steps = _steps[classes] = runs_of(classes)
+    return steps
+
+
+def runs_of(classes: tuple[type, ...]) -> tuple[tuple[int, int, object], ...]:
+    """(first, end, function) of each step of a Sequential of such layers: those of a run, or one layer and None."""
+    word = "".join([LETTER_OF.get(cls, "-") for cls in classes])
+    steps, first = [], 0
+    while first < len(word):
+        run = next((run for run in RUNS if word.startswith(run, first)), None)
+        end = first + (len(run) if run else 1)
+        steps.append((first, end, RUNS[run] if run else None))
+        first = end
+    return tuple(steps)
+
+
+def run_sequence(self, input):
+    """torch.nn.Sequential.forward, with the runs among its layers in one op each; what they are is asked anew at each
+    call, so that layers may come, go and change."""
+    modules = list(self._modules.values())
+    for first, end, function in steps_of(tuple([type(module) for module in modules])):
+        input = function(input, *modules[first:end]) if function else modules[first](input)
+    return input

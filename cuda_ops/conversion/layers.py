@@ -1,0 +1,105 @@
+"""The classes of converted layers, one for each class of cuda_ops.nn that has a namesake in torch.nn, and functions for
+those of cuda_ops.functional likewise.
+
+They compute with our kernels where these take the call, and as PyTorch does where not (integers, half precision or
+autocast on the CPU, another kind of device, sparse and nested tensors, subclasses of Tensor such as DTensor, arguments
+that ours refuse by name): a model that ran before it was converted runs afterwards, wherever it is moved to.
+"""
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from .. import functional, nn
+from .._library import has_cuda
+
+ON_CPU = {torch.float32, torch.float64}
+ON_META = ON_CPU | {torch.float16, torch.bfloat16}
+ON_CUDA = ON_META if has_cuda() else set()
+PLAIN = {Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", Tensor), FakeTensor, FunctionalTensor}
+STRIDED, is_autocast_enabled = torch.strided, torch.is_autocast_enabled
+
+
+def takes(tensor) -> bool:
+    """Whether our kernels compute with such a tensor, here and now. Small calls feel this: `tensor.device` costs more
+    than all that is asked here."""
+    if type(tensor) not in PLAIN or tensor.layout is not STRIDED or tensor.is_nested:
+        return False
+    if tensor.is_cuda:
+        return tensor.dtype in ON_CUDA
+    if tensor.is_cpu:
+        return tensor.dtype in ON_CPU and not is_autocast_enabled("cpu")
+    return tensor.is_meta and tensor.dtype in ON_META
+
+
+# Layers whose first argument is no floating point number: their weight decides.
+OF_INDICES = ("Embedding", "EmbeddingBag")
+
+
+def _layer(name: str, ours: type, native: type) -> type:
+    if name in OF_INDICES:
+
+        def forward(self, *args, **kwargs):
+            return (ours if takes(self.weight) else native).forward(self, *args, **kwargs)
+    else:
+
+        def forward(self, *args, **kwargs):
+            if args and takes(args[0]):
+                try:
+                    return ours.forward(self, *args, **kwargs)
+                except NotImplementedError:  # an argument that is refused by name, before anything is written
+                    pass
+            return native.forward(self, *args, **kwargs)
+
+    text = f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take."
+    members = {"forward": forward, "__doc__": text, "__module__": __name__, "cuda_ops_native": native}
+    return type(name, (ours,), members)
+
+
+def _layers():
+    """{torch.nn's class: its converted class}. Ours have to be torch.nn's but for forward and what it calls: what their
+    constructor would add is missing in a module that torch.nn's has made."""
+    classes = {}
+    for name in nn.__all__:
+        ours, native = getattr(nn, name), getattr(torch.nn, name, None)
+        if isinstance(ours, type) and native and issubclass(ours, native) and ours.__init__ is native.__init__:
+            classes[native] = _layer(name, ours, native)
+    return classes
+
+
+LAYERS = _layers()
+globals().update({converted.__name__: converted for converted in LAYERS.values()})  # where pickle looks for them
+
+
+def native_class(module: torch.nn.Module) -> type | None:
+    """The class that a converted module had; None if it is not converted."""
+    return vars(type(module)).get("cuda_ops_native")
+
+
+class Functions:
+    """The functions of cuda_ops.functional that torch.nn.functional has too, and the latter's for what ours do not
+    take."""
+
+
+def _function(name: str, ours, native):
+    def call(input, *args, **kwargs):
+        if takes(input):
+            try:
+                return ours(input, *args, **kwargs)
+            except NotImplementedError:
+                pass
+        return native(input, *args, **kwargs)
+
+    call.__name__, call.__qualname__, call.__module__ = name, f"Functions.{name}", __name__
+    return call
+
+
+FUNCTIONS = {}
+for _name in functional.__all__:
+    if _native := getattr(torch.nn.functional, _name, None):
+        FUNCTIONS[_native] = _function(_name, getattr(functional, _name), _native)
+        setattr(Functions, _name, staticmethod(FUNCTIONS[_native]))
+        # torch.relu is not torch.nn.functional.relu, but means the same where it has the same arguments.
+for _name in ("relu", "sigmoid", "tanh"):
+    FUNCTIONS[getattr(torch, _name)] = getattr(Functions, _name)

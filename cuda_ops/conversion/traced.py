@@ -1,0 +1,493 @@
+"""Other modules' own forward: traced by torch.fx, one module at a time, its submodules being calls.
+
+A trace is one path through a forward. It stands for all of them where the forward is a straight line: no branch and no
+loop in any code of the user's that it ran (branches on arguments would be decided by the stand-ins that are traced),
+all arguments tensors, those with a default left out, and no tensor made on the way. What it read of the modules'
+numbers and flags (`self.training`, `self.dropout.p`) is written into the new forward as a guard. A call that is not of
+this kind runs the forward that there was; so does a module that cannot be traced.
+
+Of the trace, runs of layers become calls of fusing.py, and functions of torch.nn.functional become ours. The new
+forward is a text that calls the same submodules by name: it holds no module, no parameter and no tensor.
+"""
+
+import copyreg
+import dis
+import importlib
+import inspect
+import linecache
+import math
+import operator
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Tracer
+
+from .._modules import unlike
+from . import fusing
+from .fusing import LETTER_OF, is_simple_window
+from .layers import FUNCTIONS, Functions
+
+# Code of these folders is not the user's: what it does is known to torch.fx, or is ours.
+KNOWN = tuple(f"{Path(path).parent}/" for path in (torch.__file__, __file__))
+STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
+# Numbers of theirs are drawn anew at each call.
+RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
+BRANCHES = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "SETUP_FINALLY", "SETUP_WITH", "BEFORE_WITH", "SEND", "YIELD_VALUE")
+
+
+class NotTraced(Exception):
+    """Why a forward is left alone."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A forward as text, for the modes and numbers with which it was traced."""
+
+    source: str
+    names: tuple[tuple[str, object], ...]
+    """What the text calls by name."""
+
+    def __reduce__(self):
+        names = [(name, _ModuleName(v.__name__) if isinstance(v, ModuleType) else v) for name, v in self.names]
+        return _variant_of, (self.source, names)
+
+    def functions(self):
+        """(guard, forward)."""
+        namespace = dict(self.names)
+        file = f"<cuda_ops.convert {hash(self.source):x}>"
+        linecache.cache[file] = (len(self.source), None, self.source.splitlines(True), file)  # for tracebacks
+        exec(compile(self.source, file, "exec"), namespace)
+        return namespace["guard"], namespace["forward"]
+
+
+class _ModuleName(str):
+    """For pickle, which keeps no modules."""
+
+
+def _variant_of(source, names):
+    def value(v):
+        return importlib.import_module(v) if isinstance(v, _ModuleName) else v
+
+    return Variant(source, tuple((name, value(v)) for name, v in names))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a class of another: picklable, so that converted modules are."""
+
+    arguments: int
+    variants: tuple[Variant, ...]
+
+    @property
+    def key(self):
+        """The same for recipes that do the same: of one text, calling the same functions."""
+        texts = [(variant.source, *((name, id(value)) for name, value in variant.names)) for variant in self.variants]
+        return (self.arguments, *texts)
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+# Sequential and its subclasses, with its forward, take fusing.run_sequence.
+SEQUENCE = "sequence"
+_classes: dict[tuple, type] = {}
+
+
+def converted_class(cls: type, recipe) -> type:
+    """The subclass of `cls` with the forward of the recipe; the same one for the same arguments."""
+    key = cls, recipe if recipe == SEQUENCE else recipe.key
+    if key not in _classes:
+        forward = fusing.run_sequence if recipe == SEQUENCE else _forward(cls, recipe)
+
+        def __reduce_ex__(self, protocol):
+            create, arguments, *rest = cls.__reduce_ex__(self, protocol)
+            if create is not copyreg.__newobj__ or arguments != (type(self),):
+                return (create, arguments, *rest)  # of a class that says itself how it is copied
+            return (_new, (cls, recipe), *rest)
+
+        members = {"forward": forward, "__reduce_ex__": __reduce_ex__, "cuda_ops_native": cls}
+        members |= {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
+        _classes[key] = type(cls.__name__, (cls,), members)
+    return _classes[key]
+
+
+def _new(cls, recipe):
+    made = converted_class(cls, recipe)
+    return made.__new__(made)
+
+
+def _forward(cls, recipe):
+    count = recipe.arguments
+    variants = [variant.functions() for variant in recipe.variants]
+
+    def forward(self, *args, **kwargs):
+        if len(args) == count and not kwargs and all(isinstance(argument, Tensor) for argument in args):
+            for guard, traced in variants:
+                if guard(self):
+                    return traced(self, *args)
+        return cls.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def recipe_of(module: torch.nn.Module) -> tuple[Recipe | None, list[tuple[str, tuple[str, ...]]]]:
+    """The recipe for this module's class, and what it fuses or replaces: (what, names of layers); None where there is
+    nothing to gain. Raises NotTraced with the reason."""
+    arguments = _required(module)
+    _check_straight(inspect.unwrap(type(module).forward))
+    variants, gains, was_training = [], [], module.training
+    try:
+        for training in (was_training, not was_training):
+            module.training = training
+            try:
+                trace = _Trace(module, arguments, inline=True)
+            except NotTraced:
+                trace = _Trace(module, arguments, inline=False)
+            found = _rewrite(trace.graph, module)
+            if found:
+                variants.append(trace.variant())
+                gains += [gain for gain in found if gain not in gains]
+            if "self.training" not in trace.reads:
+                break
+    finally:
+        module.training = was_training
+    return (Recipe(len(arguments), tuple(variants)) if variants else None), gains
+
+
+def _required(module) -> list[str]:
+    if "forward" in module.__dict__:
+        raise NotTraced("has a forward that was set on it")
+    names = []
+    for parameter in list(inspect.signature(type(module).forward).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_POSITIONAL or (
+            parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        ):
+            raise NotTraced(f"takes *{parameter.name}")
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.default is parameter.empty:
+            names.append(parameter.name)
+    if not names:
+        raise NotTraced("takes no argument that is always a tensor")
+    return names
+
+
+class _Shallow(Tracer):
+    """Every submodule is a call, but with `inline` those that are no more than a function."""
+
+    proxy_buffer_attributes = True  # what a forward writes into buffers is traced, not done
+
+    def __init__(self, inline: bool):
+        super().__init__(autowrap_modules=())
+        self.inlined: dict[str, type] | None = {} if inline else None
+
+    def is_leaf_module(self, module, name):
+        known = type(module).__module__.startswith(("torch.", f"{__package__.partition('.')[0]}."))
+        if self.inlined is None or known or module._modules or module._parameters or module._buffers:
+            return True
+        if unlike(module, (type(module),)) is not None:
+            return True
+        self.inlined[name] = type(module)
+        return False
+
+
+class _Trace:
+    """A graph of one module's forward, and what it depends on."""
+
+    def __init__(self, module, arguments: list[str], inline: bool):
+        self.paths = {id(m): f"self.{name}" if name else "self" for name, m in module.named_modules()}
+        self.reads: dict[str, str] = {}
+        """{expression: its value, as text}"""
+        self.functions: dict[str, object] = {}
+        """Functions that are attributes of a module: {expression: function}"""
+        self.codes: set = set()
+        self.refused = None
+        tracer = _Shallow(inline)
+        cls = type(module)
+        spaces = [s for m in module.modules() for s in (m.__dict__, m._parameters, m._buffers, m._modules)]
+        before = [(space, dict(space)) for space in spaces]
+        if any(isinstance(value, Tensor) for value in module.__dict__.values()):
+            raise NotTraced("it keeps tensors that are neither parameters nor buffers")
+        text = f"lambda self, {', '.join(arguments)}: forward(self, {', '.join(arguments)})"
+        call = eval(compile(text, __file__, "eval"), {"forward": cls.forward})
+        module.__class__ = type(cls.__name__, (cls,), {"forward": call})
+        try:
+            with _Observation(self):
+                self.graph = tracer.trace(module)
+        except Exception as error:  # whatever a forward comes up with where its argument is a stand-in
+            raise NotTraced(f"torch.fx: {(str(error) or type(error).__name__).splitlines()[0]}") from error
+        finally:
+            module.__class__ = cls
+            written = False
+            for now, then in before:
+                if now.keys() != then.keys() or any(now[name] is not then[name] for name in then):
+                    written = True
+                    now.clear()
+                    now.update(then)
+        if written:
+            raise NotTraced("it makes tensors or sets attributes")
+        if self.refused:
+            raise NotTraced(self.refused)
+        for code in self.codes:
+            _check_straight(code)
+        self.inlined = {f"self.{name}": kind for name, kind in (tracer.inlined or {}).items()}
+
+    def read(self, module, name, value):
+        """A line of the user's reads module.<name>."""
+        path = self.paths.get(id(module))
+        if isinstance(value, (Tensor, torch.nn.Module)):
+            return  # read anew by the new forward
+        if name not in object.__getattribute__(module, "__dict__") and callable(value):
+            return  # a method: its code is looked at when it runs
+        if path is None:
+            self.refused = f"it reads {type(module).__name__}.{name}, of a module that is none of its own"
+        elif isinstance(value, FunctionType) or inspect.isbuiltin(value):
+            self.functions[f"{path}.{name}"] = value
+        elif _is_constant(value):
+            self.reads[f"{path}.{name}"] = repr(tuple(value) if isinstance(value, torch.Size) else value)
+        else:
+            self.refused = f"it reads {path}.{name}, of type {type(value).__name__}"
+
+    def variant(self) -> Variant:
+        code = self.graph.python_code("self")
+        names = {name: value for name, value in code.globals.items() if name in code.src}
+        conditions = [f"{_path(name)} == {value}" for name, value in sorted(self.reads.items())]
+        for number, (name, function) in enumerate(sorted(self.functions.items())):
+            names[f"_read_{number}"] = function
+            conditions.append(f"{_path(name)} is _read_{number}")
+        for number, (name, kind) in enumerate(sorted(self.inlined.items())):
+            names |= {f"_class_{number}": kind, "_unlike": unlike}
+            conditions.append(f"_unlike({_path(name)}, (_class_{number},)) is None")
+        guard = f"def guard(self):\n    return {' and '.join(conditions) or 'True'}\n"
+        return Variant(f"{guard}\n{code.src}", tuple(sorted(names.items(), key=lambda item: item[0])))
+
+
+class _Observation:
+    """While it is entered, `trace` is told which code of the user's runs, and what that reads of modules."""
+
+    def __init__(self, trace: _Trace):
+        self.trace = trace
+
+    def __enter__(self):
+        trace = self.trace
+
+        def read(module, name):
+            value = object.__getattribute__(module, name)
+            if _is_users(sys._getframe(1).f_code):
+                trace.read(module, name, value)
+            return value
+
+        def profile(frame, event, function):
+            if event == "call":
+                if _is_users(frame.f_code):
+                    trace.codes.add(frame.f_code)
+                elif frame.f_globals.get("__name__") in RANDOM:
+                    trace.refused = "it draws numbers that are no tensors"
+            elif event == "c_call" and _is_users(frame.f_code):
+                owner = getattr(function, "__self__", None)
+                if getattr(function, "__module__", None) in RANDOM or type(owner).__module__ in RANDOM:
+                    trace.refused = "it draws numbers that are no tensors"
+
+        self.before = sys.getprofile()
+        torch.nn.Module.__getattribute__ = read
+        sys.setprofile(profile)
+
+    def __exit__(self, *exception):
+        sys.setprofile(self.before)
+        del torch.nn.Module.__getattribute__
+
+
+def _is_users(code) -> bool:
+    file = code.co_filename
+    if file.startswith(KNOWN):
+        return False
+    return not file.startswith((STANDARD, "<frozen")) or "-packages/" in file
+
+
+def _is_constant(value) -> bool:
+    if type(value) in (tuple, list, torch.Size):
+        return all(_is_constant(v) for v in value)
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def _check_straight(function):
+    code = getattr(function, "__code__", function)
+    if not hasattr(code, "co_code"):
+        raise NotTraced("its forward is no function of Python")
+    if getattr(code, "co_exceptiontable", b""):
+        raise NotTraced(f"{code.co_name} handles exceptions, or has a with statement")
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(BRANCHES):
+            raise NotTraced(f"{code.co_name} branches or loops")
+
+
+def _path(name: str) -> str:
+    """self.0.p, of a Sequential's member, is no Python."""
+    first, *rest = name.split(".")
+    for part in rest:
+        first = f"{first}.{part}" if part.isidentifier() else f"getattr({first}, {part!r})"
+    return first
+
+
+# What is found in a trace.
+
+
+def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
+    """Fuses and replaces; returns what, and the layers by name."""
+    found = _Finder(graph, module)
+    for node in list(graph.nodes):
+        found.try_norm(node)
+    for node in list(graph.nodes):
+        found.try_pool(node)
+    for node in list(graph.nodes):
+        found.try_activation(node)
+    for node in list(graph.nodes):
+        found.try_function(node)
+    return found.gains
+
+
+class _Finder:
+    def __init__(self, graph: Graph, module):
+        self.graph, self.module, self.gains, self.done = graph, module, [], set()
+
+    def letter(self, node) -> str:
+        """Of a node that calls a layer, or a function in its place, with one tensor and constants."""
+        if not isinstance(node, torch.fx.Node) or not node.args or not isinstance(node.args[0], torch.fx.Node):
+            return "-"
+        if node.op == "call_module":
+            alone = len(node.args) == 1 and not node.kwargs
+            return LETTER_OF.get(type(self.module.get_submodule(node.target)), "-") if alone else "-"
+        if node.op == "call_function":
+            function = FUNCTIONS.get(node.target)
+            if function is Functions.relu and set(node.kwargs) <= {"inplace"}:
+                return "r"
+            if function is Functions.gelu and len(node.args) == 1 and set(node.kwargs) <= {"approximate"}:
+                return "g"
+            if node.target is torch.nn.functional.max_pool2d and self.window(node):
+                return "p"
+        if node.op == "call_method" and node.target == "relu" and len(node.args) == 1:
+            return "r"
+        return "-"
+
+    @staticmethod
+    def window(node):
+        """kernel_size, stride and padding of a call of max_pool2d, if there is nothing else."""
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+        given = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+        kernel, stride, padding = given.pop("kernel_size", None), given.pop("stride", None), given.pop("padding", 0)
+        plain = all(given.pop(name, value) == value for name, value in zip(names[3:], (1, False, False), strict=True))
+        numbers = [v for w in (kernel, stride, padding) for v in (w if isinstance(w, (tuple, list)) else [w])]
+        if given or not plain or kernel is None or not all(type(v) is int or v is stride for v in numbers):
+            return None
+        area = kernel[0] * kernel[-1] if isinstance(kernel, (tuple, list)) else kernel * kernel
+        return (kernel, stride, padding) if 0 < area <= fusing.MOST_WINDOW else None
+
+    def before(self, node, letter):
+        """The node whose result `node` alone takes, if it is of that letter."""
+        source = node.args[0]
+        return source if self.letter(source) == letter and len(source.users) == 1 else None
+
+    def layer(self, node):
+        """The module of a node as an argument; None for a function."""
+        return self.graph.get_attr(node.target) if node is not None and node.op == "call_module" else None
+
+    def call(self, where, function, *arguments):
+        new = self.graph.call_function(function, arguments)
+        self.done.add(new)
+        return new
+
+    def gain(self, what, *nodes):
+        names = [node.target if node.op == "call_module" else f"{node.name}()" for node in nodes if node is not None]
+        self.gains.append((what, tuple(names)))
+
+    def replace(self, nodes, new):
+        """`new` for the last of the nodes, which end in each other alone."""
+        nodes[-1].replace_all_uses_with(new)
+        for node in reversed(nodes):
+            self.graph.erase_node(node)
+
+    def try_pool(self, pool):
+        if self.letter(pool) != "p":
+            return
+        relu = self.before(pool, "r")
+        norm = relu and self.before(relu, "b")
+        conv = norm and self.before(norm, "c")
+        if not conv or conv.op != "call_module" or norm.op != "call_module":
+            return
+        if pool.op == "call_module" and not is_simple_window(self.module.get_submodule(pool.target)):
+            return
+        with self.graph.inserting_before(pool):
+            window = self.window(pool) if pool.op == "call_function" else None
+            layers = [self.layer(node) for node in (conv, norm, relu, pool)]
+            new = self.call(pool, fusing.conv_bn_relu_pool, conv.args[0], *layers, window)
+        self.gain("conv_bn_relu_pool", conv, norm, relu, pool)
+        self.replace((conv, norm, relu, pool), new)
+
+    def try_activation(self, node):
+        letter = self.letter(node)
+        linear = self.before(node, "l") if letter in "rg" else None
+        if not linear or linear.op != "call_module":
+            return
+        function = fusing.linear_relu if letter == "r" else fusing.linear_gelu
+        with self.graph.inserting_before(node):
+            extra = [node.kwargs.get("approximate", "none")] if letter == "g" and node.op == "call_function" else []
+            new = self.call(node, function, linear.args[0], self.layer(linear), self.layer(node), *extra)
+        self.gain(function.__name__, linear, node)
+        self.replace((linear, node), new)
+
+    def try_norm(self, norm):
+        if norm.op != "call_module" or self.letter(norm) not in "nm":
+            return
+        total = norm.args[0]
+        if total in self.done or not self.is_sum(total):
+            return
+        input, residual = total.args
+        if self.letter(input) != "d" and self.letter(residual) == "d":
+            input, residual = residual, input
+        drop = input if self.letter(input) == "d" and input.op == "call_module" and len(input.users) == 1 else None
+        function = fusing.add_layer_norm if self.letter(norm) == "n" else fusing.add_rms_norm
+        if drop is not None and not self.stays(drop):
+            drop = None
+        with self.graph.inserting_before(total):
+            source = drop.args[0] if drop is not None else input
+            both = self.call(total, function, source, residual, self.layer(drop), self.layer(norm))
+            output, sum_ = (self.call(total, operator.getitem, both, i) for i in (0, 1))
+        self.gain(function.__name__, drop, total, norm)
+        norm.replace_all_uses_with(output)
+        self.graph.erase_node(norm)
+        self.replace((total,) if drop is None else (drop, total), sum_)
+
+    def stays(self, drop) -> bool:
+        """Whether dropout leaves its input as it was, for others that read it."""
+        return not self.module.get_submodule(drop.target).inplace
+
+    @staticmethod
+    def is_sum(node) -> bool:
+        """Of two tensors (or what the op, at the call, finds to be none), out of place."""
+        if not isinstance(node, torch.fx.Node) or node.kwargs or len(node.args) != 2:
+            return False
+        if not all(isinstance(argument, torch.fx.Node) for argument in node.args):
+            return False
+        functions = node.op == "call_function" and node.target in (operator.add, torch.add)
+        return functions or (node.op == "call_method" and node.target == "add")
+
+    def try_function(self, node):
+        """A function of torch.nn.functional, or a method that is one, becomes ours."""
+        function = None
+        if node.op == "call_function" and node.args:
+            function = FUNCTIONS.get(node.target)
+        elif node.op == "call_method" and node.target in ("relu", "sigmoid", "tanh"):
+            function = getattr(Functions, node.target) if len(node.args) == 1 else None
+        elif node.op == "call_method" and node.target in ("softmax", "log_softmax"):
+            dims = [*node.args[1:], *node.kwargs.values()]
+            named = set(node.kwargs) <= {"dim"} and len(dims) == 1 and type(dims[0]) is int
+            function = getattr(Functions, node.target) if named else None
+        if function is not None:
+            with self.graph.inserting_before(node):
+                new = self.graph.call_function(function, node.args, node.kwargs)
+            self.gains.append((function.__name__, (f"{node.name}()",)))
+            node.replace_all_uses_with(new)
+            self.graph.erase_node(node)

@@ -1,0 +1,151 @@
+"""python -m cuda_ops race: reports, parity that fails where it must, models by each kind of name, bad arguments."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cuda_ops
+from cuda_ops.__main__ import main
+from cuda_ops.training.race import measure, report
+from cuda_ops.training.race.measure import Conditions
+from cuda_ops.training.race.subject import find
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = """
+import torch
+
+
+def make():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True), torch.nn.Flatten(),
+        torch.nn.Linear(144, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 3),
+    )
+    return model, torch.rand(4, 1, 8, 8)
+
+
+def with_loss():
+    return torch.nn.Linear(3, 2), (torch.rand(4, 3),), lambda output: output.exp().mean()
+
+
+def broken():
+    return torch.nn.Linear(3, 2), torch.rand(4, 5)
+
+
+def no_model():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "race_models.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("race_models", None)
+
+
+def test_a_race_writes_its_report(folder, capsys):
+    arguments = ["race", "race_models:make", "--device", "cpu", "--blocks", "2"]
+    assert main(arguments) == 0
+    out = folder / "runs/race/race_models_make"
+    outcome = json.loads((out / "report.json").read_text())
+    assert [step["name"] for step in outcome["steps"]] == ["PyTorch", "cuda_ops"]
+    assert all(len(step["blocks"]) == 2 and min(step["blocks"]) > 0 for step in outcome["steps"])
+    assert [row["name"] for row in outcome["parity"]] == ["output", "gradients", "running statistics"]
+    assert outcome["ok"] and all(row["distance"] < 1e-4 for row in outcome["parity"])
+    layers = {"Conv2d", "BatchNorm2d", "ReLU", "Flatten", "Linear", "Dropout", measure.OUTSIDE}
+    for side in ("native", "ours"):
+        assert set(outcome["layers"][side]) == layers
+        assert all(outcome["layers"][side]["Linear"][phase] > 0 for phase in ("forward", "backward"))
+    text = (out / "report.md").read_text()
+    printed = capsys.readouterr().out
+    for word in ("| Linear |", "cuda_ops", "linear_relu: 1 × 2 calls in one", "running statistics"):
+        assert word in text
+    assert "linear_relu: 1 × 2 calls in one" in printed and "report.json" in printed
+    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_with_its_own_loss(folder):
+    subject = find("race_models:with_loss", "cpu", None, None)
+    output = subject.call(subject.model, *subject.batch)
+    assert torch.equal(subject.loss(torch.nn.functional, output, *subject.batch), output.exp().mean())
+
+
+def test_wrong_results_end_with_status_1(folder, capsys, monkeypatch):
+    right = cuda_ops.functional.linear_relu
+    monkeypatch.setattr(cuda_ops.functional, "linear_relu", lambda *args: 1.01 * right(*args))
+    assert main(["race", "race_models:make", "--device", "cpu", "--blocks", "1"]) == 1
+    assert "differ by more than rounding" in capsys.readouterr().err
+
+
+def test_a_model_of_torchvision(folder):
+    pytest.importorskip("torchvision")
+    subject = find("squeezenet1_1", "cpu", 2, 48)
+    assert [tuple(tensor.shape) for tensor in subject.batch] == [(2, 3, 48, 48), (2,)]
+    conditions = Conditions(torch.device("cpu"), None, 1, 1)
+    times = measure.layer_times(subject, True, conditions, steps=1)
+    assert times["Conv2d"]["forward"] > 0 and times["Conv2d"]["backward"] > 0
+    assert find("vit_b_32", "cpu", 1, 64).model.image_size == 64
+
+
+def test_a_model_of_transformers(folder):
+    pytest.importorskip("transformers")
+    subject = find("BertModel", "cpu", 2, 5)
+    assert subject.batch[0].shape == (2, 5)
+    assert len(subject.model.encoder.layer) == 2
+    assert subject.loss(torch.nn.functional, subject.call(subject.model, *subject.batch), *subject.batch).numel() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_model"], "no_such_model is neither a classification model of torchvision's"),
+        (["no_such_module:make"], "no_such_module:make cannot be imported"),
+        (["race_models:no_such_function"], "race_models:no_such_function cannot be imported"),
+        (["race_models:no_model"], "has to return a model and its inputs"),
+        (["race_models:broken"], "race_models:broken does not run"),
+        (["race_models:make", "--precision", "bf16"], "--precision bf16 needs a GPU"),
+        (["race_models:make", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
+        (["race_models:make", "--device", "tpu"], "--device tpu is unknown"),
+        (["race_models:make", "--out", "race_models.py"], "--out race_models.py cannot be written to"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(folder, capsys, arguments, message):
+    assert main(["race", "--device", "cpu", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+
+
+def test_help_names_what_there_is():
+    result = subprocess.run(
+        [sys.executable, "-m", "cuda_ops", "race", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
+    for word in ("torchvision", "transformers", "module:function", "--precision", "--size", "--out", "exit status"):
+        assert word in result.stdout
+
+
+def test_a_contestant_that_cannot_run_says_why():
+    table = report.step_table({"steps": [{"name": "a", "milliseconds": {}, "problem": "no memory"}]})
+    assert table[1] == [["a", "n/a", "", "", "no memory"]]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_race_on_cuda(folder, precision):
+    arguments = ["race", "race_models:make", "--device", "cuda", "--blocks", "2", "--precision", precision]
+    assert main([*arguments, "--out", "out"]) == 0
+    outcome = json.loads((folder / "out/report.json").read_text())
+    names = [
+        "PyTorch",
+        "PyTorch, compiled",
+        "PyTorch, graph",
+        "PyTorch, compiled, graph",
+        "cuda_ops",
+        "cuda_ops, graph",
+    ]
+    assert [step["name"] for step in outcome["steps"]] == names
+    assert not any(step["problem"] for step in outcome["steps"])
