@@ -97,6 +97,14 @@ def cases(device) -> Iterator[Case]:
         yield Case(name, getattr(ours, name), getattr(native, name), (x,))
     yield Case("sigmoid", ours.sigmoid, torch.sigmoid, (x,))
     yield Case("tanh", ours.tanh, torch.tanh, (x,))
+    tokens = torch.arange(4, device=device).view(2, 2)
+    yield Case("embedding", lambda w: ours.embedding(tokens, w), lambda w: native.embedding(tokens, w), (weight,))
+    yield Case(
+        "token_position_embedding",
+        lambda table, places: ours.token_position_embedding(tokens, table, places),
+        lambda table, places: native.embedding(tokens, table) + places[:2],
+        (weight, x),
+    )
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
     yield Case("log_softmax", lambda x: ours.log_softmax(x, 1), lambda x: native.log_softmax(x, 1), (x,))
     yield Case(

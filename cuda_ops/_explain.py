@@ -306,6 +306,16 @@ def _matmul(ask, a):
     yield _gemm(ask, "gradient of other", dtype, k, n, m, not turned[0], False, batch)
 
 
+def _embedding(ask, a):
+    yield ask.single("forward", "embedding/embedding.cu", "embedding_forward_kernel")
+    yield ask.single("gradient of weight", "embedding/backward.cu", "embedding_backward_kernel")
+
+
+def _token_position_embedding(ask, a):
+    yield ask.single("forward", "embedding/embedding.cu", "token_position_embedding_kernel")
+    yield ask.single("gradients", "embedding/backward.cu", "embedding_backward_kernel")
+
+
 DESCRIBED = {
     "add_layer_norm": _layer_norm,
     "add_rms_norm": _layer_norm,
@@ -313,6 +323,7 @@ DESCRIBED = {
     "conv2d": _conv2d,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
+    "embedding": _embedding,
     "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_cross_entropy": _linear_cross_entropy,
@@ -323,6 +334,7 @@ DESCRIBED = {
     "matmul": _matmul,
     "rms_norm": _layer_norm,
     "softmax": _softmax,
+    "token_position_embedding": _token_position_embedding,
 }
 
 

@@ -75,6 +75,7 @@ def example_calls(make):
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
         "elu": ((make(3, 4),), F.elu),
+        "embedding": ((labels, make(3, 4)), F.embedding),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
         "gelu": ((make(3, 4),), F.gelu),
         "hardsigmoid": ((make(3, 4),), hardsigmoid),
@@ -105,6 +106,10 @@ def example_calls(make):
         "softplus": ((make(3, 4),), F.softplus),
         "square": ((make(3, 4),), torch.square),
         "tanh": ((make(3, 4),), torch.tanh),
+        "token_position_embedding": (
+            (labels, make(3, 4), make(5, 4)),
+            lambda tokens, table, places: F.embedding(tokens, table) + places[:3],
+        ),
     }
 
 

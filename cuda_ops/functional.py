@@ -10,6 +10,7 @@ from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
 from .ops.elu import elu
+from .ops.embedding import embedding
 from .ops.gather_normalize import gather_normalize
 from .ops.gelu import gelu
 from .ops.hardsigmoid import hardsigmoid
@@ -37,6 +38,7 @@ from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
 from .ops.tanh import tanh
+from .ops.token_position_embedding import token_position_embedding
 
 __all__ = [
     "add2",
@@ -49,6 +51,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "elu",
+    "embedding",
     "gather_normalize",
     "gelu",
     "hardsigmoid",
@@ -76,4 +79,5 @@ __all__ = [
     "softplus",
     "square",
     "tanh",
+    "token_position_embedding",
 ]

@@ -10,6 +10,7 @@ from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.elu import ELU
+from .ops.embedding import Embedding
 from .ops.gelu import GELU
 from .ops.hardsigmoid import Hardsigmoid
 from .ops.hardswish import Hardswish
@@ -47,6 +48,7 @@ __all__ = [
     "ConvBNReLUMaxPool2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Embedding",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
