@@ -1,6 +1,5 @@
 /* embedding on the CPU: output[i] = weight[indices[i]], the gradient of which is a sum of rows of grad_output.
- * Bound by memory: rows are copied, or added up; each thread adds up the rows of the table that are its own, in the order
- * of the indices, which it reads for that from the first to the last. */
+ * Bound by memory: rows are copied, or added up, each thread its own rows of the table, in the order of the indices. */
 #ifndef REAL
 
 #include "cuda_ops/embedding.h"
@@ -11,6 +10,8 @@ static int64_t embedding_index(const void *indices, int index_bytes, int64_t i)
 {
     return index_bytes == 4 ? ((const int32_t *)indices)[i] : ((const int64_t *)indices)[i];
 }
+
+enum { SUM_TILE = 256 }; /* columns that are added up together, in double */
 
 #define REAL float
 #define FN(name) name##_f32
@@ -72,20 +73,43 @@ cuda_ops_status cuda_ops_token_position_embedding_forward_cpu(void *output, cons
     return CUDA_OPS_SUCCESS;
 }
 
-cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, int64_t *frequencies, const void *grad_output,
-                                                const void *indices, int index_bytes, int64_t count, int64_t cols,
-                                                int64_t padding_index, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+cuda_ops_status cuda_ops_embedding_sort_cpu(int64_t *starts, int64_t *slots, const void *indices, int index_bytes,
+                                            int64_t count, int64_t rows, int64_t padding_index)
 {
-    const cuda_ops_status status = check(index_bytes, dtype);
-    if (status != CUDA_OPS_SUCCESS)
-        return status;
-    if (dtype == CUDA_OPS_FLOAT32)
-        embedding_backward_f32(grad_weight, frequencies, grad_output, indices, index_bytes, count, cols, padding_index,
-                               begin, end);
-    else
-        embedding_backward_f64(grad_weight, frequencies, grad_output, indices, index_bytes, count, cols, padding_index,
-                               begin, end);
+    if (index_bytes != 4 && index_bytes != 8)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    /* A row's slots are counted where the next row's begin; then these places move up to their ends. */
+    memset(starts, 0, (size_t)(rows + 2) * sizeof(int64_t));
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t index = embedding_index(indices, index_bytes, i);
+            if (index < 0 || index >= rows || index == padding_index)
+                continue;
+            if (pass == 0)
+                starts[index + 2]++;
+            else
+                slots[starts[index + 1]++] = i;
+        }
+        for (int64_t row = 0; pass == 0 && row < rows; row++)
+            starts[row + 2] += starts[row + 1];
+    }
     return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, const void *grad_output, const int64_t *starts,
+                                                const int64_t *slots, int64_t cols, int scale_by_frequency,
+                                                int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check(8, dtype);
+    for (int64_t row = begin; status == CUDA_OPS_SUCCESS && row < end; row++) {
+        const int64_t count = starts[row + 1] - starts[row];
+        const int64_t *const from = count > 0 ? slots + starts[row] : NULL;
+        if (dtype == CUDA_OPS_FLOAT32)
+            sum_rows_f32((float *)grad_weight + row * cols, grad_output, from, 0, 0, count, cols, scale_by_frequency);
+        else
+            sum_rows_f64((double *)grad_weight + row * cols, grad_output, from, 0, 0, count, cols, scale_by_frequency);
+    }
+    return status;
 }
 
 cuda_ops_status cuda_ops_position_embedding_backward_cpu(void *grad_position_weight, const void *grad_output,
@@ -93,22 +117,18 @@ cuda_ops_status cuda_ops_position_embedding_backward_cpu(void *grad_position_wei
                                                          int64_t end, cuda_ops_dtype dtype)
 {
     const cuda_ops_status status = check(8, dtype);
-    if (status != CUDA_OPS_SUCCESS)
-        return status;
-    if (dtype == CUDA_OPS_FLOAT32)
-        position_embedding_backward_f32(grad_position_weight, grad_output, batch, positions, cols, begin, end);
-    else
-        position_embedding_backward_f64(grad_position_weight, grad_output, batch, positions, cols, begin, end);
-    return CUDA_OPS_SUCCESS;
+    for (int64_t row = begin; status == CUDA_OPS_SUCCESS && row < end; row++) {
+        const int64_t count = row < positions ? batch : 0;
+        if (dtype == CUDA_OPS_FLOAT32)
+            sum_rows_f32((float *)grad_position_weight + row * cols, grad_output, NULL, row, positions, count, cols, 0);
+        else
+            sum_rows_f64((double *)grad_position_weight + row * cols, grad_output, NULL, row, positions, count, cols,
+                         0);
+    }
+    return status;
 }
 
 #else
-
-CUDA_OPS_INLINE void FN(add_row)(REAL *restrict sum, const REAL *restrict row, int64_t cols)
-{
-    for (int64_t c = 0; c < cols; c++)
-        sum[c] += row[c];
-}
 
 /* position_weight may be NULL. */
 CUDA_OPS_SIMD static void FN(embedding_forward)(REAL *output, const REAL *weight, const REAL *position_weight,
@@ -124,43 +144,29 @@ CUDA_OPS_SIMD static void FN(embedding_forward)(REAL *output, const REAL *weight
             continue;
         }
         memcpy(row, weight + index * cols, (size_t)cols * sizeof(REAL));
-        if (position_weight)
-            FN(add_row)(row, position_weight + i % positions * cols, cols);
+        const REAL *position = position_weight ? position_weight + i % positions * cols : NULL;
+        for (int64_t c = 0; position && c < cols; c++)
+            row[c] += position[c];
     }
 }
 
-CUDA_OPS_SIMD static void FN(embedding_backward)(REAL *grad_weight, int64_t *frequencies, const REAL *grad_output,
-                                                 const void *indices, int index_bytes, int64_t count, int64_t cols,
-                                                 int64_t padding_index, int64_t begin, int64_t end)
+/* The sum, or the mean, of `count` rows of grad_output: those that slots names, or first, first + step, ... */
+CUDA_OPS_SIMD static void FN(sum_rows)(REAL *output, const REAL *grad_output, const int64_t *slots, int64_t first,
+                                       int64_t step, int64_t count, int64_t cols, int mean)
 {
-    if (cols == 0 || begin >= end)
-        return;
-    memset(grad_weight + begin * cols, 0, (size_t)((end - begin) * cols) * sizeof(REAL));
-    if (frequencies)
-        memset(frequencies + begin, 0, (size_t)(end - begin) * sizeof(int64_t));
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t index = embedding_index(indices, index_bytes, i);
-        if (index < begin || index >= end || index == padding_index)
-            continue;
-        FN(add_row)(grad_weight + index * cols, grad_output + i * cols, cols);
-        if (frequencies)
-            frequencies[index]++;
+    double sum[SUM_TILE];
+    for (int64_t c = 0; c < cols; c += SUM_TILE) {
+        const int64_t width = min_i64(SUM_TILE, cols - c);
+        for (int64_t i = 0; i < width; i++)
+            sum[i] = 0;
+        for (int64_t k = 0; k < count; k++) {
+            const REAL *row = grad_output + (slots ? slots[k] : first + k * step) * cols + c;
+            for (int64_t i = 0; i < width; i++)
+                sum[i] += row[i];
+        }
+        for (int64_t i = 0; i < width; i++)
+            output[c + i] = (REAL)(mean && count > 1 ? sum[i] / (double)count : sum[i]);
     }
-    for (int64_t row = begin; frequencies && row < end; row++)
-        for (int64_t c = 0; frequencies[row] > 1 && c < cols; c++)
-            grad_weight[row * cols + c] /= (REAL)frequencies[row];
-}
-
-CUDA_OPS_SIMD static void FN(position_embedding_backward)(REAL *grad_position_weight, const REAL *grad_output,
-                                                          int64_t batch, int64_t positions, int64_t cols, int64_t begin,
-                                                          int64_t end)
-{
-    if (cols == 0 || begin >= end)
-        return;
-    memset(grad_position_weight + begin * cols, 0, (size_t)((end - begin) * cols) * sizeof(REAL));
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t t = begin; t < min_i64(end, positions); t++)
-            FN(add_row)(grad_position_weight + t * cols, grad_output + (b * positions + t) * cols, cols);
 }
 
 #endif

@@ -142,13 +142,12 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
         return grad_weight;
     }
     check_indices_cpu(embedding_index_errors, i, rows);
-    std::vector<int64_t> frequencies(scale_grad_by_freq ? rows : 0);
-    int64_t *const counted = scale_grad_by_freq ? frequencies.data() : nullptr;
-    // A thread reads all indices, so that it is to have a good part of the rows.
-    const int64_t grain = std::max<int64_t>(row_grain(cols), rows / std::max(at::get_num_threads(), 1));
-    parallel_ranges(op, rows, grain, [&](int64_t begin, int64_t end) {
-        return cuda_ops_embedding_backward_cpu(grad_weight.data_ptr(), counted, g.const_data_ptr(), i.const_data_ptr(),
-                                               index_bytes, count, cols, padding_idx, begin, end, dtype);
+    std::vector<int64_t> starts(rows + 2), slots(count);
+    check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes, count,
+                                                 rows, padding_idx));
+    parallel_ranges(op, rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+        return cuda_ops_embedding_backward_cpu(grad_weight.data_ptr(), g.const_data_ptr(), starts.data(), slots.data(),
+                                               cols, scale_grad_by_freq, begin, end, dtype);
     });
     return grad_weight;
 }

@@ -8,7 +8,7 @@ enum { ROWS = 7, COUNT = 12 };
 static void check_embedding(int64_t cols, int index_bytes, int64_t bad, int64_t padding, bool scale,
                             cuda_ops_dtype dtype)
 {
-    int64_t indices[COUNT], frequencies[ROWS];
+    int64_t indices[COUNT], starts[ROWS + 2], slots[COUNT];
     int32_t narrow[COUNT];
     for (int64_t i = 0; i < COUNT; i++) {
         indices[i] = i == 4 ? bad : i * i % 5;
@@ -22,9 +22,10 @@ static void check_embedding(int64_t cols, int index_bytes, int64_t bad, int64_t 
     void *grad_output = guarded_numbers(COUNT * cols, 2, dtype), *grad_weight = guarded_new(ROWS * cols, dtype);
     IN_TWO_PIECES(COUNT, begin, end,
                   cuda_ops_embedding_forward_cpu(output, weight, from, index_bytes, ROWS, cols, begin, end, dtype));
-    IN_TWO_PIECES(ROWS, begin, end,
-                  cuda_ops_embedding_backward_cpu(grad_weight, scale ? frequencies : NULL, grad_output, from,
-                                                  index_bytes, COUNT, cols, padding, begin, end, dtype));
+    CHECK_OK(cuda_ops_embedding_sort_cpu(starts, slots, from, index_bytes, COUNT, ROWS, padding));
+    IN_TWO_PIECES(
+        ROWS, begin, end,
+        cuda_ops_embedding_backward_cpu(grad_weight, grad_output, starts, slots, cols, scale, begin, end, dtype));
     for (int64_t i = 0; i < COUNT; i++)
         for (int64_t c = 0; c < cols; c++) {
             if (i == 4 && !good)
@@ -100,7 +101,7 @@ int main(void)
             check_positions(0, 2, 4, sizes[s], dtype);
         }
         CHECK_OK(cuda_ops_embedding_forward_cpu(NULL, NULL, NULL, 8, 0, 4, 0, 0, dtype));
-        CHECK_OK(cuda_ops_embedding_backward_cpu(NULL, NULL, NULL, NULL, 8, 0, 4, -1, 0, 0, dtype));
+        CHECK_OK(cuda_ops_embedding_backward_cpu(NULL, NULL, NULL, NULL, 4, 0, 0, 0, dtype));
         CHECK_OK(cuda_ops_position_embedding_backward_cpu(NULL, NULL, 0, 0, 4, 0, 0, dtype));
     }
     const int64_t zero = 0;

@@ -107,3 +107,24 @@ def test_the_module_is_that_of_pytorch(device):
     assert type(pretrained) is cuda_ops.nn.Embedding and not pretrained.weight.requires_grad
     with pytest.raises(NotImplementedError, match="max_norm"):
         cuda_ops.nn.Embedding(2, 3, max_norm=1.0)(torch.zeros(1, dtype=torch.int64))
+
+
+OPTIONS = [{"padding_idx": 1}, {"scale_grad_by_freq": True}, {"padding_idx": -3, "scale_grad_by_freq": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_of_gradients_that_are_not_those_of_the_function(device, options):
+    indices = torch.tensor([[0, 1, 0], [2, 2, 0]], device=device)
+    weight = torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
+    grad_output = torch.randn(2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(embedding(indices, weight, **options), weight, grad_output, create_graph=True)
+    factors = torch.ones(2, 3, 1, dtype=torch.float64, device=device)
+    if "scale_grad_by_freq" in options:
+        factors = torch.tensor([[3.0, 1, 3], [2, 2, 3]], dtype=torch.float64, device=device).reciprocal().unsqueeze(-1)
+    if "padding_idx" in options:
+        factors = factors * (indices != 1).unsqueeze(-1)
+    expected = torch.zeros_like(weight).index_add(0, indices.view(-1), (grad_output * factors).view(6, 5))
+    torch.testing.assert_close(grad, expected)
+    direction = torch.randn(4, 5, dtype=torch.float64, device=device)
+    (second,) = torch.autograd.grad(grad, grad_output, direction)
+    torch.testing.assert_close(second, torch.autograd.grad(expected, grad_output, direction)[0])

@@ -7,8 +7,8 @@
  *   grad_output: the same, or on CUDA fp16 or bf16 beside float32
  *   count and rows are below 2^31, on the CPU too
  *
- * The gradient of a row is the sum of the rows of grad_output whose index it is, added in their order, on CUDA by
- * chunks of 64; of a row that no index names, and of row padding_index (-1: none), it is 0.
+ * The gradient of a row is the sum of the rows of grad_output whose index it is, added in their order, on the CPU in
+ * double, on CUDA in float for all but float64 and by chunks of 64; of a row that no index names, and of row padding_index (-1: none), it is 0.
  * scale_by_frequency divides the gradient of a row by how many indices name it.
  *
  * An index outside of [0, rows) is never used as an address: its row of output is NaN, and grad_output's goes nowhere.
@@ -34,12 +34,14 @@ int64_t cuda_ops_embedding_find_bad_index_cpu(const void *indices, int index_byt
 cuda_ops_status cuda_ops_embedding_forward_cpu(void *output, const void *weight, const void *indices, int index_bytes,
                                                int64_t rows, int64_t cols, int64_t begin, int64_t end,
                                                cuda_ops_dtype dtype);
-/* Rows [begin, end) of grad_weight. frequencies: NULL, or room for `rows` numbers, of which these are written; then
- * the gradient is divided by them. */
-cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, int64_t *frequencies, const void *grad_output,
-                                                const void *indices, int index_bytes, int64_t count, int64_t cols,
-                                                int64_t padding_index, int64_t begin, int64_t end,
-                                                cuda_ops_dtype dtype);
+/* The positions at which an index names a row, in their order: those of row r are slots[starts[r]] to
+ * slots[starts[r + 1] - 1]. starts: rows + 2 numbers; slots: count. */
+cuda_ops_status cuda_ops_embedding_sort_cpu(int64_t *starts, int64_t *slots, const void *indices, int index_bytes,
+                                            int64_t count, int64_t rows, int64_t padding_index);
+/* Rows [begin, end) of grad_weight, by starts and slots. */
+cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, const void *grad_output, const int64_t *starts,
+                                                const int64_t *slots, int64_t cols, int scale_by_frequency,
+                                                int64_t begin, int64_t end, cuda_ops_dtype dtype);
 
 /* Rows [begin, end) of the batch * positions of output; position_weight has at least `positions` rows. */
 cuda_ops_status cuda_ops_token_position_embedding_forward_cpu(void *output, const void *token_weight,
