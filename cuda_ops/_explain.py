@@ -56,11 +56,13 @@ ONE_KERNEL = {
     "dropout": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
     "elu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "gather_normalize": ("gather_normalize.cu", "gather_normalize_kernel", None),
+    "geglu": ("gated.cu", "gated_forward_kernel", "gated_backward_kernel"),
     "gelu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardsigmoid": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardswish": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardtanh": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "leaky_relu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
+    "logsumexp": ("logsumexp.cu", "logsumexp_forward_kernel", "logsumexp_backward_kernel"),
     "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),
     "mish": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "nll_loss": ("nll_loss.cu", "nll_loss_forward_kernel", "nll_loss_backward_kernel"),
@@ -71,6 +73,16 @@ ONE_KERNEL = {
     "silu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "softplus": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "square": ("square.cu", "square_forward", "square_backward"),
+    "swiglu": ("gated.cu", "gated_forward_kernel", "gated_backward_kernel"),
+    "binary_cross_entropy_with_logits": (
+        "pointwise_loss.cu",
+        "pointwise_loss_forward_kernel",
+        "pointwise_loss_backward_kernel",
+    ),
+    **dict.fromkeys(
+        ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
+        ("pointwise_loss.cu", "pointwise_loss_forward_kernel", "pointwise_loss_backward_kernel"),
+    ),
     "tanh": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
 }
 

@@ -1,15 +1,13 @@
 // gated: output = f(gate) * value, and grad_gate = grad_output * value * f'(gate), grad_value = grad_output * f(gate), the
 // functions being those of cuda_ops/activation_functions.h.
-// Maps a block to one row or several, a thread to 16 bytes (4 floats, 8 halves) of a row in a grid-stride loop; a row's
-// last elements, and arrays or rows that are not multiples of 16 bytes, go element by element. Two dense arrays are one
-// row. Bound by memory: 3 streams forward, 5 backward; f and its slope share their exponential.
+// Maps a thread to 16 bytes (4 floats, 8 halves) of a row (common/row_blocks.cuh); two dense arrays are one row. Bound by
+// memory: 3 streams forward, 5 backward; f and its slope share their exponential.
 #include "cuda_ops/gated.h"
 
 #include "common/activation_functions.cuh"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
-
-static constexpr int THREADS = 256;
+#include "common/row_blocks.cuh"
 
 // A function's form for the element type T, and its slope's.
 #define GATE(enumerator, name)                                                                                         \
@@ -38,25 +36,10 @@ static constexpr int THREADS = 256;
 CUDA_OPS_GATES(GATE)
 #undef GATE
 
-// Calls function(row, c, zero) for the elements c to c + SIZE - 1 of a row, `zero` being an aligned_vector of SIZE.
-// vectors: of a row, 0 where they are not aligned.
-template <typename T, typename F>
-__device__ __forceinline__ void for_rows(int64_t rows, int64_t cols, int64_t vectors, F function)
-{
-    typedef vector16<T> V;
-    const int64_t x = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < rows;
-         row += (int64_t)gridDim.y * blockDim.y) {
-        for (int64_t v = x; v < vectors; v += step)
-            function(row, v * V::size, V());
-        for (int64_t c = vectors * V::size + x; c < cols; c += step)
-            function(row, c, aligned_vector<T, 1>());
-    }
-}
-
 template <typename Gate, typename T>
-__global__ void __launch_bounds__(THREADS) gated_forward_kernel(T *output, const T *gate, const T *value, int64_t rows,
-                                                                int64_t cols, int64_t stride, int64_t vectors)
+__global__ void __launch_bounds__(ROW_BLOCK_THREADS)
+    gated_forward_kernel(T *output, const T *gate, const T *value, int64_t rows, int64_t cols, int64_t stride,
+                         int64_t vectors)
 {
     for_rows<T>(rows, cols, vectors, [&](int64_t row, int64_t c, auto none) {
         typedef decltype(none) V;
@@ -71,7 +54,7 @@ __global__ void __launch_bounds__(THREADS) gated_forward_kernel(T *output, const
 }
 
 template <typename Gate, typename T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(ROW_BLOCK_THREADS)
     gated_backward_kernel(T *grad_gate, T *grad_value, const T *grad_output, const T *gate, const T *value,
                           int64_t rows, int64_t cols, int64_t stride, int64_t vectors)
 {
@@ -91,33 +74,12 @@ __global__ void __launch_bounds__(THREADS)
     });
 }
 
-struct GatedLaunch {
-    int64_t vectors;
-    dim3 grid, block;
-};
-
-template <typename T>
-static GatedLaunch gated_launch(int64_t rows, int64_t cols, int64_t stride, bool aligned)
-{
-    constexpr int SIZE = vector16<T>::size;
-    // Where there are several rows, each is to begin at a multiple of 16 bytes.
-    const bool vectors = aligned && (rows == 1 || (cols % SIZE == 0 && stride % SIZE == 0));
-    GatedLaunch launch = {vectors ? cols / SIZE : 0, {}, {}};
-    const int64_t items = vectors && cols >= SIZE ? cols / SIZE : cols;
-    unsigned int width = WARP_SIZE;
-    while (width < THREADS && width < items)
-        width *= 2;
-    launch.block = dim3(width, THREADS / width);
-    launch.grid = dim3(clamp_grid(ceil_div(items, width)), clamp_grid(ceil_div(rows, launch.block.y)));
-    return launch;
-}
-
 template <typename T>
 static cuda_ops_status forward(T *output, const T *gate, const T *value, int64_t rows, int64_t cols, int64_t stride,
                                cuda_ops_gate function, cudaStream_t stream)
 {
-    const GatedLaunch l =
-        gated_launch<T>(rows, cols, stride, is_aligned_16(output) && is_aligned_16(gate) && is_aligned_16(value));
+    const RowBlocks l =
+        row_blocks<T>(rows, cols, stride, is_aligned_16(output) && is_aligned_16(gate) && is_aligned_16(value));
 #define CASE(enumerator, name)                                                                                         \
     case CUDA_OPS_GATE_##enumerator:                                                                                   \
         gated_forward_kernel<name##_gate>                                                                              \
@@ -135,10 +97,9 @@ template <typename T>
 static cuda_ops_status backward(T *grad_gate, T *grad_value, const T *grad_output, const T *gate, const T *value,
                                 int64_t rows, int64_t cols, int64_t stride, cuda_ops_gate function, cudaStream_t stream)
 {
-    const GatedLaunch l =
-        gated_launch<T>(rows, cols, stride,
-                        is_aligned_16(grad_gate) && is_aligned_16(grad_value) && is_aligned_16(grad_output) &&
-                            is_aligned_16(gate) && is_aligned_16(value));
+    const RowBlocks l = row_blocks<T>(rows, cols, stride,
+                                      is_aligned_16(grad_gate) && is_aligned_16(grad_value) &&
+                                          is_aligned_16(grad_output) && is_aligned_16(gate) && is_aligned_16(value));
 #define CASE(enumerator, name)                                                                                         \
     case CUDA_OPS_GATE_##enumerator:                                                                                   \
         gated_backward_kernel<name##_gate><<<l.grid, l.block, 0, stream>>>(grad_gate, grad_value, grad_output, gate,   \
