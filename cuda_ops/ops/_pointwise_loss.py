@@ -57,8 +57,10 @@ def broadcast(op: str, input: Tensor, target: Tensor, *, warn: bool = True) -> t
     return torch.broadcast_tensors(input, target)
 
 
-def distance(op: str, forward, input, target, weight, reduction: int, parameter: float = 0.0) -> Tensor:
-    """A loss of the distance between input and target. With weights its mean is divided by their sum, as in PyTorch."""
+def distance(
+    op: str, forward, input, target, weight, reduction: int, parameter: float = 0.0, *, by_weights: bool = True
+) -> Tensor:
+    """A loss of the distance between input and target. by_weights: its mean is divided by the sum of the weights."""
     if weight is None and type(input) is type(target) is Tensor and input.shape == target.shape:
         return forward(input, target, None, None, reduction, parameter)
     first, second = broadcast(op, input, target)
@@ -72,4 +74,6 @@ def distance(op: str, forward, input, target, weight, reduction: int, parameter:
     losses = forward(first, second, None, None, REDUCTIONS["none"], parameter) * weight
     if reduction == REDUCTIONS["none"]:
         return losses
-    return losses.sum() / weight.sum() if reduction == REDUCTIONS["mean"] else losses.sum()
+    if reduction == REDUCTIONS["sum"]:
+        return losses.sum()
+    return losses.sum() / weight.sum() if by_weights else losses.mean()

@@ -27,7 +27,7 @@ def huber_loss(
         target: of the dtype of `input`, and of its shape: another one is broadcast, with a warning.
         reduction: 'none', 'mean' or 'sum'. A mean over nothing is NaN, as in PyTorch.
         delta: where the one becomes the other, above 0.
-        weight: of the shape of `input`, what each loss is multiplied by; a mean is divided by its sum then.
+        weight: of the shape of `input`, what each loss is multiplied by. A mean is not divided by it.
 
     Returns:
         One number, or with reduction 'none' a tensor like `input`. In the dtype of `input`; sums are taken in float64.
@@ -47,7 +47,7 @@ def huber_loss(
     if not (delta if type(delta) is float else number("huber_loss", "delta", delta)) > 0:
         raise RuntimeError(f"huber_loss: expected delta to be above 0, got {delta}")
     of = reduction_number("huber_loss", None, None, reduction)
-    return distance("huber_loss", huber_loss_forward, input, target, weight, of, delta)
+    return distance("huber_loss", huber_loss_forward, input, target, weight, of, delta, by_weights=False)
 
 
 class HuberLoss(torch.nn.HuberLoss):

@@ -1,9 +1,18 @@
-from support.losses import loss_spec, weighted
+import torch
+from support.losses import loss_spec, reduced, weighted
 
 import cuda_ops
 
+
+def reference(input, target, reduction="mean", delta=1.0, weight=None):
+    z = (input - target).abs()
+    losses = torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+    return reduced(losses, weight, reduction, by_weights=False)
+
+
 SPEC = loss_spec(
     "huber_loss",
+    reference=reference,
     keywords=({}, {"delta": 0.25}, {"delta": 3.0}),
     more=weighted,
     bad=[

@@ -19,7 +19,8 @@ def samples(make):
     yield Sample((make(2, 3, 4, 5), (1, 3)), name="two dimensions apart")
     yield Sample((make(), 0), name="no dimensions")
     yield Sample((make(700, 3), 1), name="many short rows")
-    yield Sample((make(3, 100, low=-300.0, high=300.0), 1), name="huge")
+    # Of the output, which is rounded, the gradient would have but five digits.
+    yield Sample((make(3, 100, low=-300.0, high=300.0, requires_grad=False), 1), name="huge")
 
 
 def small_samples(make):

@@ -1,9 +1,10 @@
-from support.losses import loss_spec, weighted
+from support.losses import loss_spec, reduced, weighted
 
 import cuda_ops
 
 SPEC = loss_spec(
     "mse_loss",
+    reference=lambda input, target, **keywords: reduced((input - target).square(), **keywords),
     more=weighted,
     bad=[
         (

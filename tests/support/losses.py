@@ -104,6 +104,14 @@ def loss_spec(name, *, target=lambda make, *shape: make(*shape), keywords=({},),
     )
 
 
+def reduced(losses, weight=None, reduction="mean", *, by_weights=True):
+    """What references make of losses that they compose, since PyTorch's own has no forward mode, or a broken one."""
+    losses = losses if weight is None else losses * weight
+    if reduction == "mean":
+        return losses.mean() if weight is None or not by_weights else losses.sum() / weight.sum()
+    return losses if reduction == "none" else losses.sum()
+
+
 def weighted(make):
     """Of the losses that take one: a weight for each element."""
     for reduction in ("none", "mean", "sum"):
