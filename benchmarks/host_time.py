@@ -117,6 +117,12 @@ def cases(device) -> Iterator[Case]:
         (weight, x),
     )
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
+    yield Case(
+        "dropout_add",
+        lambda x, r: ours.dropout_add(x, r, 0.5),
+        lambda x, r: native.dropout(x, 0.5) + r,
+        (x, weight),
+    )
     yield Case("log_softmax", lambda x: ours.log_softmax(x, 1), lambda x: native.log_softmax(x, 1), (x,))
     yield Case(
         "masked_softmax",

@@ -54,6 +54,7 @@ ONE_KERNEL = {
     "add2": ("add2.cu", "add2_forward", None),
     "avg_pool2d": ("avg_pool2d.cu", "avg_pool2d_forward_kernel", "avg_pool2d_backward_kernel"),
     "dropout": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
+    "dropout_add": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
     "elu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "gather_normalize": ("gather_normalize.cu", "gather_normalize_kernel", None),
     "geglu": ("gated.cu", "gated_forward_kernel", "gated_backward_kernel"),

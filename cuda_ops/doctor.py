@@ -74,6 +74,7 @@ def example_calls(make):
         ),
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
+        "dropout_add": ((make(3, 4), make(3, 4)), None),
         "elu": ((make(3, 4),), F.elu),
         "embedding": ((labels, make(3, 4)), F.embedding),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),

@@ -10,6 +10,7 @@ from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
+from .ops.dropout_add import dropout_add
 from .ops.elu import elu
 from .ops.embedding import embedding
 from .ops.gather_normalize import gather_normalize
@@ -60,6 +61,7 @@ __all__ = [
     "conv_bn_relu_pool",
     "cross_entropy",
     "dropout",
+    "dropout_add",
     "elu",
     "embedding",
     "gather_normalize",
