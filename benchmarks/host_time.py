@@ -95,9 +95,34 @@ def cases(device) -> Iterator[Case]:
         "mish",
     ):
         yield Case(name, getattr(ours, name), getattr(native, name), (x,))
+    yield Case("swiglu", ours.swiglu, lambda x, y: native.silu(x) * y, (x, weight))
+    yield Case("geglu", ours.geglu, lambda x, y: native.gelu(x) * y, (x, weight))
+    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits"):
+        yield Case(name, getattr(ours, name), getattr(native, name), (x, weight))
+    yield Case(
+        "kl_div",
+        lambda x, t: ours.kl_div(x, t, reduction="sum"),
+        lambda x, t: native.kl_div(x, t, reduction="sum"),
+        (x, weight),
+    )
+    yield Case("logsumexp", lambda x: ours.logsumexp(x, 1), lambda x: torch.logsumexp(x, 1), (x,))
     yield Case("sigmoid", ours.sigmoid, torch.sigmoid, (x,))
     yield Case("tanh", ours.tanh, torch.tanh, (x,))
+    tokens = torch.arange(4, device=device).view(2, 2)
+    yield Case("embedding", lambda w: ours.embedding(tokens, w), lambda w: native.embedding(tokens, w), (weight,))
+    yield Case(
+        "token_position_embedding",
+        lambda table, places: ours.token_position_embedding(tokens, table, places),
+        lambda table, places: native.embedding(tokens, table) + places[:2],
+        (weight, x),
+    )
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
+    yield Case(
+        "dropout_add",
+        lambda x, r: ours.dropout_add(x, r, 0.5),
+        lambda x, r: native.dropout(x, 0.5) + r,
+        (x, weight),
+    )
     yield Case("log_softmax", lambda x: ours.log_softmax(x, 1), lambda x: native.log_softmax(x, 1), (x,))
     yield Case(
         "masked_softmax",

@@ -54,13 +54,16 @@ ONE_KERNEL = {
     "add2": ("add2.cu", "add2_forward", None),
     "avg_pool2d": ("avg_pool2d.cu", "avg_pool2d_forward_kernel", "avg_pool2d_backward_kernel"),
     "dropout": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
+    "dropout_add": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
     "elu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "gather_normalize": ("gather_normalize.cu", "gather_normalize_kernel", None),
+    "geglu": ("gated.cu", "gated_forward_kernel", "gated_backward_kernel"),
     "gelu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardsigmoid": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardswish": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "hardtanh": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "leaky_relu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
+    "logsumexp": ("logsumexp.cu", "logsumexp_forward_kernel", "logsumexp_backward_kernel"),
     "max_pool2d": ("max_pool2d.cu", "max_pool2d_forward_kernel", "max_pool2d_backward_kernel"),
     "mish": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "nll_loss": ("nll_loss.cu", "nll_loss_forward_kernel", "nll_loss_backward_kernel"),
@@ -71,6 +74,16 @@ ONE_KERNEL = {
     "silu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "softplus": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "square": ("square.cu", "square_forward", "square_backward"),
+    "swiglu": ("gated.cu", "gated_forward_kernel", "gated_backward_kernel"),
+    "binary_cross_entropy_with_logits": (
+        "pointwise_loss.cu",
+        "pointwise_loss_forward_kernel",
+        "pointwise_loss_backward_kernel",
+    ),
+    **dict.fromkeys(
+        ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
+        ("pointwise_loss.cu", "pointwise_loss_forward_kernel", "pointwise_loss_backward_kernel"),
+    ),
     "tanh": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
 }
 
@@ -326,6 +339,16 @@ def _matmul(ask, a):
     yield _gemm(ask, "gradient of other", dtype, k, n, m, not turned[0], False, batch)
 
 
+def _embedding(ask, a):
+    yield ask.single("forward", "embedding/embedding.cu", "embedding_forward_kernel")
+    yield ask.single("gradient of weight", "embedding/backward.cu", "embedding_backward_kernel")
+
+
+def _token_position_embedding(ask, a):
+    yield ask.single("forward", "embedding/embedding.cu", "token_position_embedding_kernel")
+    yield ask.single("gradients", "embedding/backward.cu", "embedding_backward_kernel")
+
+
 DESCRIBED = {
     "add_layer_norm": _layer_norm,
     "add_rms_norm": _layer_norm,
@@ -334,6 +357,7 @@ DESCRIBED = {
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
     "flash_attention": _attention,
+    "embedding": _embedding,
     "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_cross_entropy": _linear_cross_entropy,
@@ -345,6 +369,7 @@ DESCRIBED = {
     "rms_norm": _layer_norm,
     "scaled_dot_product_attention": _attention,
     "softmax": _softmax,
+    "token_position_embedding": _token_position_embedding,
 }
 
 

@@ -74,8 +74,11 @@ def example_calls(make):
         ),
         "cross_entropy": ((make(3, 4), labels), F.cross_entropy),
         "dropout": ((make(3, 4),), None),
+        "dropout_add": ((make(3, 4), make(3, 4)), None),
         "elu": ((make(3, 4),), F.elu),
+        "embedding": ((labels, make(3, 4)), F.embedding),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
+        "geglu": ((make(3, 4), make(3, 4)), lambda gate, value: F.gelu(gate) * value),
         "gelu": ((make(3, 4),), F.gelu),
         "hardsigmoid": ((make(3, 4),), hardsigmoid),
         "hardswish": ((make(3, 4),), lambda input: input * hardsigmoid(input)),
@@ -90,6 +93,7 @@ def example_calls(make):
         "linear_gelu": ((make(3, 4), make(2, 4), make(2)), lambda *arguments: F.gelu(F.linear(*arguments))),
         "linear_relu": ((make(3, 4), make(2, 4), make(2)), lambda *arguments: F.linear(*arguments).relu()),
         "log_softmax": ((make(3, 4), 1), F.log_softmax),
+        "logsumexp": ((make(3, 4), 1), torch.logsumexp),
         "matmul": ((make(3, 4), make(4, 2)), torch.matmul),
         "masked_softmax": ((make(3, 4),), lambda input: F.softmax(input, -1)),
         "max_pool2d": ((make(1, 2, 4, 4), 2), F.max_pool2d),
@@ -104,7 +108,18 @@ def example_calls(make):
         "softmax": ((make(3, 4), 1), F.softmax),
         "softplus": ((make(3, 4),), F.softplus),
         "square": ((make(3, 4),), torch.square),
+        "swiglu": ((make(3, 4), make(3, 4)), lambda gate, value: F.silu(gate) * value),
+        "mse_loss": ((make(3, 4), make(3, 4)), F.mse_loss),
+        "l1_loss": ((make(3, 4), make(3, 4)), F.l1_loss),
+        "smooth_l1_loss": ((make(3, 4), make(3, 4)), F.smooth_l1_loss),
+        "huber_loss": ((make(3, 4), make(3, 4)), F.huber_loss),
+        "binary_cross_entropy_with_logits": ((make(3, 4), make(3, 4)), F.binary_cross_entropy_with_logits),
+        "kl_div": ((make(3, 4), make(3, 4), None, None, "sum", True), F.kl_div),
         "tanh": ((make(3, 4),), torch.tanh),
+        "token_position_embedding": (
+            (labels, make(3, 4), make(5, 4)),
+            lambda tokens, table, places: F.embedding(tokens, table) + places[:3],
+        ),
     }
 
 

@@ -14,16 +14,23 @@ from .ops.add_rms_norm import add_rms_norm
 from .ops.attention import flash_attention, scaled_dot_product_attention
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
+from .ops.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
 from .ops.dropout import dropout
+from .ops.dropout_add import dropout_add
 from .ops.elu import elu
+from .ops.embedding import embedding
 from .ops.gather_normalize import gather_normalize
+from .ops.geglu import geglu
 from .ops.gelu import gelu
 from .ops.hardsigmoid import hardsigmoid
 from .ops.hardswish import hardswish
 from .ops.hardtanh import hardtanh
+from .ops.huber_loss import huber_loss
+from .ops.kl_div import kl_div
+from .ops.l1_loss import l1_loss
 from .ops.layer_norm import layer_norm
 from .ops.leaky_relu import leaky_relu
 from .ops.linear import linear
@@ -31,10 +38,12 @@ from .ops.linear_cross_entropy import linear_cross_entropy
 from .ops.linear_gelu import linear_gelu
 from .ops.linear_relu import linear_relu
 from .ops.log_softmax import log_softmax
+from .ops.logsumexp import logsumexp
 from .ops.masked_softmax import masked_softmax
 from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
 from .ops.mish import mish
+from .ops.mse_loss import mse_loss
 from .ops.nll_loss import nll_loss
 from .ops.polynomial import polynomial
 from .ops.relu import relu
@@ -42,10 +51,13 @@ from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
 from .ops.sigmoid import sigmoid
 from .ops.silu import silu
+from .ops.smooth_l1_loss import smooth_l1_loss
 from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
+from .ops.swiglu import swiglu
 from .ops.tanh import tanh
+from .ops.token_position_embedding import token_position_embedding
 
 __all__ = [
     "add2",
@@ -53,17 +65,24 @@ __all__ = [
     "add_rms_norm",
     "avg_pool2d",
     "batch_norm",
+    "binary_cross_entropy_with_logits",
     "conv2d",
     "conv_bn_relu_pool",
     "cross_entropy",
     "dropout",
+    "dropout_add",
     "elu",
+    "embedding",
     "flash_attention",
     "gather_normalize",
+    "geglu",
     "gelu",
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
     "layer_norm",
     "leaky_relu",
     "linear",
@@ -71,10 +90,12 @@ __all__ = [
     "linear_gelu",
     "linear_relu",
     "log_softmax",
+    "logsumexp",
     "masked_softmax",
     "matmul",
     "max_pool2d",
     "mish",
+    "mse_loss",
     "nll_loss",
     "polynomial",
     "relu",
@@ -83,10 +104,13 @@ __all__ = [
     "scaled_dot_product_attention",
     "sigmoid",
     "silu",
+    "smooth_l1_loss",
     "softmax",
     "softplus",
     "square",
+    "swiglu",
     "tanh",
+    "token_position_embedding",
 ]
 
 if TYPE_CHECKING:  # see nn.py

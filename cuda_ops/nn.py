@@ -13,15 +13,20 @@ from . import nn_utils as utils
 from ._superset import superset
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from .ops.binary_cross_entropy_with_logits import BCEWithLogitsLoss
 from .ops.conv2d import Conv2d
 from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.elu import ELU
+from .ops.embedding import Embedding
 from .ops.gelu import GELU
 from .ops.hardsigmoid import Hardsigmoid
 from .ops.hardswish import Hardswish
 from .ops.hardtanh import Hardtanh
+from .ops.huber_loss import HuberLoss
+from .ops.kl_div import KLDivLoss
+from .ops.l1_loss import L1Loss
 from .ops.layer_norm import LayerNorm
 from .ops.leaky_relu import LeakyReLU
 from .ops.linear import Linear
@@ -31,12 +36,14 @@ from .ops.linear_relu import LinearReLU
 from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
 from .ops.mish import Mish
+from .ops.mse_loss import MSELoss
 from .ops.nll_loss import NLLLoss
 from .ops.relu import ReLU
 from .ops.relu6 import ReLU6
 from .ops.rms_norm import RMSNorm
 from .ops.sigmoid import Sigmoid
 from .ops.silu import SiLU
+from .ops.smooth_l1_loss import SmoothL1Loss
 from .ops.softmax import Softmax, Softmax2d
 from .ops.softplus import Softplus
 from .ops.tanh import Tanh
@@ -45,6 +52,7 @@ __all__ = [
     "ELU",
     "GELU",
     "AvgPool2d",
+    "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -52,9 +60,13 @@ __all__ = [
     "ConvBNReLUMaxPool2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Embedding",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -62,6 +74,7 @@ __all__ = [
     "LinearGELU",
     "LinearReLU",
     "LogSoftmax",
+    "MSELoss",
     "MaxPool2d",
     "Mish",
     "NLLLoss",
@@ -70,6 +83,7 @@ __all__ = [
     "ReLU6",
     "SiLU",
     "Sigmoid",
+    "SmoothL1Loss",
     "Softmax",
     "Softmax2d",
     "Softplus",

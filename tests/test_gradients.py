@@ -58,8 +58,9 @@ def test_gradients_of_gradients_over_nothing(spec, device):
         ours = twice(spec.function, sample)
         try:
             native = twice(spec.reference, upcast(sample))
-        except RuntimeError as error:  # PyTorch's conv2d without input channels, whose output has none either
-            assert "expanded size" in str(error), error
+        except RuntimeError as error:
+            # PyTorch's conv2d without input channels, whose output has none either; its embedding of nothing.
+            assert "expanded size" in str(error) or "cannot reshape tensor of 0 elements" in str(error), error
             native = [None for _ in ours]
         for mine, expected in zip(ours, native, strict=True):
             mine, expected = (torch.zeros(()) if grad is None else grad for grad in (mine, expected))

@@ -526,6 +526,7 @@ HELP = {
     "": " ".join(COMMANDS),
     "mnist": MNIST_HELP + " torchrun 130",
     "bench": "--device --dtype",
+    "gpt": "--backend --tokens --model --steps --seed --resume --out",
     "race": "--precision --out",
     "doctor": "--json",
 }

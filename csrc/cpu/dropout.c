@@ -1,4 +1,4 @@
-/* dropout on the CPU: output = input * (Philox word >= threshold ? 1 / (1 - p) : 0).
+/* dropout on the CPU: output = input * (Philox word >= threshold ? 1 / (1 - p) : 0), plus a residual if there is one.
  * Bound by the ten rounds of Philox, which run on PHILOX_BLOCK counters side by side so that they are vectorised. */
 #ifndef REAL
 
@@ -21,14 +21,20 @@
 cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
                                      cuda_ops_philox_state philox, cuda_ops_dtype dtype)
 {
+    return cuda_ops_dropout_add_cpu(output, input, NULL, begin, end, p, philox, dtype);
+}
+
+cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const void *residual, int64_t begin,
+                                         int64_t end, double p, cuda_ops_philox_state philox, cuda_ops_dtype dtype)
+{
     if (!(p >= 0.0 && p <= 1.0))
         return CUDA_OPS_INVALID_ARGUMENT;
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
-        dropout_f32(output, input, begin, end, p, philox.seed, philox.offset);
+        dropout_f32(output, input, residual, begin, end, p, philox.seed, philox.offset);
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
-        dropout_f64(output, input, begin, end, p, philox.seed, philox.offset);
+        dropout_f64(output, input, residual, begin, end, p, philox.seed, philox.offset);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -37,8 +43,9 @@ cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t be
 
 #else
 
-CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, int64_t begin, int64_t end, double p,
-                                      uint64_t seed, uint64_t offset)
+/* residual may be NULL. */
+CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, const REAL *residual, int64_t begin, int64_t end,
+                                      double p, uint64_t seed, uint64_t offset)
 {
     const uint32_t threshold = cuda_ops_dropout_threshold(p);
     const REAL scale = (REAL)cuda_ops_dropout_scale(p);
@@ -47,13 +54,19 @@ CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, int64_t b
     for (int64_t block = begin / step * step; block < end; block += step) {
         uint32_t words[4 * PHILOX_BLOCK];
         philox_block(words, offset / 4, (uint64_t)(block / 4), seed);
-        if (begin <= block && block + step <= end) {
+        if (begin <= block && block + step <= end && residual == NULL) {
             for (int64_t i = 0; i < step; i++)
                 output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0);
             continue;
         }
+        if (begin <= block && block + step <= end) {
+            for (int64_t i = 0; i < step; i++)
+                output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0) + residual[block + i];
+            continue;
+        }
         for (int64_t i = max_i64(begin, block); i < min_i64(end, block + step); i++)
-            output[i] = input[i] * (words[i - block] >= threshold ? scale : (REAL)0);
+            output[i] =
+                input[i] * (words[i - block] >= threshold ? scale : (REAL)0) + (residual ? residual[i] : (REAL)0);
     }
 }
 

@@ -1,4 +1,4 @@
-// dropout for PyTorch: checks, allocation, the choice of backend, and the way to PyTorch's generators.
+// dropout and dropout_add for PyTorch: checks, allocation, the choice of backend, and the way to PyTorch's generators.
 #include "cuda_ops/dropout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -67,32 +67,48 @@ cuda_ops_philox_state draw_philox(c10::Device device)
     return draw_on_cpu();
 }
 
-// The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device.
-static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
-                                                  const std::optional<Tensor> & /* call */)
+// The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device. residual is
+// what is added, or undefined.
+static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &input, const Tensor &residual, double p)
 {
-    const char *const op = "dropout";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_p(op, p);
+    if (residual.defined()) {
+        check_like(op, "residual", residual, "input", input);
+        check_same_shape(op, "residual", residual, "input", input);
+    }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const Tensor x = dense(input);
+    const Tensor x = dense(input), r = residual.defined() ? dense_like(residual, x) : Tensor();
+    const void *const added = r.defined() ? r.const_data_ptr() : nullptr;
     Tensor output = empty_like_dense(x);
     if (x.numel() == 0)
         return {output, at::zeros({2}, x.options().dtype(at::kLong))};
     Tensor state = empty({2}, x.options().dtype(at::kLong));
     if (x.is_cuda()) {
-        CUDA_OPS_LAUNCH(op, cuda_ops_dropout_forward_cuda(output.data_ptr(), state.data_ptr<int64_t>(),
-                                                          x.const_data_ptr(), x.numel(), p, draw_philox(x.device()),
-                                                          dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_dropout_add_forward_cuda(output.data_ptr(), state.data_ptr<int64_t>(),
+                                                              x.const_data_ptr(), added, x.numel(), p,
+                                                              draw_philox(x.device()), dtype, current_stream(op)));
         return {output, state};
     }
     const cuda_ops_philox_state philox = draw_philox(x.device());
     state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
     state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
     parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-        return cuda_ops_dropout_cpu(output.data_ptr(), x.const_data_ptr(), begin, end, p, philox, dtype);
+        return cuda_ops_dropout_add_cpu(output.data_ptr(), x.const_data_ptr(), added, begin, end, p, philox, dtype);
     });
     return {output, state};
+}
+
+static std::tuple<Tensor, Tensor> dropout_forward(const Tensor &input, double p,
+                                                  const std::optional<Tensor> & /* call */)
+{
+    return dropout_and_add("dropout", input, {}, p);
+}
+
+static std::tuple<Tensor, Tensor> dropout_add_forward(const Tensor &input, const Tensor &residual, double p,
+                                                      const std::optional<Tensor> & /* call */)
+{
+    return dropout_and_add("dropout_add", input, residual, p);
 }
 
 // stride: the strides of forward's output. The mask goes by the offset in memory, so that backward has to use the same
@@ -146,6 +162,14 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_DERIVATIVES(library, "dropout_forward",
                          {"input: dropout_backward(grad_output, state, p, output.stride)",
                           "output <- dropout_backward(tangent_input, state, p, output.stride)"});
+    library.def("dropout_add_forward(Tensor input, Tensor residual, float p, Tensor? call=None) -> (Tensor output, "
+                "Tensor state)",
+                {at::Tag::nondeterministic_seeded});
+    CUDA_OPS_IMPLEMENT(library, "dropout_add_forward", cuda_ops::dropout_add_forward);
+    CUDA_OPS_DERIVATIVES(library, "dropout_add_forward",
+                         {"input: dropout_backward(grad_output, state, p, output.stride)", "residual: grad_output",
+                          "output <- dropout_backward(tangent_input, state, p, output.stride)",
+                          "output <- aten::expand(tangent_residual, output.size, false)"});
     // grad_output times forward's mask: linear, and its own gradient is the same product.
     CUDA_OPS_DERIVATIVES(library, "dropout_backward",
                          {"grad_output: dropout_backward(grad_grad_input, state, p, stride)",

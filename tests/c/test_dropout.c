@@ -34,8 +34,18 @@ static void check_range(int64_t count, int64_t begin, int64_t end, double p, cud
         else
             CHECK_UNWRITTEN(output, i, dtype);
     }
+    void *residual = guarded_numbers(count, 2, dtype), *sum = guarded_new(count, dtype);
+    CHECK_OK(cuda_ops_dropout_add_cpu(sum, input, residual, begin, end, p, state, dtype));
+    for (int64_t i = 0; i < count; i++) {
+        if (begin <= i && i < end)
+            CHECK_NEAR(sum, i, get(output, i, dtype) + get(residual, i, dtype), rounding(dtype), dtype);
+        else
+            CHECK_UNWRITTEN(sum, i, dtype);
+    }
     guarded_free(input, count, dtype);
     guarded_free(output, count, dtype);
+    guarded_free(residual, count, dtype);
+    guarded_free(sum, count, dtype);
 }
 
 /* As many as p says: within five standard deviations. */

@@ -349,3 +349,28 @@ def test_transforms(device):
     torch.testing.assert_close(output_tangent, torch.where(output != 0, tangent / 0.75, 0))
     output, backward = torch.func.vjp(lambda x: dropout(x, 0.25), x)
     torch.testing.assert_close(backward(tangent)[0], torch.where(output != 0, tangent / 0.75, 0))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("count", [1, 7, 128, 261, 70_001])
+def test_dropout_add_is_dropout_and_a_sum(device_dtype, p, count):
+    """With the mask that dropout draws after the same seed, rounded once; gradients likewise."""
+    device, dtype = device_dtype
+    generator = torch.Generator().manual_seed(0)
+    x, residual, g = (torch.randn(count, generator=generator).to(dtype).to(device) for _ in range(3))
+    x, residual = x.requires_grad_(), residual.requires_grad_()
+    torch.manual_seed(5)
+    output = cuda_ops.functional.dropout_add(x, residual, p)
+    torch.manual_seed(5)
+    keep = dropout(torch.ones_like(x), p).detach() != 0 if p > 0 else torch.ones_like(x, dtype=torch.bool)
+    scale = 1 / (1 - p) if p < 1 else 0.0
+    exact = x.detach().double() * keep * scale + residual.detach().double()
+    torch.testing.assert_close(output.detach(), exact.to(dtype))
+    grads = torch.autograd.grad(output, (x, residual), g)
+    torch.testing.assert_close(grads[0], (g.double() * keep * scale).to(dtype))
+    assert torch.equal(grads[1], g)
+
+
+def test_dropout_add_out_of_training_is_a_sum(device):
+    x, residual = torch.randn(3, 5, device=device), torch.randn(5, 3, device=device).t()
+    assert torch.equal(cuda_ops.functional.dropout_add(x, residual, training=False), x + residual)

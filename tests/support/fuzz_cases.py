@@ -324,10 +324,12 @@ OF_SHAPES = {
     "kernel_size": lambda a: tuple(a["weight"].shape[2:]),
     "affine": lambda a: a["bn_weight" if "bn_weight" in a else "weight"] is not None,
     "elementwise_affine": lambda a: a["weight"] is not None,
+    "num_embeddings": lambda a: a["weight"].shape[0],
+    "embedding_dim": lambda a: a["weight"].shape[1],
     "track_running_stats": lambda a: a["running_mean"] is not None,
 }
 # What neither they nor the function's arguments say, and keeps its default.
-LEFT = {"self", "device", "dtype", "padding_mode", "min_value", "max_value"}
+LEFT = {"self", "device", "dtype", "padding_mode", "min_value", "max_value", "_weight", "_freeze"}
 
 
 def plain_function(spec):

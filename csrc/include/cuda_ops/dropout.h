@@ -1,13 +1,14 @@
-/* dropout: output[i] = input[i] * (0 with probability p, else 1 / (1 - p)); with p = 1 always 0.
+/* dropout: output[i] = input[i] * (0 with probability p, else 1 / (1 - p)); with p = 1 always 0. dropout_add adds
+ * residual[i] to that, rounded once.
  *
- *   output, input: `count` elements, dense, of the same dtype; output may be input
+ *   output, input, residual: `count` elements, dense, of the same dtype; output may be input or residual
  *   p: in [0, 1]
  *
  * No mask is stored. Element i is dropped if word i % 4 of Philox, with the seed as key and (offset / 4, i / 4) as the
  * two 64-bit halves of the counter, is below p * 2^32; whoever knows seed and offset gets the same mask again. That is
  * how PyTorch's CUDA generator numbers its streams, with element quadruples instead of threads; a call uses up 4 of
  * its offset.
- * backward is the same product with grad_output instead of input.
+ * backward, of both, is the same product with grad_output instead of input.
  */
 #ifndef CUDA_OPS_DROPOUT_H
 #define CUDA_OPS_DROPOUT_H
@@ -25,10 +26,16 @@ extern "C" {
 cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
                                      cuda_ops_philox_state philox, cuda_ops_dtype dtype);
 
+cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const void *residual, int64_t begin,
+                                         int64_t end, double p, cuda_ops_philox_state philox, cuda_ops_dtype dtype);
+
 /* state: 2 elements, set to the seed and the offset that were used, which under graph capture the host never sees. */
 cuda_ops_status cuda_ops_dropout_forward_cuda(void *output, int64_t *state, const void *input, int64_t count, double p,
                                               cuda_ops_philox_state philox, cuda_ops_dtype dtype,
                                               cuda_ops_stream stream);
+cuda_ops_status cuda_ops_dropout_add_forward_cuda(void *output, int64_t *state, const void *input, const void *residual,
+                                                  int64_t count, double p, cuda_ops_philox_state philox,
+                                                  cuda_ops_dtype dtype, cuda_ops_stream stream);
 cuda_ops_status cuda_ops_dropout_backward_cuda(void *grad_input, const void *grad_output, const int64_t *state,
                                                int64_t count, double p, cuda_ops_dtype dtype, cuda_ops_stream stream);
 

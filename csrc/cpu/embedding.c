@@ -1,0 +1,172 @@
+/* embedding on the CPU: output[i] = weight[indices[i]], the gradient of which is a sum of rows of grad_output.
+ * Bound by memory: rows are copied, or added up, each thread its own rows of the table, in the order of the indices. */
+#ifndef REAL
+
+#include "cuda_ops/embedding.h"
+
+#include "common/common.h"
+
+static int64_t embedding_index(const void *indices, int index_bytes, int64_t i)
+{
+    return index_bytes == 4 ? ((const int32_t *)indices)[i] : ((const int64_t *)indices)[i];
+}
+
+enum { SUM_TILE = 256 }; /* columns that are added up together, in double */
+
+#define REAL float
+#define FN(name) name##_f32
+#include "embedding.c"
+
+#include "common/undef_real.h"
+#define REAL double
+#define FN(name) name##_f64
+#include "embedding.c"
+
+#include "common/undef_real.h"
+
+static cuda_ops_status check(int index_bytes, cuda_ops_dtype dtype)
+{
+    if (index_bytes != 4 && index_bytes != 8)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    return dtype == CUDA_OPS_FLOAT32 || dtype == CUDA_OPS_FLOAT64 ? CUDA_OPS_SUCCESS : CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+int64_t cuda_ops_embedding_find_bad_index_cpu(const void *indices, int index_bytes, int64_t count, int64_t rows)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = embedding_index(indices, index_bytes, i);
+        if (index < 0 || index >= rows)
+            return i;
+    }
+    return -1;
+}
+
+cuda_ops_status cuda_ops_embedding_forward_cpu(void *output, const void *weight, const void *indices, int index_bytes,
+                                               int64_t rows, int64_t cols, int64_t begin, int64_t end,
+                                               cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check(index_bytes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    if (dtype == CUDA_OPS_FLOAT32)
+        embedding_forward_f32(output, weight, NULL, indices, index_bytes, rows, cols, 1, begin, end);
+    else
+        embedding_forward_f64(output, weight, NULL, indices, index_bytes, rows, cols, 1, begin, end);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_token_position_embedding_forward_cpu(void *output, const void *token_weight,
+                                                              const void *position_weight, const void *tokens,
+                                                              int index_bytes, int64_t rows, int64_t cols,
+                                                              int64_t positions, int64_t begin, int64_t end,
+                                                              cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check(index_bytes, dtype);
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    if (dtype == CUDA_OPS_FLOAT32)
+        embedding_forward_f32(output, token_weight, position_weight, tokens, index_bytes, rows, cols, positions, begin,
+                              end);
+    else
+        embedding_forward_f64(output, token_weight, position_weight, tokens, index_bytes, rows, cols, positions, begin,
+                              end);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_embedding_sort_cpu(int64_t *starts, int64_t *slots, const void *indices, int index_bytes,
+                                            int64_t count, int64_t rows, int64_t padding_index)
+{
+    if (index_bytes != 4 && index_bytes != 8)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    /* A row's slots are counted where the next row's begin; then these places move up to their ends. */
+    memset(starts, 0, (size_t)(rows + 2) * sizeof(int64_t));
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t index = embedding_index(indices, index_bytes, i);
+            if (index < 0 || index >= rows || index == padding_index)
+                continue;
+            if (pass == 0)
+                starts[index + 2]++;
+            else
+                slots[starts[index + 1]++] = i;
+        }
+        for (int64_t row = 0; pass == 0 && row < rows; row++)
+            starts[row + 2] += starts[row + 1];
+    }
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, const void *grad_output, const int64_t *starts,
+                                                const int64_t *slots, int64_t cols, int scale_by_frequency,
+                                                int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check(8, dtype);
+    for (int64_t row = begin; status == CUDA_OPS_SUCCESS && row < end; row++) {
+        const int64_t count = starts[row + 1] - starts[row];
+        const int64_t *const from = count > 0 ? slots + starts[row] : NULL;
+        if (dtype == CUDA_OPS_FLOAT32)
+            sum_rows_f32((float *)grad_weight + row * cols, grad_output, from, 0, 0, count, cols, scale_by_frequency);
+        else
+            sum_rows_f64((double *)grad_weight + row * cols, grad_output, from, 0, 0, count, cols, scale_by_frequency);
+    }
+    return status;
+}
+
+cuda_ops_status cuda_ops_position_embedding_backward_cpu(void *grad_position_weight, const void *grad_output,
+                                                         int64_t batch, int64_t positions, int64_t cols, int64_t begin,
+                                                         int64_t end, cuda_ops_dtype dtype)
+{
+    const cuda_ops_status status = check(8, dtype);
+    for (int64_t row = begin; status == CUDA_OPS_SUCCESS && row < end; row++) {
+        const int64_t count = row < positions ? batch : 0;
+        if (dtype == CUDA_OPS_FLOAT32)
+            sum_rows_f32((float *)grad_position_weight + row * cols, grad_output, NULL, row, positions, count, cols, 0);
+        else
+            sum_rows_f64((double *)grad_position_weight + row * cols, grad_output, NULL, row, positions, count, cols,
+                         0);
+    }
+    return status;
+}
+
+#else
+
+/* position_weight may be NULL. */
+CUDA_OPS_SIMD static void FN(embedding_forward)(REAL *output, const REAL *weight, const REAL *position_weight,
+                                                const void *indices, int index_bytes, int64_t rows, int64_t cols,
+                                                int64_t positions, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; cols > 0 && i < end; i++) {
+        const int64_t index = embedding_index(indices, index_bytes, i);
+        REAL *row = output + i * cols;
+        if (index < 0 || index >= rows) {
+            for (int64_t c = 0; c < cols; c++)
+                row[c] = (REAL)NAN;
+            continue;
+        }
+        memcpy(row, weight + index * cols, (size_t)cols * sizeof(REAL));
+        const REAL *position = position_weight ? position_weight + i % positions * cols : NULL;
+        for (int64_t c = 0; position && c < cols; c++)
+            row[c] += position[c];
+    }
+}
+
+/* The sum, or the mean, of `count` rows of grad_output: those that slots names, or first, first + step, ... */
+CUDA_OPS_SIMD static void FN(sum_rows)(REAL *output, const REAL *grad_output, const int64_t *slots, int64_t first,
+                                       int64_t step, int64_t count, int64_t cols, int mean)
+{
+    double sum[SUM_TILE];
+    for (int64_t c = 0; c < cols; c += SUM_TILE) {
+        const int64_t width = min_i64(SUM_TILE, cols - c);
+        for (int64_t i = 0; i < width; i++)
+            sum[i] = 0;
+        for (int64_t k = 0; k < count; k++) {
+            const REAL *row = grad_output + (slots ? slots[k] : first + k * step) * cols + c;
+            for (int64_t i = 0; i < width; i++)
+                sum[i] += row[i];
+        }
+        for (int64_t i = 0; i < width; i++)
+            output[c + i] = (REAL)(mean && count > 1 ? sum[i] / (double)count : sum[i]);
+    }
+}
+
+#endif

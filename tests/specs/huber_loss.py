@@ -1,0 +1,25 @@
+import torch
+from support.losses import loss_spec, reduced, weighted
+
+import cuda_ops
+
+
+def reference(input, target, reduction="mean", delta=1.0, weight=None):
+    z = (input - target).abs()
+    losses = torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+    return reduced(losses, weight, reduction, by_weights=False)
+
+
+SPEC = loss_spec(
+    "huber_loss",
+    reference=reference,
+    keywords=({}, {"delta": 0.25}, {"delta": 3.0}),
+    more=weighted,
+    bad=[
+        (
+            "delta of 0",
+            lambda ones: cuda_ops.functional.huber_loss(ones(3), ones(3), delta=0.0),
+            ": expected delta to be above 0, got 0.0",
+        )
+    ],
+)
