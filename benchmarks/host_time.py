@@ -149,6 +149,18 @@ def cases(device) -> Iterator[Case]:
             (x, weight, bias),
         )
     yield Case(
+        "group_norm",
+        lambda x, w, b: ours.group_norm(x, 2, w, b),
+        lambda x, w, b: native.group_norm(x, 2, w, b),
+        (images, channels, bias),
+    )
+    yield Case(
+        "instance_norm",
+        lambda x, w, b: ours.instance_norm(x, None, None, w, b),
+        lambda x, w, b: native.instance_norm(x, None, None, w, b),
+        (images, channels, bias),
+    )
+    yield Case(
         "conv_bn_relu_pool",
         lambda x, w, b: ours.conv_bn_relu_pool(x, w, b, None, None, padding=1),
         lambda x, w, b: native.max_pool2d(

@@ -19,6 +19,7 @@ import os
 import re
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from . import _library
 from ._errors import UserError
@@ -221,6 +222,26 @@ def _batch_norm(ask, a):
         yield ask(name, "batch_norm_paths", number, _dtype(input, False), outer, channels, inner, note=note)
 
 
+def _groups(ask, a, groups):
+    input = a["input"]
+    images, channels, inner = _columns(input.shape, 1)
+    last = not input.is_contiguous() and suggest_memory_format(input) != torch.contiguous_format
+    yield ask("forward", "group_norm_paths", _dtype(input, False), images, channels, inner, groups or channels, last)
+    name = f"group_norm_grad_input_{'columns' if last else 'rows'}_kernel"
+    yield ask.single("gradients", "group_norm/backward.cu", name)
+
+
+def _group_norm(ask, a):
+    yield from _groups(ask, a, a["num_groups"])
+
+
+def _instance_norm(ask, a):
+    if not a.get("use_input_stats", True):
+        yield from _batch_norm(ask, a)
+        return
+    yield from _groups(ask, a, 0)
+
+
 def _layer_norm(ask, a):
     input, cols = a["input"], math.prod(a["normalized_shape"])
     for name, backward in (("forward", False), ("gradients", True)):
@@ -313,6 +334,8 @@ DESCRIBED = {
     "conv2d": _conv2d,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
     "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_cross_entropy": _linear_cross_entropy,

@@ -12,9 +12,11 @@ from .ops.dropout import dropout
 from .ops.elu import elu
 from .ops.gather_normalize import gather_normalize
 from .ops.gelu import gelu
+from .ops.group_norm import group_norm
 from .ops.hardsigmoid import hardsigmoid
 from .ops.hardswish import hardswish
 from .ops.hardtanh import hardtanh
+from .ops.instance_norm import instance_norm
 from .ops.layer_norm import layer_norm
 from .ops.leaky_relu import leaky_relu
 from .ops.linear import linear
@@ -51,9 +53,11 @@ __all__ = [
     "elu",
     "gather_normalize",
     "gelu",
+    "group_norm",
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "instance_norm",
     "layer_norm",
     "leaky_relu",
     "linear",

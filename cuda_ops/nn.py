@@ -11,9 +11,11 @@ from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.elu import ELU
 from .ops.gelu import GELU
+from .ops.group_norm import GroupNorm
 from .ops.hardsigmoid import Hardsigmoid
 from .ops.hardswish import Hardswish
 from .ops.hardtanh import Hardtanh
+from .ops.instance_norm import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from .ops.layer_norm import LayerNorm
 from .ops.leaky_relu import LeakyReLU
 from .ops.linear import Linear
@@ -47,9 +49,13 @@ __all__ = [
     "ConvBNReLUMaxPool2d",
     "CrossEntropyLoss",
     "Dropout",
+    "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
