@@ -148,6 +148,9 @@ def cases(device) -> Iterator[Case]:
             lambda x, r, w, norm=theirs: norm(x + r, (4,), w),
             (x, weight, bias),
         )
+    for name in ("sum", "mean", "amax", "var"):
+        mine, theirs = getattr(ours, name), getattr(torch, name)
+        yield Case(name, lambda x, f=mine: f(x, 1), lambda x, f=theirs: f(x, 1), (x,))
     yield Case(
         "group_norm",
         lambda x, w, b: ours.group_norm(x, 2, w, b),

@@ -249,6 +249,18 @@ def _layer_norm(ask, a):
         yield ask(name, "layer_norm_paths", backward, _dtype(input, False), rows, cols)
 
 
+def _reduction(file):
+    def describe(ask, a):
+        input, dim = a["input"], a.get("dim")
+        # From the outermost in memory on, without those of one element.
+        order = sorted((d for d in range(input.dim()) if input.shape[d] > 1), key=lambda d: -input.stride(d))
+        dims = range(input.dim()) if dim is None or dim == () else dim if isinstance(dim, (tuple, list)) else (dim,)
+        rows = bool(order) and order[-1] in [d % input.dim() for d in dims]
+        yield ask.single("forward", file, f"reduction_{'rows' if rows else 'columns'}_kernel")
+
+    return describe
+
+
 def _softmax(ask, a, op="softmax_paths"):
     input, dim = a["input"], a.get("dim")
     dim = dim if dim is not None else 0 if input.dim() in (0, 1, 3) else 1
@@ -346,6 +358,9 @@ DESCRIBED = {
     "matmul": _matmul,
     "rms_norm": _layer_norm,
     "softmax": _softmax,
+    **dict.fromkeys(("sum", "mean", "prod", "norm"), _reduction("reduction/total.cu")),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _reduction("reduction/extreme.cu")),
+    **dict.fromkeys(("var", "std"), _reduction("reduction/moments.cu")),
 }
 
 

@@ -3,6 +3,10 @@
 from .ops.add2 import add2
 from .ops.add_layer_norm import add_layer_norm
 from .ops.add_rms_norm import add_rms_norm
+from .ops.amax import amax
+from .ops.amin import amin
+from .ops.argmax import argmax
+from .ops.argmin import argmin
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.conv2d import conv2d
@@ -27,9 +31,12 @@ from .ops.log_softmax import log_softmax
 from .ops.masked_softmax import masked_softmax
 from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
+from .ops.mean import mean
 from .ops.mish import mish
 from .ops.nll_loss import nll_loss
+from .ops.norm import norm
 from .ops.polynomial import polynomial
+from .ops.prod import prod
 from .ops.relu import relu
 from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
@@ -38,12 +45,19 @@ from .ops.silu import silu
 from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
+from .ops.std import std
+from .ops.sum import sum
 from .ops.tanh import tanh
+from .ops.var import var
 
 __all__ = [
     "add2",
     "add_layer_norm",
     "add_rms_norm",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
     "avg_pool2d",
     "batch_norm",
     "conv2d",
@@ -68,9 +82,12 @@ __all__ = [
     "masked_softmax",
     "matmul",
     "max_pool2d",
+    "mean",
     "mish",
     "nll_loss",
+    "norm",
     "polynomial",
+    "prod",
     "relu",
     "relu6",
     "rms_norm",
@@ -79,5 +96,8 @@ __all__ = [
     "softmax",
     "softplus",
     "square",
+    "std",
+    "sum",
     "tanh",
+    "var",
 ]

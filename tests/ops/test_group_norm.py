@@ -152,3 +152,13 @@ def test_running_statistics_that_are_not_contiguous(device):
     assert_close(variance, expected[1].double(), 2e-6)
     assert (storage[0, 1::2] == 7).all() and (storage[1, ::2] == 7).all()
     assert mean._version > versions[0] and variance._version > versions[1]
+
+
+def test_images_without_pixels(device):
+    x, weight, bias = torch.ones(2, 4, 0), torch.ones(4), torch.ones(4)
+    x, weight, bias = [tensor.to(device).requires_grad_() for tensor in (x, weight, bias)]
+    output = group_norm(x, 2, weight, bias)
+    assert output.shape == x.shape
+    grads = torch.autograd.grad(output.sum(), (x, weight, bias), create_graph=True)
+    assert not grads[1].any() and not grads[2].any()
+    assert not torch.autograd.grad(grads[1].sum() + grads[2].sum(), weight, allow_unused=True)[0].any()

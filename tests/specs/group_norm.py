@@ -8,7 +8,7 @@ import cuda_ops
 SHAPES = [
     ((5, 6), 2),  # no spatial dimensions: weights differ from element to element
     ((3, 64), 4),
-    ((300, 8), 4),  # more images than a round of sums
+    ((300, 8), 2),  # more images than a round of sums
     ((2, 6, 5), 3),
     ((3, 4, 1, 7), 1),  # one group
     ((2, 5, 3, 3), 5),  # as many groups as channels
@@ -33,8 +33,8 @@ def arguments(make, shape, groups, weight=True, bias=True):
 
 
 def reference(input, num_groups, weight=None, bias=None, eps=1e-5):
-    """PyTorch's, with ones and zeros for None: without a weight its derivatives that are differentiated further raise an
-    error or forget what depends on bias."""
+    """PyTorch's, with ones and zeros for None: without a weight its derivatives that are differentiated further raise
+    an error or forget what depends on bias."""
     weight = input.new_ones(input.shape[1]) if weight is None else weight
     bias = input.new_zeros(input.shape[1]) if bias is None else bias
     return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
@@ -76,12 +76,13 @@ def kernel_samples(make):
 def small_samples(make):
     yield Sample(arguments(make, (2, 4, 3), 2), {"eps": 0.5}, name="weight and bias")
     yield Sample(arguments(make, (2, 4, 2, 2), 2, bias=False), {"eps": 0.5}, name="weight alone")
-    yield Sample(arguments(make, (2, 4, 2), 4, False, False), {"eps": 0.5}, name="nothing but input")
+    yield Sample(arguments(make, (2, 4, 3), 4, False, False), {"eps": 0.5}, name="nothing but input")
     yield Sample(arguments(make, (2, 6), 1, False), {"eps": 0.5}, name="bias alone")
 
 
 def empty_samples(make):
-    for shape in [(0, 4), (0, 4, 3), (2, 4, 0), (2, 4, 0, 2)]:
+    # Without pixels PyTorch's gradients of parameters are NaN: ours are in test_group_norm.py.
+    for shape in [(0, 4), (0, 4, 3), (0, 4, 2, 0)]:
         yield Sample(arguments(make, shape, 2), name=str(shape))
 
 
@@ -114,8 +115,6 @@ SPEC = OpSpec(
     op_samples=op_samples,
     kernel_samples=kernel_samples,
     gradgrad=True,
-    # Groups of equal gradients have a gradient of 0: what is left is rounding.
-    expanded_dim=1,
     bad=[
         bad("integers", lambda ones: group_norm(ones(2, 4, dtype=torch.int64), 2), "floating point, got int64"),
         bad(
