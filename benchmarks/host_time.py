@@ -148,6 +148,12 @@ def cases(device) -> Iterator[Case]:
             lambda x, r, w, norm=theirs: norm(x + r, (4,), w),
             (x, weight, bias),
         )
+    yield Case(
+        "permute_contiguous",
+        lambda x: ours.permute_contiguous(x, (1, 0)),
+        lambda x: torch.permute(x, (1, 0)).contiguous(),
+        (x,),
+    )
     for name in ("sum", "mean", "amax", "var"):
         mine, theirs = getattr(ours, name), getattr(torch, name)
         yield Case(name, lambda x, f=mine: f(x, 1), lambda x, f=theirs: f(x, 1), (x,))

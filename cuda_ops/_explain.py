@@ -261,6 +261,15 @@ def _reduction(file):
     return describe
 
 
+def _permute_contiguous(ask, a):
+    input = a["input"]
+    dims = [d for d in a["dims"] if input.shape[d] > 1]
+    # The tiles' kernel transposes; a row that stays one, or a few elements, are copied as they are.
+    nearest = min(dims, key=lambda d: input.stride(d), default=None)
+    tiles = bool(dims) and nearest != dims[-1] and min(input.shape[nearest], input.shape[dims[-1]]) >= 8
+    yield ask.single("forward", "permute_contiguous.cu", f"permute_{'tiles' if tiles else 'rows'}_kernel")
+
+
 def _softmax(ask, a, op="softmax_paths"):
     input, dim = a["input"], a.get("dim")
     dim = dim if dim is not None else 0 if input.dim() in (0, 1, 3) else 1
@@ -356,6 +365,7 @@ DESCRIBED = {
     "log_softmax": _log_softmax,
     "masked_softmax": _masked_softmax,
     "matmul": _matmul,
+    "permute_contiguous": _permute_contiguous,
     "rms_norm": _layer_norm,
     "softmax": _softmax,
     **dict.fromkeys(("sum", "mean", "prod", "norm"), _reduction("reduction/total.cu")),

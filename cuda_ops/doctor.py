@@ -103,6 +103,7 @@ def example_calls(make):
         "mish": ((make(3, 4),), F.mish),
         "nll_loss": ((make(3, 4), labels), F.nll_loss),
         "norm": ((make(3, 4),), torch.linalg.vector_norm),
+        "permute_contiguous": ((make(3, 4), (1, 0)), torch.permute),
         "polynomial": ((make(3, 4),), lambda input: input * input + input + 1),
         "prod": ((make(3, 4), 1), torch.prod),
         "relu": ((make(3, 4),), F.relu),

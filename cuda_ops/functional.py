@@ -35,6 +35,7 @@ from .ops.mean import mean
 from .ops.mish import mish
 from .ops.nll_loss import nll_loss
 from .ops.norm import norm
+from .ops.permute_contiguous import permute_contiguous
 from .ops.polynomial import polynomial
 from .ops.prod import prod
 from .ops.relu import relu
@@ -86,6 +87,7 @@ __all__ = [
     "mish",
     "nll_loss",
     "norm",
+    "permute_contiguous",
     "polynomial",
     "prod",
     "relu",

@@ -170,6 +170,7 @@ CALLS = [
     ("softmax", (meta(4, 8), 0)),
     *((op, (meta(4, 8), 1)) for op in ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "var", "std")),
     ("norm", (meta(4, 8),)),
+    ("permute_contiguous", (meta(40, 8), (1, 0))),
     ("sum", (meta(4, 8), 0)),
     ("cross_entropy", (meta(4, 8),)),
     ("linear", (meta(4, 8), meta(3, 8))),

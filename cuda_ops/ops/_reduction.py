@@ -5,7 +5,7 @@ import torch
 from .._arguments import as_integer, check_dtype, expect
 
 
-def dims_of(op: str, dim) -> list[int]:
+def dims_of(op: str, dim, argument: str = "dim") -> list[int]:
     """`dim` as the ops take it: None and no dimensions are all of them."""
     if dim is None:
         return []
@@ -15,7 +15,7 @@ def dims_of(op: str, dim) -> list[int]:
     try:
         return [as_integer(value) for value in values]
     except TypeError:
-        raise TypeError(f"{op}: expected dim to be an int or a tuple of ints, got {dim!r}") from None
+        raise TypeError(f"{op}: expected {argument} to be an int or a tuple of ints, got {dim!r}") from None
 
 
 def check_type(op: str, dtype):

@@ -14,7 +14,6 @@ def reference(input, dim=None, keepdim=False, *, dtype=None):
 SPEC = reduction_spec(
     "prod",
     reference,
-    [{}, {"dtype": torch.float64}],
     # Products of many factors, rounded one by one, whose range float16 does not have.
     values="near 1",
     cases=[(shape, dim) for shape, dim in CASES if max(shape, default=0) < 300],

@@ -7,7 +7,6 @@ import cuda_ops
 SPEC = reduction_spec(
     "sum",
     torch.sum,
-    [{}, {"dtype": torch.float64}],
     arguments=lambda dim, keepdim: ([dim], keepdim, None),
     # Sums of values around 0 cancel: what is left is small beside what was added.
     relative_norm={torch.float32: 1e-5},

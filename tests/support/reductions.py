@@ -9,7 +9,6 @@ from .opspec import Bad, OpSpec, Sample, bad
 # (shape, dim). Rows that a thread, a part of a warp, a warp, a block and several blocks have, of vectors and not;
 # columns of vectors and of single elements, of one tile and several, in one part and several; both; runs in odd order.
 CASES = [
-    ((), None),
     ((1,), 0),
     ((7,), None),
     ((33,), -1),
@@ -49,6 +48,8 @@ def reduction_spec(name, reference, parameters=({},), *, values="any", dims="any
         cases = [case for case in cases if not isinstance(case[1], tuple)]
 
     def tensor(make, *shape):
+        if dims == "one":  # an index has no gradient
+            return make.distinct(*shape, requires_grad=False)
         if values == "distinct":
             return make.distinct(*shape)
         return make(*shape, low=0.75, high=1.25) if values == "near 1" else make(*shape)
@@ -58,7 +59,7 @@ def reduction_spec(name, reference, parameters=({},), *, values="any", dims="any
             keywords = {"dim": dim, **parameters[0]}
             yield Sample((tensor(make, *shape),), keywords, name=f"{shape} along {dim}")
         for keywords in parameters:
-            for shape, dim in [((3, 50), 1), ((50, 24), 0)]:
+            for shape, dim in [((3, 50), 1), ((2, 50, 24), 1)]:
                 for keepdim in (False, True):
                     yield Sample(
                         (tensor(make, *shape),), {"dim": dim, "keepdim": keepdim, **keywords}, name=f"{keywords}"
@@ -74,7 +75,8 @@ def reduction_spec(name, reference, parameters=({},), *, values="any", dims="any
 
     def empty_samples(make):
         for shape, dim in [((0, 3), 1), ((3, 0), 0), *([((0, 3), 0), ((2, 0, 3), 1), ((0,), None)] if empty else [])]:
-            yield Sample((make(*shape),), {"dim": dim, **parameters[0]}, name=f"{shape} along {dim}")
+            input = make(*shape, requires_grad=False) if dims == "one" else make(*shape)
+            yield Sample((input,), {"dim": dim, **parameters[0]}, name=f"{shape} along {dim}")
 
     forward = getattr(torch.ops.cuda_ops, f"{name}_forward")
     arguments = more.pop("arguments")  # (dim, keepdim) -> the rest of the op's
