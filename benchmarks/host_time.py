@@ -174,6 +174,27 @@ def cases(device) -> Iterator[Case]:
             (x, weight, bias),
         )
     yield Case(
+        "permute_contiguous",
+        lambda x: ours.permute_contiguous(x, (1, 0)),
+        lambda x: torch.permute(x, (1, 0)).contiguous(),
+        (x,),
+    )
+    for name in ("sum", "mean", "amax", "var"):
+        mine, theirs = getattr(ours, name), getattr(torch, name)
+        yield Case(name, lambda x, f=mine: f(x, 1), lambda x, f=theirs: f(x, 1), (x,))
+    yield Case(
+        "group_norm",
+        lambda x, w, b: ours.group_norm(x, 2, w, b),
+        lambda x, w, b: native.group_norm(x, 2, w, b),
+        (images, channels, bias),
+    )
+    yield Case(
+        "instance_norm",
+        lambda x, w, b: ours.instance_norm(x, None, None, w, b),
+        lambda x, w, b: native.instance_norm(x, None, None, w, b),
+        (images, channels, bias),
+    )
+    yield Case(
         "conv_bn_relu_pool",
         lambda x, w, b: ours.conv_bn_relu_pool(x, w, b, None, None, padding=1),
         lambda x, w, b: native.max_pool2d(

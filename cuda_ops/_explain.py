@@ -19,6 +19,7 @@ import os
 import re
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from . import _library
 from ._errors import UserError
@@ -234,11 +235,52 @@ def _batch_norm(ask, a):
         yield ask(name, "batch_norm_paths", number, _dtype(input, False), outer, channels, inner, note=note)
 
 
+def _groups(ask, a, groups):
+    input = a["input"]
+    images, channels, inner = _columns(input.shape, 1)
+    last = not input.is_contiguous() and suggest_memory_format(input) != torch.contiguous_format
+    yield ask("forward", "group_norm_paths", _dtype(input, False), images, channels, inner, groups or channels, last)
+    name = f"group_norm_grad_input_{'columns' if last else 'rows'}_kernel"
+    yield ask.single("gradients", "group_norm/backward.cu", name)
+
+
+def _group_norm(ask, a):
+    yield from _groups(ask, a, a["num_groups"])
+
+
+def _instance_norm(ask, a):
+    if not a.get("use_input_stats", True):
+        yield from _batch_norm(ask, a)
+        return
+    yield from _groups(ask, a, 0)
+
+
 def _layer_norm(ask, a):
     input, cols = a["input"], math.prod(a["normalized_shape"])
     for name, backward in (("forward", False), ("gradients", True)):
         rows = input.numel() // cols if cols else 0
         yield ask(name, "layer_norm_paths", backward, _dtype(input, False), rows, cols)
+
+
+def _reduction(file):
+    def describe(ask, a):
+        input, dim = a["input"], a.get("dim")
+        # From the outermost in memory on, without those of one element.
+        order = sorted((d for d in range(input.dim()) if input.shape[d] > 1), key=lambda d: -input.stride(d))
+        dims = range(input.dim()) if dim is None or dim == () else dim if isinstance(dim, (tuple, list)) else (dim,)
+        rows = bool(order) and order[-1] in [d % input.dim() for d in dims]
+        yield ask.single("forward", file, f"reduction_{'rows' if rows else 'columns'}_kernel")
+
+    return describe
+
+
+def _permute_contiguous(ask, a):
+    input = a["input"]
+    dims = [d for d in a["dims"] if input.shape[d] > 1]
+    # The tiles' kernel transposes; a row that stays one, or a few elements, are copied as they are.
+    nearest = min(dims, key=lambda d: input.stride(d), default=None)
+    tiles = bool(dims) and nearest != dims[-1] and min(input.shape[nearest], input.shape[dims[-1]]) >= 8
+    yield ask.single("forward", "permute_contiguous.cu", f"permute_{'tiles' if tiles else 'rows'}_kernel")
 
 
 def _softmax(ask, a, op="softmax_paths"):
@@ -358,6 +400,8 @@ DESCRIBED = {
     "cross_entropy": _cross_entropy,
     "flash_attention": _attention,
     "embedding": _embedding,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
     "layer_norm": _layer_norm,
     "linear": _linear,
     "linear_cross_entropy": _linear_cross_entropy,
@@ -366,10 +410,14 @@ DESCRIBED = {
     "log_softmax": _log_softmax,
     "masked_softmax": _masked_softmax,
     "matmul": _matmul,
+    "permute_contiguous": _permute_contiguous,
     "rms_norm": _layer_norm,
     "scaled_dot_product_attention": _attention,
     "softmax": _softmax,
     "token_position_embedding": _token_position_embedding,
+    **dict.fromkeys(("sum", "mean", "prod", "norm"), _reduction("reduction/total.cu")),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _reduction("reduction/extreme.cu")),
+    **dict.fromkeys(("var", "std"), _reduction("reduction/moments.cu")),
 }
 
 

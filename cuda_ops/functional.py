@@ -11,6 +11,10 @@ from ._superset import superset
 from .ops.add2 import add2
 from .ops.add_layer_norm import add_layer_norm
 from .ops.add_rms_norm import add_rms_norm
+from .ops.amax import amax
+from .ops.amin import amin
+from .ops.argmax import argmax
+from .ops.argmin import argmin
 from .ops.attention import flash_attention, scaled_dot_product_attention
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
@@ -25,10 +29,12 @@ from .ops.embedding import embedding
 from .ops.gather_normalize import gather_normalize
 from .ops.geglu import geglu
 from .ops.gelu import gelu
+from .ops.group_norm import group_norm
 from .ops.hardsigmoid import hardsigmoid
 from .ops.hardswish import hardswish
 from .ops.hardtanh import hardtanh
 from .ops.huber_loss import huber_loss
+from .ops.instance_norm import instance_norm
 from .ops.kl_div import kl_div
 from .ops.l1_loss import l1_loss
 from .ops.layer_norm import layer_norm
@@ -42,10 +48,14 @@ from .ops.logsumexp import logsumexp
 from .ops.masked_softmax import masked_softmax
 from .ops.matmul import matmul
 from .ops.max_pool2d import max_pool2d
+from .ops.mean import mean
 from .ops.mish import mish
 from .ops.mse_loss import mse_loss
 from .ops.nll_loss import nll_loss
+from .ops.norm import norm
+from .ops.permute_contiguous import permute_contiguous
 from .ops.polynomial import polynomial
+from .ops.prod import prod
 from .ops.relu import relu
 from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
@@ -55,14 +65,21 @@ from .ops.smooth_l1_loss import smooth_l1_loss
 from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
+from .ops.std import std
+from .ops.sum import sum
 from .ops.swiglu import swiglu
 from .ops.tanh import tanh
 from .ops.token_position_embedding import token_position_embedding
+from .ops.var import var
 
 __all__ = [
     "add2",
     "add_layer_norm",
     "add_rms_norm",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
@@ -77,10 +94,12 @@ __all__ = [
     "gather_normalize",
     "geglu",
     "gelu",
+    "group_norm",
     "hardsigmoid",
     "hardswish",
     "hardtanh",
     "huber_loss",
+    "instance_norm",
     "kl_div",
     "l1_loss",
     "layer_norm",
@@ -94,10 +113,14 @@ __all__ = [
     "masked_softmax",
     "matmul",
     "max_pool2d",
+    "mean",
     "mish",
     "mse_loss",
     "nll_loss",
+    "norm",
+    "permute_contiguous",
     "polynomial",
+    "prod",
     "relu",
     "relu6",
     "rms_norm",
@@ -108,9 +131,12 @@ __all__ = [
     "softmax",
     "softplus",
     "square",
+    "std",
+    "sum",
     "swiglu",
     "tanh",
     "token_position_embedding",
+    "var",
 ]
 
 if TYPE_CHECKING:  # see nn.py

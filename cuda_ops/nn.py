@@ -21,10 +21,12 @@ from .ops.dropout import Dropout
 from .ops.elu import ELU
 from .ops.embedding import Embedding
 from .ops.gelu import GELU
+from .ops.group_norm import GroupNorm
 from .ops.hardsigmoid import Hardsigmoid
 from .ops.hardswish import Hardswish
 from .ops.hardtanh import Hardtanh
 from .ops.huber_loss import HuberLoss
+from .ops.instance_norm import InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from .ops.kl_div import KLDivLoss
 from .ops.l1_loss import L1Loss
 from .ops.layer_norm import LayerNorm
@@ -61,10 +63,14 @@ __all__ = [
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
+    "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
     "HuberLoss",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
     "LayerNorm",

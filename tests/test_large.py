@@ -268,3 +268,39 @@ def test_clip_grad_norm():
     norm = cuda_ops.nn.utils.clip_grad_norm_([parameter], 1.0)
     assert norm.item() == 4.0
     assert parameter.grad[-4:].tolist() == [0.5] * 4
+
+
+def test_reductions():
+    """An index and a sum of what lies beyond 2**31, and of its rows and columns."""
+    x = torch.zeros(BEYOND, device="cuda", dtype=torch.bfloat16)
+    x[-TAIL:] = 1
+    x[-7] = 2
+    assert F.argmax(x).item() == BEYOND - 7
+    assert F.sum(x, dtype=torch.float32).item() == TAIL + 1
+    assert F.amax(x).item() == 2
+    for dim in (0, 1):
+        matrix = x.view(2, -1) if dim == 1 else x.view(-1, 2)
+        assert F.sum(matrix, dim, dtype=torch.float32).sum().item() == TAIL + 1
+
+
+def test_permute_contiguous():
+    x = ramp(BEYOND // 64, 64)
+    output = F.permute_contiguous(x, (1, 0))
+    assert torch.equal(output[:, -TAIL:], x[-TAIL:].t()) and torch.equal(output[:, :TAIL], x[:TAIL].t())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_group_norm(memory_format):
+    """One group longer than 2**31 elements, and the last of many groups beyond them."""
+    for shape, groups in (((1, 4, 8192, 65_600), 1), ((65_600, 8, 64, 64), 4)):
+        x = ramp(*shape).contiguous(memory_format=memory_format).requires_grad_()
+        output = F.group_norm(x, groups)
+        (grad,) = torch.autograd.grad(output, x, x.detach())
+        last = x.detach()[-1:].double() if groups > 1 else None
+        if last is not None:
+            expected = torch.nn.functional.group_norm(last, groups)
+            torch.testing.assert_close(output[-1:].double(), expected, atol=2e-2, rtol=2e-2)
+        else:
+            assert abs(output.detach()[..., -TAIL:].float().std().item() - 1) < 0.1
+        assert grad[-1:].isfinite().all()
+        del x, output, grad

@@ -36,6 +36,7 @@ from .spec import (
     Make,
     compiled_on_cuda,
     elementwise_cases,
+    reduction_cases,
 )
 from .timing import Ceiling, interleaved, keep_freed_memory, measure_ceiling, summarize, synchronize
 
@@ -64,6 +65,7 @@ __all__ = [
     "noise",
     "print_comparison",
     "read_csv",
+    "reduction_cases",
     "run",
     "run_bench",
     "slug",

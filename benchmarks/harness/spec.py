@@ -105,6 +105,23 @@ def elementwise_cases(
     ]
 
 
+def reduction_cases(several: bool = True) -> list[Case]:
+    """Cases of an op of a tensor and the dimensions that it reduces: all, a row's, a column's, and, if `several`, those
+    of images but for the channels."""
+    sizes = [((8192, 4096), 1), ((8192, 4096), 0), ((32768, 768), 1), ((32768, 768), 0), ((1 << 20,), None)]
+    sizes += [((1 << 24,), None), ((1 << 28,), None), ((65536, 100), 1), ((64, 4096, 256), 1)]
+    sizes += [((64, 256, 56, 56), (0, 2, 3))] if several else []
+    return [
+        Case(
+            f"{'x'.join(map(str, shape))} along {'all' if dim is None else dim}",
+            lambda make, shape=shape, dim=dim: (make(*shape), dim),
+            elements=(math.prod(shape), math.prod(shape)),
+            devices=("cpu", "cuda") if math.prod(shape) <= 1 << 25 else ("cuda",),
+        )
+        for shape, dim in sizes
+    ]
+
+
 def compiled_on_cuda(function: Callable) -> Callable:
     """For `beside`: `function` by torch.compile, on CUDA. It is compiled anew for each case, and not for any size."""
 

@@ -200,11 +200,10 @@ batch_norm_forward_tracking(const Tensor &input, const std::optional<Tensor> &we
                             running_var, num_batches_tracked, momentum, eps);
 }
 
-static Tensor batch_norm_forward_inference(const Tensor &input, const std::optional<Tensor> &weight,
-                                           const std::optional<Tensor> &bias, const Tensor &running_mean,
-                                           const Tensor &running_var, double eps)
+static Tensor forward_inference(const char *op, const Tensor &input, const std::optional<Tensor> &weight,
+                                const std::optional<Tensor> &bias, const Tensor &running_mean,
+                                const Tensor &running_var, double eps)
 {
-    const char *const op = "batch_norm";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
     const Parameters parameters(op, weight, bias, input);
@@ -234,6 +233,21 @@ static Tensor batch_norm_forward_inference(const Tensor &input, const std::optio
                          variance.const_data_ptr(), l.outer, l.channels, l.inner, eps, dtype));
     normalize_cpu(op, output, workspace, x, l, dtype);
     return output;
+}
+
+static Tensor batch_norm_forward_inference(const Tensor &input, const std::optional<Tensor> &weight,
+                                           const std::optional<Tensor> &bias, const Tensor &running_mean,
+                                           const Tensor &running_var, double eps)
+{
+    return forward_inference("batch_norm", input, weight, bias, running_mean, running_var, eps);
+}
+
+// With running statistics instance_norm is the same.
+static Tensor instance_norm_forward_inference(const Tensor &input, const std::optional<Tensor> &weight,
+                                              const std::optional<Tensor> &bias, const Tensor &running_mean,
+                                              const Tensor &running_var, double eps)
+{
+    return forward_inference("instance_norm", input, weight, bias, running_mean, running_var, eps);
 }
 
 // mean and variance: in training forward's, else the running statistics. A result that is not wanted is returned empty;
@@ -325,6 +339,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 " -> (Tensor output, Tensor mean, Tensor variance)");
     library.def("batch_norm_forward_inference(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, "
                 "Tensor running_var, float eps) -> (Tensor output)");
+    library.def("instance_norm_forward_inference(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, "
+                "Tensor running_var, float eps) -> (Tensor output)");
     library.def("batch_norm_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, Tensor variance, "
                 "bool training, float eps, ScalarType? bias_dtype, bool[3] wanted)"
                 " -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
@@ -340,6 +356,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_tracking", cuda_ops::batch_norm_forward_tracking);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_forward_tracking");
     CUDA_OPS_IMPLEMENT(library, "batch_norm_forward_inference", cuda_ops::batch_norm_forward_inference);
+    CUDA_OPS_IMPLEMENT(library, "instance_norm_forward_inference", cuda_ops::instance_norm_forward_inference);
     CUDA_OPS_IMPLEMENT(library, "batch_norm_backward", cuda_ops::batch_norm_backward);
     // output's gradient includes that mean and variance depend on input. The Jacobian of a channel is symmetric, so
     // that tangents take the same op as gradients.
@@ -353,15 +370,18 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_DERIVATIVES(library, "batch_norm_forward_training", {gradients, by_input, by_weight, by_bias});
     CUDA_OPS_DERIVATIVES(library, "batch_norm_forward_tracking",
                          {"running_mean, running_var: not differentiable", gradients, by_input, by_weight, by_bias});
-    CUDA_OPS_DERIVATIVES(
-        library, "batch_norm_forward_inference",
-        {"running_mean, running_var: not differentiable",
-         "input, weight, bias: batch_norm_backward(grad_output, input, weight, running_mean, running_var, false, eps, "
-         "bias.dtype, wanted)",
-         "output <- batch_norm_backward(tangent_input, input, weight, running_mean, running_var, false, eps, "
-         "bias.dtype, [true false false])",
-         "output <- batch_norm_forward_inference(input, tangent_weight, none, running_mean, running_var, eps)",
-         by_bias});
+    const char *const constants = "running_mean, running_var: not differentiable";
+    const char *const of_running =
+        "input, weight, bias: batch_norm_backward(grad_output, input, weight, running_mean, running_var, false, eps, "
+        "bias.dtype, wanted)";
+    const char *const by_input_of_running =
+        "output <- batch_norm_backward(tangent_input, input, weight, running_mean, running_var, false, eps, "
+        "bias.dtype, [true false false])";
+    const char *const by_weight_of_running =
+        "output <- batch_norm_forward_inference(input, tangent_weight, none, running_mean, running_var, eps)";
+    for (const char *name : {"batch_norm_forward_inference", "instance_norm_forward_inference"})
+        CUDA_OPS_DERIVATIVES(library, name,
+                             {constants, of_running, by_input_of_running, by_weight_of_running, by_bias});
     CUDA_OPS_DERIVATIVES(
         library, "batch_norm_backward",
         {"grad_output, input, weight: batch_norm_backward_gradients(grad_grad_input, grad_grad_weight, "

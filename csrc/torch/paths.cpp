@@ -10,6 +10,7 @@
 #include "cuda_ops/conv2d.h"
 #include "cuda_ops/cross_entropy.h"
 #include "cuda_ops/gemm.h"
+#include "cuda_ops/group_norm.h"
 #include "cuda_ops/layer_norm.h"
 #include "cuda_ops/linear_cross_entropy.h"
 #include "cuda_ops/linear_gelu.h"
@@ -203,6 +204,15 @@ static PathRows layer_norm_paths(bool backward, at::ScalarType type, int64_t row
                           cuda_ops_layer_norm_paths_cuda(reports, room, backward, rows, cols, path_dtype(type), facts));
 }
 
+static PathRows group_norm_paths(at::ScalarType type, int64_t images, int64_t channels, int64_t inner, int64_t groups,
+                                 bool channels_last, at::IntArrayRef device)
+{
+    check_path_sizes("group_norm_paths", {images, channels, inner});
+    const cuda_ops_group_norm_sizes sizes = {images, channels, inner, groups, channels_last};
+    (void)type, (void)sizes, (void)device;
+    return CUDA_OPS_PATHS(device, cuda_ops_group_norm_paths_cuda(reports, room, sizes, path_dtype(type), facts));
+}
+
 static PathRows log_softmax_paths(bool backward, at::ScalarType type, int64_t outer, int64_t cols, int64_t inner,
                                   at::IntArrayRef device)
 {
@@ -318,6 +328,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("layer_norm_paths(bool backward, ScalarType dtype, int rows, int cols, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::layer_norm_paths);
+    library.def("group_norm_paths(ScalarType dtype, int images, int channels, int inner, int groups, "
+                "bool channels_last, int[] device)" CUDA_OPS_PATH_ROWS,
+                cuda_ops::group_norm_paths);
     library.def("log_softmax_paths(bool backward, ScalarType dtype, int outer, int cols, int inner, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::log_softmax_paths);

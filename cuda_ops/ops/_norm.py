@@ -1,4 +1,4 @@
-"""What layer_norm and rms_norm share: their gradients' derivatives, composed of PyTorch's operations."""
+"""What layer_norm, rms_norm and group_norm share: their gradients' derivatives, composed of PyTorch's operations."""
 
 import math
 
@@ -75,14 +75,13 @@ class _Rows:
         return (z - self.mean(z) if self.centered else z) - self.normalised * self.mean(z * self.normalised)
 
 
-def _gradients(v, v_weight, v_bias, grad_output, input, normalized_shape, weight, eps, wanted, centered):
+def gradients(c, v, v_weight, v_bias, grad_output, input, weight, wanted):
     r"""Those of the gradients of <v, grad_input> + <v_weight, grad_weight> + <v_bias, grad_bias> by grad_output, input
     and weight that are wanted, where v are the incoming ones. With :math:`h = \gamma g`, grad_input is
     :math:`r P(h)` and grad_weight the sum over rows of :math:`g \hat x`; the rest follows by
     :math:`\partial \langle u, \hat x \rangle / \partial x = r P(u)` and :math:`\partial r / \partial x = -r^2 \hat x /
-    n`.
+    n`. `c`: the arithmetic of the norm, _Rows or another of its methods.
     """
-    c = _Rows(input, normalized_shape, weight, eps, centered)
     g, v = c.whole(grad_output), c.whole(v)
     v_weight, v_bias = c.values(v_weight, 0.0), c.values(v_bias, 0.0)
     h = c.gamma * g
@@ -101,13 +100,10 @@ def _gradients(v, v_weight, v_bias, grad_output, input, normalized_shape, weight
     return grads
 
 
-def _tangents(
-    t_grad, t_sum, t_input, t_weight, grad_output, input, normalized_shape, weight, eps, dtype, wanted, centered
-):
+def tangents(c, t_grad, t_sum, t_input, t_weight, grad_output, input, weight, dtype, wanted):
     r"""What grad_input, grad_weight and grad_bias change by where grad_output, grad_sum, input and weight change by
     t_...: as above, with :math:`\partial \hat x = r P(t)` and :math:`\partial r = -r^2 \, \overline{\hat x t}` for a
     change t of input."""
-    c = _Rows(input, normalized_shape, weight, eps, centered)
     g, t, t_g = c.whole(grad_output), c.whole(t_input), c.whole(t_grad)
     h, t_h = c.gamma * g, c.values(t_weight, 0.0) * g + c.gamma * t_g
     t_normalised = c.rstd * c.project(t)
@@ -125,21 +121,23 @@ def _tangents(
 
 @torch.library.impl(library, "layer_norm_backward_gradients", "CompositeImplicitAutograd")
 def _(v, v_weight, v_bias, grad_output, input, normalized_shape, weight, eps, wanted):
-    return _gradients(v, v_weight, v_bias, grad_output, input, normalized_shape, weight, eps, wanted, True)
+    c = _Rows(input, normalized_shape, weight, eps, True)
+    return gradients(c, v, v_weight, v_bias, grad_output, input, weight, wanted)
 
 
 @torch.library.impl(library, "rms_norm_backward_gradients", "CompositeImplicitAutograd")
 def _(v, v_weight, grad_output, input, normalized_shape, weight, eps, wanted):
-    return _gradients(v, v_weight, None, grad_output, input, normalized_shape, weight, eps, wanted, False)
+    c = _Rows(input, normalized_shape, weight, eps, False)
+    return gradients(c, v, v_weight, None, grad_output, input, weight, wanted)
 
 
 @torch.library.impl(library, "layer_norm_backward_tangents", "CompositeImplicitAutograd")
 def _(t_grad, t_sum, t_input, t_weight, grad_output, input, normalized_shape, weight, eps, bias_dtype, wanted):
-    tensors = t_grad, t_sum, t_input, t_weight, grad_output, input
-    return _tangents(*tensors, normalized_shape, weight, eps, bias_dtype, wanted, True)
+    c = _Rows(input, normalized_shape, weight, eps, True)
+    return tangents(c, t_grad, t_sum, t_input, t_weight, grad_output, input, weight, bias_dtype, wanted)
 
 
 @torch.library.impl(library, "rms_norm_backward_tangents", "CompositeImplicitAutograd")
 def _(t_grad, t_sum, t_input, t_weight, grad_output, input, normalized_shape, weight, eps, wanted):
-    tensors = t_grad, t_sum, t_input, t_weight, grad_output, input
-    return _tangents(*tensors, normalized_shape, weight, eps, None, wanted, False)
+    c = _Rows(input, normalized_shape, weight, eps, False)
+    return tangents(c, t_grad, t_sum, t_input, t_weight, grad_output, input, weight, None, wanted)

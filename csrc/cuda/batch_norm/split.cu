@@ -13,6 +13,7 @@
 #include "common/common.cuh"
 #include "common/elementwise.cuh"
 #include "common/group_sums.cuh"
+#include "common/moments.cuh"
 #include "common/value.cuh"
 
 static constexpr int THREADS = 256;
@@ -74,25 +75,6 @@ extern "C" int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t cha
     return (p.splits * PARTIAL + COEFFICIENTS) * channels * (int64_t)sizeof(double);
 }
 
-// Count, mean and sum of squared differences from the mean of some values.
-template <typename A>
-struct moments {
-    A count, mean, squares;
-};
-
-template <typename A>
-__device__ __forceinline__ moments<A> merge(const moments<A> &a, const moments<A> &b)
-{
-    moments<A> both;
-    both.count = a.count + b.count;
-    if (both.count == A(0))
-        return a;
-    const A difference = b.mean - a.mean, share = b.count / both.count;
-    both.mean = a.mean + difference * share;
-    both.squares = a.squares + b.squares + difference * difference * a.count * share;
-    return both;
-}
-
 // Merges the first `count` of the values, 1 to CHUNK.
 template <typename A>
 __device__ __forceinline__ moments<A> add_chunk(const moments<A> &before, const A (&value)[CHUNK], int count)
@@ -108,21 +90,6 @@ __device__ __forceinline__ moments<A> add_chunk(const moments<A> &before, const 
         chunk.squares += difference * difference;
     }
     return merge(before, chunk);
-}
-
-// Over the lanes of a full warp, in a fixed order; lane 0 gets it.
-template <typename A>
-__device__ __forceinline__ moments<A> warp_merge(moments<A> value)
-{
-#pragma unroll
-    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) {
-        moments<A> other;
-        other.count = __shfl_down_sync(FULL_WARP, value.count, offset);
-        other.mean = __shfl_down_sync(FULL_WARP, value.mean, offset);
-        other.squares = __shfl_down_sync(FULL_WARP, value.squares, offset);
-        value = merge(value, other);
-    }
-    return value;
 }
 
 // Moments of one split of one channel, for inner > 1. A plane is `segments` units.

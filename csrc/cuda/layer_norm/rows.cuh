@@ -55,13 +55,27 @@ __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cl
     buffer ^= 1;
 }
 
-// 1 / sqrt(variance + eps) of the mean squared difference from a mean that is off by `rest`. Where the square
-// overflows, so may the correction, and their difference would be NaN.
+// The variance, of the mean squared difference from a mean that is off by `rest`. Where the square overflows, so may the
+// correction, and their difference would be NaN. NaN stays.
+template <typename A>
+__device__ __forceinline__ A variance_of(A mean_square, A rest)
+{
+    const A variance = isinf(mean_square) ? mean_square : mean_square - rest * rest;
+    return variance < A(0) ? A(0) : variance;
+}
+
 template <typename A>
 __device__ __forceinline__ A rstd_of(A mean_square, A rest, A eps)
 {
-    const A variance = isinf(mean_square) ? mean_square : mean_square - rest * rest;
-    return rsqrt((variance < A(0) ? A(0) : variance) + eps); // NaN stays
+    return rsqrt(variance_of(mean_square, rest) + eps);
+}
+
+// A parameter, which is `full` (in the accumulation type) or of the dtype T.
+template <typename T>
+__device__ __forceinline__ accumulate_type<T> parameter_at(const void *parameters, bool full, int64_t at)
+{
+    return sizeof(T) < sizeof(accumulate_type<T>) && full ? ((const accumulate_type<T> *)parameters)[at]
+                                                          : load_as_accumulate(((const T *)parameters)[at]);
 }
 
 // COUNT values of weight or bias from column `at` on, which are `full` (in the accumulation type) or of the dtype T.

@@ -34,13 +34,6 @@ __device__ __forceinline__ void for_elements(T *output, const T *const (&inputs)
     }
 }
 
-template <typename T>
-__device__ __forceinline__ accumulate_type<T> parameter_at(const void *parameters, bool full, int64_t at)
-{
-    return sizeof(T) < sizeof(accumulate_type<T>) && full ? ((const accumulate_type<T> *)parameters)[at]
-                                                          : load_as_accumulate(((const T *)parameters)[at]);
-}
-
 template <typename T, bool ADD>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     layer_norm_forward_streamed_kernel(T *output, T *sum, double *mean, accumulate_type<T> *rstd, int64_t *state,

@@ -1,0 +1,10 @@
+"""std of all elements, along rows, along columns, and of the images of a batch by channel."""
+
+import torch
+from harness import Bench, Implementation, reduction_cases
+
+BENCH = Bench(
+    op="std",
+    native=[Implementation("eager", torch.std)],
+    cases=reduction_cases(),
+)

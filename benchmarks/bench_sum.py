@@ -1,0 +1,10 @@
+"""sum of all elements, along rows, along columns, and of the images of a batch by channel."""
+
+import torch
+from harness import Bench, Implementation, reduction_cases
+
+BENCH = Bench(
+    op="sum",
+    native=[Implementation("eager", torch.sum)],
+    cases=reduction_cases(),
+)

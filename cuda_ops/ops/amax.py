@@ -1,0 +1,43 @@
+"""amax: the largest of the elements along any dimensions."""
+
+from torch import Tensor
+
+from .._autograd import autograd_function
+from .._fakes import register_fake
+from .._operators import operator
+from ._reduction import dims_of, reduced
+
+
+@register_fake("cuda_ops::amax_forward")
+def _(input, dim, keepdim):
+    return reduced("amax", input, dim, keepdim)
+
+
+amax_forward = operator("amax_forward")
+AmaxFunction = autograd_function("amax_forward", "AmaxFunction")
+
+
+def amax(input: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
+    r"""The largest of the elements along `dim`; NaN if one of them is.
+
+    Args:
+        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        dim: a dimension or several; None, and no dimensions, are all of them.
+        keepdim: whether the result keeps the dimensions that are reduced, of one element each.
+
+    Returns:
+        A contiguous tensor.
+
+    Raises:
+        TypeError: `input` is no tensor, `dim` no ints.
+        IndexError: `input` has no dimension `dim`, or no elements along it.
+        RuntimeError: `input` is not floating point, or a dimension is named twice.
+        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
+
+    Differentiable any number of times; equal elements share the gradient.
+
+    Example:
+        >>> cuda_ops.functional.amax(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)
+        tensor([2., 4.])
+    """
+    return amax_forward(input, dims_of("amax", dim), keepdim)
