@@ -48,8 +48,8 @@ PointwiseLoss l1_function(double)
 
 PointwiseLoss smooth_l1_function(double beta)
 {
-    TORCH_CHECK(beta > 0, "smooth_l1_loss: expected beta to be above 0, got ", beta);
-    return {"smooth_l1_loss", CUDA_OPS_POINTWISE_LOSS_SMOOTH_L1, beta};
+    TORCH_CHECK(beta >= 0, "smooth_l1_loss: expected beta to be at least 0, got ", beta);
+    return {"smooth_l1_loss", beta == 0 ? CUDA_OPS_POINTWISE_LOSS_L1 : CUDA_OPS_POINTWISE_LOSS_SMOOTH_L1, beta};
 }
 
 PointwiseLoss huber_function(double delta)

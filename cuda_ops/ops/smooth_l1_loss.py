@@ -7,7 +7,6 @@ from .._arguments import number
 from .._autograd import autograd_function
 from .._loss import reduction_number
 from ._pointwise_loss import distance, pointwise_loss_operator
-from .l1_loss import l1_loss_forward
 
 smooth_l1_loss_forward = pointwise_loss_operator("smooth_l1_loss")
 SmoothL1LossFunction = autograd_function("smooth_l1_loss_forward", "SmoothL1LossFunction")
@@ -49,8 +48,6 @@ def smooth_l1_loss(
     if not (beta if type(beta) is float else number("smooth_l1_loss", "beta", beta)) >= 0:
         raise RuntimeError(f"smooth_l1_loss: expected beta to be at least 0, got {beta}")
     of = reduction_number("smooth_l1_loss", size_average, reduce, reduction)
-    if beta == 0:
-        return distance("smooth_l1_loss", l1_loss_forward, input, target, None, of)
     return distance("smooth_l1_loss", smooth_l1_loss_forward, input, target, None, of, beta)
 
 
