@@ -1,12 +1,4 @@
-"""What GPT needs beside cuda_ops.functional: the loss of its head, and ops that there are not yet, under the names and
-signatures that they will have.
-
-INTERIM: attention is composed of our matmul, masked_softmax and dropout, and the embeddings are PyTorch's. Once
-`cuda_ops.functional` has `scaled_dot_product_attention`, `embedding` and `token_position_embedding` (and cuda_ops.nn
-`Embedding`), these become imports; nothing else knows of this file but models/gpt.py.
-"""
-
-import math
+"""What GPT needs beside cuda_ops.functional: the loss of its head."""
 
 import torch
 from torch import Tensor
@@ -20,36 +12,6 @@ if problem is None:
 
 MEAN, IGNORED = 1, -100
 """cross_entropy's defaults, as its op takes them."""
-
-
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    """As torch.nn.functional's, of (batch, heads, length, features)."""
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = functional.matmul(query, key.transpose(-2, -1))
-    weights = functional.masked_softmax(scores, attn_mask, scale, is_causal)
-    # Under autocast the softmax is float32.
-    weights = functional.dropout(weights.to(value.dtype), dropout_p) if dropout_p else weights.to(value.dtype)
-    return functional.matmul(weights, value)
-
-
-def embedding(input: Tensor, weight: Tensor) -> Tensor:
-    """As torch.nn.functional's."""
-    return torch.nn.functional.embedding(input, weight)
-
-
-def token_position_embedding(
-    tokens: Tensor, token_weight: Tensor, position_weight: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    """embedding(tokens, token_weight) plus the first rows of position_weight, in `dtype`."""
-    return (embedding(tokens, token_weight) + position_weight[: tokens.shape[-1]]).to(dtype or token_weight.dtype)
 
 
 MOST_FUSED_CLASSES = 1024
@@ -96,10 +58,3 @@ class MeanLoss(torch.autograd.Function):
             grad_output.to(logits.dtype), logits, targets, None, statistics, total_weight, MEAN, IGNORED, 0.0
         )
         return grad, None
-
-
-class Embedding(torch.nn.Embedding):
-    """torch.nn.Embedding by the above."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return embedding(input, self.weight)

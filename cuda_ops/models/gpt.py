@@ -19,7 +19,7 @@ if problem is None:
 
     LINEARS, LAYER_NORMS = (nn.Linear, torch.nn.Linear), (nn.LayerNorm, torch.nn.LayerNorm)
     DROPOUTS = nn.Dropout, torch.nn.Dropout
-    EMBEDDINGS = _gpt_ops.Embedding, torch.nn.Embedding
+    EMBEDDINGS = nn.Embedding, torch.nn.Embedding
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ class CausalSelfAttention(torch.nn.Module):
         if cache is not None:
             key, value = cache.extend(layer, key, value)
             is_causal = cache.length == 0  # else one token, which sees all of them
-        ours = get_backend(self.backend).needs_extension
-        attention = (_gpt_ops if ours else torch.nn.functional).scaled_dot_product_attention
+        attention = get_backend(self.backend).functional.scaled_dot_product_attention
         dropout = self.dropout if self.training else 0.0
         mixed = attention(query, key, value, dropout_p=dropout, is_causal=is_causal)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
@@ -219,7 +218,7 @@ class GPT(torch.nn.Module):
         found = get_backend(backend)
         config = GPTConfig() if config is None else config
         nn = found.nn
-        embedding = _gpt_ops.Embedding if found.needs_extension else torch.nn.Embedding
+        embedding = found.nn.Embedding
         self.backend, self.config = backend, config
         self.transformer = torch.nn.ModuleDict(
             {
@@ -340,7 +339,7 @@ class GPT(torch.nn.Module):
 
         begin = cache.length if cache else 0
         tokens, positions = parameter(modules["wte"], "weight"), parameter(modules["wpe"], "weight")
-        x = _gpt_ops.token_position_embedding(input, tokens, positions[begin:] if begin else positions, dtype)
+        x = functional.token_position_embedding(input, tokens, positions[begin:] if begin else positions, dtype)
         x = functional.dropout(x, modules["drop"].p, training) if modules["drop"].p else x
         blocks = list(modules["h"]._modules.values())
         h = functional.layer_norm(x, *norm(blocks[0]._modules["ln_1"]))
