@@ -107,14 +107,16 @@ def test_rows_of_any_length(device_dtype, options, dims):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("path", ["mma", "simt"])
+@pytest.mark.parametrize("path", ["sm90", "mma", "simt"])
 @pytest.mark.parametrize("options", ["full", "causal", "window", "all"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_paths_of_halves(monkeypatch, dtype, options, path):
+    if path == "sm90" and (torch.cuda.get_device_capability() != (9, 0) or options == "all"):
+        pytest.skip("of Hopper alone, and without softcap and slopes")
     monkeypatch.setenv("CUDA_OPS_ATTENTION_PATH", path)
     torch.ops.cuda_ops.reload_paths()
     try:
-        for head_dim in (64, 128, 256):
+        for head_dim in (64, 96, 128) if path == "sm90" else (64, 128, 256):
             check_options("cuda", dtype, OPTIONS[options], 257, 331, key_heads=2, head_dim=head_dim, value_dim=head_dim)
     finally:
         monkeypatch.undo()
