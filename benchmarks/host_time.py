@@ -179,9 +179,16 @@ def cases(device) -> Iterator[Case]:
         lambda x: torch.permute(x, (1, 0)).contiguous(),
         (x,),
     )
-    for name in ("sum", "mean", "amax", "var"):
+    for name in ("sum", "mean", "prod", "amax", "amin", "var", "std"):
         mine, theirs = getattr(ours, name), getattr(torch, name)
         yield Case(name, lambda x, f=mine: f(x, 1), lambda x, f=theirs: f(x, 1), (x,))
+    yield Case("norm", ours.norm, torch.linalg.vector_norm, (x,))
+    for name in ("argmax", "argmin"):
+        mine, theirs = getattr(ours, name), getattr(torch, name)
+        yield Case(name, lambda f=mine: f(x.detach(), 1), lambda f=theirs: f(x.detach(), 1))
+    heads = make(2, 2, 8, 16), make(2, 2, 8, 16), make(2, 2, 8, 16)
+    for name in ("scaled_dot_product_attention", "flash_attention"):
+        yield Case(name, getattr(ours, name), native.scaled_dot_product_attention, heads)
     yield Case(
         "group_norm",
         lambda x, w, b: ours.group_norm(x, 2, w, b),

@@ -61,6 +61,7 @@ def example_calls(make):
     def normalized(images, indices, mean, std, dtype):
         return (images[indices].double() / 255 - mean) / std
 
+    heads = make(1, 2, 3, 4), make(1, 2, 5, 4), make(1, 2, 5, 4)
     return {
         "add2": ((make(3, 4), make(4)), torch.add),
         "add_layer_norm": ((make(3, 4), make(3, 4), (4,), weight, bias), None),
@@ -81,6 +82,7 @@ def example_calls(make):
         "dropout_add": ((make(3, 4), make(3, 4)), None),
         "elu": ((make(3, 4),), F.elu),
         "embedding": ((labels, make(3, 4)), F.embedding),
+        "flash_attention": (heads, F.scaled_dot_product_attention),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
         "geglu": ((make(3, 4), make(3, 4)), lambda gate, value: F.gelu(gate) * value),
         "gelu": ((make(3, 4),), F.gelu),
@@ -113,6 +115,7 @@ def example_calls(make):
         "relu": ((make(3, 4),), F.relu),
         "relu6": ((make(3, 4),), F.relu6),
         "rms_norm": ((make(3, 4), (4,), weight), F.rms_norm),
+        "scaled_dot_product_attention": (heads, F.scaled_dot_product_attention),
         "sigmoid": ((make(3, 4),), torch.sigmoid),
         "silu": ((make(3, 4),), F.silu),
         "softmax": ((make(3, 4), 1), F.softmax),
@@ -425,7 +428,8 @@ def try_call(name, device, dtype):
         output = getattr(functional, name)(*arguments)
         outputs = output if isinstance(output, tuple) else (output,)
         tensors = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
-        gradients = torch.autograd.grad(sum(t.sum() for t in outputs), tensors) if tensors else ()
+        numbers = [t for t in outputs if t.is_floating_point()]  # of indices there are none
+        gradients = torch.autograd.grad(sum(t.sum() for t in numbers), tensors) if tensors and numbers else ()
         if reference is None:
             good = all(t.isfinite().all() for t in (*outputs, *gradients))
         else:
@@ -433,7 +437,9 @@ def try_call(name, device, dtype):
                 t.detach().double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in arguments
             ]
             epsilon = torch.finfo(dtype).eps
-            good = torch.allclose(outputs[0].double(), reference(*upcast), rtol=16 * epsilon, atol=16 * epsilon)
+            good = torch.allclose(
+                outputs[0].double(), reference(*upcast).double(), rtol=16 * epsilon, atol=16 * epsilon
+            )
         return "ok" if good else "wrong values"
     except NotImplementedError:
         return "no"

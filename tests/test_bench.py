@@ -69,7 +69,7 @@ def test_quick_host_on_the_cpu(tmp_path):
             assert 0 < float(row[f"{side}_p10_us"]) <= float(row[f"{side}_us"]) <= float(row[f"{side}_p90_us"])
         assert float(row["ratio"]) == pytest.approx(float(row["ours_us"]) / float(row["pytorch_us"]), abs=0.01)
     assert set(cuda_ops.functional.__all__) <= set(modes)
-    differentiable = set(cuda_ops.functional.__all__) - {"gather_normalize"}
+    differentiable = set(cuda_ops.functional.__all__) - {"gather_normalize", "argmax", "argmin"}
     for name in differentiable:
         assert modes[name] == {"forward", "forward, with grad", "forward + backward"}
     pytest.importorskip("torchvision")
@@ -157,7 +157,8 @@ def test_bench_of_the_ladder_has_its_rungs():
 
 
 def test_every_functional_has_a_bench():
-    assert set(cuda_ops.functional.__all__) - set(harness.all_ops()) == set()
+    attention = {"scaled_dot_product_attention", "flash_attention"}
+    assert set(cuda_ops.functional.__all__) - attention | {"attention"} <= set(harness.all_ops())
 
 
 def test_summarize():

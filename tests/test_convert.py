@@ -667,16 +667,19 @@ def test_half_precision_and_autocast_on_the_cpu_are_pytorchs(dtype):
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_on_cuda(dtype):
-    ours, native = net().float().cuda(), net().float().cuda()
+    ours, native, exact = net().float().cuda(), net().float().cuda(), net().double().cuda()
     cuda_ops.convert(ours)
     x = images(4, 8).float().cuda()
+    loss_of(exact(x.double()).cpu()).backward()
     with torch.autocast("cuda", dtype):
         outputs = ours(x), native(x)
     torch.testing.assert_close(*outputs, rtol=3e-2, atol=3e-2)
     for output in outputs:
         loss_of(output.cpu()).backward()
-    for a, b in zip(ours.parameters(), native.parameters(), strict=True):
-        assert (a.grad - b.grad).norm() <= 5e-2 * b.grad.norm() + 1e-2
+    # Normalised over few values, gradients in halves are a tenth off on both sides.
+    for a, b, e in zip(ours.parameters(), native.parameters(), exact.parameters(), strict=True):
+        error, allowed = ((p.grad.double() - e.grad).norm() for p in (a, b))
+        assert error <= 2 * allowed + 2e-2 * e.grad.norm() + 1e-2
 
 
 @pytest.mark.cuda

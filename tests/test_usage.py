@@ -648,7 +648,7 @@ def test_signatures_are_those_of_pytorch():
         try:
             theirs = {p.name: repr(p.default) for p in inspect.signature(native).parameters.values()}
         except ValueError:
-            line = re.search(rf"{name}\((.*?)\) -> Tensor", native.__doc__).group(1)
+            line = re.search(rf"{name}\((.*?)\) -> Tensor", native.__doc__, re.DOTALL).group(1)
             theirs = dict(map(str.strip, (part.split("=") if "=" in part else (part, ""))) for part in line.split(","))
             assert list(ours) == list(theirs), name
             defaults = {n: d for n, d in theirs.items() if d}

@@ -262,7 +262,9 @@ Tensor prod_slope(const Tensor &input, Dims dims)
                 order.push_back(static_cast<int64_t>(d));
     for (size_t i = 0; i < order.size(); i++)
         places[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-    const Tensor moved = input.permute(order);
+    // Of halves in float32: their products would be rounded at each factor.
+    const bool is_half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
+    const Tensor moved = (is_half ? input.to(at::kFloat) : input).permute(order);
     const Tensor rows = moved.flatten(std::count(reduced.begin(), reduced.end(), false), -1);
     if (rows.sym_numel() == 0)
         return at::ones_like(input);
@@ -271,7 +273,7 @@ Tensor prod_slope(const Tensor &input, Dims dims)
         return at::cat({ones, values.narrow_symint(-1, 0, values.sym_size(-1) - 1)}, -1).cumprod(-1);
     };
     const Tensor others = others_before(rows) * others_before(rows.flip({-1})).flip({-1});
-    return others.reshape_symint(moved.sym_sizes()).permute(places);
+    return others.reshape_symint(moved.sym_sizes()).permute(places).to(input.scalar_type());
 }
 
 Tensor norm_slope(const Tensor &input, const Tensor &result, double p, Dims dims)

@@ -129,7 +129,8 @@ SPEC = OpSpec(
     # scores, are rounded before they are multiplied. A weight's relative error is
     # its score's absolute one. The rule of flash-attention's own tests, twice the error of
     # PyTorch's attention in the same dtype, is in tests/ops/test_attention.py.
-    relative_norm={torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2},
+    # Of expanded operands the scores' gradients all but cancel.
+    relative_norm={torch.float32: 2e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1},
     # Which of infinity times a weight of 0 are computed depends on the tiles.
     nonfinite=False,
     bad=[

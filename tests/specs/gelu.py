@@ -11,10 +11,17 @@ def reference(input, approximate="none"):
     """PyTorch's own adds 1 to erf or tanh, which cancels below 0: float64 has seven digits left at -5.4."""
     if approximate == "none":
         return 0.5 * input * torch.special.erfc(input * -math.sqrt(0.5))
-    # Not by torch.sigmoid, whose derivative takes 1 - s. Where e^-z has no number, the quotient is 0.
+
+    def doubled(x):
+        return 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+
+    # Not by torch.sigmoid, whose derivative takes 1 - s, but of what is not finite. Where e^-z has no number, the
+    # quotient is 0.
+    finite = input.isfinite()
+    x = torch.where(finite, input, 0)
     lowest = math.log(torch.finfo(input.dtype).tiny)
-    z = 2 * math.sqrt(2 / math.pi) * (input + 0.044715 * input**3)
-    return input / (1 + torch.exp(-z.clamp(min=lowest)))
+    accurate = x / (1 + torch.exp(-doubled(x).clamp(min=lowest)))
+    return torch.where(finite, accurate, input * torch.sigmoid(doubled(input)))
 
 
 SPEC = activation_spec(

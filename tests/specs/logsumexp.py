@@ -54,6 +54,9 @@ SPEC = OpSpec(
     empty_samples=empty_samples,
     op_samples=op_samples,
     gradgrad=True,
+    # The gradient is e^(input - output) of the output as it is stored, as PyTorch's: of a half near 8 the rounding is
+    # that of its digits, times 8.
+    relative_norm={torch.float16: 8e-3, torch.bfloat16: 6e-2},
     bad=[
         bad(
             "integers",

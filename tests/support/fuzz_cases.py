@@ -320,6 +320,7 @@ OF_SHAPES = {
     "out_features": lambda a: a["weight"].shape[0],
     "in_channels": lambda a: a["weight"].shape[1] * a.get("groups", 1),
     "out_channels": lambda a: a["weight"].shape[0],
+    "num_channels": lambda a: a["input"].shape[1],
     "num_features": lambda a: a["input"].shape[1],
     "kernel_size": lambda a: tuple(a["weight"].shape[2:]),
     "affine": lambda a: a["bn_weight" if "bn_weight" in a else "weight"] is not None,
@@ -365,7 +366,7 @@ def module_of(module_class, sample, spec):
         if len({arguments[name] is None for name in pair}) == 2:
             raise Rejected("a module has both or neither")
     module = module_class(**options).to(device=tensors[0].device, dtype=tensors[0].dtype)
-    module.train(arguments.get("training", True))
+    module.train(arguments.get("training", arguments.get("use_input_stats", True)))
     state = {}
     for name, _ in itertools.chain(module.named_parameters(), module.named_buffers()):
         folder, _, leaf = name.rpartition(".")
@@ -384,6 +385,9 @@ def call_module(module_class, spec, sample):
             module._check_input_dim(inputs[0])
         except ValueError as error:  # BatchNorm1d of images
             raise Rejected from error
+    unbatched = getattr(module, "_get_no_batch_dim", lambda: None)()
+    if inputs[0].dim() == unbatched:
+        raise Rejected("one image of channels, to its function images without channels")
     return torch.func.functional_call(module, state, tuple(inputs))
 
 
@@ -453,7 +457,8 @@ SPECS = {spec.name: spec for spec in load_specs()}
 
 
 def targets() -> dict[str, Target]:
-    found = {name: Target(name, SPECS[name], SPECS[name].function) for name in cuda_ops.functional.__all__}
+    by_function = {plain_function(spec).__name__: spec for spec in SPECS.values()}
+    found = {name: Target(name, by_function[name], by_function[name].function) for name in cuda_ops.functional.__all__}
     homes = {plain_function(spec).__module__: spec for spec in SPECS.values()}
     for name in cuda_ops.nn.__all__:
         module = getattr(cuda_ops.nn, name)

@@ -33,12 +33,12 @@ struct Columns {
     }
 };
 
-// `count`: elements of a vector.
+// `count`: elements of a vector. A workspace is asked for before it is known whether channels fit vectors.
 static inline Columns columns_of(const cuda_ops_group_norm_sizes &sizes, int count)
 {
     Columns c = {};
     c.images = sizes.images, c.channels = sizes.channels, c.inner = sizes.inner;
-    const int64_t width = sizes.channels / count;
+    const int64_t width = sizes.channels > count ? sizes.channels / count : 1;
     c.tiles = ceil_div(width, WIDEST_TILE);
     c.tile = (int)ceil_div(width, c.tiles);
     c.height = 1;

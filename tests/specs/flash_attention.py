@@ -1,0 +1,86 @@
+import math
+
+import torch
+from support.opspec import OpSpec, Sample, bad
+
+import cuda_ops
+
+from .attention import operands
+
+attention = cuda_ops.functional.flash_attention
+
+
+def reference(
+    query,
+    key,
+    value,
+    *,
+    causal=False,
+    scale=None,
+    window=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    return_logsumexp=False,
+    bottom_right=False,
+    dropout_p=0.0,
+):
+    """The formulas of the docstring, with all scores; a query that sees no key is 0."""
+    scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    queries, keys = scores.shape[-2:]
+    i = torch.arange(queries, device=query.device)[:, None] + (keys - queries if bottom_right else 0)
+    j = torch.arange(keys, device=query.device)
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.to(scores.dtype)[..., None, None] * (i - j).abs()
+    left, right = window[0], 0 if causal else window[1]
+    hidden = torch.zeros(queries, keys, dtype=torch.bool, device=query.device)
+    if left >= 0:
+        hidden = hidden | (j < i - left)
+    if right >= 0:
+        hidden = hidden | (j > i + right)
+    nothing = hidden.all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(hidden & ~nothing, -math.inf), -1).masked_fill(nothing, 0)
+    return weights @ value
+
+
+def samples(make):
+    options = [
+        {"causal": True},
+        {"causal": True, "bottom_right": True},
+        {"window": (5, 3)},
+        {"window": (7, -1), "bottom_right": True},
+        {"softcap": 2.0, "scale": 0.5},
+        {"causal": True, "window": (20, -1), "softcap": 3.0},
+    ]
+    for queries, keys in [(33, 70), (70, 33), (65, 129)]:
+        for keywords in options:
+            yield Sample(operands(make, (2, 3), queries, keys), keywords, name=f"{queries} x {keys}, {keywords}")
+    slopes = torch.tensor([0.5, 0.25, 0.125], device=make.device)
+    yield Sample(operands(make, (2, 3), 40, 70), {"alibi_slopes": slopes, "causal": True}, name="alibi")
+
+
+def small_samples(make):
+    yield Sample(operands(make, (1, 2), 3, 4, 2), {"window": (1, 0)})
+    yield Sample(operands(make, (1, 2), 3, 3, 2), {"softcap": 1.5, "causal": True})
+
+
+SPEC = OpSpec(
+    name="flash_attention",
+    function=attention,
+    reference=reference,
+    samples=samples,
+    small_samples=small_samples,
+    gradgrad=True,
+    # As of attention.
+    relative_norm={torch.float32: 2e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1},
+    nonfinite=False,
+    bad=[
+        bad(
+            "a window of one number",
+            lambda ones: attention(*[ones(1, 1, 2, 2)] * 3, window=(1,)),
+            "flash_attention: expected window to be two ints",
+            TypeError,
+        )
+    ],
+)
