@@ -93,7 +93,7 @@ def test_host_compares_equal_calls():
     import host_time
 
     for case in host_time.cases(torch.device("cpu")):
-        if case.name != "dropout":
+        if case.name not in ("dropout", "dropout_add"):
             torch.testing.assert_close(case.ours(*case.tensors), case.native(*case.tensors))
     models = pytest.importorskip("torchvision").models
     theirs = models.squeezenet1_1(weights=None).eval()

@@ -1,4 +1,4 @@
-"""attention: what is special to it beside the properties that hold for every op (specs/attention.py): the options of
+"""attention: what is special to it beside the properties that hold for every op (tests/specs): the options of
 flash_attention, rows that see nothing, dropout, layouts, and the paths on CUDA."""
 
 import math

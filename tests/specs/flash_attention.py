@@ -5,7 +5,7 @@ from support.opspec import OpSpec, Sample, bad
 
 import cuda_ops
 
-from .attention import operands
+from .scaled_dot_product_attention import operands
 
 attention = cuda_ops.functional.flash_attention
 
@@ -72,7 +72,7 @@ SPEC = OpSpec(
     samples=samples,
     small_samples=small_samples,
     gradgrad=True,
-    # As of attention.
+    # As of scaled_dot_product_attention.
     relative_norm={torch.float32: 2e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1},
     nonfinite=False,
     bad=[

@@ -457,8 +457,7 @@ SPECS = {spec.name: spec for spec in load_specs()}
 
 
 def targets() -> dict[str, Target]:
-    by_function = {plain_function(spec).__name__: spec for spec in SPECS.values()}
-    found = {name: Target(name, by_function[name], by_function[name].function) for name in cuda_ops.functional.__all__}
+    found = {name: Target(name, SPECS[name], SPECS[name].function) for name in cuda_ops.functional.__all__}
     homes = {plain_function(spec).__module__: spec for spec in SPECS.values()}
     for name in cuda_ops.nn.__all__:
         module = getattr(cuda_ops.nn, name)

@@ -114,7 +114,7 @@ def call(ones, query=(1, 2, 3, 4), key=(1, 2, 5, 4), value=(1, 2, 5, 4), mask=No
 
 
 SPEC = OpSpec(
-    name="attention",
+    name="scaled_dot_product_attention",
     function=attention,
     reference=reference,
     samples=samples,
