@@ -5,7 +5,7 @@ from support.opspec import OpSpec, Sample, bad
 
 import cuda_ops
 
-from .scaled_dot_product_attention import operands
+from .scaled_dot_product_attention import op_samples, operands
 
 attention = cuda_ops.functional.flash_attention
 
@@ -67,10 +67,12 @@ def small_samples(make):
 
 SPEC = OpSpec(
     name="flash_attention",
+    stem="attention",
     function=attention,
     reference=reference,
     samples=samples,
     small_samples=small_samples,
+    op_samples=op_samples,
     gradgrad=True,
     # As of scaled_dot_product_attention.
     relative_norm={torch.float32: 2e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1},

@@ -115,6 +115,7 @@ def call(ones, query=(1, 2, 3, 4), key=(1, 2, 5, 4), value=(1, 2, 5, 4), mask=No
 
 SPEC = OpSpec(
     name="scaled_dot_product_attention",
+    stem="attention",
     function=attention,
     reference=reference,
     samples=samples,

@@ -122,6 +122,9 @@ class OpSpec:
     random: bool = False
     """Whether the op draws random numbers: then the tests that compare values leave it to tests of its own."""
 
+    stem: str = ""
+    """The op's own name in its messages, where it is not that of the functional."""
+
     def __repr__(self):
         return self.name
 
