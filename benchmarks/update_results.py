@@ -296,20 +296,21 @@ def ops():
             continue  # a race, of columns of its own
         measured.append(path.stem)
         for (case, direction), by_dtype in ratios(path.stem).items():
-            if "float32" in by_dtype:
-                ours, theirs = by_dtype["float32"]
-                lines.append(
-                    [f"{path.stem}, {case}", direction, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}"]
-                )
+            # Of an op that was measured in halves alone, these.
+            dtype = next((name for name in ("float32", "bfloat16") if name in by_dtype), None)
+            if dtype:
+                ours, theirs = by_dtype[dtype]
+                figures = [f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}"]
+                lines.append([f"{path.stem}, {case}", dtype, direction, *figures])
     if not lines:
         return nothing_yet("python -m cuda_ops bench")
     return [
-        "GPU time of one call on one NVIDIA H200, float32 without TF32, from replays of a CUDA graph over inputs that "
+        "GPU time of one call on one NVIDIA H200 (float32 without TF32), from replays of a CUDA graph over inputs that "
         "are cold in the L2. PyTorch's side is the fastest of its variants; below 1 it is ahead. The CSV files hold "
         "all cases and dtypes, the 10th and 90th percentiles and the wall time of eager calls. "
         f"`python -m cuda_ops bench`; commits and dates: {runs_of(measured)}.",
         "",
-        *table(["op, case", "direction", "cuda_ops, µs", "PyTorch, µs", "PyTorch / cuda_ops"], lines),
+        *table(["op, case", "dtype", "direction", "cuda_ops, µs", "PyTorch, µs", "PyTorch / cuda_ops"], lines),
     ]
 
 
@@ -379,9 +380,13 @@ HEADLINES = [
         "forward",
         *LAST,
     ),
-    Headline("batch_norm 64×64×56×56, fp32, backward", "batch_norm", "64x64x56x56", "float32", "backward"),
-    Headline("cross_entropy 8192×50304, fp32", "cross_entropy", "8192x50304", "float32", "forward"),
-    Headline("matmul 4096³, bf16", "matmul", "4096x4096x4096", "bfloat16", "forward"),
+    Headline(
+        "attention, 16384 tokens, 32 heads of 64, causal, bf16",
+        "attention",
+        "1×32×16384×64 causal",
+        "bfloat16",
+        "forward",
+    ),
     Headline("dropout 8192×4096, bf16, backward", "dropout", "8192x4096", "bfloat16", "backward"),
     Headline(
         "conv2d 256→512, 56×56, 1×1 stride 2, bf16, NCHW",
@@ -400,6 +405,7 @@ HEADLINES = [
     ),
 ]
 RACES = [("bf16", 64), ("fp32", 1024)]
+MODELS = [("gpt2-124m", "GPT-2 124M"), ("char", "GPT of characters")]
 
 
 def duration(microseconds):
@@ -429,6 +435,15 @@ def headline_rows():
         )
         if ours and theirs:
             lines.append(("MNIST CNN trained to 99 %, bf16", ours, theirs, "bench mnist-99"))
+    report = load("gpt2_step.json") or {"rows": []}
+    for model, name in MODELS:
+        found = [row for row in report["rows"] if row["model"] == model]
+        sides = [[row for row in found if row["ours"] == mine] for mine in (True, False)]
+        if all(sides):
+            ours, theirs = (min(side, key=lambda row: row["median_ms"]) for side in sides)
+            names = ours["variant"], theirs["variant"].removeprefix("PyTorch ")
+            what = f"{name} training step, bf16, {ours['batch']} × {ours['length']} tokens ({names[0]}; {names[1]})"
+            lines.append((what, 1000 * ours["median_ms"], 1000 * theirs["median_ms"], "bench gpt"))
     for line in HEADLINES:
         if not (RESULTS / GPU / f"{line.op}.csv").is_file():
             continue

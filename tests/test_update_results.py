@@ -150,14 +150,14 @@ def test_headlines_show_wins_and_losses(folder):
     mnist_report.write(
         mnist_step.Race(FACTS, [step_row("PyTorch graph", 200.0), step_row("one kernel", 25.0, ours=True)]), folder
     )
-    win = op_rows(folder, "batch_norm", {"ours": 10.0, "eager": 25.0})
+    win = op_rows(folder, "attention", {"ours": 10.0, "eager": 25.0})
     loss = op_rows(folder, "dropout", {"ours": 2000.0, "eager": 1000.0, "rung 1": 1.0})
     lines = update_results.headlines()
     assert (
         "| MNIST training step, bf16, batch 64 (one kernel; graph) | 25.0 µs | 200.0 µs | **8.00** | `bench mnist` |"
         in lines
     )
-    assert f"| {win.what} | 10.0 µs | 25.0 µs | **2.50** | `bench batch_norm --dtype float32` |" in lines
+    assert f"| {win.what} | 10.0 µs | 25.0 µs | **2.50** | `bench attention --dtype bfloat16` |" in lines
     assert f"| {loss.what} | 2,000 µs | 1,000 µs | **0.50** | `bench dropout --dtype bfloat16` |" in lines
     assert len(lines) == 5
 
