@@ -115,7 +115,8 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
                                  at::ScalarType weight_dtype, int64_t padding_idx, bool scale_grad_by_freq)
 {
     const char *op = "embedding_backward";
-    const cuda_ops_dtype output_dtype = check_dtype(op, "grad_output", grad_output);
+    // The launches on CUDA alone ask for it.
+    [[maybe_unused]] const cuda_ops_dtype output_dtype = check_dtype(op, "grad_output", grad_output);
     const cuda_ops_dtype dtype = check_gradient_dtype(op, weight_dtype, grad_output);
     check_same_device(op, "input", input, "grad_output", grad_output);
     check_embedding_indices(op, "input", input);
@@ -211,7 +212,7 @@ static Tensor token_position_embedding_forward(const Tensor &tokens, const Tenso
     const char *op = "token_position_embedding";
     const cuda_ops_dtype dtype = check_dtype(op, "token_weight", token_weight);
     check_token_positions(op, tokens, token_weight, position_weight);
-    cuda_ops_dtype output_dtype = dtype;
+    [[maybe_unused]] cuda_ops_dtype output_dtype = dtype; // of the launch on CUDA
     if (output_type != token_weight.scalar_type()) {
         const bool is_half = output_type == at::kHalf || output_type == at::kBFloat16;
         TORCH_CHECK_NOT_IMPLEMENTED(is_half && dtype == CUDA_OPS_FLOAT32 && token_weight.is_cuda(), op,
@@ -250,7 +251,8 @@ static Tensor token_position_embedding_forward(const Tensor &tokens, const Tenso
 static Tensor position_embedding_backward(const Tensor &grad_output, at::IntArrayRef size, at::ScalarType weight_dtype)
 {
     const char *op = "position_embedding_backward";
-    const cuda_ops_dtype output_dtype = check_dtype(op, "grad_output", grad_output);
+    // The launches on CUDA alone ask for it.
+    [[maybe_unused]] const cuda_ops_dtype output_dtype = check_dtype(op, "grad_output", grad_output);
     const cuda_ops_dtype dtype = check_gradient_dtype(op, weight_dtype, grad_output);
     check_table_size(op, size);
     TORCH_CHECK(grad_output.dim() >= 2 && grad_output.size(-2) <= size[0] && grad_output.size(-1) == size[1], op,
