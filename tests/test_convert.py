@@ -2,10 +2,12 @@
 training steps; and what is done to modules, before and after, counts."""
 
 import copy
+import gc
 import importlib
 import io
 import os
 import pickle
+import time
 import warnings
 
 import pytest
@@ -180,6 +182,25 @@ def inception_block():
 def test_classifiers(name):
     make, size, fusions = CLASSIFIERS[name]
     assert_converts(make(), (images(2, size),), fusions, tolerance=1e-9 if size == 96 else 1e-10)
+
+
+def test_a_collection_while_a_forward_is_traced_is_no_part_of_it():
+    ran = []
+
+    def callback(phase, info):  # as hypothesis has one; a branch and a clock would both refuse a forward
+        if phase == "start":
+            ran.append(time.perf_counter())
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(callback)
+    gc.set_threshold(1, 1, 1)
+    try:
+        report = cuda_ops.convert(CLASSIFIERS["densenet"][0]())
+        assert ran and gc.isenabled()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(callback)
+    assert {fusion.op for fusion in report.fusions} >= {"conv_bn_relu_pool", "relu"}, report
 
 
 def test_segmentation():
@@ -790,6 +811,12 @@ def test_only_and_exclude(options, swapped):
     assert {layer.name for layer in report.swapped} == swapped
     assert {name for name, module in model.named_modules() if type(module) in LAYERS.values()} == swapped
     torch.testing.assert_close(train(model, small_images()), train(net(), small_images()))
+
+
+def test_a_name_that_begins_with_another_is_not_of_it():
+    for options, swapped in (({"only": "head"}, {"head.0"}), ({"exclude": "head"}, {"heads.0"})):
+        model = nn.ModuleDict({name: nn.Sequential(nn.Linear(2, 2)) for name in ("head", "heads")})
+        assert {layer.name for layer in cuda_ops.convert(model, **options).swapped} == swapped
 
 
 def test_converting_again_takes_what_is_new():

@@ -12,6 +12,7 @@ forward is a text that calls the same submodules by name: it holds no module, no
 
 import copyreg
 import dis
+import gc
 import importlib
 import inspect
 import linecache
@@ -291,6 +292,9 @@ class _Observation:
                 if getattr(function, "__module__", None) in RANDOM or type(owner).__module__ in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
 
+        # The collector's callbacks (hypothesis has one) and finalizers would run here as if the forward called them.
+        self.collects = gc.isenabled()
+        gc.disable()
         self.before = sys.getprofile()
         torch.nn.Module.__getattribute__ = read
         sys.setprofile(profile)
@@ -298,6 +302,8 @@ class _Observation:
     def __exit__(self, *exception):
         sys.setprofile(self.before)
         del torch.nn.Module.__getattribute__
+        if self.collects:
+            gc.enable()
 
 
 def _is_users(code) -> bool:
