@@ -30,6 +30,7 @@ from ._table import print_table
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 # TF32 has the 10 bits of float16.
 JUDGED_AS = {"fp32": torch.float32, "tf32": torch.float16, "bf16": torch.bfloat16}
+FORMATS = {"cpu": "contiguous", "cuda": "channels_last"}
 BLOCKS = {"cpu": (3, 2), "cuda": (10, 10)}
 
 
@@ -43,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser):
         type=int,
         metavar="N",
         help="side of the images (default: 64 on the CPU, 224 on a GPU), or tokens of a text (default: 32, 128)",
+    )
+    add(
+        "--memory-format",
+        choices=["channels_last", "contiguous"],
+        help="of images and convolutions' weights, on both sides (default: channels_last on a GPU, where both are "
+        "faster in it, contiguous on the CPU)",
     )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto, a GPU if there is one)")
     add(
@@ -68,6 +75,8 @@ def main(args: argparse.Namespace) -> int:
     out = args.out or Path("runs/race") / args.model.replace(":", "_").replace("/", "_")
     _check_out(out)
     subject = find(args.model, device.type, args.batch, args.size)
+    if (args.memory_format or FORMATS[device.type]) == "channels_last":
+        subject = subject.in_channels_last()
     blocks, block = BLOCKS[device.type]
     autocast = torch.bfloat16 if args.precision == "bf16" else None
     conditions = measure.Conditions(device, autocast, args.blocks or blocks, block)

@@ -10,6 +10,7 @@ import torch
 
 import cuda_ops
 from cuda_ops.__main__ import main
+from cuda_ops._errors import UserError
 from cuda_ops.training.race import measure, report
 from cuda_ops.training.race.measure import Conditions
 from cuda_ops.training.race.subject import find
@@ -67,6 +68,25 @@ def test_a_race_writes_its_report(folder, capsys):
         assert word in text
     assert "linear_relu: 1 × 2 calls in one" in printed and "report.json" in printed
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_memory_format_is_that_of_both_sides(folder, capsys):
+    arguments = ["race", "race_models:make", "--device", "cpu", "--blocks", "1", "--memory-format", "channels_last"]
+    assert main(arguments) == 0
+    assert "channels_last" in capsys.readouterr().out
+    subject = find("race_models:make", "cpu", None, None).in_channels_last()
+    assert subject.batch[0].is_contiguous(memory_format=torch.channels_last)
+    weights = [p for p in subject.model.parameters() if p.dim() == 4]
+    assert weights and all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+
+
+def test_options_reach_the_model(folder, monkeypatch, capsys):
+    def found(*arguments):
+        raise UserError(f"asked for {arguments}")
+
+    monkeypatch.setattr("cuda_ops.training.race.subject.find", found)
+    assert main(["race", "squeezenet1_1", "--device", "cpu", "--batch", "3", "--size", "48"]) == 2
+    assert "asked for ('squeezenet1_1', 'cpu', 3, 48)" in capsys.readouterr().err
 
 
 def test_a_model_with_its_own_loss(folder):

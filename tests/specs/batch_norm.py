@@ -20,10 +20,14 @@ def with_statistics(batch_norm):
     return function
 
 
+def weight_beside(bias, weight):
+    """Ones for a weight that is None beside a bias: PyTorch's second derivatives of norms forget what depends on a bias
+    without a weight."""
+    return torch.ones_like(bias, requires_grad=False) if weight is None and bias is not None else weight
+
+
 def reference(input, running_mean, running_var, weight=None, bias=None, *args, **kwargs):
-    """PyTorch's, whose second derivative forgets what depends on bias where weight is None: then ones in its place."""
-    if weight is None and bias is not None:
-        weight = torch.ones_like(bias, requires_grad=False)
+    weight = weight_beside(bias, weight)
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, *args, **kwargs)
 
 
@@ -131,6 +135,7 @@ SPEC = OpSpec(
     empty_samples=empty_samples,
     op_samples=op_samples,
     gradgrad=True,
+    cancels=True,
     # Channels of equal values have variance 0, and equal grad_outputs a gradient of 0: what is left then is rounding.
     # Such grad_outputs are tested in test_batch_norm.py.
     expanded_dim=-1,

@@ -12,10 +12,12 @@ static Answer split_supports(const NormCall &, const Device &)
     return YES;
 }
 
-static PathTable<NormCall, 2> table = {
+static PathTable<NormCall, 3> table = {
     {"CUDA_OPS_BATCH_NORM_PATH"},
     {{"resident", "batch_norm/resident.cu", "resident_forward_kernel resident_backward_kernel",
       batch_norm_resident_supports, nullptr, nullptr, batch_norm_resident},
+     {"rows", "batch_norm/rows.cu", "rows_moments_kernel rows_normalize_kernel rows_sums_kernel rows_grad_input_kernel",
+      batch_norm_rows_supports, nullptr, batch_norm_rows_workspace, batch_norm_rows},
      {"split", "batch_norm/split.cu",
       "moments_of_planes_kernel moments_of_rows_kernel normalize_kernel sums_of_planes_kernel sums_of_rows_kernel "
       "grad_input_training_kernel grad_input_inference_kernel",
@@ -37,6 +39,23 @@ static NormCall call_of_sizes(cuda_ops_batch_norm_pass pass, int64_t outer, int6
 static bool is_empty(const NormCall &call)
 {
     return call.outer == 0 || call.channels == 0 || call.inner == 0;
+}
+
+// Of all dtypes, and of all paths: which one takes a call is a matter of addresses too.
+extern "C" int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t channels, int64_t inner)
+{
+    NormCall call = call_of_sizes(CUDA_OPS_BATCH_NORM_TRAINING, outer, channels, inner, 0, CUDA_OPS_FLOAT16);
+    if (is_empty(call))
+        return 0;
+    int64_t bytes = batch_norm_split_workspace(call, {});
+    for (const cuda_ops_dtype dtype : {CUDA_OPS_FLOAT16, CUDA_OPS_FLOAT32, CUDA_OPS_FLOAT64}) {
+        call.dtype = dtype;
+        if (batch_norm_rows_supports(call, {})) {
+            const int64_t of_rows = batch_norm_rows_workspace(call, {});
+            bytes = bytes > of_rows ? bytes : of_rows;
+        }
+    }
+    return bytes;
 }
 
 extern "C" int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_batch_norm_pass pass,

@@ -27,6 +27,11 @@ struct NormCall {
 Answer batch_norm_resident_supports(const NormCall &call, const Device &device);
 cuda_ops_status batch_norm_resident(const NormCall &call, const Device &device);
 
+// Channels innermost, in rows of whole vectors (batch_norm/rows.cu).
+Answer batch_norm_rows_supports(const NormCall &call, const Device &device);
+int64_t batch_norm_rows_workspace(const NormCall &call, const Device &device);
+cuda_ops_status batch_norm_rows(const NormCall &call, const Device &device);
+
 // A channel split among blocks (batch_norm/split.cu).
 int64_t batch_norm_split_workspace(const NormCall &call, const Device &device);
 cuda_ops_status batch_norm_split(const NormCall &call, const Device &device);

@@ -1,13 +1,14 @@
 // batch_norm for channels of any size, in three kernels a pass (batch_norm.cu has the formulas). (1) A reduction: each
-// channel is split among as many blocks as fill the GPU, and each block stores its partial result. (2) A warp a channel
+// channel is split among as many blocks as fill the GPU, and each block stores its partial result. (2) A block a channel
 // merges these in a fixed order, in double, and writes the coefficients of (3), an elementwise kernel of one or two
-// multiply-adds. No atomics: results repeat bitwise.
+// multiply-adds (coefficients.cuh). No atomics: results repeat bitwise.
 // Variance: a thread takes CHUNK values at a time, computes their mean and squared differences from it, and merges them
 // into its own (Chan's formula): one division a chunk, and no difference of large sums. Values are taken relative to
 // one of their channel, which keeps the digits of a mean that is far larger than the deviation. For the same reason (3)
 // computes (x - center) * scale + offset, where center is the mean rounded to float and offset corrects for that.
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
 // grad_input. One file, since both passes share the partition, the merging and the elementwise loop.
+#include "batch_norm/coefficients.cuh"
 #include "batch_norm/paths.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
@@ -55,24 +56,6 @@ static partition partition_of(int64_t outer, int64_t channels, int64_t inner)
     p.step = ceil_div(p.units, wanted < useful ? wanted : useful);
     p.splits = ceil_div(p.units, p.step); // each has at least one unit
     return p;
-}
-
-// The workspace: for each split and channel a partial result of up to PARTIAL doubles, then for each channel
-// COEFFICIENTS values, with room for doubles.
-static constexpr int PARTIAL = 3;
-static constexpr int COEFFICIENTS = 4;
-
-static void *coefficients_of(void *workspace, const partition &p, int64_t channels)
-{
-    return (double *)workspace + p.splits * channels * PARTIAL;
-}
-
-extern "C" int64_t cuda_ops_batch_norm_workspace_cuda(int64_t outer, int64_t channels, int64_t inner)
-{
-    if (outer == 0 || channels == 0 || inner == 0)
-        return 0;
-    const partition p = partition_of(outer, channels, inner);
-    return (p.splits * PARTIAL + COEFFICIENTS) * channels * (int64_t)sizeof(double);
 }
 
 // Merges the first `count` of the values, 1 to CHUNK.
@@ -133,7 +116,7 @@ __global__ void moments_of_planes_kernel(double *partials, const T *input, int64
     const moments<A> none = {A(0), A(0), A(0)};
     mine = warp_merge(warp_lane < WARPS ? scratch[warp_lane] : none);
     if (warp_lane == 0) {
-        double *partial = partials + (split * channels + channel) * PARTIAL;
+        double *partial = partials + (channel * p.splits + split) * PARTIAL;
         partial[0] = (double)mine.count;
         partial[1] = (double)origin + (double)mine.mean;
         partial[2] = (double)mine.squares;
@@ -172,61 +155,11 @@ __global__ void moments_of_rows_kernel(double *partials, const T *input, int64_t
         scratch[threadIdx.x] = merge(scratch[threadIdx.x], scratch[threadIdx.x + half * p.lanes]);
     });
     if (group == 0 && inside) {
-        double *partial = partials + (split * channels + channel) * PARTIAL;
+        double *partial = partials + (channel * p.splits + split) * PARTIAL;
         partial[0] = (double)scratch[threadIdx.x].count;
         partial[1] = (double)origin + (double)scratch[threadIdx.x].mean;
         partial[2] = (double)scratch[threadIdx.x].squares;
     }
-}
-
-// Coefficients of normalize_kernel: output = (input - center) * scale + offset.
-template <typename A>
-__device__ __forceinline__ void set_forward_coefficients(A *coefficients, double mean, double variance,
-                                                         const void *weight, const void *bias, int64_t channel,
-                                                         int64_t channels, double eps, cuda_ops_dtype parameter_dtype)
-{
-    const double scale = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) / sqrt(variance + eps);
-    const double shift = bias ? load_value(bias, parameter_dtype, channel) : 0.0;
-    const A center = (A)mean;
-    coefficients[channel] = center;
-    coefficients[channels + channel] = (A)scale;
-    coefficients[2 * channels + channel] = (A)(shift - (mean - (double)center) * scale);
-}
-
-template <typename A>
-__global__ void prepare_training_kernel(double *mean, double *variance, A *coefficients, const double *partials,
-                                        const void *weight, const void *bias, int64_t channels, int64_t splits,
-                                        double eps, cuda_ops_dtype parameter_dtype)
-{
-    const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t channel = global_thread_index() / WARP_SIZE; channel < channels;
-         channel += global_thread_count() / WARP_SIZE) {
-        moments<double> all = {0.0, 0.0, 0.0};
-        for (int64_t split = lane; split < splits; split += WARP_SIZE) {
-            const double *partial = partials + (split * channels + channel) * PARTIAL;
-            const moments<double> part = {partial[0], partial[1], partial[2]};
-            all = merge(all, part);
-        }
-        all = warp_merge(all);
-        if (lane == 0) {
-            const double biased = all.squares / all.count;
-            mean[channel] = all.mean;
-            variance[channel] = biased;
-            set_forward_coefficients(coefficients, all.mean, biased, weight, bias, channel, channels, eps,
-                                     parameter_dtype);
-        }
-    }
-}
-
-template <typename A>
-__global__ void prepare_inference_kernel(A *coefficients, const void *weight, const void *bias,
-                                         const void *running_mean, const void *running_var, int64_t channels,
-                                         double eps, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype)
-{
-    for (int64_t channel = global_thread_index(); channel < channels; channel += global_thread_count())
-        set_forward_coefficients(coefficients, load_value(running_mean, statistics_dtype, channel),
-                                 load_value(running_var, statistics_dtype, channel), weight, bias, channel, channels,
-                                 eps, parameter_dtype);
 }
 
 // The channel of a flat index, and its offset in the plane; advanced from one element to the next without a division.
@@ -249,24 +182,6 @@ __device__ __forceinline__ bool advance(position &at, int64_t channels, int64_t 
     if (++at.channel == channels)
         at.channel = 0;
     return true;
-}
-
-template <typename A>
-struct forward_coefficients {
-    A center, scale, offset;
-};
-
-template <typename A>
-__device__ __forceinline__ forward_coefficients<A> load_forward(const A *coefficients, int64_t channel,
-                                                                int64_t channels)
-{
-    return {coefficients[channel], coefficients[channels + channel], coefficients[2 * channels + channel]};
-}
-
-template <typename T>
-__device__ __forceinline__ T normalize_element(T input, const forward_coefficients<accumulate_type<T>> &c)
-{
-    return store_from_accumulate<T>((load_as_accumulate(input) - c.center) * c.scale + c.offset);
 }
 
 // for_elements with the coefficients c = load(channel) of each element's channel: y's element e is element(x, e, c).
@@ -334,7 +249,7 @@ __global__ void sums_of_planes_kernel(double *partials, const T *grad_output, co
     sum = block_sum(sum, scratch);
     products = block_sum(products, scratch);
     if (threadIdx.x == 0) {
-        double *partial = partials + (split * channels + channel) * PARTIAL;
+        double *partial = partials + (channel * p.splits + split) * PARTIAL;
         partial[0] = (double)sum;
         partial[1] = (double)products;
     }
@@ -374,76 +289,10 @@ __global__ void sums_of_rows_kernel(double *partials, const T *grad_output, cons
         products[threadIdx.x] += products[threadIdx.x + half * p.lanes];
     });
     if (group == 0 && inside) {
-        double *partial = partials + (split * channels + channel) * PARTIAL;
+        double *partial = partials + (channel * p.splits + split) * PARTIAL;
         partial[0] = (double)sums[threadIdx.x];
         partial[1] = (double)products[threadIdx.x];
     }
-}
-
-// grad_weight, grad_bias (if they are not NULL), and the coefficients of grad_input_kernel:
-// grad_input = grad_output * scale + (input - center) * slope + offset. `splits` is 0 where no sums were made.
-template <typename A>
-__global__ void prepare_backward_kernel(void *grad_weight, void *grad_bias, A *coefficients, const double *partials,
-                                        const void *weight, const void *mean, const void *variance, int64_t channels,
-                                        int64_t splits, double count, double eps, cuda_ops_dtype parameter_dtype,
-                                        cuda_ops_dtype statistics_dtype)
-{
-    const int lane = threadIdx.x % WARP_SIZE;
-    for (int64_t channel = global_thread_index() / WARP_SIZE; channel < channels;
-         channel += global_thread_count() / WARP_SIZE) {
-        double sum = 0.0, products = 0.0;
-        for (int64_t split = lane; split < splits; split += WARP_SIZE) {
-            const double *partial = partials + (split * channels + channel) * PARTIAL;
-            sum += partial[0];
-            products += partial[1];
-        }
-        sum = warp_sum(sum);
-        products = warp_sum(products);
-        if (lane != 0)
-            continue;
-        const double m = load_value(mean, statistics_dtype, channel);
-        const double rstd = 1.0 / sqrt(load_value(variance, statistics_dtype, channel) + eps);
-        const double scale = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) * rstd;
-        const A center = (A)m;
-        const double rounding = m - (double)center;
-        const double dot = (products - rounding * sum) * rstd; // of grad_output with the normalised input
-        const double slope = -scale * rstd * dot / count;
-        coefficients[channel] = center;
-        coefficients[channels + channel] = (A)scale;
-        coefficients[2 * channels + channel] = (A)slope;
-        coefficients[3 * channels + channel] = (A)(-scale * sum / count - slope * rounding);
-        if (grad_weight) {
-            store_value(grad_weight, parameter_dtype, channel, dot);
-            store_value(grad_bias, parameter_dtype, channel, sum);
-        }
-    }
-}
-
-template <typename A>
-struct backward_coefficients {
-    A center, scale, slope, offset;
-};
-
-template <typename A>
-__device__ __forceinline__ backward_coefficients<A> load_backward(const A *coefficients, int64_t channel,
-                                                                  int64_t channels)
-{
-    return {coefficients[channel], coefficients[channels + channel], coefficients[2 * channels + channel],
-            coefficients[3 * channels + channel]};
-}
-
-template <typename T>
-__device__ __forceinline__ T grad_element(T grad_output, T input, const backward_coefficients<accumulate_type<T>> &c)
-{
-    return store_from_accumulate<T>(load_as_accumulate(grad_output) * c.scale +
-                                    (load_as_accumulate(input) - c.center) * c.slope + c.offset);
-}
-
-// With running statistics grad_input does not depend on input, which must not even be multiplied by 0 (Inf).
-template <typename T>
-__device__ __forceinline__ T grad_element(T grad_output, const backward_coefficients<accumulate_type<T>> &c)
-{
-    return store_from_accumulate<T>(load_as_accumulate(grad_output) * c.scale);
 }
 
 template <typename T>
@@ -507,7 +356,7 @@ static cuda_ops_status forward_training(T *output, double *mean, double *varianc
     if (!fits_a_grid(p))
         return CUDA_OPS_INVALID_ARGUMENT;
     double *partials = (double *)workspace;
-    A *coefficients = (A *)coefficients_of(workspace, p, channels);
+    A *coefficients = coefficients_of<A>(workspace, p.splits, channels);
     const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
     if (inner == 1)
         moments_of_rows_kernel<<<blocks, THREADS, 0, stream>>>(partials, input, channels, p);
@@ -517,8 +366,8 @@ static cuda_ops_status forward_training(T *output, double *mean, double *varianc
     cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    prepare_training_kernel<<<clamp_grid(ceil_div(channels, WARPS)), THREADS, 0, stream>>>(
-        mean, variance, coefficients, partials, weight, bias, channels, p.splits, eps, parameter_dtype);
+    prepare_training(mean, variance, coefficients, partials, weight, bias, channels, p.splits, eps, parameter_dtype,
+                     stream);
     status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !output)
         return status;
@@ -532,8 +381,8 @@ forward_inference(T *output, void *workspace, const T *input, const void *weight
                   double eps, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype, cudaStream_t stream)
 {
     accumulate_type<T> *coefficients = (accumulate_type<T> *)workspace;
-    prepare_inference_kernel<<<clamp_grid(ceil_div(channels, THREADS)), THREADS, 0, stream>>>(
-        coefficients, weight, bias, running_mean, running_var, channels, eps, parameter_dtype, statistics_dtype);
+    prepare_inference(coefficients, weight, bias, running_mean, running_var, channels, eps, parameter_dtype,
+                      statistics_dtype, stream);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
@@ -568,7 +417,7 @@ backward(T *grad_input, void *grad_weight, void *grad_bias, void *workspace, con
     if (!fits_a_grid(p))
         return CUDA_OPS_INVALID_ARGUMENT;
     double *partials = (double *)workspace;
-    A *coefficients = (A *)coefficients_of(workspace, p, channels);
+    A *coefficients = coefficients_of<A>(workspace, p.splits, channels);
     const bool needs_sums = training || grad_weight;
     if (needs_sums) {
         const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
@@ -582,9 +431,9 @@ backward(T *grad_input, void *grad_weight, void *grad_bias, void *workspace, con
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
-    prepare_backward_kernel<<<clamp_grid(ceil_div(channels, WARPS)), THREADS, 0, stream>>>(
-        grad_weight, grad_bias, coefficients, partials, weight, mean, variance, channels, needs_sums ? p.splits : 0,
-        (double)(outer * inner), eps, parameter_dtype, statistics_dtype);
+    prepare_backward(grad_weight, grad_bias, coefficients, partials, weight, mean, variance, channels,
+                     needs_sums ? p.splits : 0, (double)(outer * inner), eps, parameter_dtype, statistics_dtype,
+                     stream);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !grad_input)
         return status;
@@ -593,7 +442,8 @@ backward(T *grad_input, void *grad_weight, void *grad_bias, void *workspace, con
 
 int64_t batch_norm_split_workspace(const NormCall &call, const Device &)
 {
-    return cuda_ops_batch_norm_workspace_cuda(call.outer, call.channels, call.inner);
+    const partition p = partition_of(call.outer, call.channels, call.inner);
+    return batch_norm_workspace_bytes(p.splits, call.channels);
 }
 
 cuda_ops_status batch_norm_split(const NormCall &call, const Device &)

@@ -1,5 +1,6 @@
 """The model of a race, with inputs and a loss."""
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -29,6 +30,15 @@ class Subject:
     loss: Callable
     """loss(functional, output, *batch) gives one number, by torch.nn.functional or by ours."""
     note: str = ""
+
+    def in_channels_last(self) -> "Subject":
+        """With images, and the weights of convolutions, in channels_last; itself where there are no images."""
+        if all(tensor.dim() != 4 for tensor in self.batch):
+            return self
+        model = self.model.to(memory_format=torch.channels_last)
+        batch = tuple(t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in self.batch)
+        note = ", ".join(filter(None, (self.note, "channels_last")))
+        return dataclasses.replace(self, model=model, batch=batch, note=note)
 
 
 def find(text: str, device: str, batch: int | None, size: int | None) -> Subject:

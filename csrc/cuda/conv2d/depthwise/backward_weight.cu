@@ -5,9 +5,11 @@
 //
 // Every thread sums all taps over its share of the pixels; blocks split images and rows, and a second kernel adds the
 // splits in order. Contiguous: a block per channel and some images, from tiles with halo in shared memory.
-// channels_last: a warp per strip of pixels of 64 channels. Everything else: a few taps at a time. Bound by memory.
+// channels_last: a warp per strip of pixels of 64 channels, or with strides and dilations a thread per some channels.
+// Everything else: a few taps at a time. Bound by memory.
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "conv2d/depthwise/problem.cuh"
 #include "ptx/cp_async.cuh"
@@ -350,7 +352,98 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-enum WeightKernel { CONTIGUOUS, CHANNELS_LAST, GENERIC };
+// Channels of a thread of the kernel below, whose taps are all in registers.
+__host__ __device__ static constexpr int any_channels(int kernel)
+{
+    return kernel <= 3 ? 8 : kernel <= 5 ? 4 : 2;
+}
+static constexpr int ANY_LANES = 32; // threads along the channels, at most
+
+// channels_last, any stride and dilation: a thread sums all taps of some channels over its share of the pixels. The
+// kernel has at most K rows and columns. A block has one split of `lanes` threads' channels.
+template <typename T, int K>
+__global__ void __launch_bounds__(THREADS, 2)
+    conv2d_depthwise_backward_weight_any_kernel(float *partial, const __grid_constant__ DepthwiseProblem p, int lanes)
+{
+    constexpr int SIZE = any_channels(K);
+    typedef aligned_vector<T, SIZE> V;
+    __shared__ float sums[THREADS * SIZE];
+    const int lane = (int)threadIdx.x % lanes, group = (int)threadIdx.x / lanes, groups = THREADS / lanes;
+    const int64_t width = lanes * SIZE, channel_tiles = (p.channels + width - 1) / width;
+    const int64_t first_channel = blockIdx.x % channel_tiles * width, split = blockIdx.x / channel_tiles;
+    const int64_t channel = first_channel + lane * SIZE;
+    const int64_t pixels = p.batch * p.out_height * p.out_width, each = (pixels + p.splits - 1) / p.splits;
+    const int64_t end = min(pixels, (split + 1) * each);
+    const V zero = vector_of_equal<T, SIZE>(0.0f);
+    float sum[K][K][SIZE] = {};
+    if (group < groups && channel < p.channels)
+        for (int64_t pixel = split * each + group; pixel < end; pixel += groups) {
+            int64_t n = pixel;
+            const int x = (int)divide_in_place(n, p.out_width), y = (int)divide_in_place(n, p.out_height);
+            const V grad = *reinterpret_cast<const V *>((const T *)p.output + pixel * p.channels + channel);
+            const T *const image = (const T *)p.input + n * p.in.n + channel;
+            const int x0 = x * p.stride_width - p.padding_left, y0 = y * p.stride_height - p.padding_top;
+#pragma unroll
+            for (int r = 0; r < K; r++) {
+                const int source_y = y0 + r * p.dilation_height;
+                const bool inside_y = r < p.kernel_height && (unsigned int)source_y < (unsigned int)p.height;
+                V value[K];
+#pragma unroll
+                for (int s = 0; s < K; s++) {
+                    const int source_x = x0 + s * p.dilation_width;
+                    const bool inside =
+                        inside_y && s < p.kernel_width && (unsigned int)source_x < (unsigned int)p.width;
+                    value[s] = load_vector_or(
+                        reinterpret_cast<const V *>(image + (int64_t)source_y * p.in.y + (int64_t)source_x * p.in.x),
+                        inside, zero);
+                }
+#pragma unroll
+                for (int s = 0; s < K; s++)
+#pragma unroll
+                    for (int e = 0; e < SIZE; e++)
+                        sum[r][s][e] += element_of(grad, e) * element_of(value[s], e);
+            }
+        }
+#pragma unroll
+    for (int r = 0; r < K; r++)
+#pragma unroll
+        for (int s = 0; s < K; s++) {
+            if (r >= p.kernel_height || s >= p.kernel_width)
+                continue;
+            if (group < groups)
+#pragma unroll
+                for (int e = 0; e < SIZE; e++)
+                    sums[group * (int)width + lane * SIZE + e] = sum[r][s][e];
+            __syncthreads();
+            if (threadIdx.x < width && first_channel + threadIdx.x < p.channels) {
+                float all = 0;
+                for (int g = 0; g < groups; g++)
+                    all += sums[g * (int)width + threadIdx.x];
+                partial[(split * p.channels + first_channel + threadIdx.x) * (p.kernel_height * p.kernel_width) +
+                        r * p.kernel_width + s] = all;
+            }
+            __syncthreads();
+        }
+}
+
+enum WeightKernel { CONTIGUOUS, CHANNELS_LAST, CHANNELS_LAST_ANY, GENERIC };
+
+// Threads along the channels of CHANNELS_LAST_ANY.
+static int any_lanes(const DepthwiseProblem &p, int kernel)
+{
+    const int64_t vectors = p.channels / any_channels(kernel);
+    return (int)ceil_div(vectors, ceil_div(vectors, ANY_LANES));
+}
+
+// The K of its instance, or 0 where there is none.
+static int any_kernel(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool aligned)
+{
+    const int most = p.kernel_height > p.kernel_width ? p.kernel_height : p.kernel_width;
+    const int kernel = most <= 3 ? 3 : most <= 5 ? 5 : most <= 7 ? 7 : 0;
+    const bool takes = aligned && kernel > 0 && dtype != CUDA_OPS_FLOAT64 && p.in.c == 1 && p.out.c == 1 &&
+                       p.multiplier == 1 && p.channels % any_channels(kernel) == 0 && p.in.n <= INT_MAX;
+    return takes ? kernel : 0;
+}
 
 // Blocks of the channels_last kernel that an H200 runs at once.
 static int64_t pixel_blocks(int64_t kernel)
@@ -359,7 +452,7 @@ static int64_t pixel_blocks(int64_t kernel)
 }
 
 // Chooses the kernel and its splits, for the launch and for the workspace query.
-static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool aligned)
+static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool aligned, bool aligned_16)
 {
     const cuda_ops_conv2d_sizes &s = call.sizes;
     const bool unrolled = depthwise_is_unrolled(p, call.dtype) && s.input_channels_last == s.output_channels_last;
@@ -404,6 +497,11 @@ static WeightKernel plan_weight(DepthwiseProblem &p, const ConvCall &call, bool 
         p.by_across = make_divisor(across);
         blocks = p.out_channels;
         items = tiles_x * tiles_y * ceil_div(p.batch, p.planes);
+    } else if (const int any = any_kernel(p, call.dtype, aligned_16)) {
+        kernel = CHANNELS_LAST_ANY;
+        const int lanes = any_lanes(p, any);
+        blocks = ceil_div(p.channels, lanes * any_channels(any));
+        items = ceil_div(p.batch * p.out_height * p.out_width, 8 * (THREADS / lanes));
     } else {
         const int64_t taps = ceil_div((int64_t)p.kernel_height * p.kernel_width, GENERIC_TAPS);
         blocks = taps * (p.out.c == 1 ? ceil_div(p.out_channels, WARP_SIZE) : p.out_channels);
@@ -437,12 +535,21 @@ template <typename T>
 static cuda_ops_status launch_weight(const ConvCall &call)
 {
     DepthwiseProblem p = depthwise_problem(call);
-    const WeightKernel kernel = plan_weight(p, call, is_aligned_run<T>(p.input) && is_aligned_run<T>(p.output));
+    const bool aligned = is_aligned_run<T>(p.input) && is_aligned_run<T>(p.output);
+    const bool aligned_16 = is_aligned_16(p.input) && is_aligned_16(p.output);
+    const WeightKernel kernel = plan_weight(p, call, aligned, aligned_16);
     accumulate_type<T> *const partial = (accumulate_type<T> *)call.workspace;
     if ((double)p.out_channels * (double)p.splits > INT_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
     if constexpr (sizeof(T) < 8) {
-        if (kernel != GENERIC && p.kernel_width == 3)
+        if (kernel == CHANNELS_LAST_ANY) {
+            const int any = any_kernel(p, call.dtype, true), lanes = any_lanes(p, any);
+            const int64_t blocks = ceil_div(p.channels, lanes * any_channels(any)) * p.splits;
+            const auto launched = any == 3   ? conv2d_depthwise_backward_weight_any_kernel<T, 3>
+                                  : any == 5 ? conv2d_depthwise_backward_weight_any_kernel<T, 5>
+                                             : conv2d_depthwise_backward_weight_any_kernel<T, 7>;
+            launched<<<(unsigned int)blocks, THREADS, 0, call.stream>>>(partial, p, lanes);
+        } else if (kernel != GENERIC && p.kernel_width == 3)
             launch_unrolled<T, 3>(p, kernel, partial, call.stream);
         else if (kernel != GENERIC && p.kernel_width == 5)
             launch_unrolled<T, 5>(p, kernel, partial, call.stream);
@@ -468,10 +575,12 @@ size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevi
 {
     DepthwiseProblem p = depthwise_problem(call);
     // The pointers' alignment is not known here.
-    plan_weight(p, call, true);
-    const int64_t splits = p.splits;
-    plan_weight(p, call, false);
-    return (size_t)(splits > p.splits ? splits : p.splits) * p.out_channels * p.kernel_height * p.kernel_width *
+    int64_t splits = 0;
+    for (const auto &[aligned, aligned_16] : {std::pair(true, true), std::pair(true, false), std::pair(false, false)}) {
+        plan_weight(p, call, aligned, aligned_16);
+        splits = splits > p.splits ? splits : p.splits;
+    }
+    return (size_t)splits * p.out_channels * p.kernel_height * p.kernel_width *
            (call.dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float));
 }
 

@@ -8,7 +8,8 @@
 // 3x3, 5x5 and 7x7 of stride 1 have unrolled kernels, for backward_input with a mirrored kernel. Contiguous: a block
 // copies a tile of a plane with its halo (or some small planes) to shared memory as float32; a thread computes 4 x 4
 // pixels. channels_last: a thread computes 4 x 2 pixels of 4 channels from global memory; a warp's lanes read
-// neighbouring channels, and what blocks read twice comes from L1. Everything else, float64 too: a thread per result.
+// neighbouring channels, and what blocks read twice comes from L1. Other kernels in channels_last: channels_last.cu. Everything else, float64 too: a
+// thread per result.
 // Bound by memory: each element is read once, in whole sectors.
 #include "conv2d/depthwise/problem.cuh"
 
@@ -341,6 +342,8 @@ static cuda_ops_status forward_backward_input(const ConvCall &call)
             return launch_unrolled<T, 7>(q, channels_last, call.stream);
         }
     }
+    if (conv2d_depthwise_channels_last_takes(p, call.dtype, forward))
+        return conv2d_depthwise_channels_last(p, call.dtype, forward, call.stream);
     return launch_generic<T>(p, forward, call.stream);
 }
 

@@ -163,6 +163,11 @@ __device__ __forceinline__ int64_t divide_in_place(int64_t &index, int64_t by)
     return rest;
 }
 
+// channels_last.cu: forward and backward_input of any kernel in vectors of channels
+bool conv2d_depthwise_channels_last_takes(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward);
+cuda_ops_status conv2d_depthwise_channels_last(const DepthwiseProblem &p, cuda_ops_dtype dtype, bool forward,
+                                               cudaStream_t stream);
+
 // backward_weight.cu
 size_t conv2d_depthwise_backward_weight_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_depthwise_backward_weight(const ConvCall &call, ConvDevice device);
