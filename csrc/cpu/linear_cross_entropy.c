@@ -1,5 +1,6 @@
 /* linear_cross_entropy on the CPU: for a chunk of rows, the losses, and the gradient, which overwrites the logits,
- *     row_scale * (softmax(logits) - q),   q = (class == target) * (1 - label_smoothing) + label_smoothing / classes,
+ *     row_scale * ((1 + 2 z_loss logsumexp) * softmax(logits) - q) * (1 - (logits / softcap)^2),
+ *     q = (class == target) * (1 - label_smoothing) + label_smoothing / classes,
  * and the product that adds a chunk to grad_weight. Bound by the matrix products around it. */
 #ifndef REAL
 
@@ -23,16 +24,17 @@
 cuda_ops_status cuda_ops_linear_cross_entropy_rows_cpu(void *logits, void *losses, double *partial,
                                                        const int64_t *target, const void *row_scale, int64_t classes,
                                                        int64_t begin, int64_t end, int64_t ignore_index,
-                                                       double label_smoothing, bool with_gradient, cuda_ops_dtype dtype)
+                                                       double label_smoothing, double z_loss, double softcap,
+                                                       bool with_gradient, cuda_ops_dtype dtype)
 {
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
         linear_cross_entropy_rows_f32(logits, losses, partial, target, row_scale, classes, begin, end, ignore_index,
-                                      label_smoothing, with_gradient);
+                                      label_smoothing, z_loss, softcap, with_gradient);
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
         linear_cross_entropy_rows_f64(logits, losses, partial, target, row_scale, classes, begin, end, ignore_index,
-                                      label_smoothing, with_gradient);
+                                      label_smoothing, z_loss, softcap, with_gradient);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -85,9 +87,11 @@ cuda_ops_status cuda_ops_linear_cross_entropy_scale_cpu(void *output, const void
 CUDA_OPS_SIMD static void FN(linear_cross_entropy_rows)(REAL *logits, REAL *losses, double *partial,
                                                         const int64_t *target, const REAL *row_scale, int64_t classes,
                                                         int64_t begin, int64_t end, int64_t ignore_index,
-                                                        double label_smoothing, bool with_gradient)
+                                                        double label_smoothing, double z_loss, double softcap,
+                                                        bool with_gradient)
 {
     const REAL keep = (REAL)(1 - label_smoothing), spread = (REAL)(label_smoothing / (double)classes);
+    const REAL z = (REAL)z_loss, cap = (REAL)softcap;
     double loss_total = 0, weight_total = 0;
     for (int64_t i = begin; i < end; i++) {
         REAL *const row = logits + i * classes;
@@ -100,8 +104,12 @@ CUDA_OPS_SIMD static void FN(linear_cross_entropy_rows)(REAL *logits, REAL *loss
                     row[c] = 0;
         } else {
             REAL maximum, log_sum;
+            if (cap > 0)
+                for (int64_t c = 0; c < classes; c++)
+                    row[c] = cap * (REAL)tanh((double)(row[c] / cap));
             FN(row_log_sum_exp)(row, classes, &maximum, &log_sum);
-            loss = keep * (log_sum - (row[t] - maximum));
+            const REAL lse = maximum + log_sum;
+            loss = keep * (log_sum - (row[t] - maximum)) + z * lse * lse;
             if (spread > 0) {
                 double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -110,12 +118,21 @@ CUDA_OPS_SIMD static void FN(linear_cross_entropy_rows)(REAL *logits, REAL *loss
                 loss += spread * sum;
             }
             if (with_gradient) {
-                const REAL scale = row_scale ? row_scale[i] : 1;
-                FN(row_softmax)(row, row, classes, scale, maximum, log_sum);
-                if (spread > 0)
-                    for (int64_t c = 0; c < classes; c++)
-                        row[c] -= scale * spread;
-                row[t] -= scale * keep;
+                const REAL scale = row_scale ? row_scale[i] : 1, by_softmax = scale * (1 + 2 * z * lse);
+                if (cap > 0) {
+                    /* The factor of a logit needs the logit, which row_softmax would overwrite. */
+                    for (int64_t c = 0; c < classes; c++) {
+                        const REAL capped = row[c] / cap, p = (REAL)exp((double)(row[c] - maximum - log_sum));
+                        row[c] = (1 - capped * capped) *
+                                 (by_softmax * p - scale * spread - (c == t ? scale * keep : (REAL)0));
+                    }
+                } else {
+                    FN(row_softmax)(row, row, classes, by_softmax, maximum, log_sum);
+                    if (spread > 0)
+                        for (int64_t c = 0; c < classes; c++)
+                            row[c] -= scale * spread;
+                    row[t] -= scale * keep;
+                }
             }
         }
         if (losses)

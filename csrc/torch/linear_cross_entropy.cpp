@@ -2,6 +2,8 @@
 // since they come from one kernel; on the CPU the glue goes through chunks of rows.
 #include "cuda_ops/linear_cross_entropy.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <array>
 #include <limits>
 #include <tuple>
@@ -27,7 +29,7 @@ struct LinearCrossEntropy {
 
 static LinearCrossEntropy check(const char *op, const Tensor &input, const Tensor &weight, const Tensor &target,
                                 const std::optional<Tensor> &bias, const std::optional<Tensor> &row_scale,
-                                int64_t reduction, double label_smoothing)
+                                int64_t reduction, double label_smoothing, double z_loss, double softcap)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_parameter(op, "weight", weight, input);
@@ -54,6 +56,8 @@ static LinearCrossEntropy check(const char *op, const Tensor &input, const Tenso
     }
     TORCH_CHECK(0 <= label_smoothing && label_smoothing <= 1, op, ": expected label_smoothing to be in [0, 1], got ",
                 label_smoothing);
+    TORCH_CHECK(z_loss >= 0, op, ": expected z_loss to be at least 0, got ", z_loss);
+    TORCH_CHECK(softcap >= 0, op, ": expected logit_softcap to be at least 0, got ", softcap);
     return {dtype,
             check_dtype(op, "weight", weight),
             target.numel(),
@@ -65,6 +69,12 @@ static LinearCrossEntropy check(const char *op, const Tensor &input, const Tenso
             bias ? bias->contiguous() : Tensor(),
             as_indices(target),
             row_scale ? row_scale->contiguous() : Tensor()};
+}
+
+// What forward leaves the gradient of weight in: bfloat16 loses no range, so that nothing longer need be kept.
+static at::ScalarType weight_gradient_dtype(const Tensor &input, const Tensor &weight)
+{
+    return weight.scalar_type() == at::kBFloat16 ? at::kBFloat16 : accumulate_dtype(input);
 }
 
 // Bytes of a chunk's logits: a part of the last-level cache with few classes, at most 64 MB with very many.
@@ -91,7 +101,8 @@ static void *at_element(const Tensor &tensor, int64_t element)
 }
 
 static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tensor &loss, const Tensor &total_weight,
-                        const Gradients &gradients, int64_t ignore_index, double label_smoothing)
+                        const Gradients &gradients, int64_t ignore_index, double label_smoothing, double z_loss,
+                        double softcap)
 {
     const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
     const int64_t chunk = std::min(p.rows, chunk_rows_cpu(p.classes));
@@ -115,7 +126,8 @@ static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tenso
                     logits.data_ptr(), reduced ? nullptr : at_element(loss, first),
                     reduced ? &partials[2 * (c * tasks_in_chunk + t)] : nullptr,
                     p.target.const_data_ptr<int64_t>() + first, at_element(p.row_scale, first), p.classes, t * task,
-                    std::min((t + 1) * task, rows), ignore_index, label_smoothing, gradients.any(), p.dtype);
+                    std::min((t + 1) * task, rows), ignore_index, label_smoothing, z_loss, softcap, gradients.any(),
+                    p.dtype);
                 if (status != CUDA_OPS_SUCCESS)
                     return status;
             }
@@ -150,12 +162,13 @@ static void forward_cpu(const char *op, const LinearCrossEntropy &p, const Tenso
 static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Tensor &target,
                              const std::optional<Tensor> &bias, const std::optional<Tensor> &row_scale,
-                             int64_t reduction, int64_t ignore_index, double label_smoothing, bool with_input,
-                             bool with_weight, bool with_bias)
+                             int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss,
+                             double logit_softcap, bool with_input, bool with_weight, bool with_bias)
 {
     const char *const op = "linear_cross_entropy";
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    const LinearCrossEntropy p = check(op, input, weight, target, bias, row_scale, reduction, label_smoothing);
+    const LinearCrossEntropy p =
+        check(op, input, weight, target, bias, row_scale, reduction, label_smoothing, z_loss, logit_softcap);
     const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
     const at::TensorOptions sums = p.input.options().dtype(accumulate_dtype(input));
     Tensor loss = empty(reduced ? at::IntArrayRef{} : target.sizes(), p.weight.options());
@@ -164,7 +177,7 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
         return wanted ? empty(sizes, options) : empty({0}, options);
     };
     Tensor grad_input = gradient(with_input, input.sizes(), p.input.options());
-    Tensor grad_weight = gradient(with_weight, weight.sizes(), sums);
+    Tensor grad_weight = gradient(with_weight, weight.sizes(), sums.dtype(weight_gradient_dtype(input, weight)));
     Tensor grad_bias = gradient(with_bias, {p.classes}, sums);
     const auto results = [&] {
         // As in PyTorch, which divides label_smoothing by the number of classes.
@@ -184,19 +197,20 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
         cuda_ops_index_error *error = linear_cross_entropy_index_errors.record();
         const Tensor workspace =
             empty_workspace(p.input, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_linear_cross_entropy_workspace_cuda(
-                                         p.rows, p.in_features, p.classes, p.dtype)));
+                                         p.rows, p.in_features, p.classes, label_smoothing, z_loss, logit_softcap,
+                                         gradients.any(), p.dtype, p.parameter_dtype)));
         CUDA_OPS_LAUNCH(op, cuda_ops_linear_cross_entropy_cuda(
                                 loss.data_ptr(), total_weight.data_ptr(), at_element(gradients.input, 0),
                                 at_element(gradients.weight, 0), at_element(gradients.bias, 0), workspace.data_ptr(),
                                 error, p.input.const_data_ptr(), p.weight.const_data_ptr(), pointer_or_null(p.bias),
                                 p.target.const_data_ptr<int64_t>(), pointer_or_null(p.row_scale), p.rows, p.in_features,
-                                p.classes, ignore_index, label_smoothing, p.reduction, p.dtype, p.parameter_dtype,
-                                current_stream(op)));
+                                p.classes, ignore_index, label_smoothing, z_loss, logit_softcap, p.reduction, p.dtype,
+                                p.parameter_dtype, current_stream(op)));
         linear_cross_entropy_index_errors.check_now(error);
         return results();
     }
     check_targets_cpu(op, p.target, {1, p.classes, 1, {}}, ignore_index);
-    forward_cpu(op, p, loss, total_weight, gradients, ignore_index, label_smoothing);
+    forward_cpu(op, p, loss, total_weight, gradients, ignore_index, label_smoothing, z_loss, logit_softcap);
     return results();
 }
 
@@ -215,12 +229,12 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
     TORCH_CHECK(grad_output.numel() == 1 && kind != CUDA_OPS_REDUCTION_NONE, op,
                 ": expected grad_output to be a single element, got shape ", grad_output.sizes());
     check_total_weight(op, total_weight, grad_input, kind);
-    for (const Tensor *sums : {&grad_weight, &grad_bias}) {
-        check_same_device(op, "grad_weight and grad_bias", *sums, "grad_output", grad_output);
-        TORCH_CHECK(sums->scalar_type() == accumulate_dtype(grad_input), op,
-                    ": expected grad_weight and grad_bias to be those of forward, ",
-                    c10::getDtypeNames(accumulate_dtype(grad_input)).first, ", got ",
-                    c10::getDtypeNames(sums->scalar_type()).first);
+    const std::pair<const Tensor &, at::ScalarType> sums[] = {
+        {grad_weight, weight_gradient_dtype(grad_input, grad_output)}, {grad_bias, accumulate_dtype(grad_input)}};
+    for (const auto &[sum, wanted] : sums) {
+        check_same_device(op, "grad_weight and grad_bias", sum, "grad_output", grad_output);
+        TORCH_CHECK(sum.scalar_type() == wanted, op, ": expected grad_weight and grad_bias to be those of forward, ",
+                    c10::getDtypeNames(wanted).first, ", got ", c10::getDtypeNames(sum.scalar_type()).first);
     }
     const Tensor x = grad_input.contiguous(), w = grad_weight.contiguous(), b = grad_bias.contiguous();
     Tensor output_input = empty(x.sizes(), x.options());
@@ -280,21 +294,49 @@ static Tensor rows_alone(const Tensor &tensor)
     return tensor.dim() > 2 ? tensor.flatten(0, -2) : tensor;
 }
 
+// logits with their cap, and what a cap's gradient is multiplied by; undefined without.
+static std::pair<Tensor, Tensor> capped_logits(const Tensor &logits, double softcap)
+{
+    if (softcap == 0)
+        return {logits, Tensor()};
+    const Tensor ratio = (logits / softcap).tanh();
+    return {ratio * softcap, 1 - ratio * ratio};
+}
+
+// What the rows' z_loss * logsumexp^2 change by with the logits: the softmax, and what it is multiplied by, with the
+// mean's divisor. Logits of ignored rows, of which nothing may come, are taken for zeros.
+static std::pair<Tensor, Tensor> z_loss_slope(const Tensor &logits, const Tensor &target, const Tensor &total_weight,
+                                              double z_loss, int64_t reduction, int64_t ignore_index)
+{
+    const Tensor counts = target != ignore_index;
+    const Tensor x = logits.masked_fill(counts.logical_not().unsqueeze(-1), 0), lse = x.logsumexp(-1, true);
+    Tensor factor = 2 * z_loss * counts.to(x.scalar_type()).unsqueeze(-1) * lse;
+    if (reduction == CUDA_OPS_REDUCTION_MEAN)
+        factor = factor / total_weight.to(x.scalar_type()).clamp_min(1); // of nothing there is no gradient
+    return {(x - lse).exp(), factor};
+}
+
 static std::vector<Tensor> linear_cross_entropy_composed(const Tensor &grad_output, const Tensor &input,
                                                          const Tensor &weight, const Tensor &target,
                                                          const std::optional<Tensor> &bias, int64_t reduction,
-                                                         int64_t ignore_index, double label_smoothing,
-                                                         std::array<bool, 3> wanted)
+                                                         int64_t ignore_index, double label_smoothing, double z_loss,
+                                                         double softcap, std::array<bool, 3> wanted)
 {
     const LinearCrossEntropyParts &ops = LinearCrossEntropyParts::get();
     const Tensor x = rows_alone(input).to(weight.scalar_type());
     const Tensor t = target.dim() > 1 ? target.flatten() : target;
     const Tensor g = grad_output.dim() > 1 ? grad_output.flatten() : grad_output;
-    const Tensor logits = ops.linear.call(x, weight, bias);
+    const auto [logits, slope] = capped_logits(ops.linear.call(x, weight, bias), softcap);
     const auto [loss, statistics, total_weight] =
         ops.losses.call(logits, t, std::nullopt, reduction, ignore_index, label_smoothing);
-    const Tensor grad = ops.loss_backward.call(g, logits, t, std::nullopt, statistics, total_weight, reduction,
-                                               ignore_index, label_smoothing);
+    Tensor grad = ops.loss_backward.call(g, logits, t, std::nullopt, statistics, total_weight, reduction, ignore_index,
+                                         label_smoothing);
+    if (z_loss > 0) {
+        const auto [softmax, factor] = z_loss_slope(logits, t, total_weight, z_loss, reduction, ignore_index);
+        grad = grad + softmax * factor * g.unsqueeze(-1);
+    }
+    if (slope.defined())
+        grad = grad * slope;
     std::vector<Tensor> grads;
     if (wanted[0])
         grads.push_back(
@@ -314,18 +356,18 @@ static std::vector<Tensor> linear_cross_entropy_gradients(const Tensor &grad_out
                                                           const std::optional<Tensor> &bias, const Tensor &total_weight,
                                                           const Tensor &grad_input, const Tensor &grad_weight,
                                                           const Tensor &grad_bias, int64_t reduction,
-                                                          int64_t ignore_index, double label_smoothing,
-                                                          std::array<bool, 3> wanted)
+                                                          int64_t ignore_index, double label_smoothing, double z_loss,
+                                                          double logit_softcap, std::array<bool, 3> wanted)
 {
     if (is_differentiated_further({grad_output, input, weight, bias.value_or(Tensor())}))
         return linear_cross_entropy_composed(grad_output, input, weight, target, bias, reduction, ignore_index,
-                                             label_smoothing, wanted);
+                                             label_smoothing, z_loss, logit_softcap, wanted);
     std::array<Tensor, 3> all;
     if (reduction == CUDA_OPS_REDUCTION_NONE) {
         static const auto again =
             registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
         const auto results = again.call(input, weight, target, bias, grad_output, reduction, ignore_index,
-                                        label_smoothing, wanted[0], wanted[1], wanted[2]);
+                                        label_smoothing, z_loss, logit_softcap, wanted[0], wanted[1], wanted[2]);
         const at::ScalarType dtype = weight.scalar_type();
         all = {std::get<2>(results), std::get<3>(results).to(dtype), std::get<4>(results).to(dtype)};
     } else {
@@ -347,33 +389,41 @@ static Tensor linear_cross_entropy_tangent(const std::optional<Tensor> &tangent_
                                            const std::optional<Tensor> &tangent_bias, const Tensor &input,
                                            const Tensor &weight, const Tensor &target,
                                            const std::optional<Tensor> &bias, const Tensor &total_weight,
-                                           int64_t reduction, int64_t ignore_index, double label_smoothing)
+                                           int64_t reduction, int64_t ignore_index, double label_smoothing,
+                                           double z_loss, double logit_softcap)
 {
     const char *const op = "linear_cross_entropy_tangent";
     const LinearCrossEntropyParts &ops = LinearCrossEntropyParts::get();
     const at::ScalarType dtype = weight.scalar_type();
-    const Tensor x = rows_alone(input).to(dtype), logits = ops.linear.call(x, weight, bias);
-    const Tensor tangent =
-        tangent_bias ? tangent_bias->expand_as(logits)
-        : tangent_weight
-            ? ops.linear.call(x, *tangent_weight, std::nullopt)
-            : ops.linear.call(rows_alone(required(op, "a tangent", tangent_input)).to(dtype), weight, std::nullopt);
+    const Tensor x = rows_alone(input).to(dtype);
+    const auto [logits, slope] = capped_logits(ops.linear.call(x, weight, bias), logit_softcap);
+    Tensor tangent = tangent_bias     ? tangent_bias->expand_as(logits)
+                     : tangent_weight ? ops.linear.call(x, *tangent_weight, std::nullopt)
+                                      : ops.linear.call(rows_alone(required(op, "a tangent", tangent_input)).to(dtype),
+                                                        weight, std::nullopt);
     const Tensor t = target.dim() > 1 ? target.flatten() : target;
-    const Tensor loss = ops.loss_tangent.call(tangent, logits, t, std::nullopt, total_weight.to(dtype), reduction,
-                                              ignore_index, label_smoothing);
+    if (slope.defined())
+        tangent = tangent * slope;
+    Tensor loss = ops.loss_tangent.call(tangent, logits, t, std::nullopt, total_weight.to(dtype), reduction,
+                                        ignore_index, label_smoothing);
+    if (z_loss > 0) {
+        const auto [softmax, factor] = z_loss_slope(logits, t, total_weight, z_loss, reduction, ignore_index);
+        const Tensor of_rows = (softmax * factor * tangent).sum(-1);
+        loss = loss + (reduction == CUDA_OPS_REDUCTION_NONE ? of_rows : of_rows.sum());
+    }
     return reduction == CUDA_OPS_REDUCTION_NONE ? loss.reshape_symint(target.sym_sizes()) : loss;
 }
 
 // The op with the wanted gradients, which forward computes along with the loss while it has the logits.
 static Tensor linear_cross_entropy(const Tensor &input, const Tensor &weight, const Tensor &target,
                                    const std::optional<Tensor> &bias, int64_t reduction, int64_t ignore_index,
-                                   double label_smoothing)
+                                   double label_smoothing, double z_loss, double logit_softcap)
 {
     static const auto op =
         registered_op<decltype(linear_cross_entropy_forward)>("cuda_ops::linear_cross_entropy_forward");
     const bool now = at::GradMode::is_enabled() && reduction != CUDA_OPS_REDUCTION_NONE;
     return std::get<0>(op.call(input, weight, target, bias, std::nullopt, reduction, ignore_index, label_smoothing,
-                               now && input.requires_grad(), now && weight.requires_grad(),
+                               z_loss, logit_softcap, now && input.requires_grad(), now && weight.requires_grad(),
                                now && bias && bias->requires_grad()));
 }
 
@@ -382,19 +432,21 @@ static Tensor linear_cross_entropy(const Tensor &input, const Tensor &weight, co
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
 {
     library.def("linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, int reduction, "
-                "int ignore_index, float label_smoothing) -> (Tensor output)",
+                "int ignore_index, float label_smoothing, float z_loss=0., float logit_softcap=0.) -> (Tensor output)",
                 cuda_ops::linear_cross_entropy);
     library.def("linear_cross_entropy_gradients(Tensor grad_output, Tensor input, Tensor weight, Tensor target, "
                 "Tensor? bias, Tensor total_weight, Tensor grad_input, Tensor grad_weight, Tensor grad_bias, "
-                "int reduction, int ignore_index, float label_smoothing, bool[3] wanted) -> Tensor[]",
+                "int reduction, int ignore_index, float label_smoothing, float z_loss, float logit_softcap, "
+                "bool[3] wanted) -> Tensor[]",
                 cuda_ops::linear_cross_entropy_gradients);
     library.def("linear_cross_entropy_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
                 "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor total_weight, int reduction, "
-                "int ignore_index, float label_smoothing) -> Tensor",
+                "int ignore_index, float label_smoothing, float z_loss, float logit_softcap) -> Tensor",
                 cuda_ops::linear_cross_entropy_tangent);
     library.def("linear_cross_entropy_forward(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
-                "Tensor? row_scale, int reduction, int ignore_index, float label_smoothing, bool with_input, "
-                "bool with_weight, bool with_bias) -> (Tensor output, Tensor total_weight, Tensor grad_input, "
+                "Tensor? row_scale, int reduction, int ignore_index, float label_smoothing, float z_loss, "
+                "float logit_softcap, bool with_input, bool with_weight, bool with_bias) -> (Tensor output, Tensor "
+                "total_weight, Tensor grad_input, "
                 "Tensor grad_weight, Tensor grad_bias)");
     library.def("linear_cross_entropy_scale(Tensor grad_output, Tensor total_weight, Tensor grad_input, "
                 "Tensor grad_weight, Tensor grad_bias, int reduction) -> (Tensor, Tensor, Tensor)");
@@ -405,11 +457,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_DERIVATIVES(
         library, "linear_cross_entropy_forward",
         {"input, weight, bias: linear_cross_entropy_gradients(grad_output, input, weight, target, bias, total_weight, "
-         "grad_input, grad_weight, grad_bias, reduction, ignore_index, label_smoothing, wanted)",
+         "grad_input, grad_weight, grad_bias, reduction, ignore_index, label_smoothing, z_loss, logit_softcap, wanted)",
          "output <- linear_cross_entropy_tangent(tangent_input, none, none, input, weight, target, bias, total_weight, "
-         "reduction, ignore_index, label_smoothing)",
+         "reduction, ignore_index, label_smoothing, z_loss, logit_softcap)",
          "output <- linear_cross_entropy_tangent(none, tangent_weight, none, input, weight, target, bias, "
-         "total_weight, reduction, ignore_index, label_smoothing)",
+         "total_weight, reduction, ignore_index, label_smoothing, z_loss, logit_softcap)",
          "output <- linear_cross_entropy_tangent(none, none, tangent_bias, input, weight, target, bias, total_weight, "
-         "reduction, ignore_index, label_smoothing)"});
+         "reduction, ignore_index, label_smoothing, z_loss, logit_softcap)"});
 }

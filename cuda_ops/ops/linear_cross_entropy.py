@@ -25,6 +25,8 @@ def _(
     reduction,
     ignore_index,
     label_smoothing,
+    z_loss,
+    logit_softcap,
     with_input,
     with_weight,
     with_bias,
@@ -48,11 +50,12 @@ def _(
     for size, wanted in zip(target.shape, leading, strict=True):
         expect(size == wanted, op, message, *shapes, check=torch._check_value)
     sums = {"dtype": accumulate_dtype(input)}
+    rounded = sums if weight.dtype != torch.bfloat16 else {"dtype": torch.bfloat16}
     return (
         weight.new_empty(leading if reduction == 0 else ()),
         input.new_empty((0,) if reduction == 0 else (), **sums),
         input.new_empty(input.shape if with_input else (0,)),
-        input.new_empty(weight.shape if with_weight else (0,), **sums),
+        input.new_empty(weight.shape if with_weight else (0,), **rounded),
         input.new_empty((weight.shape[0] if with_bias else 0,), **sums),
     )
 
@@ -78,6 +81,8 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    logit_softcap: float = 0.0,
 ) -> Tensor:
     r"""Cross-entropy between class indices and the softmax of :math:`x W^T + b`: like
     ``cross_entropy(linear(input, weight, bias), target)``, but the logits are never stored as a whole.
@@ -91,6 +96,10 @@ def linear_cross_entropy(
         reduction: 'none', 'mean' or 'sum'. The mean is the sum divided by the number of targets that are not ignored;
             over nothing it is NaN, as in PyTorch.
         label_smoothing: in [0, 1]: the part of the target that is spread evenly over the classes.
+        z_loss: at least 0: each target's loss is increased by `z_loss` times the square of its logits' log-sum-exp,
+            which keeps it from drifting (PaLM). Multiplies gradients and the mean like the rest of the loss.
+        logit_softcap: at least 0: above 0 the logits are replaced by `logit_softcap` * tanh(logits / `logit_softcap`)
+            (Gemma 2).
 
     Returns:
         One number, or with reduction 'none' one for each target; in the dtype of `weight`.
@@ -100,19 +109,25 @@ def linear_cross_entropy(
             :func:`cuda_ops.functional.cross_entropy`.
         TypeError: `input`, `weight`, `target` or `bias` is no tensor, or `ignore_index` no int.
         ValueError: `target` has another shape than `input` without its features; an unknown reduction.
-        RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1].
+        RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1]; a negative
+            `z_loss` or `logit_softcap`.
         NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Gradients are computed along with the loss, where it has a reduction and something requires grad. Under autocast on
-    CUDA `input` alone is cast. Differentiable any number of times; from the second derivative on by other kernels,
-    which store the logits.
+    Gradients are computed along with the loss, where it has a reduction and something requires grad; without a
+    reduction backward computes the loss once more. Under autocast on CUDA `input` alone is cast. Differentiable any
+    number of times; from the second derivative on by other kernels, which store the logits.
+
+    On CUDA the logits of a chunk of rows are in memory at a time: 64 MB of them, and in half precision on Hopper up to
+    1 GB (4096 rows), where three matrix products run at the tensor cores' pace; a float32 `weight` is rounded to the
+    dtype of `input` there, and in the gradient of `weight` rows of `input` times their factor are rounded once more.
 
     Example:
         >>> cuda_ops.functional.linear_cross_entropy(torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([3, 0]))
         tensor(1.3863)
     """
     reduction = reduction_number("linear_cross_entropy", None, None, reduction)
-    return with_wanted_gradients(input, weight, target, bias, reduction, ignore_index, label_smoothing)
+    options = reduction, ignore_index, label_smoothing, z_loss, logit_softcap
+    return with_wanted_gradients(input, weight, target, bias, *options)
 
 
 class LinearCrossEntropyLoss(torch.nn.Linear):
@@ -137,13 +152,17 @@ class LinearCrossEntropyLoss(torch.nn.Linear):
         label_smoothing: float = 0.0,
         device=None,
         dtype=None,
+        z_loss: float = 0.0,
+        logit_softcap: float = 0.0,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.z_loss, self.logit_softcap = z_loss, logit_softcap
 
     def extra_repr(self) -> str:
-        """torch.nn.Linear's, and what is not the default of torch.nn.CrossEntropyLoss."""
+        """torch.nn.Linear's, and what is not the default."""
         defaults = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        defaults |= {"z_loss": 0.0, "logit_softcap": 0.0}
         changed = [f"{n}={getattr(self, n)!r}" for n, default in defaults.items() if getattr(self, n) != default]
         return ", ".join([super().extra_repr(), *changed])
 
@@ -156,4 +175,6 @@ class LinearCrossEntropyLoss(torch.nn.Linear):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            logit_softcap=self.logit_softcap,
         )

@@ -2,9 +2,14 @@
 
 #include "check.h"
 
+static double capped(double logit, double softcap)
+{
+    return softcap > 0 ? softcap * tanh(logit / softcap) : logit;
+}
+
 /* A chunk of rows, the first `begin` of which must stay unwritten; then what it adds to the weights' gradient. */
-static void check_chunk(int64_t rows, int64_t in, int64_t classes, int64_t begin, double smoothing, bool scaled,
-                        cuda_ops_dtype dtype)
+static void check_chunk(int64_t rows, int64_t in, int64_t classes, int64_t begin, double smoothing, double z_loss,
+                        double softcap, bool scaled, cuda_ops_dtype dtype)
 {
     enum { IGNORED = -100 };
     void *logits = guarded_numbers(rows * classes, 1, dtype), *before = guarded_numbers(rows * classes, 1, dtype);
@@ -19,7 +24,7 @@ static void check_chunk(int64_t rows, int64_t in, int64_t classes, int64_t begin
         target[i] = i % 5 == 3 ? IGNORED : i % classes;
     double partial[2], total = 0, count = 0;
     CHECK_OK(cuda_ops_linear_cross_entropy_rows_cpu(logits, losses, partial, target, scaled ? scale : NULL, classes,
-                                                    begin, rows, IGNORED, smoothing, true, dtype));
+                                                    begin, rows, IGNORED, smoothing, z_loss, softcap, true, dtype));
     for (int64_t i = 0; i < rows; i++) {
         if (i < begin) {
             CHECK_UNWRITTEN(losses, i, dtype);
@@ -29,12 +34,15 @@ static void check_chunk(int64_t rows, int64_t in, int64_t classes, int64_t begin
         }
         double sum = 0, loss = 0;
         for (int64_t c = 0; c < classes; c++)
-            sum += exp(get(before, i * classes + c, dtype));
+            sum += exp(capped(get(before, i * classes + c, dtype), softcap));
         for (int64_t c = 0; c < classes; c++) {
-            const double x = get(before, i * classes + c, dtype), s = scaled ? get(scale, i, dtype) : 1;
+            const double x = capped(get(before, i * classes + c, dtype), softcap),
+                         s = scaled ? get(scale, i, dtype) : 1;
             const double q = (c == target[i] ? 1 - smoothing : 0) + smoothing / (double)classes;
-            const double expected = target[i] == IGNORED ? 0 : s * (exp(x) / sum - q);
-            loss += target[i] == IGNORED ? 0 : q * (log(sum) - x);
+            const double slope = softcap > 0 ? 1 - x / softcap * (x / softcap) : 1;
+            const double p = exp(x) / sum * (1 + 2 * z_loss * log(sum));
+            const double expected = target[i] == IGNORED ? 0 : s * slope * (p - q);
+            loss += target[i] == IGNORED ? 0 : q * (log(sum) - x) + z_loss * log(sum) * log(sum) / (double)classes;
             CHECK_NEAR(logits, i * classes + c, expected, rounding(dtype), dtype);
         }
         CHECK_NEAR(losses, i, loss, 4 * rounding(dtype), dtype);
@@ -101,21 +109,24 @@ int main(void)
     FOR_CPU_DTYPES(dtype)
     {
         for (int scaled = 0; scaled < 2; scaled++) {
-            check_chunk(1, 1, 1, 0, 0, scaled, dtype);
-            check_chunk(64, 12, 10, 0, 0, scaled, dtype);
-            check_chunk(9, 5, 17, 2, 0.1, scaled, dtype);
-            check_chunk(7, 3, 130, 1, 0.5, scaled, dtype);
+            check_chunk(1, 1, 1, 0, 0, 0, 0, scaled, dtype);
+            check_chunk(64, 12, 10, 0, 0, 0, 0, scaled, dtype);
+            check_chunk(9, 5, 17, 2, 0.1, 0, 0, scaled, dtype);
+            check_chunk(7, 3, 130, 1, 0.5, 0, 0, scaled, dtype);
+            check_chunk(9, 5, 17, 2, 0, 0.3, 0, scaled, dtype);
+            check_chunk(9, 5, 17, 2, 0.1, 0, 0.7, scaled, dtype);
+            check_chunk(7, 3, 130, 1, 0.2, 0.1, 1.5, scaled, dtype);
         }
         check_scale(CUDA_OPS_REDUCTION_MEAN, dtype);
         check_scale(CUDA_OPS_REDUCTION_SUM, dtype);
     }
     int64_t bad = 3;
     float logits[3] = {1, 2, 3}, loss = 0;
-    CHECK_OK(cuda_ops_linear_cross_entropy_rows_cpu(logits, &loss, NULL, &bad, NULL, 3, 0, 1, -100, 0, true,
+    CHECK_OK(cuda_ops_linear_cross_entropy_rows_cpu(logits, &loss, NULL, &bad, NULL, 3, 0, 1, -100, 0, 0, 0, true,
                                                     CUDA_OPS_FLOAT32));
     CHECK(isnan(loss) && logits[0] == 0 && logits[2] == 0, "a bad class index gives NaN and no gradient");
-    CHECK_STATUS(
-        cuda_ops_linear_cross_entropy_rows_cpu(NULL, NULL, NULL, NULL, NULL, 1, 0, 0, 0, 0, false, CUDA_OPS_FLOAT16),
-        CUDA_OPS_UNSUPPORTED_DTYPE);
+    CHECK_STATUS(cuda_ops_linear_cross_entropy_rows_cpu(NULL, NULL, NULL, NULL, NULL, 1, 0, 0, 0, 0, 0, 0, false,
+                                                        CUDA_OPS_FLOAT16),
+                 CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;
 }

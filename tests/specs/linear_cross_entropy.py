@@ -45,6 +45,18 @@ def samples(make):
                 make, (6, 5), 12, classes, f"{name}, smoothing", bias=False, reduction=reduction, label_smoothing=0.1
             )
     for classes in (10, 40):
+        name = f"{classes} classes"
+        ignore = {"ignore_index": 3}
+        yield sample(make, (37,), 24, classes, f"{name}, z_loss", z_loss=0.1, **ignore)
+        yield sample(make, (6, 5), 12, classes, f"{name}, z_loss, none", reduction="none", z_loss=0.1, **ignore)
+        yield sample(make, (37,), 24, classes, f"{name}, softcap", logit_softcap=2.0, reduction="sum", **ignore)
+        options = {"z_loss": 0.01, "logit_softcap": 1.5, "label_smoothing": 0.1}
+        yield sample(make, (37,), 24, classes, f"{name}, all options", bias=False, **options)
+    # Large enough for the path of Hopper's tensor cores in fp16 and bf16: ragged tiles of rows and classes, and each
+    # option that has code of its own there.
+    for kwargs in ({}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, {"logit_softcap": 2.0, "reduction": "sum"}):
+        yield sample(make, (513,), 264, 1001, f"a language model's, {kwargs}", ignore_index=7, **kwargs)
+    for classes in (10, 40):
         nothing = torch.full((3,), 2, device=make.device)
         yield sample(make, (3,), 4, classes, f"a mean over nothing, {classes}", target=nothing, ignore_index=2)
         some = torch.tensor([3, -100, 2], device=make.device)
@@ -60,12 +72,24 @@ def samples(make):
             yield Sample((input, weight, target, bias), name=f"argument {frozen} frozen, {classes}")
 
 
-def reference(input, weight, target, bias=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+def reference(
+    input,
+    weight,
+    target,
+    bias=None,
+    ignore_index=-100,
+    reduction="mean",
+    label_smoothing=0.0,
+    z_loss=0.0,
+    logit_softcap=0.0,
+):
     if target.shape != input.shape[:-1]:  # which the reshapes below would not see of no elements
         raise RuntimeError(f"{tuple(target.shape)} targets of {tuple(input.shape[:-1])} rows")
     logits = torch.nn.functional.linear(input, weight, bias).reshape(target.numel(), weight.shape[0])
     # An ignored row's gradient is 0 whatever its logits are; PyTorch multiplies it by their softmax, NaN of NaN.
     logits = logits.masked_fill((target == ignore_index).reshape(-1, 1), 0)
+    if logit_softcap > 0:
+        logits = logit_softcap * torch.tanh(logits / logit_softcap)
     loss = torch.nn.functional.cross_entropy(
         logits,
         target.reshape(-1).long(),
@@ -73,6 +97,10 @@ def reference(input, weight, target, bias=None, ignore_index=-100, reduction="me
         reduction=reduction,
         label_smoothing=label_smoothing,
     )
+    if z_loss > 0:
+        counts = target.reshape(-1) != ignore_index
+        of_rows = torch.where(counts, z_loss * logits.logsumexp(1) ** 2, 0)
+        loss = loss + (of_rows if reduction == "none" else of_rows.sum() / (counts.sum() if reduction == "mean" else 1))
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 
@@ -81,6 +109,9 @@ def small_samples(make):
     for reduction in ("none", "mean", "sum"):
         yield sample(make, (3,), 3, 4, f"bias, {reduction}", target=target, reduction=reduction)
     yield sample(make, (3,), 3, 4, "smoothing", bias=False, label_smoothing=0.2)
+    yield sample(make, (3,), 3, 4, "z_loss", target=target, z_loss=0.2)
+    yield sample(make, (3,), 3, 4, "softcap", target=target, logit_softcap=1.5)
+    yield sample(make, (3,), 3, 4, "both", z_loss=0.2, logit_softcap=1.5, reduction="none")
     yield sample(make, (2, 2), 3, 4, "more dimensions")
     yield sample(make, (), 3, 4, "one row")
     yield sample(make, (2,), 2, 17, "more classes")
@@ -98,13 +129,25 @@ def empty_samples(make):
 def op_samples(make):
     forward, scale = torch.ops.cuda_ops.linear_cross_entropy_forward, torch.ops.cuda_ops.linear_cross_entropy_scale
     target = make.integers(3, high=4)
-    for bias, row_scale, reduction, smoothing, wanted in [
-        (None, None, 0, 0.0, (False, False, False)),
-        (make(4), make(3), 0, 0.1, (True, True, True)),
-        (make(4), None, 1, 0.0, (True, False, True)),
-        (None, None, 2, 0.0, (True, True, False)),
+    for bias, row_scale, reduction, smoothing, z_loss, softcap, wanted in [
+        (None, None, 0, 0.0, 0.0, 0.0, (False, False, False)),
+        (make(4), make(3), 0, 0.1, 0.0, 0.0, (True, True, True)),
+        (make(4), None, 1, 0.0, 0.1, 0.0, (True, False, True)),
+        (None, None, 2, 0.0, 0.0, 2.0, (True, True, False)),
     ]:
-        arguments = (make(3, 5), make(4, 5), target, bias, row_scale, reduction, -100, smoothing, *wanted)
+        arguments = (
+            make(3, 5),
+            make(4, 5),
+            target,
+            bias,
+            row_scale,
+            reduction,
+            -100,
+            smoothing,
+            z_loss,
+            softcap,
+            *wanted,
+        )
         yield forward, arguments
         if reduction == 0:
             continue
@@ -134,6 +177,7 @@ SPEC = OpSpec(
     empty_samples=empty_samples,
     op_samples=op_samples,
     gradgrad=True,
+    cancels=True,
     # Weights that are the same for all classes would make the gradient of input a sum that cancels to nothing.
     expanded_dim=-1,
     bad=[
@@ -175,6 +219,16 @@ SPEC = OpSpec(
             "smoothing out of range",
             lambda ones, target: linear_cross_entropy(ones(2, 5), ones(3, 5), target(1, 2), label_smoothing=1.5),
             r"linear_cross_entropy: expected label_smoothing to be in \[0, 1\], got 1.5",
+        ),
+        bad(
+            "a negative z_loss",
+            lambda ones, target: linear_cross_entropy(ones(2, 5), ones(3, 5), target(1, 2), z_loss=-1.0),
+            r"linear_cross_entropy: expected z_loss to be at least 0, got -1",
+        ),
+        bad(
+            "a negative softcap",
+            lambda ones, target: linear_cross_entropy(ones(2, 5), ones(3, 5), target(1, 2), logit_softcap=-1.0),
+            r"linear_cross_entropy: expected logit_softcap to be at least 0, got -1",
         ),
         bad(
             "an unknown reduction",

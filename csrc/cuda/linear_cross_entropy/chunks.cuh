@@ -25,12 +25,14 @@ static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
 
 // A block a row: its loss to row_losses (NaN with weight 0 for a bad class), its gradient to grad_logits, which for
 // float and double overwrites the logits. The row is padded with zeros to the pitch, since products load whole vectors.
+// Logits with a cap are replaced by the capped ones first, each by the thread that reads it later.
 template <typename T, typename P>
 __global__ void __launch_bounds__(GROUP_THREADS)
     grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
-                       const accumulate_type<T> *logits, const int64_t *target, const P *row_scale, int64_t first_row,
+                       accumulate_type<T> *logits, const int64_t *target, const P *row_scale, int64_t first_row,
                        int64_t classes, int64_t pitch, int64_t ignore_index, accumulate_type<T> keep,
-                       accumulate_type<T> spread, bool with_gradient)
+                       accumulate_type<T> spread, accumulate_type<T> z_loss, accumulate_type<T> softcap,
+                       bool with_gradient)
 {
     typedef accumulate_type<T> A;
     __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
@@ -38,9 +40,14 @@ __global__ void __launch_bounds__(GROUP_THREADS)
     release_successor();
     wait_for_predecessor();
     const int64_t row = first_row + blockIdx.x, t = target[row];
-    const A *const x = logits + blockIdx.x * pitch;
+    A *const x = logits + blockIdx.x * pitch;
     T *const gradient = grad_logits + blockIdx.x * pitch;
     const bool ignored = t == ignore_index, bad = !ignored && !is_class(t, classes);
+    if (softcap > A(0)) {
+        for (int64_t c = threadIdx.x; c < classes && !ignored && !bad; c += GROUP_THREADS)
+            x[c] = softcap * tanh(x[c] / softcap);
+        __syncthreads();
+    }
     const log_sum_exp<A> state =
         group_log_sum_exp<GROUP_THREADS, false>(x, ignored || bad ? 0 : classes, 1, threadIdx.x, scratch);
     const A log_sum = log_of_sum(state);
@@ -54,19 +61,23 @@ __global__ void __launch_bounds__(GROUP_THREADS)
         loss = bad ? A(CUDART_NAN) : A(0);
     } else {
         const A scale = row_scale ? (A)load_as_accumulate(row_scale[row]) : A(1);
+        const A lse = state.maximum + log_sum, by_softmax = A(1) + A(2) * z_loss * lse;
         if (with_gradient || spread > A(0)) {
             for (int64_t c = threadIdx.x; c < classes; c += GROUP_THREADS) {
                 const A shifted = x[c] - state.maximum;
                 loss += log_sum - shifted;
-                if (with_gradient)
-                    gradient[c] =
-                        store_from_accumulate<T>(scale * (exp(shifted - log_sum) - spread - (c == t ? keep : A(0))));
+                if (with_gradient) {
+                    const A capped = softcap > A(0) ? x[c] / softcap : A(0);
+                    gradient[c] = store_from_accumulate<T>(
+                        scale * (A(1) - capped * capped) *
+                        (by_softmax * exp(shifted - log_sum) - spread - (c == t ? keep : A(0))));
+                }
             }
         }
         if (with_gradient && classes + threadIdx.x < pitch)
             gradient[classes + threadIdx.x] = store_from_accumulate<T>(A(0));
         loss = spread > A(0) ? spread * block_sum(loss, sum_scratch) : A(0);
-        loss += keep * (log_sum - (target_logit - state.maximum));
+        loss += keep * (log_sum - (target_logit - state.maximum)) + z_loss * lse * lse;
     }
     if (threadIdx.x != 0)
         return;
@@ -76,26 +87,6 @@ __global__ void __launch_bounds__(GROUP_THREADS)
         losses[row] = store_from_accumulate<P>((accumulate_type<P>)loss);
     row_losses[2 * row] = loss;
     row_losses[2 * row + 1] = ignored || bad ? 0 : 1;
-}
-
-template <typename P>
-__global__ void __launch_bounds__(1024)
-    reduce_rows_kernel(P *loss, accumulate_type<P> *total_weight, const double *row_losses, int64_t rows, bool mean)
-{
-    __shared__ double scratch[WARP_SIZE];
-    release_successor();
-    wait_for_predecessor();
-    double sum = 0, weight = 0;
-    for (int64_t i = threadIdx.x; i < rows; i += 1024) {
-        sum += row_losses[2 * i];
-        weight += row_losses[2 * i + 1];
-    }
-    sum = block_sum(sum, scratch);
-    weight = block_sum(weight, scratch);
-    if (threadIdx.x == 0) {
-        *loss = store_from_accumulate<P>((accumulate_type<P>)(mean ? sum / weight : sum));
-        *total_weight = (accumulate_type<P>)weight;
-    }
 }
 
 // A product on tensor cores for 16-bit T and aligned operands, else on CUDA cores; float64 has one kernel, aligned or
@@ -119,16 +110,19 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
 }
 
 template <typename T, typename P>
-static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, int64_t in_features, int64_t classes,
-                                  cuda_ops_dtype dtype, cudaStream_t stream)
+static cuda_ops_status large_head(const head_problem<T, P> &p, const HeadCall &call, accumulate_type<T> *grad_weight)
 {
     typedef accumulate_type<T> A;
+    const int64_t in_features = call.in_features, classes = call.classes;
+    const cuda_ops_dtype dtype = call.dtype;
+    const cudaStream_t stream = call.stream;
+    void *const workspace = call.workspace;
     const int64_t rows = chunk_rows(p.rows, classes, dtype), pitch = chunk_pitch(classes);
     A *const logits = (A *)workspace;
     T *const grad_logits = sizeof(T) == sizeof(A) ? (T *)logits : (T *)(logits + rows * pitch);
     double *const row_losses = (double *)((unsigned char *)workspace +
                                           ceil_div(rows * pitch * (sizeof(A) + (sizeof(T) == 2 ? 2 : 0)), 256) * 256);
-    const bool with_gradient = p.grad_input || p.grad_weight || p.grad_bias;
+    const bool with_gradient = call.with_gradient;
     const bool reduced = p.reduction != CUDA_OPS_REDUCTION_NONE;
     cuda_ops_status status = CUDA_OPS_SUCCESS;
     for (int64_t first = 0; first < p.rows && status == CUDA_OPS_SUCCESS; first += rows) {
@@ -145,7 +139,7 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, 
         }
         launch_dependent(grad_logits_kernel<T, P>, dim3((unsigned int)count), dim3(GROUP_THREADS), 0, stream,
                          grad_logits, row_losses, reduced ? nullptr : p.losses, p.error, logits, p.target, p.row_scale,
-                         first, classes, pitch, p.ignore_index, p.keep, p.spread, with_gradient);
+                         first, classes, pitch, p.ignore_index, p.keep, p.spread, p.z_loss, p.softcap, with_gradient);
         status = launch_status();
         if (status == CUDA_OPS_SUCCESS && p.grad_input && in_features > 0) {
             skinny_product<T, P, T, P> product = {};
@@ -154,21 +148,16 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, void *workspace, 
             product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
             status = large_product<T, true, false, false>(product, stream);
         }
-        if (status == CUDA_OPS_SUCCESS && (p.grad_weight || p.grad_bias) && classes > 0) {
+        if (status == CUDA_OPS_SUCCESS && (grad_weight || p.grad_bias) && classes > 0) {
             skinny_product<T, T, A, A> product = {};
-            product.output = p.grad_weight, product.row_sums = p.grad_bias, product.a = grad_logits, product.b = input;
-            product.m = classes, product.n = p.grad_weight ? in_features : 0, product.k = count;
+            product.output = grad_weight, product.row_sums = p.grad_bias, product.a = grad_logits, product.b = input;
+            product.m = classes, product.n = grad_weight ? in_features : 0, product.k = count;
             product.a_pitch = pitch, product.b_pitch = product.output_pitch = in_features;
             product.accumulate = first > 0;
             status = large_product<T, false, false, true>(product, stream);
         }
     }
-    if (status != CUDA_OPS_SUCCESS || !reduced)
-        return status;
-    launch_dependent(reduce_rows_kernel<P>, dim3(1), dim3(1024), 0, stream, p.losses,
-                     (accumulate_type<P> *)p.total_weight, (const double *)row_losses, p.rows,
-                     p.reduction == CUDA_OPS_REDUCTION_MEAN);
-    return launch_status();
+    return status == CUDA_OPS_SUCCESS && reduced ? head_reduce_rows(call, row_losses) : status;
 }
 
 static Answer chunks_supports(const HeadCall &, const Device &)
@@ -176,19 +165,28 @@ static Answer chunks_supports(const HeadCall &, const Device &)
     return YES;
 }
 
-static int64_t chunks_workspace(const HeadCall &call, const Device &)
+static int64_t chunks_sums_from(const HeadCall &call)
 {
     const int64_t elements = chunk_rows(call.rows, call.classes, call.dtype) * chunk_pitch(call.classes);
     const bool half = call.dtype == CUDA_OPS_FLOAT16 || call.dtype == CUDA_OPS_BFLOAT16;
     return ceil_div(elements * (accumulate_bytes(call.dtype) + (half ? 2 : 0)), 256) * 256 +
-           2 * (int64_t)sizeof(double) * call.rows;
+           ceil_div(2 * (int64_t)sizeof(double) * call.rows, 256) * 256;
+}
+
+static int64_t chunks_workspace(const HeadCall &call, const Device &)
+{
+    return chunks_sums_from(call) + (rounds_weight_gradient(call) ? 4 * call.classes * call.in_features : 0);
 }
 
 static cuda_ops_status chunks(const HeadCall &call, const Device &)
 {
+    if (rounds_weight_gradient(call) && call.grad_weight) {
+        float *const sums = (float *)((unsigned char *)call.workspace + chunks_sums_from(call));
+        const cuda_ops_status status = large_head(problem_of<__nv_bfloat16, __nv_bfloat16>(call), call, sums);
+        return status == CUDA_OPS_SUCCESS ? head_round_weight_gradient(call, sums) : status;
+    }
     CUDA_OPS_MIXED_DISPATCH(call.dtype, call.parameter_dtype, T, P,
-                            return large_head(problem_of<T, P>(call), call.workspace, call.in_features, call.classes,
-                                              call.dtype, call.stream));
+                            return large_head(problem_of<T, P>(call), call, (accumulate_type<T> *)call.grad_weight));
     return CUDA_OPS_UNSUPPORTED_DTYPE;
 }
 

@@ -162,7 +162,7 @@ __device__ __forceinline__ void write_head_sum(const head_problem<T, P> &p, int 
         if (p.grad_bias)
             p.grad_bias[i - p.classes * width] = sum;
     } else if (p.grad_weight && f < p.in_features) {
-        p.grad_weight[c * p.in_features + f] = sum;
+        p.grad_weight[c * p.in_features + f] = store_from_accumulate<weight_gradient_type<T, P>>(sum);
     }
 }
 
@@ -461,6 +461,8 @@ static Answer few_classes_supports(const HeadCall &call, const Device &device)
         return no("takes 1 to 16 classes");
     if (call.in_features < 1 || call.in_features > MOST_FEATURES)
         return no("takes 1 to 1024 in_features");
+    if (call.z_loss > 0 || call.softcap > 0)
+        return no("has neither z_loss nor logit_softcap");
     if (device.capability < 80)
         return NEEDS_80;
     const size_t needed = call.dtype == CUDA_OPS_FLOAT64
