@@ -4,7 +4,8 @@
 times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench mnist-99` its training to 99 % accuracy
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
 characters (benchmarks/gpt2_step.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
-cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py).
+cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
+ladder [name ...]` the other ladders, of ops that memory bounds (benchmarks/ladders.py).
 """
 
 import argparse
@@ -32,7 +33,11 @@ def benchmarks_folder() -> Path | None:
 
 def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
-        "ops", nargs="*", metavar="op", help="ops to time, or all (default), or host, mnist, mnist-99 or gpt"
+        "ops",
+        nargs="*",
+        metavar="op",
+        help="ops to time, or all (default), or host, mnist, mnist-99 or gpt; or ladder, for the teaching ladders but "
+        "gemm's: those named after it, or all",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -136,6 +141,23 @@ def _host(args, device, out: Path) -> int:
     return 0
 
 
+def _ladders(args, device, settings_of):
+    """Each ladder in the dtypes of its own, or those of them that were asked for."""
+    import harness
+
+    from .ladder import ladders
+
+    for name in dict.fromkeys(args.ops[1:] or ladders()):
+        found = harness.load_bench(f"ladder_{name}")  # says which there are
+        own = [str(dtype).removeprefix("torch.") for dtype in ladders()[name].dtypes]
+        if device.type == "cpu":
+            own = [dtype for dtype in own if dtype not in ("float16", "bfloat16")]
+        dtypes = [dtype for dtype in own if not args.dtype or dtype in args.dtype or "all" in args.dtype]
+        if not dtypes:
+            raise ValueError(f"the ladder {name} has {', '.join(own)}, and no {', '.join(args.dtype)}")
+        harness.run([found.op], settings_of(dtypes), args.out)
+
+
 def main(args) -> int:
     """0: done, whoever won. 2: cannot run, with one line that says why and what to do."""
     try:
@@ -162,15 +184,21 @@ def main(args) -> int:
         for name in ("batch", "precision"):
             if getattr(args, name):
                 raise ValueError(f"--{name} is for the races, mnist, mnist-99 and gpt, alone")
+        quick = harness.QUICK if args.quick else {}
+
+        def settings_of(dtypes):
+            return harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
+
+        if args.ops[:1] == ["ladder"]:
+            _ladders(args, device, settings_of)
+            return 0
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
         dtypes = list(dict.fromkeys(args.dtype or default))
         if "all" in dtypes:
             dtypes = DTYPES if device.type == "cuda" else CPU_DTYPES
         if device.type == "cpu" and not set(CPU_DTYPES).issuperset(dtypes):
             raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
-        quick = harness.QUICK if args.quick else {}
-        settings = harness.Settings(device, dtypes, op_seconds=args.seconds, **quick)
-        harness.run(args.ops, settings, args.out)
+        harness.run(args.ops, settings_of(dtypes), args.out)
         if args.roofline:
             from harness import roofline
 

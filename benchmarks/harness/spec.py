@@ -18,6 +18,9 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "tf32": torch.float32,
+    # Of a ladder.
+    "uint8": torch.uint8,
+    "int32": torch.int32,
 }
 # Outputs of the two convolutions of the MNIST CNN, by batch size.
 MNIST_SHAPES = [(64, 32, 28, 28), (64, 64, 14, 14), (1024, 32, 28, 28), (1024, 64, 14, 14)]
@@ -29,13 +32,16 @@ class BenchError(ValueError):
 
 
 class Make:
-    """Makes random tensors of the dtype and on the device of a run; floats require grad unless told otherwise."""
+    """Makes random tensors of the dtype and on the device of a run; floats require grad unless told otherwise.
+    Integers are from 0 to 255."""
 
     def __init__(self, device, dtype, seed=0):
         self.device, self.dtype = torch.device(device), dtype
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
 
     def __call__(self, *shape, requires_grad=True) -> Tensor:
+        if not self.dtype.is_floating_point:
+            return self.integers(*shape, high=256).to(self.dtype)
         values = torch.randn(shape, generator=self.generator, device=self.device, dtype=self.dtype)
         return values.requires_grad_(requires_grad)
 
@@ -120,6 +126,28 @@ def reduction_cases(several: bool = True) -> list[Case]:
         )
         for shape, dim in sizes
     ]
+
+
+def adaptive_pool_cases() -> list[Case]:
+    """Cases of an op of images and the size that it gives them: planes as they are in classifiers and in blocks of
+    squeeze and excitation, and windows of which a pyramid has some, divisible and not."""
+    sizes = [((64, 256, 28, 28), 1), ((64, 2048, 7, 7), 1), ((64, 96, 112, 112), 1), ((4, 3, 1024, 1024), 1)]
+    sizes += [((16, 512, 60, 60), n) for n in (1, 2, 3, 6)] + [((64, 256, 56, 56), 7), ((256, 512, 14, 14), 7)]
+    return [
+        Case(
+            f"{'x'.join(map(str, shape))} to {size}x{size}",
+            lambda make, shape=shape, size=size: (make(*shape), size),
+            elements=(math.prod(shape) + math.prod(shape[:2]) * size**2,) * 2,
+            devices=("cpu", "cuda") if math.prod(shape) <= 1 << 25 else ("cuda",),
+        )
+        for shape, size in sizes
+    ]
+
+
+def in_channels_last(input, *arguments):
+    """For Implementation.prepare: images in that format."""
+    images = input.detach().contiguous(memory_format=torch.channels_last)
+    return images.requires_grad_(input.requires_grad), *arguments
 
 
 def compiled_on_cuda(function: Callable) -> Callable:

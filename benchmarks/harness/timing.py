@@ -166,20 +166,19 @@ def tf32(allowed: bool):
 
 @functools.lru_cache
 def measure_ceiling(device, name, quick) -> Ceiling:
-    """Of the dtype of that name, with PyTorch's switches for TF32 as they are."""
+    """Of the dtype of that name, with PyTorch's switches for TF32 as they are; of integers a copy's alone."""
     dtype = DTYPES[name]
     make = Make(device, dtype)
     big = device.type == "cuda" and not quick
     source = make((1 << 30 if big else 1 << 26) // dtype.itemsize, requires_grad=False)
     target = torch.empty_like(source)
+    samplers = {"copy": wall_sampler([lambda: target.copy_(source)], device, 0.02)}
     size = 4096 if big else 1024
-    a, b = make(size, size, requires_grad=False), make(size, size, requires_grad=False)
-    samplers = {
-        "copy": wall_sampler([lambda: target.copy_(source)], device, 0.02),
-        "mm": wall_sampler([lambda: torch.mm(a, b)], device, 0.02),
-    }
+    if dtype.is_floating_point:
+        a, b = make(size, size, requires_grad=False), make(size, size, requires_grad=False)
+        samplers["mm"] = wall_sampler([lambda: torch.mm(a, b)], device, 0.02)
     best = {name: min(samples) for name, samples in interleaved(samplers, 3 if quick else 9).items()}
-    return Ceiling(2 * source.nbytes / best["copy"], 2 * size**3 / best["mm"])
+    return Ceiling(2 * source.nbytes / best["copy"], 2 * size**3 / best["mm"] if "mm" in best else math.inf)
 
 
 def is_slow(seconds, sets, least_seconds) -> bool:

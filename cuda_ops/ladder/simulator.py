@@ -12,15 +12,21 @@ A kernel is a function whose first parameter is the thread. One that has barrier
         if i < n:
             output[n - 1 - i] = shared[t.threadIdx.x]
 
-    report = launch(reverse, grid=2, block=32, output, input, 64)
+    report = launch(reverse, 2, 32, output, input, 64)
+
+What the lanes of a warp do together is yielded too, and all of them have to come: ``other = yield t.shfl_down(x, 16)``,
+``other = yield t.shfl_xor(x, 1)``, ``mask = yield t.match_any(x)``, ``yield t.syncwarp()``.
+``t.atomic_add(array, i, x)`` is an ordinary call, and returns what was there.
 
 Arrays of NumPy become global memory: flat, with bounds that are checked. Shared memory starts as NaN, as it starts as
 anything on a device. What is reported:
 
 - requests to memory by warp: how many 128-byte lines each touches (1 for neighbouring floats, 32 for a column of a
-  matrix), and how many passes shared memory takes for it, because of its 32 banks;
-- races: an element that one thread writes and another reads or writes with no barrier between them;
-- barriers that not all threads of a block reach (an error).
+  matrix), and how many passes shared memory takes for it, because of its 32 banks; of atomics, how many lanes meet in
+  one element;
+- races: an element that one thread writes and another reads or writes with no barrier between them (within a warp,
+  `syncwarp` is one); atomics do not race with each other;
+- barriers that not all threads of a block, or of a warp, reach (an error).
 
 `steps` is `launch` with a stop at each barrier, at which shared memory can be looked at.
 """
@@ -87,7 +93,8 @@ class Traffic:
     requests: int = 0
     elements: int = 0
     passes: int = 0
-    """Global memory: 128-byte lines touched. Shared memory: passes over the banks."""
+    """Global memory: 128-byte lines touched. Shared memory: passes over the banks. Atomics: the lanes that meet in the
+    element that most of them want."""
 
     @property
     def passes_per_request(self) -> float:
@@ -95,21 +102,25 @@ class Traffic:
 
 
 KINDS = ("global load", "global store", "shared load", "shared store")
+ATOMICS = ("global atomic", "shared atomic")
 
 
 @dataclass
 class Report:
     threads: int = 0
     barriers: int = 0
-    traffic: dict[str, Traffic] = field(default_factory=lambda: {kind: Traffic() for kind in KINDS})
+    traffic: dict[str, Traffic] = field(default_factory=lambda: {kind: Traffic() for kind in KINDS + ATOMICS})
     races: list[Race] = field(default_factory=list)
 
     def __str__(self):
         lines = [f"{self.threads} threads, {self.barriers} barriers"]
         for kind, traffic in self.traffic.items():
+            if kind in ATOMICS and not traffic.requests:
+                continue
             unit = "128-byte lines" if kind.startswith("global") else "passes"
+            unit = "lanes in one element" if kind in ATOMICS else unit
             lines.append(
-                f"{kind:>12}: {traffic.elements:7d} elements in {traffic.requests:6d} requests of warps, "
+                f"{kind:>13}: {traffic.elements:7d} elements in {traffic.requests:6d} requests of warps, "
                 f"{traffic.passes_per_request:5.2f} {unit} each"
             )
         lines += [f"{len(self.races)} races" + (f", the first: {self.races[0]}" if self.races else "")]
@@ -158,6 +169,28 @@ class Array:
         self.data[index] = value
 
 
+@dataclass(frozen=True)
+class Together:
+    """What the lanes of a warp do together: what a kernel yields beside barriers."""
+
+    name: str
+    value: object = None
+    argument: int = 0
+
+    def results(self, values: list) -> list:
+        """What each lane gets, for the values of all of them."""
+        lanes = range(len(values))
+        if self.name == "match_any":
+            return [sum(1 << other for other in lanes if values[other] == value) for value in values]
+        if self.name == "syncwarp":
+            return [None] * len(values)
+        partners = [lane + self.argument if self.name == "shfl_down" else lane ^ self.argument for lane in lanes]
+        # Beyond the warp a lane gets its own value back.
+        return [
+            values[partner if partner < len(values) else lane] for lane, partner in zip(lanes, partners, strict=True)
+        ]
+
+
 @dataclass
 class Thread:
     """What a kernel sees of the device."""
@@ -180,6 +213,30 @@ class Thread:
             )
         return arrays[name]
 
+    def atomic_add(self, array: Array, index: int, value):
+        """`atomicAdd(&array[index], value)`: what was there before."""
+        index = array._check(index)
+        self._device.note(array, index, "atomic", sys._getframe(1))
+        before = array.data[index]
+        array.data[index] += value
+        return before
+
+    def shfl_down(self, value, offset: int) -> Together:
+        """To be yielded: `__shfl_down_sync(FULL_WARP, value, offset)`."""
+        return Together("shfl_down", value, offset)
+
+    def shfl_xor(self, value, mask: int) -> Together:
+        """To be yielded: `__shfl_xor_sync(FULL_WARP, value, mask)`."""
+        return Together("shfl_xor", value, mask)
+
+    def match_any(self, value) -> Together:
+        """To be yielded: `__match_any_sync(FULL_WARP, value)`, the mask of the lanes that have the same value."""
+        return Together("match_any", value)
+
+    def syncwarp(self) -> Together:
+        """To be yielded: `__syncwarp()`."""
+        return Together("syncwarp")
+
 
 class _Device:
     """The state of one launch."""
@@ -191,12 +248,13 @@ class _Device:
         self.thread: Thread | None = None
         self.linear = 0  # of the thread within its block
         self.barrier = 0  # how many the block has passed
+        self.warp_barriers: dict[int, int] = {}  # how many each warp has passed, beside those
         self.requests: dict[tuple, list] = {}
         self.counts: dict[tuple, int] = {}
         self.accesses: dict[tuple, tuple] = {}
 
     def start_block(self):
-        self.shared, self.barrier = {}, 0
+        self.shared, self.barrier, self.warp_barriers = {}, 0, {}
 
     def note(self, array: Array, index: int, direction: str, frame):
         # Lanes execute one instruction together: the same program position, the same iteration.
@@ -208,25 +266,36 @@ class _Device:
         self._note_race(array, index, direction, frame)
 
     def _note_race(self, array, index, direction, frame):
-        block = self.thread.blockIdx
-        me = (block, self.linear, self.barrier)
+        block, warp = self.thread.blockIdx, self.linear // WARP
+        me = (block, self.linear, self.barrier, self.warp_barriers.get(warp, 0))
         key = (array.serial, index)
-        writer, readers = self.accesses.get(key, (None, ()))
+        writer, readers, atomics = self.accesses.get(key, (None, (), ()))
 
         def meets(other):
-            # Within a block a barrier orders the two; between blocks nothing does.
-            return other is not None and other[:2] != me[:2] and (other[0] != block or other[2] == me[2])
+            # Within a block a barrier orders the two, within a warp one of the warp's too; between blocks nothing does.
+            if other is None or other[:2] == me[:2]:
+                return False
+            if other[0] != block:
+                return True
+            return other[2] == me[2] and (other[1] // WARP != warp or other[3] == me[3])
 
-        others = [writer, *readers] if direction == "store" else [writer]
+        def joined(some):
+            recent = tuple(r for r in some if r[0] != block or r[2] == self.barrier)
+            return (*recent[-1:], me)
+
+        others = {"load": [writer, *atomics], "store": [writer, *readers, *atomics], "atomic": [writer, *readers]}[
+            direction
+        ]
         met = next(filter(meets, others), None)
         if met:
             here, there = self.thread.threadIdx, _thread_index(met[1], self.thread.blockDim)
             self.report.races.append(Race(array.name, index, block, (there, here), frame.f_lineno))
         if direction == "store":
-            self.accesses[key] = (me, readers)
-        elif me not in readers:
-            recent = tuple(r for r in readers if r[0] != block or r[2] == self.barrier)
-            self.accesses[key] = (writer, (*recent[-1:], me))
+            self.accesses[key] = (me, readers, atomics)
+        elif direction == "atomic" and me not in atomics:
+            self.accesses[key] = (writer, readers, joined(atomics))
+        elif direction == "load" and me not in readers:
+            self.accesses[key] = (writer, joined(readers), atomics)
 
     def end_of_phase(self):
         """At a barrier and at the end of a block: what the warps asked for since the last one is added up."""
@@ -234,7 +303,10 @@ class _Device:
             traffic = self.report.traffic[f"{array.kind} {direction}"]
             traffic.requests += 1
             traffic.elements += len(indices)
-            traffic.passes += (_bank_passes if array.is_shared else _lines)(indices, array.data.itemsize)
+            if direction == "atomic":
+                traffic.passes += max(map(indices.count, set(indices)))
+            else:
+                traffic.passes += (_bank_passes if array.is_shared else _lines)(indices, array.data.itemsize)
         self.requests.clear()
         self.counts.clear()
         self.barrier += 1
@@ -315,14 +387,7 @@ def _run_block(kernel, index, grid, block, arguments, device) -> Iterator[Step]:
         device.end_of_phase()  # a plain function has run to its end
         return
     while True:
-        waiting, ended = {}, []
-        for i, program in running.items():
-            device.thread, device.linear = threads[i], i
-            try:
-                next(program)
-                waiting[i] = program.gi_frame.f_lineno
-            except StopIteration:
-                ended.append(i)
+        waiting, ended = _run_to_barrier(running, threads, index, device)
         device.end_of_phase()
         if not waiting:
             return
@@ -337,6 +402,39 @@ def _run_block(kernel, index, grid, block, arguments, device) -> Iterator[Step]:
             raise SimulationError(f"block {index}: threads wait at different barriers, in lines {lines}")
         device.report.barriers += 1
         yield Step(index, device.barrier, {name: array.data.copy() for name, array in device.shared.items()})
+
+
+def _run_to_barrier(running, threads, index, device) -> tuple[dict[int, int], list[int]]:
+    """All threads of a block up to the next barrier, or to their ends: {who waits: in which line}, and who has ended.
+    What a warp does together is done as soon as all its lanes are there."""
+    waiting, ended, together = {}, [], {}
+    ready = dict.fromkeys(running)  # and what the yield that they wait at is to return
+    while ready:
+        for i, value in ready.items():
+            device.thread, device.linear = threads[i], i
+            try:
+                request = running[i].send(value)
+            except StopIteration:
+                ended.append(i)
+                continue
+            if request is None:
+                waiting[i] = running[i].gi_frame.f_lineno
+            else:
+                together[i] = (request, running[i].gi_frame.f_lineno)
+        ready = {}
+        for warp in {i // WARP for i in together}:
+            lanes = [i for i in range(warp * WARP, (warp + 1) * WARP) if i in running]
+            missing = [i for i in lanes if i not in together]
+            here = {(request.name, line) for request, line in map(together.get, set(lanes) - set(missing))}
+            if missing or len(here) > 1:
+                (name, line), *_ = sorted(here)
+                who = threads[missing[0]].threadIdx if missing else "another lane"
+                raise SimulationError(f"block {index}: {name} in line {line} is not reached by all lanes: not by {who}")
+            requests = [together.pop(i)[0] for i in lanes]
+            ready |= zip(lanes, requests[0].results([request.value for request in requests]), strict=True)
+            if requests[0].name == "syncwarp":
+                device.warp_barriers[warp] = device.warp_barriers.get(warp, 0) + 1
+    return waiting, ended
 
 
 def launch(kernel: Callable, grid, block, *arguments) -> Report:
