@@ -8,6 +8,7 @@ differ, and a text by the trained model; writes report.png, report.md and report
     python -m cuda_ops gpt --save run.pt, then --resume run.pt --save run.pt    goes on bit by bit
     python -m cuda_ops gpt --model gpt2-124m --tokens train.bin --val-tokens val.bin
     python -m cuda_ops gpt --init gpt2_124M.bin --tokens train.bin              from weights of llm.c's
+    torchrun --nproc-per-node=8 -m cuda_ops gpt --parallel ddp                  on 8 GPUs, --batch shared among them
 
 exit status: 0 success; 1 the backends differ by more than rounding, or training diverged; 2 the command cannot run, and
 the message says why; 130 interrupted, with a report of the steps done so far.
@@ -23,13 +24,12 @@ from ._errors import UserError
 from ._interrupt import Interruption
 from .data import default_root
 from .models import BACKENDS
-from .training.distributed import World
 from .training.gpt.checkpoint import read_checkpoint, resume, save_checkpoint
 from .training.gpt.corpus import corpus, vocabulary_size
 from .training.gpt.parity import compare_backends, compare_curves
 from .training.gpt.run import Run, generate_sample, load_model, measure_peak, prepare, probe, train
 from .training.gpt.settings import PRECISIONS, RECIPES, Settings, resolve
-from .training.options import check_outputs, require_packages
+from .training.options import add_world_arguments, check_outputs, choose_world, require_packages
 from .training.progress import progress
 
 
@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, and where the run is interrupted")
     add("--save-every", type=int, metavar="N", help="and every N steps")
     add("--resume", type=Path, metavar="FILE", help="go on from a checkpoint, with its options and backends")
+    add_world_arguments(parser)
     add("--export", type=Path, metavar="FILE", help="write the first backend's weights as a checkpoint of llm.c's")
     add("--out", type=Path, default=Path("runs/gpt"), metavar="DIR", help="folder of the report (default: runs/gpt)")
 
@@ -109,7 +110,7 @@ def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises UserError where it cannot be done as asked."""
     require_packages("matplotlib", "rich")
     saved = read_checkpoint(args.resume) if args.resume else None
-    settings = resolve(args, World.from_environment(), saved)
+    settings = resolve(args, choose_world(args), saved)
     if not saved:
         settings = _sized(settings, args.length)
     data = corpus(settings)
@@ -118,16 +119,16 @@ def main(args: argparse.Namespace) -> int:
     _set_precision(settings)
     if settings.device.type == "cuda":
         torch.cuda.set_device(settings.device)
+    settings.world.join(settings.device)
     try:
-        run = prepare(settings, data)
-        if saved:
-            resume(run, saved)
-        return _run(run)
+        return _train(settings, data, saved)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{settings.device} has too little memory for --batch {settings.recipe.batch}: take a smaller one, a "
             "smaller --length, or fewer of --backend"
         ) from error
+    finally:
+        settings.world.leave()
 
 
 def _sized(settings: Settings, length: int | None) -> Settings:
@@ -158,10 +159,14 @@ def _set_precision(settings: Settings):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _run(run: Run) -> int:
+def _train(settings: Settings, data, saved: dict | None) -> int:
     from rich.console import Console
 
-    console, settings = Console(), run.settings
+    world = settings.world
+    console = Console(quiet=not world.is_first)
+    run = prepare(settings, data)
+    if saved:
+        resume(run, saved)
 
     def save(run):
         if settings.save:
@@ -170,25 +175,31 @@ def _run(run: Run) -> int:
             except OSError as error:
                 raise UserError(f"--save {settings.save} cannot be written: {error.strerror}") from error
 
-    with Interruption() as stop:
+    with Interruption(patient=world.size > 1) as interrupted:
+
+        def stop():
+            return world.any(interrupted(), settings.device)
+
         if not stop():
-            compare_backends(run)
+            world.first_alone(lambda: compare_backends(run))
         if settings.graph and not stop():
             probe(run)
         if not stop():
-            measure_peak(run)
+            world.first_alone(lambda: measure_peak(run))
         with progress(console, run) as advance:
-            train(run, stop, advance, save)
-        if not run.interrupted:
-            run.sample = generate_sample(run)
+            train(run, interrupted, advance, save)
+        model = next(iter(run.backends.values())).whole_model()
+        if not run.interrupted and world.is_first:
+            run.sample = generate_sample(run, model)
     compare_curves(run)
     if run.steps_done == 0:
         raise KeyboardInterrupt
     save(run)
-    return _finish(run, console)
+    # All of them end with its status, and none before it is done: torchrun would end the others with the first to fail.
+    return world.first_alone(lambda: _finish(run, console, model))
 
 
-def _finish(run: Run, console) -> int:
+def _finish(run: Run, console, model) -> int:
     from .training.gpt.report import FILES, write_report
     from .training.gpt.results import results
     from .training.gpt.tables import backend_table, notes, parity_lines
@@ -207,7 +218,7 @@ def _finish(run: Run, console) -> int:
         write_report(run, outcome)
         console.print(f"Report: {', '.join(str(settings.out / name) for name in FILES)}", highlight=False)
         if settings.export:
-            next(iter(run.backends.values())).model.save_llmc(settings.export)
+            model.save_llmc(settings.export)
             console.print(f"Weights, as llm.c's: {settings.export}", highlight=False)
     except OSError as error:
         raise UserError(f"{error.filename or settings.out} cannot be written: {error.strerror}") from error

@@ -2,9 +2,10 @@
 same batches, interleaved in blocks of steps.
 
 Prints the milliseconds of each phase of a training step, the accuracy, and how far gradients and losses differ; writes
-report.png, report.md and report.json into --out. Under torchrun it trains data-parallel:
+report.png, report.md and report.json into --out. Under torchrun each process takes its share of every batch, and batch
+norms see that share alone; gradients are means over all processes:
 
-    torchrun --nproc-per-node=2 -m cuda_ops mnist --device cpu
+    torchrun --nproc-per-node=2 -m cuda_ops mnist --device cpu --parallel ddp
 
 exit status: 0 success; 1 the backends differ by more than rounding, or training diverged; 2 the command cannot run, and
 the message says why; 130 interrupted, with a report of the steps done so far.
@@ -28,7 +29,7 @@ from .training.mnist.settings import (
     check_sizes,
     resolve,
 )
-from .training.options import DTYPES, check_outputs, require_packages
+from .training.options import DTYPES, add_world_arguments, check_outputs, choose_world, require_packages
 from .training.progress import progress
 
 
@@ -97,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser):
         help="write the initial weights and the order of the batches to FILE, for `build/apps/mnist --weights` (make "
         "mnist-c), which trains the same network in plain C",
     )
+    add_world_arguments(parser)
     add(
         "--out", type=Path, default=Path("runs/mnist"), metavar="DIR", help="folder of the report (default: runs/mnist)"
     )
@@ -105,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 def main(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit status. Raises UserError where it cannot be done as asked."""
     require_packages("matplotlib", "rich", "torchvision")
-    world = World.from_environment()
+    world = choose_world(args)
     settings = resolve(args, world)
     train_set = mnist(settings.data_root, train=True, limit=settings.limit)
     test_set = mnist(settings.data_root, train=False, limit=settings.limit)
@@ -141,20 +143,20 @@ def _run(settings: Settings, world: World, train_set, test_set) -> int:
     batches = Batches(*train_set, device, dtype, settings.keep_on_device)
     test_batches = Batches(*test_set, device, dtype, settings.keep_on_device)
     run = compare.prepare(settings, world, batches)
-    if settings.save_start and world.is_first:
-        _save_start(run, len(batches))
+    if settings.save_start:
+        world.first_alone(lambda: _save_start(run, len(batches)))
     with Interruption(patient=world.size > 1) as stop, progress(console, run) as advance:
         compare.train(run, batches, stop, advance)
         if settings.graph and not run.interrupted:
             compare.time_graphs(run, train_set)
         # Running statistics differ between processes: the first one's model is the one that is tested and saved.
-        if world.is_first and not run.interrupted:
-            compare.test(run, test_batches)
-    if not world.is_first:
-        return 130 if run.interrupted else 0
+        compare.make_whole(run)
+        if not run.interrupted:
+            world.first_alone(lambda: compare.test(run, test_batches))
     if run.steps_done == 0:
         raise KeyboardInterrupt
-    return _finish(run, console, test_set[0])
+    # All of them end with its status, and none before it is done: torchrun would end the others with the first to fail.
+    return world.first_alone(lambda: _finish(run, console, test_set[0]))
 
 
 def _save_start(run, images: int):

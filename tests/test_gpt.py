@@ -126,6 +126,22 @@ def test_native_is_the_formula():
 
 
 @pytest.mark.parametrize("backend", ["native", *OURS])
+def test_weights_begin_as_gpt2s(backend):
+    """Deviations of 0.02, and of 0.02 / sqrt(2 * n_layer) where each block adds to the sum, to within chance; biases of
+    0."""
+    torch.manual_seed(0)
+    model = GPT(backend, GPTConfig(100, 50, 3, 2, 64))
+    for name, p in model.named_parameters():
+        if name.endswith(".bias"):
+            assert not p.any(), name
+        elif ".ln_" in name:
+            assert (p == 1).all(), name
+        else:
+            expected = 0.02 / math.sqrt(6) if name.endswith("c_proj.weight") else 0.02
+            assert abs(p.std().item() / expected - 1) < 0.05, name
+
+
+@pytest.mark.parametrize("backend", ["native", *OURS])
 def test_dropout_is_of_the_training_alone(backend):
     config = GPTConfig(31, 12, 2, 2, 16, dropout=0.3)
     (model,) = same_models([backend], config, torch.float32)
@@ -961,14 +977,6 @@ def test_options_that_a_checkpoint_contradicts(finished, quick, capsys):
         text = quick[quick.index("--text") + 1]
         assert main(["gpt", "--device", "cpu", "--text", text, "--resume", str(finished[2]), *option.split()]) == 2
         assert re.search(message, error := capsys.readouterr().err), error
-
-
-def test_torchrun_is_refused(quick, monkeypatch, capsys):
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(quick) == 2
-    assert "gpt trains in one process" in capsys.readouterr().err
 
 
 def test_extension_that_is_not_built(quick, monkeypatch, tmp_path, capsys):

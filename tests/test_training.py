@@ -4,7 +4,7 @@ import torch
 
 from cuda_ops.data import Batches
 from cuda_ops.models import get_backend
-from cuda_ops.training import RunSettings, compare, evaluate, judge, prepare, train
+from cuda_ops.training import Evaluation, RunSettings, compare, evaluate, judge, prepare, train
 from cuda_ops.training.distributed import World
 
 CLASSES = 4
@@ -41,7 +41,16 @@ def test_side_by_side_run_of_another_model():
     assert parity.ok, parity.problems
     names = {row.name for row in parity.rows if row.kind == "gradient"}
     assert names == {name for name, _ in Perceptron("native").named_parameters()}
-    evaluation = evaluate(run.backends["custom"].model, batches)
+    model = run.backends["custom"].model
+    for mode in (True, False):
+        evaluation = evaluate(model.train(mode), batches)
+        assert model.training == mode
     assert evaluation.confusion.shape == (CLASSES, CLASSES)
     assert evaluation.confusion.sum() == 128
     assert evaluation.accuracy > 0.9
+
+
+def test_confusion_has_labels_in_rows_and_predictions_in_columns():
+    evaluation = Evaluation(torch.tensor([0, 2, 2, 1]), torch.tensor([0, 1, 2, 1]), 3)
+    assert evaluation.confusion.tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+    assert evaluation.misread.tolist() == [1] and evaluation.accuracy == 0.75

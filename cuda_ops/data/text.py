@@ -207,9 +207,14 @@ class Windows:
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
-    def in_order(self, batch: int, most: int | None = None):
-        """Batches of stretches that follow each other without a gap, at most `most` tokens (and at least one batch)."""
+    def begins_in_order(self, batch: int, most: int | None = None) -> tuple[Tensor, ...]:
+        """Where the stretches of each batch begin that follow each other without a gap, at most `most` tokens (and at
+        least one batch)."""
         begins = torch.arange(0, len(self), self.length)
         if most is not None:
             begins = begins[: max(batch, most // self.length)]
-        yield from map(self, begins.split(batch))
+        return begins.split(batch)
+
+    def in_order(self, batch: int, most: int | None = None):
+        """The batches that begin there."""
+        yield from map(self, self.begins_in_order(batch, most))

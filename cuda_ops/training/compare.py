@@ -11,7 +11,8 @@ from torch import Tensor
 from .._grad_mode import without_grad
 from ..data import Batches
 from ..models import MnistCNN, get_backend
-from .distributed import World
+from .distributed import World, whole
+from .gradient_buckets import GradientBuckets
 from .graph import GraphedStep
 from .loop import Evaluation, Trainer, autocast, evaluate, learning_rate
 from .parity import EARLY_STEPS, Snapshot, early_losses_agree
@@ -95,6 +96,8 @@ class Run:
     first_lr: float = 0.0
     seconds: float = 0.0
     interrupted: bool = False
+    processes_agree: bool = True
+    """Whether all processes have come to the same weights, bit by bit."""
 
     @property
     def steps_done(self) -> int:
@@ -131,6 +134,7 @@ def prepare(
         before = _allocated(settings.device)
         model = make_model(name).to(settings.device, settings.tensor_dtype)
         model.load_state_dict(initial_state, strict=True)
+        world.shard(model, settings.device)
         trainer = Trainer(
             world.wrap(model, settings.device), batches, get_backend(name), settings.lr, settings.autocast
         )
@@ -209,7 +213,8 @@ def train(run: Run, batches: Batches, stop: Callable[[], bool], on_progress: Cal
             _, run.exact_losses = exact_start(run, batches, order[:EARLY_STEPS])
         if world.any(stop(), settings.device):
             run.interrupted = True
-            return
+            break
+    run.processes_agree = all(world.alike(backend.model.parameters()) for backend in run.backends.values())
 
 
 def _train_block(run: Run, backend: BackendRun, steps: range, order: list[Tensor], stop: Callable[[], bool]):
@@ -235,17 +240,18 @@ def _first_step(run: Run, backend: BackendRun, indices: Tensor, lr: float) -> Te
     def keep():
         scale = backend.trainer.scaler.get_scale()
         for name, parameter in backend.model.named_parameters():
-            gradients[name] = parameter.grad.detach().cpu().double() / scale
+            gradients[name] = whole(parameter.grad.detach()).cpu().double() / scale
 
     run.first_lr = lr
     loss = backend.trainer.step(indices, lr, keep)
-    state = {name: tensor.detach().cpu().clone() for name, tensor in backend.model.state_dict().items()}
+    state = {name: whole(tensor.detach()).cpu().clone() for name, tensor in backend.model.state_dict().items()}
     backend.first_step = Snapshot(gradients, state)
     return loss
 
 
 def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
-    """Times each backend's whole step as one CUDA graph, the batch's gather included, interleaved by GRAPH_BLOCK steps.
+    """Times each backend's whole step as one CUDA graph, the batch's gather included, and between processes the sums of
+    the gradients, interleaved by GRAPH_BLOCK steps.
 
     Args:
         run: after `train`; its models are left alone.
@@ -253,7 +259,8 @@ def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
     """
     settings = run.settings
     batches = Batches(*train_set, settings.device, settings.tensor_dtype, keep_on_device=True)
-    indices = torch.randint(len(batches), (GRAPH_BLOCK, settings.batch_size), device=settings.device)
+    share = settings.batch_size // run.world.size
+    indices = torch.randint(len(batches), (GRAPH_BLOCK, share), device=settings.device)
     steps = {}
     for name in run.backends:
         model = run.make_model(name).to(settings.device, settings.tensor_dtype)
@@ -261,7 +268,15 @@ def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
         options = {"fused": True} if name == "native" else {}
         optimizer = get_backend(name).optim.SGD(model.parameters(), lr=1e-3, **options)
         source = batches.gather if get_backend(name).needs_extension else batches
-        steps[name] = GraphedStep(model, model, optimizer, source=source, autocast=settings.autocast)
+        buckets = GradientBuckets(model.parameters(), run.world) if run.world.size > 1 else None
+        steps[name] = GraphedStep(
+            model,
+            model,
+            optimizer,
+            source=source,
+            autocast=settings.autocast,
+            on_gradients=buckets.finish if buckets else None,
+        )
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for block in range(GRAPH_BLOCKS + 1):
         for name, step in steps.items():
@@ -271,6 +286,17 @@ def time_graphs(run: Run, train_set: tuple[Tensor, Tensor]):
             end.synchronize()
             if block > 0:  # the first one captures
                 run.backends[name].graph_steps.append(begin.elapsed_time(end) / GRAPH_BLOCK)
+
+
+def make_whole(run: Run):
+    """Gives the first process whole models, where they are sharded: it tests and saves them alone."""
+    if not run.world.is_sharded:
+        return
+    for name, backend in run.backends.items():
+        state = {key: whole(tensor.detach()) for key, tensor in backend.model.state_dict().items()}
+        if run.world.is_first:
+            backend.model = run.make_model(name).to(run.settings.device, run.settings.tensor_dtype)
+            backend.model.load_state_dict(state, strict=True)
 
 
 def test(run: Run, batches: Batches):

@@ -1,5 +1,7 @@
 """Options that the training commands share, checked before anything is done."""
 
+import argparse
+import dataclasses
 import importlib
 import os
 from pathlib import Path
@@ -10,7 +12,7 @@ from .. import _library
 from .._errors import UserError
 from .._files import check_writable
 from ..models import BACKENDS
-from .distributed import World
+from .distributed import PARALLEL, World
 
 DTYPES = {
     "float32": torch.float32,
@@ -20,6 +22,40 @@ DTYPES = {
 }
 # Of other files in the folder; those of a report replace the last report's.
 REPORT_FILES = ("report.json", "report.md", "report.png")
+
+
+def add_world_arguments(parser: argparse.ArgumentParser):
+    """How several processes share the training."""
+    parser.add_argument(
+        "--parallel",
+        choices=PARALLEL,
+        help="under torchrun, how processes share the training, each with its part of every batch: ddp, with the whole "
+        "model (DistributedDataParallel; in CUDA graphs buckets of our own), or fsdp2, with shards (fully_shard, no "
+        "CUDA graphs) (default: ddp)",
+    )
+    parser.add_argument(
+        "--bf16-reduce",
+        action="store_true",
+        help="under torchrun, gradients are rounded to bfloat16 to be summed over processes, half the bytes (default: "
+        "summed as they are)",
+    )
+
+
+def choose_world(options) -> World:
+    """The processes of this run, and what --parallel and --bf16-reduce say of them.
+
+    Raises:
+        UserError: one of them is given, and there is one process.
+    """
+    world = World.from_environment()
+    for option, given in (("--parallel", options.parallel), ("--bf16-reduce", options.bf16_reduce)):
+        if given and world.size == 1:
+            what = f"{option} {given}" if given is not True else option
+            raise UserError(
+                f"{what} is for several processes: start them by torchrun --nproc-per-node=N -m cuda_ops "
+                f"{options.command}, with N of 2 or more"
+            )
+    return dataclasses.replace(world, parallel=options.parallel or "ddp", bf16_reduce=options.bf16_reduce)
 
 
 def require_packages(*packages: str):
@@ -73,10 +109,27 @@ def choose_device(text: str, backends, world: World) -> torch.device:
         raise UserError(f"--device {text}: under torchrun each process takes a GPU of its own, take --device cuda")
     index = world.local_rank if device.index is None else device.index
     count = torch.cuda.device_count()
+    if world.local_size > count:  # which all processes say, and not the last ones alone
+        raise UserError(
+            f"--device {text}: {world.local_size} processes need a GPU each, and there are {count}: start as many, or "
+            "take --device cpu"
+        )
     if index >= count:
         names = ", ".join(f"cuda:{i}" for i in range(count))
         raise UserError(f"--device cuda:{index} is not there: this machine has {names}")
     return torch.device("cuda", index)
+
+
+def check_share(option: str, batch: int, world: World):
+    """Whether each process gets as much of a batch.
+
+    Raises:
+        UserError: it does not.
+    """
+    if batch % world.size:
+        raise UserError(
+            f"{option} {batch} does not divide among {world.size} processes: take a multiple of {world.size}"
+        )
 
 
 def check_outputs(options: dict[str, Path | None], out: Path):

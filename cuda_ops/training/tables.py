@@ -11,6 +11,12 @@ def ratio(over, under) -> str:
     return f"{over / under:.2f}×" if over and under else ""
 
 
+def processes(settings: dict) -> str:
+    """How many there were, and how they shared the training."""
+    rounded = ", gradients summed in bfloat16" if settings["bf16_reduce"] else ""
+    return f"{settings['processes']} processes ({settings['parallel']}{rounded})"
+
+
 def markdown(table: Table) -> str:
     header, rows = table
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]

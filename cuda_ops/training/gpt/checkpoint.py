@@ -16,7 +16,8 @@ FORMAT = "cuda_ops gpt 1"
 
 
 def save_checkpoint(run: Run, path: Path):
-    """Writes it, whole or not at all.
+    """Writes it, whole or not at all: the first process does, all of them have to call it. Any number of processes can
+    go on from it; bit by bit as many as there were, since each draws random numbers of its own.
 
     Raises:
         OSError: it cannot be written.
@@ -30,6 +31,10 @@ def save_checkpoint(run: Run, path: Path):
         "backends": {name: learner.state_dict() for name, learner in run.backends.items()},
         "seconds": run.seconds,
     }
+    run.settings.world.first_alone(lambda: _write(content, path))
+
+
+def _write(content: dict, path: Path):
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_file(path, buffer.getvalue())

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ... import nn_utils
 from ...models import GPT, get_backend
+from ..distributed import sharded_like, whole
+from ..gradient_buckets import GradientBuckets
 from ..graph import GraphedStep
 from ..loop import autocast
 from ..timing import MemoryMeter, PhaseTimer
@@ -45,13 +47,14 @@ class Learner:
     """
 
     def __init__(self, settings: Settings, name: str, state: dict[str, Tensor], pool: tuple | None = None):
-        recipe, device = settings.recipe, settings.device
+        recipe, device, world = settings.recipe, settings.device, settings.world
         self.name, self.settings, self.device = name, settings, device
         backend = get_backend(layers_of(name))
         self.memory = MemoryMeter(device)
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         self.model = GPT(backend.name, recipe.config).to(device, settings.parameter_dtype)
         self.model.load_state_dict(state, strict=True)
+        world.shard(self.model, device)
         self.parameters = list(self.model.parameters())
         # One kernel for a list of parameters on both sides.
         self.optimizer = backend.optim.AdamW(
@@ -64,6 +67,11 @@ class Learner:
         clips = nn_utils if backend.needs_extension else torch.nn.utils
         self._clip_grad_norm = clips.clip_grad_norm_
         self.loss = torch.compile(self.model, dynamic=False) if name == COMPILED else self.model
+        self._buckets = None
+        if settings.graph and world.size > 1:
+            self._buckets = GradientBuckets(self.parameters, world)
+        else:
+            self.loss = world.wrap(self.loss, device)
         self.memory.resident = (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0) - before
         self.graph = None
         if settings.graph:
@@ -72,7 +80,7 @@ class Learner:
                 self.loss,
                 self.optimizer,
                 autocast=settings.autocast,
-                on_gradients=self.clip,
+                on_gradients=self._before_update,
                 pool=pool,
             )
         self.steps_taken = 0
@@ -83,11 +91,18 @@ class Learner:
         self.blocks: list[float] = []
         """Milliseconds of a step, one number for each block of steps."""
         # Random numbers of its own: what a backend draws does not depend on when it takes its turn, nor on the others.
-        torch.manual_seed(recipe.seed)
+        # And each process draws other numbers, for its share of the batch.
+        torch.manual_seed((recipe.seed + world.rank) % 2**63)
         self.random_state = self._random_state()
 
     def clip(self) -> Tensor:
         return self._clip_grad_norm(self.parameters, self.settings.recipe.clip)
+
+    def _before_update(self):
+        """In a graph, between backward and the update."""
+        if self._buckets:
+            self._buckets.finish()
+        self.clip()
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, in the precision of the run."""
@@ -150,35 +165,66 @@ class Learner:
 
     # Of a checkpoint.
 
+    def whole_model(self) -> GPT:
+        """The model; where it is sharded, a copy with whole weights, for which all processes have to ask, of use in the
+        first one alone."""
+        world = self.settings.world
+        if not world.is_sharded:
+            return self.model
+        state = {name: whole(tensor.detach()) for name, tensor in self.model.state_dict().items()}
+        model = GPT(self.model.backend, self.settings.recipe.config)
+        if world.is_first:
+            model.to(self.device, self.settings.parameter_dtype).load_state_dict(state, strict=True)
+        return model
+
     def state_dict(self) -> dict:
-        """All that its further steps depend on, on the CPU, and what it has measured of its losses."""
+        """All that its further steps depend on, on the CPU, and what it has measured of its losses; whole tensors, also
+        where they are sharded. All processes have to ask; in all but the first there are no tensors in it."""
+        world = self.settings.world
 
         def on_cpu(value):
             if isinstance(value, Tensor):
-                return value.detach().cpu()
+                tensor = whole(value.detach())
+                return tensor.cpu() if world.is_first else None
             if isinstance(value, dict):
                 return {key: on_cpu(item) for key, item in value.items()}
             return [on_cpu(item) for item in value] if isinstance(value, (list, tuple)) else value
 
+        random_states = world.gather(self.random_state)
         optimizer = on_cpu(self.optimizer.state_dict())
         for group in optimizer["param_groups"]:
             group["lr"] = float(group["lr"])
         return {
             "model": on_cpu(self.model.state_dict()),
             "optimizer": optimizer,
-            "random_state": self.random_state,
+            "random_state": random_states[0],
+            "other_random_states": random_states[1:],
             "steps_taken": self.steps_taken,
             "losses": list(self.losses),
             "validation": [list(pair) for pair in self.validation],
         }
 
     def load_state_dict(self, state: dict):
-        self.model.load_state_dict(state["model"], strict=True)
+        like = self.model.state_dict()
+        model = {name: sharded_like(tensor, like.get(name, tensor)) for name, tensor in state["model"].items()}
+        self.model.load_state_dict(model, strict=True)
         if state["optimizer"]["state"]:
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(self._sharded(state["optimizer"]))
             for group in self.optimizer.param_groups:
                 group["capturable"] = self.settings.graph
-        self.random_state = state["random_state"]
+        # Processes that there were not go on from the beginning of numbers of their own.
+        random_states = [state["random_state"], *state.get("other_random_states", ())]
+        if self.settings.world.rank < len(random_states):
+            self.random_state = random_states[self.settings.world.rank]
         self.steps_taken = int(state["steps_taken"])
         self.losses = [float(loss) for loss in state["losses"]]
         self.validation = [(int(step), float(loss)) for step, loss in state["validation"]]
+
+    def _sharded(self, optimizer: dict) -> dict:
+        """A state_dict of whole tensors with this process's shards in their place, where parameters are sharded."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        state = {
+            number: {key: sharded_like(value, parameters[number]) for key, value in values.items()}
+            for number, values in optimizer["state"].items()
+        }
+        return {**optimizer, "state": state}

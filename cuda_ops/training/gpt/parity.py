@@ -17,7 +17,7 @@ from torch import Tensor
 from ...models import GPT
 from ..parity import LIMITS, Parity, Row, compare_losses, norm, over
 from .learner import Learner, learning_rate
-from .run import Run, without_graph
+from .run import Run, alone
 
 # Tokens of the first batch that gradients are compared by, at most: float64 takes a GPU 20 times as long.
 COMPARED_TOKENS = 4096
@@ -89,7 +89,7 @@ def compare_backends(run: Run):
 
 def first_step(run: Run, name: str, inputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], Row]:
     """(gradients in float64 on the CPU, what the step made of the weights beside AdamW's formula)."""
-    learner = Learner(without_graph(run.settings), name, run.initial_state)
+    learner = Learner(alone(run.settings), name, run.initial_state)
     learner.model.eval()  # without dropout
     learner.forward(inputs, targets).backward()
     parameters = dict(learner.model.named_parameters())

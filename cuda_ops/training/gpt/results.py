@@ -4,6 +4,7 @@ import dataclasses
 import math
 import resource
 
+from ..distributed import DISAGREEMENT
 from ..facts import MEASURED_BY, command_line, describe_device, versions
 from ..parity import Parity
 from ..timing import PHASES, WHOLE_STEP, summarize, summarize_blocks
@@ -29,7 +30,7 @@ def _backend_results(run: Run, learner: Learner) -> dict:
     step = step_milliseconds(learner).get("median")
     per_second = recipe.batch * recipe.length / step * 1e3 if step else None
     flops = recipe.config.flops_per_token(recipe.length)
-    share = per_second * flops / run.peak_flops if per_second and run.peak_flops else None
+    share = per_second * flops / (run.peak_flops * run.settings.world.size) if per_second and run.peak_flops else None
     return {
         "milliseconds": summarize(learner.timer.steps, warmup_steps(learner)),
         "step_milliseconds": step_milliseconds(learner),
@@ -74,6 +75,8 @@ def results(run: Run) -> dict:
     problems = [f"{name}: {problem}" for name, parity in run.parity.items() for problem in parity.problems]
     if divergence(run):
         problems.insert(0, divergence(run))
+    if not run.processes_agree:
+        problems.append(DISAGREEMENT)
     return {
         "command": command_line(),
         "versions": versions(),
@@ -84,6 +87,7 @@ def results(run: Run) -> dict:
             **dataclasses.asdict(recipe),
             "graph": settings.graph,
             "data": run.corpus.name,
+            **settings.world.facts(),
         },
         "parameters": recipe.config.parameter_count,
         "flops_per_token": recipe.config.flops_per_token(recipe.length),

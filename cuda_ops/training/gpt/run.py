@@ -14,6 +14,7 @@ from ..._grad_mode import without_grad
 from ...models import GPT
 from ...models.gpt_files import read_safetensors
 from ..compare import BLOCK, WARMUP
+from ..distributed import World
 from ..parity import Parity
 from ..timing import product_flops
 from .corpus import Corpus
@@ -40,6 +41,8 @@ class Run:
     peak_flops: float | None = None
     seconds: float = 0.0
     interrupted: bool = False
+    processes_agree: bool = True
+    """Whether all processes have come to the same weights, bit by bit."""
     saved_at: int = 0
     sample: str | None = None
 
@@ -60,7 +63,12 @@ class Run:
         return min(most, len(self.corpus.validation))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The whole batch of a step."""
         return self.corpus.train(self.begins[step])
+
+    def share(self, step: int) -> tuple[Tensor, Tensor]:
+        """This process's part of it."""
+        return self.corpus.train(self.settings.world.share(self.begins[step]))
 
 
 def initial_state(settings: Settings) -> dict[str, Tensor]:
@@ -130,7 +138,7 @@ def train(run: Run, stop: Callable[[], bool], on_progress: Callable[[Run], None]
 
     Args:
         run: from `prepare`, or taken up again.
-        stop: asked after every step whether to end early.
+        stop: asked after every step (with several processes: every block) whether to end early.
         on_progress: called after every block.
         save: called every `save_every` steps.
     """
@@ -150,9 +158,9 @@ def train(run: Run, stop: Callable[[], bool], on_progress: Callable[[Run], None]
             run.seconds = time.perf_counter() - begin
             on_progress(run)
         number += 1
-        if stop():
+        if settings.world.any(stop(), settings.device):
             run.interrupted = True
-            return
+            break
         if end % settings.eval_every == 0 or end == run.steps_planned:
             for learner in learners:
                 if not learner.validation or learner.validation[-1][0] < end:
@@ -161,39 +169,45 @@ def train(run: Run, stop: Callable[[], bool], on_progress: Callable[[Run], None]
             save(run)
             run.saved_at = end
     run.seconds = time.perf_counter() - begin
+    run.processes_agree = all(settings.world.alike(learner.parameters) for learner in run.backends.values())
 
 
 def _train_block(run: Run, learner: Learner, end: int, stop: Callable[[], bool]):
-    losses, device = [], run.settings.device
+    losses, device, world = [], run.settings.device, run.settings.world
     step = learner.step if learner.graph is None else learner.graphed_step
     begin = time.perf_counter()
     with learner.memory, learner:
-        while learner.steps_taken < end and not stop():
-            losses.append(step(lambda: run.batch(learner.steps_taken)))
+        # Several processes must end at the same step, or one waits for the others for ever.
+        while learner.steps_taken < end and not (world.size == 1 and stop()):
+            losses.append(step(lambda: run.share(learner.steps_taken)))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     learner.timer.collect()
     if losses:
         milliseconds = 1e3 * (time.perf_counter() - begin) / len(losses)
-        learner.losses += torch.stack(losses).double().tolist()
+        learner.losses += world.mean(torch.stack(losses).double()).tolist()
         learner.blocks.append(milliseconds)
 
 
 @without_grad
 def evaluate(run: Run, learner: Learner) -> float:
     """The mean loss over the first part of the validation data, in evaluation mode."""
-    model, device = learner.model, run.settings.device
+    model, device, world = learner.model, run.settings.device, run.settings.world
+    batches = run.corpus.validation.begins_in_order(run.settings.recipe.batch, run.evaluated_tokens)
     was_training = model.training
     model.eval()
-    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
+    total = torch.zeros((), dtype=torch.float64, device=device)
     try:
-        for inputs, targets in run.corpus.validation.in_order(run.settings.recipe.batch, run.evaluated_tokens):
+        # In turn, a batch for each process; one that has none left takes the first, without counting it, since a
+        # sharded model has to be called by all.
+        for begin in range(world.rank, len(batches) + world.rank, world.size):
+            begins = batches[begin if begin < len(batches) else 0]
             with torch.autocast(device.type, torch.bfloat16, enabled=run.settings.autocast is not None):
-                total += model(inputs, targets).double() * len(inputs)
-            count += len(inputs)
+                loss = model(*run.corpus.validation(begins)).double() * len(begins)
+            total += loss if begin < len(batches) else 0.0
     finally:
         model.train(was_training)
-    return total.item() / count
+    return world.mean(total).item() * world.size / sum(map(len, batches))
 
 
 def probe(run: Run):
@@ -202,7 +216,7 @@ def probe(run: Run):
         learner = Learner(without_graph(run.settings), name, run.initial_state)
         with learner:
             for step in range(PROBED_STEPS):
-                learner.step(lambda step=step: run.batch(step % len(run.begins)))
+                learner.step(lambda step=step: run.share(step % len(run.begins)))
         learner.timer.collect()
         run.backends[name].timer.steps = learner.timer.steps
         del learner
@@ -211,6 +225,11 @@ def probe(run: Run):
 
 def without_graph(settings: Settings) -> Settings:
     return dataclasses.replace(settings, graph=False)
+
+
+def alone(settings: Settings) -> Settings:
+    """Of one process, and without graphs."""
+    return dataclasses.replace(without_graph(settings), world=World())
 
 
 def warmup(count: int) -> int:
@@ -224,14 +243,13 @@ def measure_peak(run: Run):
     run.peak_flops = product_flops(run.settings.device, dtype)
 
 
-def generate_sample(run: Run) -> str | None:
-    """A text by the first backend, or None where nothing turns tokens into text."""
+def generate_sample(run: Run, model: GPT) -> str | None:
+    """A text by a model of the run, or None where nothing turns tokens into text."""
     tokenizer, settings = run.corpus.tokenizer, run.settings
     if tokenizer is None or not settings.sample:
         return None
-    learner = next(iter(run.backends.values()))
     prompt = torch.tensor([tokenizer.encode(settings.prompt)], device=settings.device)
     generator = torch.Generator().manual_seed(settings.recipe.seed)
     with torch.autocast(settings.device.type, torch.bfloat16, enabled=settings.autocast is not None):
-        tokens = learner.model.generate(prompt, settings.sample, temperature=0.8, top_k=200, generator=generator)
+        tokens = model.generate(prompt, settings.sample, temperature=0.8, top_k=200, generator=generator)
     return tokenizer.decode(tokens[0].tolist())

@@ -10,7 +10,7 @@ import torch
 from ..._errors import UserError
 from ...models import BACKENDS, GPTConfig
 from ..distributed import World
-from ..options import choose_device
+from ..options import check_share, choose_device
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 COMPILED = "compiled"
@@ -73,6 +73,7 @@ class Settings:
     backends: tuple[str, ...]
     """Names of BACKENDS, and COMPILED."""
     device: torch.device
+    world: World
     graph: bool
     """Whether steps are CUDA graphs."""
     tokens: Path | None
@@ -122,11 +123,6 @@ def resolve(options, world: World, saved: dict | None = None) -> Settings:
     Raises:
         UserError: an option cannot be met; the message says which, and what would do.
     """
-    if world.size > 1:
-        raise UserError(
-            "gpt trains in one process: leave out torchrun (cuda_ops.models.GPT itself goes into "
-            "DistributedDataParallel and fully_shard)"
-        )
     _check_numbers(options)
     backends = _backends(options)
     device = choose_device(options.device, [layers_of(name) for name in backends or BACKENDS], world)
@@ -143,6 +139,9 @@ def resolve(options, world: World, saved: dict | None = None) -> Settings:
     for name, other in (("val_tokens", "tokens"), ("save_every", "save")):
         if getattr(options, name) and not getattr(options, other):
             raise UserError(f"--{name.replace('_', '-')} needs --{other}")
+    check_share("--batch", recipe.batch, world)
+    if world.bf16_reduce and recipe.precision == "fp64":
+        raise UserError("--bf16-reduce: gradients of --precision fp64 are not rounded, leave one of them out")
     if options.tokens and options.text:
         raise UserError("--tokens and --text: expected one of them")
     if options.init and options.resume:
@@ -152,7 +151,8 @@ def resolve(options, world: World, saved: dict | None = None) -> Settings:
         recipe=recipe,
         backends=backends,
         device=device,
-        graph=options.graph and device.type == "cuda",
+        world=world,
+        graph=options.graph and device.type == "cuda" and not world.is_sharded,
         tokens=options.tokens,
         val_tokens=options.val_tokens,
         text=options.text,

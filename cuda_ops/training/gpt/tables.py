@@ -2,7 +2,7 @@
 
 from ..compare import BLOCK
 from ..parity import EARLY_STEPS
-from ..tables import Table, number, ratio
+from ..tables import Table, number, processes, ratio
 from ..timing import PHASES, WHOLE_STEP
 
 
@@ -108,6 +108,12 @@ def notes(results: dict) -> list[str]:
         lines.append(
             f"Peak memory of one backend is not known on the CPU; the whole process took {megabytes:,.0f} MB at most."
         )
+    if settings["processes"] > 1:
+        lines.append(
+            f"{processes(settings)}: times and memory are those of the first, tokens/s and losses of all together."
+        )
+    if settings.get("parallel") == "fsdp2" and "fused" in results["backends"]:
+        lines.append("fully_shard gathers a block's parameters for its own forward, so that fused goes layer by layer.")
     lines.append(f"Validation loss is over {results['validation_tokens']:,} tokens of {settings['data']}.")
     if results["interrupted"]:
         lines.append(f"Interrupted after {results['steps_done']} of {results['steps_planned']} steps.")

@@ -4,6 +4,7 @@ import math
 import resource
 
 from ..compare import LAST_STEPS, Run
+from ..distributed import DISAGREEMENT
 from ..facts import MEASURED_BY, command_line, describe_device, versions
 from ..parity import Parity, judge
 from ..timing import PHASES, WHOLE_STEP, summarize, summarize_blocks
@@ -68,6 +69,8 @@ def results(run: Run) -> dict:
     problems = [f"{name}: {problem}" for name, p in parities.items() if p for problem in p.problems]
     if divergence(run):
         problems.insert(0, divergence(run))
+    if not run.processes_agree:
+        problems.append(DISAGREEMENT)
     return {
         "command": command_line(),
         "versions": versions("torchvision"),
@@ -81,7 +84,7 @@ def results(run: Run) -> dict:
             "seed": settings.seed,
             "limit": settings.limit,
             "data_on": "device" if settings.keep_on_device else "host",
-            "processes": run.world.size,
+            **run.world.facts(),
         },
         "interrupted": run.interrupted,
         "steps_planned": run.steps_planned,

@@ -10,7 +10,7 @@ from ..._errors import UserError
 from ...models import BACKENDS
 from ..compare import HALVES, RunSettings
 from ..distributed import World
-from ..options import DTYPES, choose_device
+from ..options import DTYPES, check_share, choose_device
 
 # By device type: two CPU cores do one epoch with each backend in half a minute, and a batch of 64 brings it above 98 %
 # of the test set; a GPU does three epochs in seconds. Either has several hundred steps to average times over.
@@ -60,18 +60,19 @@ def resolve(options, world: World) -> Settings:
         data_root=options.data_dir,
         keep_on_device=options.data_on == "device",
         limit=options.limit,
-        # float16 goes with a loss scale, whose step asks the device for infinities; and processes wait for each other.
-        graph=options.graph and device.type == "cuda" and dtype != torch.float16 and world.size == 1,
+        # float16 goes with a loss scale, whose step asks the device for infinities; fully_shard frees what it gathers.
+        graph=options.graph and device.type == "cuda" and dtype != torch.float16 and not world.is_sharded,
         save=options.save,
         save_start=options.save_start,
         out=options.out,
     )
     if settings.save_start and settings.dtype == torch.float64:
         raise UserError("--save-start holds float32 weights: take another --dtype than float64")
-    if settings.batch_size % world.size:
-        raise UserError(
-            f"--batch-size {settings.batch_size} does not divide among {world.size} processes: take a multiple of it"
-        )
+    check_share("--batch-size", settings.batch_size, world)
+    if world.bf16_reduce and dtype == torch.float64:
+        raise UserError("--bf16-reduce: gradients of --dtype float64 are not rounded, leave one of them out")
+    if world.is_sharded and dtype == torch.float16:
+        raise UserError("--parallel fsdp2: its shards have no common loss scale, which float16 needs: take ddp")
     return settings
 
 

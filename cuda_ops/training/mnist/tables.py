@@ -2,7 +2,7 @@
 
 from ..compare import BLOCK
 from ..parity import EARLY_STEPS
-from ..tables import Table, number, ratio
+from ..tables import Table, number, processes, ratio
 from ..timing import PHASES, WHOLE_STEP
 
 
@@ -108,8 +108,7 @@ def notes(results: dict) -> list[str]:
         )
     if settings["processes"] > 1:
         lines.append(
-            f"{settings['processes']} processes: times and memory are those of the first, samples/s and losses of all "
-            "together."
+            f"{processes(settings)}: times and memory are those of the first, samples/s and losses of all together."
         )
     if results["interrupted"]:
         lines.append(f"Interrupted after {results['steps_done']} of {results['steps_planned']} steps.")
