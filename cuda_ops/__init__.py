@@ -6,7 +6,7 @@ cuda_ops.optim        like torch.optim
 cuda_ops.training     GraphedStep: a training step as one CUDA graph
 cuda_ops.models       MnistCNN and GPT, of our layers, of fused ones, or of PyTorch's
 cuda_ops.data         MNIST, tiny Shakespeare, files of tokens, and batches of them
-cuda_ops.ladder       one product written again and again, to learn from
+cuda_ops.ladder       the same op written again and again, to learn from
 cuda_ops.convert      a model of torch.nn's layers made ours, in place; cuda_ops.revert undoes it
 cuda_ops.explain      which CUDA kernel takes a call, and why
 python -m cuda_ops    the comparisons on MNIST and with GPT-2, benchmarks and `doctor`

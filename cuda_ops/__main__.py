@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 from . import __version__, _interrupt, _library
@@ -20,11 +21,16 @@ COMMANDS = {
 WITHOUT_TORCH = ("doctor",)
 
 
+def speaks_for_all() -> bool:
+    """Whether this process is the one that says what all have met: under torchrun the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line; argparse would put the whole usage before it."""
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n" if speaks_for_all() else None)
 
 
 def make_parser(arguments: list[str]) -> argparse.ArgumentParser:
@@ -58,13 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
         _interrupt.raise_again()
         return args.main(args)
     except UserError as error:
-        from .training.distributed import World
-
-        if World.from_environment().is_first:  # under torchrun one process speaks for all
+        if speaks_for_all():
             print(f"python -m cuda_ops {args.command}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if speaks_for_all():
+            print("interrupted", file=sys.stderr)
         return _interrupt.INTERRUPTED
 
 

@@ -274,6 +274,41 @@ def _reduction(file):
     return describe
 
 
+def _adaptive_pool(ask, a, largest=False):
+    input, size = a["input"], a["output_size"]
+    size = size if isinstance(size, (tuple, list)) else (size, size)
+    outputs = [have if want is None else want for have, want in zip(input.shape[-2:], size, strict=True)]
+    layout = "channels" if suggest_memory_format(input) == torch.channels_last else "planes"
+    scattered = largest and input.shape[-2] * input.shape[-1] >= 16 * outputs[0] * outputs[1]
+    spread = not largest and layout == "planes" and outputs == [1, 1]
+    backward = "scatter" if scattered else "spread" if spread else f"backward_{layout}"
+    yield ask.single("forward", "adaptive_pool2d.cu", f"adaptive_forward_{layout}_kernel")
+    yield ask.single("gradient of input", "adaptive_pool2d.cu", f"adaptive_{backward}_kernel")
+
+
+def _adaptive_max_pool(ask, a):
+    yield from _adaptive_pool(ask, a, largest=True)
+
+
+def _concat(ask, a):
+    yield ask.single("forward", "concat.cu", "concat_kernel")
+
+
+def _cumsum(ask, a):
+    input, dim = a["input"], a["dim"]
+    # Rows where nothing lies between the elements of one.
+    rows = input.dim() == 0 or input.shape[dim] <= 1 or input.stride(dim) == 1
+    for name in ("forward", "gradient of input"):
+        yield ask.single(name, "cumsum.cu", f"cumsum_{'rows' if rows else 'columns'}_kernel")
+
+
+def _prelu(ask, a):
+    input, weight = a["input"], a["weight"]
+    rows = weight.numel() > 1 and input.stride(1) == 1
+    yield ask.single("forward", "prelu.cu", "prelu_forward_kernel")
+    yield ask.single("gradients", "prelu.cu", f"prelu_backward_{'rows_' if rows else ''}kernel")
+
+
 def _permute_contiguous(ask, a):
     input = a["input"]
     dims = [d for d in a["dims"] if input.shape[d] > 1]
@@ -333,7 +368,9 @@ def _cross_entropy(ask, a):
 def _linear_cross_entropy(ask, a):
     input, weight = a["input"], a["weight"]
     classes, features = weight.shape
-    yield ask("forward and gradients", "linear_cross_entropy_paths", _dtype(input), _rows(input), features, classes)
+    options = [float(a.get(name, 0)) for name in ("label_smoothing", "z_loss", "logit_softcap")]
+    sizes = _rows(input), features, classes
+    yield ask("forward and gradients", "linear_cross_entropy_paths", _dtype(input), *sizes, *options)
 
 
 def _linear(ask, a):
@@ -391,16 +428,48 @@ def _token_position_embedding(ask, a):
     yield ask.single("gradients", "embedding/backward.cu", "embedding_backward_kernel")
 
 
+def _histc(ask, a):
+    yield ask.single("forward", "histogram/histogram.cu", "histogram_kernel")
+
+
+def _bincount(ask, a):
+    if a.get("weights") is None:
+        yield ask.single("forward", "histogram/histogram.cu", "histogram_kernel")
+    else:
+        yield ask.single("sums of few bins", "histogram/histogram.cu", "weight_parts_kernel")
+        yield ask.single("sums of more", "common/ordered_sums.cuh", "add_integers_kernel")
+
+
+def _index_add(ask, a):
+    yield ask.single("forward", "scatter.cu", "index_add_kernel")
+    yield ask.single("gradient of source", "scatter.cu", "index_add_backward_kernel")
+
+
+def _scatter_add(ask, a):
+    yield ask.single("forward, of an index that is expanded", "scatter.cu", "index_add_kernel")
+    yield ask.single("forward, of others", "common/ordered_sums.cuh", "add_integers_kernel")
+    yield ask.single("gradient of src", "scatter.cu", "scatter_add_backward_kernel")
+
+
 DESCRIBED = {
+    "adaptive_avg_pool2d": _adaptive_pool,
+    "adaptive_max_pool2d": _adaptive_max_pool,
     "add_layer_norm": _layer_norm,
     "add_rms_norm": _layer_norm,
     "batch_norm": _batch_norm,
+    "bincount": _bincount,
+    "cat": _concat,
+    "concat": _concat,
     "conv2d": _conv2d,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
+    "cumsum": _cumsum,
     "flash_attention": _attention,
     "embedding": _embedding,
     "group_norm": _group_norm,
+    "histc": _histc,
+    "index_add": _index_add,
+    "index_add_": _index_add,
     "instance_norm": _instance_norm,
     "layer_norm": _layer_norm,
     "linear": _linear,
@@ -411,8 +480,11 @@ DESCRIBED = {
     "masked_softmax": _masked_softmax,
     "matmul": _matmul,
     "permute_contiguous": _permute_contiguous,
+    "prelu": _prelu,
     "rms_norm": _layer_norm,
     "scaled_dot_product_attention": _attention,
+    "scatter_add": _scatter_add,
+    "scatter_add_": _scatter_add,
     "softmax": _softmax,
     "token_position_embedding": _token_position_embedding,
     **dict.fromkeys(("sum", "mean", "prod", "norm"), _reduction("reduction/total.cu")),

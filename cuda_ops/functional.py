@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch.nn.functional
 
 from ._superset import superset
+from .ops.adaptive_avg_pool2d import adaptive_avg_pool2d
+from .ops.adaptive_max_pool2d import adaptive_max_pool2d
 from .ops.add2 import add2
 from .ops.add_layer_norm import add_layer_norm
 from .ops.add_rms_norm import add_rms_norm
@@ -19,9 +21,12 @@ from .ops.attention import flash_attention, scaled_dot_product_attention
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
+from .ops.bincount import bincount
+from .ops.concat import cat, concat
 from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
 from .ops.cross_entropy import cross_entropy
+from .ops.cumsum import cumsum
 from .ops.dropout import dropout
 from .ops.dropout_add import dropout_add
 from .ops.elu import elu
@@ -33,7 +38,9 @@ from .ops.group_norm import group_norm
 from .ops.hardsigmoid import hardsigmoid
 from .ops.hardswish import hardswish
 from .ops.hardtanh import hardtanh
+from .ops.histc import histc
 from .ops.huber_loss import huber_loss
+from .ops.index_add import index_add, index_add_
 from .ops.instance_norm import instance_norm
 from .ops.kl_div import kl_div
 from .ops.l1_loss import l1_loss
@@ -55,10 +62,12 @@ from .ops.nll_loss import nll_loss
 from .ops.norm import norm
 from .ops.permute_contiguous import permute_contiguous
 from .ops.polynomial import polynomial
+from .ops.prelu import prelu
 from .ops.prod import prod
 from .ops.relu import relu
 from .ops.relu6 import relu6
 from .ops.rms_norm import rms_norm
+from .ops.scatter_add import scatter_add, scatter_add_
 from .ops.sigmoid import sigmoid
 from .ops.silu import silu
 from .ops.smooth_l1_loss import smooth_l1_loss
@@ -73,6 +82,8 @@ from .ops.token_position_embedding import token_position_embedding
 from .ops.var import var
 
 __all__ = [
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
     "add2",
     "add_layer_norm",
     "add_rms_norm",
@@ -83,9 +94,13 @@ __all__ = [
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
+    "bincount",
+    "cat",
+    "concat",
     "conv2d",
     "conv_bn_relu_pool",
     "cross_entropy",
+    "cumsum",
     "dropout",
     "dropout_add",
     "elu",
@@ -98,7 +113,10 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "histc",
     "huber_loss",
+    "index_add",
+    "index_add_",
     "instance_norm",
     "kl_div",
     "l1_loss",
@@ -120,11 +138,14 @@ __all__ = [
     "norm",
     "permute_contiguous",
     "polynomial",
+    "prelu",
     "prod",
     "relu",
     "relu6",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scatter_add",
+    "scatter_add_",
     "sigmoid",
     "silu",
     "smooth_l1_loss",

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import torch.nn
 
 from . import functional as functional
+from . import nn_init as init
 from . import nn_utils as utils
 from ._superset import superset
+from .ops.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from .ops.adaptive_max_pool2d import AdaptiveMaxPool2d
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.binary_cross_entropy_with_logits import BCEWithLogitsLoss
@@ -40,6 +43,7 @@ from .ops.max_pool2d import MaxPool2d
 from .ops.mish import Mish
 from .ops.mse_loss import MSELoss
 from .ops.nll_loss import NLLLoss
+from .ops.prelu import PReLU
 from .ops.relu import ReLU
 from .ops.relu6 import ReLU6
 from .ops.rms_norm import RMSNorm
@@ -53,6 +57,8 @@ from .ops.tanh import Tanh
 __all__ = [
     "ELU",
     "GELU",
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
     "AvgPool2d",
     "BCEWithLogitsLoss",
     "BatchNorm1d",
@@ -84,6 +90,7 @@ __all__ = [
     "MaxPool2d",
     "Mish",
     "NLLLoss",
+    "PReLU",
     "RMSNorm",
     "ReLU",
     "ReLU6",
@@ -94,6 +101,7 @@ __all__ = [
     "Softmax2d",
     "Softplus",
     "Tanh",
+    "init",
     "utils",
 ]
 

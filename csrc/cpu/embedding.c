@@ -4,12 +4,7 @@
 
 #include "cuda_ops/embedding.h"
 
-#include "common/common.h"
-
-static int64_t embedding_index(const void *indices, int index_bytes, int64_t i)
-{
-    return index_bytes == 4 ? ((const int32_t *)indices)[i] : ((const int64_t *)indices)[i];
-}
+#include "common/indices.h"
 
 enum { SUM_TILE = 256 }; /* columns that are added up together, in double */
 
@@ -24,17 +19,10 @@ enum { SUM_TILE = 256 }; /* columns that are added up together, in double */
 
 #include "common/undef_real.h"
 
-static cuda_ops_status check(int index_bytes, cuda_ops_dtype dtype)
-{
-    if (index_bytes != 4 && index_bytes != 8)
-        return CUDA_OPS_INVALID_ARGUMENT;
-    return dtype == CUDA_OPS_FLOAT32 || dtype == CUDA_OPS_FLOAT64 ? CUDA_OPS_SUCCESS : CUDA_OPS_UNSUPPORTED_DTYPE;
-}
-
 int64_t cuda_ops_embedding_find_bad_index_cpu(const void *indices, int index_bytes, int64_t count, int64_t rows)
 {
     for (int64_t i = 0; i < count; i++) {
-        const int64_t index = embedding_index(indices, index_bytes, i);
+        const int64_t index = index_at(indices, index_bytes, i);
         if (index < 0 || index >= rows)
             return i;
     }
@@ -45,7 +33,7 @@ cuda_ops_status cuda_ops_embedding_forward_cpu(void *output, const void *weight,
                                                int64_t rows, int64_t cols, int64_t begin, int64_t end,
                                                cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check(index_bytes, dtype);
+    const cuda_ops_status status = check_indexed(index_bytes, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (dtype == CUDA_OPS_FLOAT32)
@@ -61,7 +49,7 @@ cuda_ops_status cuda_ops_token_position_embedding_forward_cpu(void *output, cons
                                                               int64_t positions, int64_t begin, int64_t end,
                                                               cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check(index_bytes, dtype);
+    const cuda_ops_status status = check_indexed(index_bytes, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (dtype == CUDA_OPS_FLOAT32)
@@ -82,7 +70,7 @@ cuda_ops_status cuda_ops_embedding_sort_cpu(int64_t *starts, int64_t *slots, con
     memset(starts, 0, (size_t)(rows + 2) * sizeof(int64_t));
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t i = 0; i < count; i++) {
-            const int64_t index = embedding_index(indices, index_bytes, i);
+            const int64_t index = index_at(indices, index_bytes, i);
             if (index < 0 || index >= rows || index == padding_index)
                 continue;
             if (pass == 0)
@@ -100,7 +88,7 @@ cuda_ops_status cuda_ops_embedding_backward_cpu(void *grad_weight, const void *g
                                                 const int64_t *slots, int64_t cols, int scale_by_frequency,
                                                 int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check(8, dtype);
+    const cuda_ops_status status = check_indexed(8, dtype);
     for (int64_t row = begin; status == CUDA_OPS_SUCCESS && row < end; row++) {
         const int64_t count = starts[row + 1] - starts[row];
         const int64_t *const from = count > 0 ? slots + starts[row] : NULL;
@@ -116,7 +104,7 @@ cuda_ops_status cuda_ops_position_embedding_backward_cpu(void *grad_position_wei
                                                          int64_t batch, int64_t positions, int64_t cols, int64_t begin,
                                                          int64_t end, cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check(8, dtype);
+    const cuda_ops_status status = check_indexed(8, dtype);
     for (int64_t row = begin; status == CUDA_OPS_SUCCESS && row < end; row++) {
         const int64_t count = row < positions ? batch : 0;
         if (dtype == CUDA_OPS_FLOAT32)
@@ -136,7 +124,7 @@ CUDA_OPS_SIMD static void FN(embedding_forward)(REAL *output, const REAL *weight
                                                 int64_t positions, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; cols > 0 && i < end; i++) {
-        const int64_t index = embedding_index(indices, index_bytes, i);
+        const int64_t index = index_at(indices, index_bytes, i);
         REAL *row = output + i * cols;
         if (index < 0 || index >= rows) {
             for (int64_t c = 0; c < cols; c++)

@@ -4,12 +4,7 @@
 
 #include "cuda_ops/gather_normalize.h"
 
-#include "common/common.h"
-
-static int64_t index_at(const void *indices, int index_bytes, int64_t row)
-{
-    return index_bytes == 4 ? ((const int32_t *)indices)[row] : ((const int64_t *)indices)[row];
-}
+#include "common/indices.h"
 
 #define REAL float
 #define FN(name) name##_f32

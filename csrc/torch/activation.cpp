@@ -248,12 +248,12 @@ Tensor tanh_second(const Tensor &output)
 
 Tensor elu_second(const Tensor &x, double alpha)
 {
-    return at::where(x > 0, at::zeros_like(x), alpha * at::exp(at::clamp_max(x, 0)));
+    return at::where(x < 0, alpha * at::exp(at::clamp_max(x, 0)), at::zeros_like(x));
 }
 
 Tensor elu_second_of_output(const Tensor &output, double)
 {
-    return at::le(output, 0).to(output.scalar_type());
+    return at::lt(output, 0).to(output.scalar_type());
 }
 
 Tensor softplus_second(const Tensor &x, double beta, double threshold)

@@ -504,6 +504,7 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
         TORCH_CHECK(tensor->scalar_type() == type && tensor->numel() == numel, op, ": expected ", name,
                     " to be the one that forward returned, got ", tensor->toString(), " of shape ", tensor->sizes());
     }
+    check_dim(op, "conv_output", conv_output, conv_numel > 0 ? 4 : 0, 4);
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
     const bool weight_channels_last = is_channels_last(weight);
     const auto grad_of = [&](const std::optional<Tensor> &parameter) {

@@ -26,9 +26,9 @@ static void check_p(const char *op, double p)
 }
 
 // A new key for each call from the CPU generator, whose own algorithm cannot start at an offset.
-static cuda_ops_philox_state draw_on_cpu()
+static cuda_ops_philox_state draw_on_cpu(const std::optional<at::Generator> &given)
 {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    at::Generator generator = given && given->defined() ? *given : at::detail::getDefaultCPUGenerator();
     const std::lock_guard<std::mutex> lock(generator.mutex());
     cuda_ops_philox_state philox{};
     philox.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
@@ -38,12 +38,13 @@ static cuda_ops_philox_state draw_on_cpu()
 #ifdef CUDA_OPS_WITH_CUDA
 // The CUDA generator is a Philox itself: its key, and the next part of its offset. Under graph capture it gives
 // pointers, to which every replay writes new values.
-static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
+static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device, const std::optional<at::Generator> &given,
+                                          uint64_t offset_step)
 {
-    at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device);
+    at::Generator generator = given && given->defined() ? *given : at::cuda::detail::getDefaultCUDAGenerator(device);
     const std::lock_guard<std::mutex> lock(generator.mutex());
     const at::PhiloxCudaState drawn =
-        at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(CUDA_OPS_DROPOUT_OFFSET_STEP);
+        at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(offset_step);
     cuda_ops_philox_state philox{};
     if (drawn.captured_) {
         philox.seed_pointer = drawn.seed_.ptr;
@@ -57,14 +58,15 @@ static cuda_ops_philox_state draw_on_cuda(c10::DeviceIndex device)
 }
 #endif
 
-cuda_ops_philox_state draw_philox(c10::Device device)
+cuda_ops_philox_state draw_philox(c10::Device device, const std::optional<at::Generator> &generator,
+                                  uint64_t offset_step)
 {
 #ifdef CUDA_OPS_WITH_CUDA
     if (device.is_cuda())
-        return draw_on_cuda(device.index());
+        return draw_on_cuda(device.index(), generator, offset_step);
 #endif
-    (void)device;
-    return draw_on_cpu();
+    (void)device, (void)offset_step;
+    return draw_on_cpu(generator);
 }
 
 // The second output lets backward draw the same numbers again: seed and offset, 2 int64 on input's device. residual is

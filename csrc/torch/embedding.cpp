@@ -284,6 +284,10 @@ static Tensor position_embedding_backward(const Tensor &grad_output, at::IntArra
 // What rows `positions` of a table, or its tangent, are in an output of that size.
 static Tensor position_rows(const Tensor &weight, at::SymIntArrayRef size, at::ScalarType dtype)
 {
+    TORCH_CHECK(weight.dim() == 2 && size.size() >= 2,
+                "position_embedding_rows: expected weight to have 2 dimensions and "
+                "size at least 2, got shapes ",
+                weight.sym_sizes(), " and ", size);
     return weight.narrow_symint(0, 0, size[size.size() - 2]).to(dtype).expand_symint(size);
 }
 

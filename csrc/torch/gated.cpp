@@ -40,6 +40,25 @@ GatedFunction geglu_function(std::string_view approximate)
     return {"geglu", approximate == "tanh" ? CUDA_OPS_GATE_GELU_TANH : CUDA_OPS_GATE_GELU, "gelu"};
 }
 
+// What is asked of a gate without a value of its own, and of one with it.
+void check_gated(const char *op, const Tensor &gate, const std::optional<Tensor> &value)
+{
+    if (value) {
+        check_like(op, "value", *value, "gate", gate);
+        check_same_shape(op, "value", *value, "gate", gate);
+    } else
+        TORCH_CHECK(gate.dim() >= 1 && gate.sym_size(-1) % 2 == 0, op,
+                    ": expected gate to have an even last dimension, of gate and value, got shape ", gate.sym_sizes());
+}
+
+// The same of a tangent or gradient of the gate.
+void check_like_gate(const char *op, const char *argument, const Tensor &tensor, const Tensor &gate)
+{
+    check_like(op, argument, tensor, "gate", gate);
+    TORCH_CHECK(tensor.sym_sizes() == gate.sym_sizes(), op, ": expected ", argument, " to have the shape of gate, ",
+                gate.sym_sizes(), ", got ", tensor.sym_sizes());
+}
+
 // The arguments as the kernels read them: `held` keeps the memory.
 struct GatedInputs {
     Tensor first, second; // gate and value; or the tensor of both, and none
@@ -48,9 +67,8 @@ struct GatedInputs {
 
     GatedInputs(const char *op, const Tensor &given, const std::optional<Tensor> &given_value)
     {
+        check_gated(op, given, given_value);
         if (given_value) {
-            check_like(op, "value", *given_value, "gate", given);
-            check_same_shape(op, "value", *given_value, "gate", given);
             first = dense(given);
             second = dense_like(*given_value, first);
             cols = stride = first.numel();
@@ -58,8 +76,6 @@ struct GatedInputs {
             value = static_cast<const char *>(second.const_data_ptr());
             return;
         }
-        TORCH_CHECK(given.dim() >= 1 && given.size(-1) % 2 == 0, op,
-                    ": expected gate to have an even last dimension, of gate and value, got shape ", given.sizes());
         first = given.contiguous();
         stride = first.size(-1);
         cols = stride / 2;
@@ -182,6 +198,10 @@ std::vector<Tensor> gated_gradients(const GateOf<Parameters...> &f, const std::o
                                     const std::optional<Tensor> &grad_value, const Tensor &g, const Tensor &gate,
                                     const std::optional<Tensor> &value, const std::array<bool, 3> &wanted)
 {
+    const std::string name = std::string(f.f.op) + "_gradients";
+    check_gated(name.c_str(), gate, value);
+    if (grad_gate)
+        check_like_gate(name.c_str(), "grad_gate", *grad_gate, gate);
     const auto [a, b] = gate_and_value(gate, value);
     std::optional<Tensor> u = grad_gate, w = grad_value;
     if (!value) {
@@ -220,6 +240,9 @@ template <typename... Parameters>
 Tensor gated_tangent(const GateOf<Parameters...> &f, const Tensor &tangent, const Tensor &gate,
                      const std::optional<Tensor> &value)
 {
+    const std::string name = std::string(f.f.op) + "_tangent";
+    check_gated(name.c_str(), gate, value);
+    check_like_gate(name.c_str(), "tangent", tangent, gate);
     const auto [a, b] = gate_and_value(gate, value);
     if (value)
         return f.slope(tangent * b, a);
@@ -233,6 +256,9 @@ std::tuple<Tensor, Tensor> gated_backward_tangents(const GateOf<Parameters...> &
                                                    const Tensor &g, const Tensor &gate,
                                                    const std::optional<Tensor> &value)
 {
+    const std::string name = std::string(f.f.op) + "_backward_tangents";
+    check_gated(name.c_str(), gate, value);
+    check_like_gate(name.c_str(), "tangent", tangent, gate);
     const auto [a, b] = gate_and_value(gate, value);
     const auto [t, s] = gate_and_value(tangent, value); // the second is used without a value alone
     Tensor of_a = f.second(t, g * b, a), of_b = f.slope(t * g, a);

@@ -2,6 +2,8 @@
 // facts are given. conv_bn_relu_pool's is in conv_bn_relu_pool.cpp, which knows its geometry.
 #include "paths.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -41,9 +43,12 @@ cuda_ops_dtype path_dtype(at::ScalarType type)
 
 cuda_ops_device_facts facts_of(at::IntArrayRef device)
 {
-    if (device.empty())
+    if (device.empty()) {
+        TORCH_CHECK(at::hasCUDA(), "explain: expected device to be capability, multiprocessors and bytes of shared "
+                                   "memory, since there is no GPU whose they could be");
         return {};
-    TORCH_CHECK(device.size() == 3,
+    }
+    TORCH_CHECK(device.size() == 3 && device[0] > 0 && device[1] > 0 && device[2] >= 0,
                 "explain: expected device to be capability, multiprocessors and bytes of shared "
                 "memory, got ",
                 device);
@@ -178,11 +183,14 @@ static PathRows linear_gelu_paths(at::ScalarType type, int64_t rows, int64_t in_
 }
 
 static PathRows linear_cross_entropy_paths(at::ScalarType type, int64_t rows, int64_t in_features, int64_t classes,
+                                           double label_smoothing, double z_loss, double logit_softcap,
                                            at::IntArrayRef device)
 {
     check_path_sizes("linear_cross_entropy_paths", {rows, in_features, classes});
-    (void)type, (void)rows, (void)in_features, (void)classes, (void)device;
+    (void)type, (void)rows, (void)in_features, (void)classes, (void)label_smoothing, (void)z_loss, (void)logit_softcap;
+    (void)device;
     return CUDA_OPS_PATHS(device, cuda_ops_linear_cross_entropy_paths_cuda(reports, room, rows, in_features, classes,
+                                                                           label_smoothing, z_loss, logit_softcap,
                                                                            path_dtype(type), facts));
 }
 
@@ -319,8 +327,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_gelu_paths(ScalarType dtype, int rows, int in_features, int out_features, bool "
                 "with_preactivation, bool allow_tf32, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::linear_gelu_paths);
-    library.def("linear_cross_entropy_paths(ScalarType dtype, int rows, int in_features, int classes, int[] "
-                "device)" CUDA_OPS_PATH_ROWS,
+    library.def("linear_cross_entropy_paths(ScalarType dtype, int rows, int in_features, int classes, float "
+                "label_smoothing, float z_loss, float logit_softcap, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::linear_cross_entropy_paths);
     library.def("batch_norm_paths(int pass_, ScalarType dtype, int outer, int channels, int inner, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,

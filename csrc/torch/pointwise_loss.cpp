@@ -7,7 +7,6 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/mean.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
@@ -259,9 +258,11 @@ struct LossOps {
                                              const OptionalFactor &, int64_t, double, bool)>(name.c_str());
         const Tensor each =
             op.call(tangent, input, target, weight, pos_weight, CUDA_OPS_REDUCTION_NONE, parameter, by_target);
-        return reduction == CUDA_OPS_REDUCTION_NONE   ? each
-               : reduction == CUDA_OPS_REDUCTION_MEAN ? each.mean()
-                                                      : each.sum();
+        if (reduction == CUDA_OPS_REDUCTION_NONE)
+            return each;
+        const Tensor sum = each.sum();
+        // Of a mean over nothing the gradient has no part in anything: 0, as of PyTorch's backward.
+        return reduction == CUDA_OPS_REDUCTION_MEAN ? sum.div(at::Scalar(input.sym_numel().max(1))) : sum;
     }
     static Tensor second(const Tensor &grad, const Tensor &grad_output, const Tensor &input, const Tensor &target,
                          const OptionalFactor &weight, const OptionalFactor &pos_weight, int64_t reduction,
@@ -271,7 +272,7 @@ struct LossOps {
                         second_derivative(function(parameter), input, target, pos_weight, of_target, by_target);
         if (weight)
             result = result * *weight;
-        return reduction == CUDA_OPS_REDUCTION_MEAN ? result.div(at::Scalar(input.sym_numel())) : result;
+        return reduction == CUDA_OPS_REDUCTION_MEAN ? result.div(at::Scalar(input.sym_numel().max(1))) : result;
     }
 };
 

@@ -30,13 +30,14 @@ using Dims = at::IntArrayRef;
 using Type = std::optional<at::ScalarType>;
 
 // Which dimensions are reduced; no dimensions in the list are all. A tensor without dimensions is one of one element.
-std::vector<bool> reduced_dims(const char *op, const Tensor &input, Dims dims)
+std::vector<bool> reduced_dims(const char *op, c10::SymIntArrayRef shape, Dims dims)
 {
-    const int64_t rank = input.dim(), bound = std::max<int64_t>(rank, 1);
+    const auto rank = static_cast<int64_t>(shape.size());
+    const int64_t bound = std::max<int64_t>(rank, 1);
     std::vector<bool> reduced(static_cast<size_t>(bound), dims.empty());
     for (const int64_t dim : dims) {
         TORCH_CHECK_INDEX(-bound <= dim && dim < bound, op, ": expected dim to be in [", -bound, ", ", bound - 1,
-                          "] for an input of shape ", input.sym_sizes(), ", got ", dim);
+                          "] for an input of shape ", shape, ", got ", dim);
         const auto wrapped = static_cast<size_t>(dim < 0 ? dim + bound : dim);
         TORCH_CHECK(!reduced[wrapped], op, ": expected dim to name each dimension once, got ", dims);
         reduced[wrapped] = true;
@@ -126,7 +127,7 @@ Tensor reduce(const char *op, const Tensor &given, Dims dims, bool keepdim, cuda
     const bool widens = given.is_cuda() && at::isReducedFloatingType(given.scalar_type()) && to == at::kFloat;
     const Tensor input = to == given.scalar_type() || widens ? given : given.to(to);
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
-    const std::vector<bool> reduced = reduced_dims(op, input, dims);
+    const std::vector<bool> reduced = reduced_dims(op, input.sym_sizes(), dims);
     const std::vector<int64_t> shape = result_sizes(input, reduced, keepdim);
     const auto options = input.options().dtype(is_index(kind) ? at::kLong : to);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
@@ -209,12 +210,12 @@ Tensor restored(const Tensor &result, const std::vector<bool> &reduced, bool kee
 
 Tensor restored_like(const Tensor &result, const Tensor &input, Dims dims, bool keepdim)
 {
-    return restored(result, reduced_dims("reduction", input, dims), keepdim);
+    return restored(result, reduced_dims("reduction", input.sym_sizes(), dims), keepdim);
 }
 
 c10::SymInt reduced_count(const Tensor &input, Dims dims)
 {
-    const std::vector<bool> reduced = reduced_dims("reduction", input, dims);
+    const std::vector<bool> reduced = reduced_dims("reduction", input.sym_sizes(), dims);
     c10::SymInt count = 1;
     for (size_t d = 0; d < reduced.size(); d++)
         if (reduced[d])
@@ -223,36 +224,39 @@ c10::SymInt reduced_count(const Tensor &input, Dims dims)
 }
 
 // What an input of that size gets of a gradient that all its elements share.
-Tensor expanded(const Tensor &grad, c10::SymIntArrayRef size, Dims dims, bool keepdim, at::ScalarType type,
-                bool divides)
+Tensor expanded(const char *op, const Tensor &grad, c10::SymIntArrayRef size, Dims dims, bool keepdim,
+                at::ScalarType type, bool divides)
 {
     const auto rank = static_cast<int64_t>(size.size());
-    std::vector<bool> reduced(static_cast<size_t>(rank), dims.empty());
-    for (const int64_t dim : dims)
-        if (rank > 0)
-            reduced[static_cast<size_t>(dim < 0 ? dim + rank : dim)] = true;
+    const std::vector<bool> reduced = reduced_dims(op, size, dims);
+    const auto kept = std::count(reduced.begin(), reduced.end(), false);
+    TORCH_CHECK(grad.dim() == (keepdim ? rank : kept), op,
+                ": expected grad_output to have the dimensions of the output, ", keepdim ? rank : kept, ", got shape ",
+                grad.sym_sizes());
     Tensor values = restored(grad, reduced, keepdim);
     if (divides) {
         c10::SymInt count = 1;
         for (size_t d = 0; d < reduced.size(); d++)
             if (reduced[d])
                 count = count * size[d];
-        values = values / c10::Scalar(count);
+        // Of no elements nothing is the mean, and what it is divided by does not matter.
+        values = values / c10::Scalar(count.max(1));
     }
     return values.to(type).expand_symint(size);
 }
 
-// The largest or smallest elements share the gradient.
-Tensor extreme_slope(const Tensor &input, const Tensor &result, Dims dims)
+// The largest or smallest elements share the gradient; where there is a NaN, the result is one, and NaNs share it.
+Tensor extreme_slope(const Tensor &input, const Tensor &result, Dims dims, bool nan_is_it = false)
 {
-    const Tensor is_it = input == result;
+    const Tensor is_it =
+        nan_is_it ? (input == result).logical_or(at::isnan(input).logical_and(at::isnan(result))) : input == result;
     return is_it.to(result.scalar_type()) / is_it.sum(dims, /*keepdim=*/true);
 }
 
 Tensor prod_slope(const Tensor &input, Dims dims)
 {
     // The product of all others, without a division by zeros: of those before and of those behind.
-    const std::vector<bool> reduced = reduced_dims("prod", input, dims);
+    const std::vector<bool> reduced = reduced_dims("prod", input.sym_sizes(), dims);
     if (input.dim() == 0)
         return at::ones_like(input);
     std::vector<int64_t> order, places(reduced.size());
@@ -284,12 +288,12 @@ Tensor norm_slope(const Tensor &input, const Tensor &result, double p, Dims dims
     if (p == 1)
         return sign;
     if (std::isinf(p))
-        return sign * extreme_slope(input.abs(), result, dims);
+        return sign * extreme_slope(input.abs(), result, dims, true);
     // 0 where all elements are.
     const Tensor is_zero = result == 0, divisor = at::where(is_zero, at::ones_like(result), result);
-    const Tensor factor = at::where(is_zero, at::zeros_like(result), p == 2 ? 1 / divisor : divisor.pow(1 - p));
-    if (p == 2)
-        return input * factor;
+    if (p == 2) // not by 1 / divisor, which underflows where a norm is large
+        return at::where(is_zero, at::zeros_like(input), input / divisor);
+    const Tensor factor = at::where(is_zero, at::zeros_like(result), divisor.pow(1 - p));
     const Tensor size = at::where(input == 0, at::ones_like(input), input.abs()); // its sign is 0
     return sign * size.pow(p - 1) * factor;
 }
@@ -402,13 +406,13 @@ static Tensor std_forward(const Tensor &input, Dims dim, double correction, bool
 static Tensor sum_backward(const Tensor &grad_output, c10::SymIntArrayRef size, Dims dim, bool keepdim,
                            at::ScalarType dtype)
 {
-    return expanded(grad_output, size, dim, keepdim, dtype, false);
+    return expanded("sum_backward", grad_output, size, dim, keepdim, dtype, false);
 }
 
 static Tensor mean_backward(const Tensor &grad_output, c10::SymIntArrayRef size, Dims dim, bool keepdim,
                             at::ScalarType dtype)
 {
-    return expanded(grad_output, size, dim, keepdim, dtype, true);
+    return expanded("mean_backward", grad_output, size, dim, keepdim, dtype, true);
 }
 
 } // namespace cuda_ops

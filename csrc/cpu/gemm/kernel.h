@@ -313,7 +313,8 @@ static void FN(product)(REAL *output, int64_t output_row, bool transposed, const
     const bool few_tiles = n <= FEW_TILES * width;
     const int64_t close =
         VECTOR_BYTES == 64 ? 2 * CLOSE_BYTES : CLOSE_BYTES; /* AVX-512 processors have larger caches */
-    const bool by_rows = a_column == 1 && (few_tiles || a_row * (int64_t)sizeof(REAL) <= close);
+    /* An expanded a (a_row is 0) is packed: to a panel, a_row of 0 says that it is. */
+    const bool by_rows = a_column == 1 && a_row != 0 && (few_tiles || a_row * (int64_t)sizeof(REAL) <= close);
     const bool a_in_place = by_rows || (a_row == 1 && few_tiles);
 
     for (int64_t j0 = 0; j0 < n; j0 += block_columns) {

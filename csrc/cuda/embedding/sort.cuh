@@ -36,7 +36,7 @@ static inline int64_t sort_tile(int64_t count)
 }
 
 // counts: [tiles, DIGITS]. ranges, where it is not NULL, is set to zero on the way.
-__global__ void __launch_bounds__(DIGITS)
+static __global__ void __launch_bounds__(DIGITS)
     count_digits_kernel(int *counts, int2 *ranges, const SortInput in, int64_t tile, int shift, int mask)
 {
     __shared__ int found[DIGITS];
@@ -79,7 +79,7 @@ __device__ __forceinline__ int exclusive_sum(int value, int *scratch)
     return before + sum - value;
 }
 
-__global__ void __launch_bounds__(DIGITS)
+static __global__ void __launch_bounds__(DIGITS)
     place_by_digit_kernel(int *keys, int *slots, const int *counts, const SortInput in, int tiles, int64_t tile,
                           int shift, int mask)
 {
@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(DIGITS)
 }
 
 // ranges[row]: where its slots begin and end; a row without any keeps zeros.
-__global__ void __launch_bounds__(DIGITS) find_ranges_kernel(int2 *ranges, const int *keys, int64_t count, int64_t rows)
+static __global__ void __launch_bounds__(DIGITS)
+    find_ranges_kernel(int2 *ranges, const int *keys, int64_t count, int64_t rows)
 {
     wait_for_predecessor();
     release_successor();
@@ -158,6 +159,62 @@ __global__ void __launch_bounds__(DIGITS) find_ranges_kernel(int2 *ranges, const
         if (i == count - 1 || keys[i + 1] != key)
             ranges[key].y = (int)(i + 1);
     }
+}
+
+// Positions of indices in the order of what they name; those of an index keep theirs.
+struct SortedIndices {
+    const int *keys, *slots; // the index at a place, `rows` of those that name no row; and its position
+    const int2 *ranges;      // of a row: where its places begin and end
+};
+
+static inline int64_t padded_to_16(int64_t bytes)
+{
+    return ceil_div(bytes, 16) * 16;
+}
+
+// Two buffers of keys and of slots, the counts of digits, the ranges.
+static inline int64_t sort_bytes(int64_t count, int64_t rows)
+{
+    return 4 * padded_to_16(4 * count) + 4 * MAX_TILES * DIGITS + padded_to_16(8 * rows);
+}
+
+// workspace: sort_bytes, aligned to 16. count and rows are below 2^31 - 1.
+static inline SortedIndices sort_indices(void *workspace, const void *indices, int index_bytes, int64_t count,
+                                         int64_t rows, int64_t padding_index, cudaStream_t stream)
+{
+    char *at = (char *)workspace;
+    const auto take = [&](int64_t bytes) {
+        char *const taken = at;
+        at += padded_to_16(bytes);
+        return taken;
+    };
+    int *keys[2], *slots[2];
+    for (int i = 0; i < 2; i++) {
+        keys[i] = (int *)take(4 * count);
+        slots[i] = (int *)take(4 * count);
+    }
+    int *const counts = (int *)take(4 * MAX_TILES * DIGITS);
+    int2 *const ranges = (int2 *)take(8 * rows);
+    // Keys go up to `rows`.
+    int bits = 1;
+    while (rows >> bits != 0)
+        bits++;
+    const int passes = (int)ceil_div(bits, DIGIT_BITS), digit_bits = (int)ceil_div(bits, passes);
+    const int64_t tile = count == 0 ? ROUND : sort_tile(count);
+    const int tiles = count == 0 ? 1 : (int)ceil_div(count, tile);
+    SortInput in = {nullptr, nullptr, indices, index_bytes, count, rows, padding_index};
+    for (int pass = 0; pass < passes; pass++) {
+        const int shift = pass * digit_bits, mask = (1 << digit_bits) - 1, to = pass % 2;
+        launch_dependent(count_digits_kernel, tiles, DIGITS, 0, stream, counts, pass == 0 ? ranges : nullptr, in, tile,
+                         shift, mask);
+        launch_dependent(place_by_digit_kernel, tiles, DIGITS, 0, stream, keys[to], slots[to], (const int *)counts, in,
+                         tiles, tile, shift, mask);
+        in.keys = keys[to];
+        in.slots = slots[to];
+    }
+    launch_dependent(find_ranges_kernel, clamp_grid(ceil_div(count == 0 ? 1 : count, DIGITS)), DIGITS, 0, stream,
+                     ranges, in.keys, count, rows);
+    return {in.keys, in.slots, ranges};
 }
 
 #endif

@@ -77,7 +77,8 @@ CUDA_OPS_FUNCTION REAL FN(bce_by_input)(REAL x, REAL t, REAL pos, REAL p)
 CUDA_OPS_FUNCTION REAL FN(bce_by_target)(REAL x, REAL t, REAL pos, REAL p)
 {
     (void)t, (void)p;
-    return (pos - (REAL)1) * FN(softplus_of_negative)(x) - x;
+    /* Without a weight nothing of the infinity that the other factor may be. */
+    return (pos == (REAL)1 ? (REAL)0 : (pos - (REAL)1) * FN(softplus_of_negative)(x)) - x;
 }
 
 /* Kullback and Leibler's divergence, of a logarithm x and a probability t: t (log(t) - x), 0 log(0) being 0. */

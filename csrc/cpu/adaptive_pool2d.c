@@ -1,0 +1,258 @@
+/* adaptive_avg_pool2d and adaptive_max_pool2d on the CPU: window after window of a plane, or vectors over the channels
+ * (channels_last). Means are added up in the element type along a row and in double over rows. Backward: planes scatter,
+ * one window after the other; channels_last gathers from the windows over a position. Bound by memory. */
+#ifndef REAL
+
+#include "cuda_ops/adaptive_pool2d.h"
+
+#include "common/common.h"
+
+enum { LANES = 64 };
+
+#define REAL float
+#define FN(name) name##_f32
+#include "adaptive_pool2d.c"
+
+#include "common/undef_real.h"
+#define REAL double
+#define FN(name) name##_f64
+#include "adaptive_pool2d.c"
+
+#include "common/undef_real.h"
+
+/* The call for planes or for rows of channels_last, in the dtype. */
+#define DISPATCH(name, ...)                                                                                            \
+    if (!cuda_ops_adaptive_pool2d_valid(pool))                                                                         \
+        return CUDA_OPS_INVALID_ARGUMENT;                                                                              \
+    switch (dtype) {                                                                                                   \
+    case CUDA_OPS_FLOAT32:                                                                                             \
+        (pool->channels_last ? name##_rows_f32 : name##_planes_f32)(__VA_ARGS__);                                      \
+        return CUDA_OPS_SUCCESS;                                                                                       \
+    case CUDA_OPS_FLOAT64:                                                                                             \
+        (pool->channels_last ? name##_rows_f64 : name##_planes_f64)(__VA_ARGS__);                                      \
+        return CUDA_OPS_SUCCESS;                                                                                       \
+    default:                                                                                                           \
+        return CUDA_OPS_UNSUPPORTED_DTYPE;                                                                             \
+    }
+
+cuda_ops_status cuda_ops_adaptive_avg_pool2d_forward_cpu(void *output, const void *input,
+                                                         const cuda_ops_adaptive_pool2d *pool, int64_t begin,
+                                                         int64_t end, cuda_ops_dtype dtype){
+    DISPATCH(avg_forward, output, input, pool, begin, end)}
+
+cuda_ops_status cuda_ops_adaptive_avg_pool2d_backward_cpu(void *grad_input, const void *grad_output,
+                                                          const cuda_ops_adaptive_pool2d *pool, int64_t begin,
+                                                          int64_t end, cuda_ops_dtype dtype){
+    DISPATCH(avg_backward, grad_input, grad_output, pool, begin, end)}
+
+cuda_ops_status cuda_ops_adaptive_max_pool2d_forward_cpu(void *output, int64_t *indices, const void *input,
+                                                         const cuda_ops_adaptive_pool2d *pool, int64_t begin,
+                                                         int64_t end, cuda_ops_dtype dtype){
+    DISPATCH(max_forward, output, indices, input, pool, begin, end)}
+
+cuda_ops_status cuda_ops_adaptive_max_pool2d_backward_cpu(void *grad_input, const void *grad_output,
+                                                          const int64_t *indices, const cuda_ops_adaptive_pool2d *pool,
+                                                          int64_t begin, int64_t end, cuda_ops_dtype dtype){
+    DISPATCH(max_backward, grad_input, grad_output, indices, pool, begin, end)}
+
+#else
+
+/* Positions of a window, rows [h, h_end) and columns [w, w_end). */
+#define WINDOW(o_h, o_w)                                                                                               \
+    const int32_t h_begin = cuda_ops_adaptive_start(height, o_h), h_end = cuda_ops_adaptive_end(height, o_h);          \
+    const int32_t w_begin = cuda_ops_adaptive_start(width, o_w), w_end = cuda_ops_adaptive_end(width, o_w)
+
+CUDA_OPS_SIMD static void FN(avg_forward_planes)(REAL *restrict output, const REAL *restrict input,
+                                                 const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    for (int64_t plane = begin; plane < end; plane++) {
+        const REAL *in = input + plane * height.input * width.input;
+        for (int32_t i = 0; i < height.output; i++)
+            for (int32_t j = 0; j < width.output; j++) {
+                WINDOW(i, j);
+                double sum = 0;
+                for (int32_t h = h_begin; h < h_end; h++) {
+                    const REAL *row = in + (int64_t)h * width.input;
+                    REAL part = 0;
+#pragma omp simd reduction(+ : part)
+                    for (int32_t w = w_begin; w < w_end; w++)
+                        part += row[w];
+                    sum += (double)part;
+                }
+                const double count = (double)(h_end - h_begin) * (double)(w_end - w_begin);
+                output[(plane * height.output + i) * width.output + j] = (REAL)(sum / count);
+            }
+    }
+}
+
+CUDA_OPS_SIMD static void FN(avg_forward_rows)(REAL *restrict output, const REAL *restrict input,
+                                               const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const REAL *image = input + row / height.output * height.input * width.input * channels;
+        const int32_t i = (int32_t)(row % height.output);
+        for (int32_t j = 0; j < width.output; j++) {
+            WINDOW(i, j);
+            const double count = (double)(h_end - h_begin) * (double)(w_end - w_begin);
+            for (int64_t first = 0; first < channels; first += LANES) {
+                const int64_t lanes = min_i64(LANES, channels - first);
+                double sums[LANES] = {0};
+                for (int32_t h = h_begin; h < h_end; h++)
+                    for (int32_t w = w_begin; w < w_end; w++) {
+                        const REAL *in = image + ((int64_t)h * width.input + w) * channels + first;
+#pragma omp simd
+                        for (int64_t c = 0; c < lanes; c++)
+                            sums[c] += (double)in[c];
+                    }
+                REAL *out = output + (row * width.output + j) * channels + first;
+                for (int64_t c = 0; c < lanes; c++)
+                    out[c] = (REAL)(sums[c] / count);
+            }
+        }
+    }
+}
+
+CUDA_OPS_SIMD static void FN(avg_backward_planes)(REAL *restrict grad_input, const REAL *restrict grad_output,
+                                                  const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    for (int64_t plane = begin; plane < end; plane++) {
+        REAL *in = grad_input + plane * height.input * width.input;
+        memset(in, 0, (size_t)height.input * (size_t)width.input * sizeof(REAL));
+        for (int32_t i = 0; i < height.output; i++)
+            for (int32_t j = 0; j < width.output; j++) {
+                WINDOW(i, j);
+                const REAL count = (REAL)(h_end - h_begin) * (REAL)(w_end - w_begin);
+                const REAL share = grad_output[(plane * height.output + i) * width.output + j] / count;
+                for (int32_t h = h_begin; h < h_end; h++)
+                    for (int32_t w = w_begin; w < w_end; w++)
+                        in[(int64_t)h * width.input + w] += share;
+            }
+    }
+}
+
+/* A row of the input gathers from the windows over it: rows share windows, and nothing is written by two threads. */
+CUDA_OPS_SIMD static void FN(avg_backward_rows)(REAL *restrict grad_input, const REAL *restrict grad_output,
+                                                const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t n = row / height.input;
+        const int32_t h = (int32_t)(row % height.input);
+        const int32_t i_end = cuda_ops_adaptive_end_window(height, h);
+        for (int32_t w = 0; w < width.input; w++) {
+            const int32_t j_end = cuda_ops_adaptive_end_window(width, w);
+            REAL *in = grad_input + (row * width.input + w) * channels;
+            memset(in, 0, (size_t)channels * sizeof(REAL));
+            for (int32_t i = cuda_ops_adaptive_first_window(height, h); i < i_end; i++)
+                for (int32_t j = cuda_ops_adaptive_first_window(width, w); j < j_end; j++) {
+                    WINDOW(i, j);
+                    const REAL count = (REAL)(h_end - h_begin) * (REAL)(w_end - w_begin);
+                    const REAL *out = grad_output + ((n * height.output + i) * width.output + j) * channels;
+                    for (int64_t c = 0; c < channels; c++)
+                        in[c] += out[c] / count;
+                }
+        }
+    }
+}
+
+static void FN(max_forward_planes)(REAL *restrict output, int64_t *restrict indices, const REAL *restrict input,
+                                   const cuda_ops_adaptive_pool2d *pool, int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    for (int64_t plane = begin; plane < end; plane++) {
+        const REAL *in = input + plane * height.input * width.input;
+        for (int32_t i = 0; i < height.output; i++)
+            for (int32_t j = 0; j < width.output; j++) {
+                WINDOW(i, j);
+                int64_t index = (int64_t)h_begin * width.input + w_begin;
+                REAL best = (REAL)-INFINITY;
+                for (int32_t h = h_begin; h < h_end; h++)
+                    for (int32_t w = w_begin; w < w_end; w++) {
+                        const int64_t position = (int64_t)h * width.input + w;
+                        if (in[position] > best || in[position] != in[position]) {
+                            best = in[position];
+                            index = position;
+                        }
+                    }
+                output[(plane * height.output + i) * width.output + j] = best;
+                indices[(plane * height.output + i) * width.output + j] = index;
+            }
+    }
+}
+
+CUDA_OPS_SIMD static void FN(max_forward_rows)(REAL *restrict output, int64_t *restrict indices,
+                                               const REAL *restrict input, const cuda_ops_adaptive_pool2d *pool,
+                                               int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const REAL *image = input + row / height.output * height.input * width.input * channels;
+        const int32_t i = (int32_t)(row % height.output);
+        for (int32_t j = 0; j < width.output; j++) {
+            WINDOW(i, j);
+            REAL *out = output + (row * width.output + j) * channels;
+            int64_t *index = indices + (row * width.output + j) * channels;
+            for (int64_t c = 0; c < channels; c++) {
+                out[c] = (REAL)-INFINITY;
+                index[c] = (int64_t)h_begin * width.input + w_begin;
+            }
+            for (int32_t h = h_begin; h < h_end; h++)
+                for (int32_t w = w_begin; w < w_end; w++) {
+                    const int64_t position = (int64_t)h * width.input + w;
+                    const REAL *in = image + position * channels;
+                    for (int64_t c = 0; c < channels; c++) {
+                        const bool take = in[c] > out[c] || in[c] != in[c];
+                        out[c] = take ? in[c] : out[c];
+                        index[c] = take ? position : index[c];
+                    }
+                }
+        }
+    }
+}
+
+static void FN(max_backward_planes)(REAL *restrict grad_input, const REAL *restrict grad_output,
+                                    const int64_t *restrict indices, const cuda_ops_adaptive_pool2d *pool,
+                                    int64_t begin, int64_t end)
+{
+    const int64_t inputs = (int64_t)pool->height.input * pool->width.input;
+    const int64_t outputs = (int64_t)pool->height.output * pool->width.output;
+    memset(grad_input + begin * inputs, 0, (size_t)((end - begin) * inputs) * sizeof(REAL));
+    for (int64_t at = begin * outputs; at < end * outputs; at++)
+        if ((uint64_t)indices[at] < (uint64_t)inputs)
+            grad_input[at / outputs * inputs + indices[at]] += grad_output[at];
+}
+
+CUDA_OPS_SIMD static void FN(max_backward_rows)(REAL *restrict grad_input, const REAL *restrict grad_output,
+                                                const int64_t *restrict indices, const cuda_ops_adaptive_pool2d *pool,
+                                                int64_t begin, int64_t end)
+{
+    const cuda_ops_adaptive_axis height = pool->height, width = pool->width;
+    const int64_t channels = pool->channels;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t n = row / height.input;
+        const int32_t h = (int32_t)(row % height.input);
+        const int32_t i_end = cuda_ops_adaptive_end_window(height, h);
+        for (int32_t w = 0; w < width.input; w++) {
+            const int32_t j_end = cuda_ops_adaptive_end_window(width, w);
+            const int64_t position = (int64_t)h * width.input + w;
+            REAL *in = grad_input + (row * width.input + w) * channels;
+            memset(in, 0, (size_t)channels * sizeof(REAL));
+            for (int32_t i = cuda_ops_adaptive_first_window(height, h); i < i_end; i++)
+                for (int32_t j = cuda_ops_adaptive_first_window(width, w); j < j_end; j++) {
+                    const int64_t window = ((n * height.output + i) * width.output + j) * channels;
+                    for (int64_t c = 0; c < channels; c++)
+                        in[c] += indices[window + c] == position ? grad_output[window + c] : (REAL)0;
+                }
+        }
+    }
+}
+
+#undef WINDOW
+
+#endif

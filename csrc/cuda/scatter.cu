@@ -1,0 +1,334 @@
+// index_add: output[o, r, i] = input[o, r, i] + alpha * sum of source[o, k, i] over the k with index[k] = r; scatter_add:
+// output[o, index[o, k, i], i] += source[o, k, i]; and the gradients of source, which are gathered.
+// index_add goes as embedding's gradient does: a stable sort of the indices, then a group of threads for each row of
+// output, which it reads and writes once (embedding/sums.cuh). Bound by memory: one read of source, a read and a write of
+// output.
+// scatter_add has a thread for each element in four passes that add integers (common/ordered_sums.cuh), and so has index_add
+// of rows so short that the sort would be most of it. Bound by random accesses; a single pass of atomics on floats, the
+// sums of which would depend on their order, is about three times as fast.
+#include "cuda_ops/scatter.h"
+
+#include "common/fast_division.cuh"
+#include "common/loss.cuh"
+#include "common/ordered_sums.cuh"
+#include "embedding/sums.cuh"
+
+static constexpr int THREADS = 256, COPIES = 4; // vectors of a thread that are in flight together
+static constexpr int SHORT_ROW = 2;             // elements
+
+static bool known(int index_bytes, const cuda_ops_scatter_sizes &sizes)
+{
+    return (index_bytes == 4 || index_bytes == 8) && sizes.rows < INT32_MAX && sizes.outer * sizes.count < INT32_MAX;
+}
+
+static bool is_empty(const cuda_ops_scatter_sizes &sizes)
+{
+    return sizes.outer == 0 || sizes.rows == 0 || sizes.inner == 0;
+}
+
+// ---- elements ------------------------------------------------------------------------------------------------------
+
+// Where the elements of source go: [outer, count, inner], with divisions by multiplication.
+struct ElementRows {
+    const void *index;
+    int index_bytes;
+    bool of_rows; // index is [count]
+    int64_t rows, inner;
+    uint32_t slab; // count * inner
+    Divider by_slab, by_inner;
+
+    // The element of output, or -1; `at` is where its index is, and `row` what it is.
+    __device__ __forceinline__ int64_t target(int64_t i, int64_t &at, int64_t &row) const
+    {
+        const uint32_t part = by_slab.of((uint32_t)i), within = (uint32_t)i - part * slab, k = by_inner.of(within);
+        at = of_rows ? k : i;
+        row = index_at(index, index_bytes, at);
+        return is_class(row, rows) ? (part * rows + row) * inner + (within - k * (uint32_t)inner) : -1;
+    }
+};
+
+static ElementRows element_rows(const void *index, int index_bytes, bool of_rows, const cuda_ops_scatter_sizes &sizes)
+{
+    const uint32_t slab = (uint32_t)(sizes.count * sizes.inner);
+    return {index,       index_bytes, of_rows,          sizes.rows,
+            sizes.inner, slab,        divider_by(slab), divider_by((uint32_t)sizes.inner)};
+}
+
+template <typename T>
+struct ScatteredElements {
+    static constexpr bool WIDE = sizeof(T) == 8;
+    T *output;
+    cuda_ops_index_error *error;
+    const T *source;
+    double alpha;
+    ElementRows to;
+
+    __device__ __forceinline__ int64_t target(int64_t i) const
+    {
+        int64_t at, row;
+        const int64_t place = to.target(i, at, row);
+        if (place < 0)
+            record_bad_index(error, at, row, to.rows);
+        return place;
+    }
+    __device__ __forceinline__ double value(int64_t i) const
+    {
+        return (double)load_as_accumulate(source[i]);
+    }
+    __device__ __forceinline__ void finish(int64_t place, double sum) const
+    {
+        typedef accumulate_type<T> A;
+        output[place] = store_from_accumulate<T>((A)((double)load_as_accumulate(output[place]) + alpha * sum));
+    }
+};
+
+__global__ void __launch_bounds__(THREADS)
+    find_bad_index_kernel(cuda_ops_index_error *error, const void *index, int index_bytes, int64_t count, int64_t rows)
+{
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t k = global_thread_index(); k < count; k += global_thread_count()) {
+        const int64_t row = index_at(index, index_bytes, k);
+        if (!is_class(row, rows))
+            record_bad_index(error, k, row, rows);
+    }
+}
+
+template <typename T>
+static cuda_ops_status add_elements(void *output, cuda_ops_index_error *error, void *workspace, const void *source,
+                                    double alpha, const ElementRows &to, const cuda_ops_scatter_sizes &sizes,
+                                    cudaStream_t stream)
+{
+    const int64_t indices = to.of_rows ? sizes.count : sizes.outer * sizes.count * sizes.inner;
+    if (indices == 0 || sizes.outer == 0)
+        return CUDA_OPS_SUCCESS;
+    if (sizes.rows == 0) { // all indices are bad
+        if (error)
+            launch_dependent(find_bad_index_kernel, clamp_grid(ceil_div(indices, THREADS)), THREADS, 0, stream, error,
+                             to.index, to.index_bytes, indices, sizes.rows);
+        return launch_status();
+    }
+    const ScatteredElements<T> elements = {(T *)output, error, (const T *)source, alpha, to};
+    return launch_ordered_sums(workspace, elements, sizes.outer * sizes.count * sizes.inner,
+                               sizes.outer * sizes.rows * sizes.inner, stream);
+}
+
+extern "C" size_t cuda_ops_scatter_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype)
+{
+    return (size_t)ordered_sums_bytes(sizes.outer * sizes.rows * sizes.inner, dtype == CUDA_OPS_FLOAT64);
+}
+
+// ---- index_add -----------------------------------------------------------------------------------------------------
+
+template <typename T, int SIZE>
+__global__ void __launch_bounds__(EMBEDDING_THREADS, RESIDENT)
+    index_add_kernel(T *output, const T *input, const accumulate_type<T> *chunks, const T *source, const RowSlots of,
+                     accumulate_type<T> alpha, const RowTasks tasks)
+{
+    typedef accumulate_type<T> A;
+    typedef aligned_vector<T, SIZE> V;
+    const int group = 1 << tasks.group_bits;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t number = first_task(tasks); number < tasks.rows * tasks.segments; number += task_step(tasks)) {
+        const RowTask task = task_of(tasks, number);
+        const SlotRange range = range_of(of, task.row);
+        const bool named = range.begin < range.end;
+        if (!named && output == input)
+            continue;
+        const HeldSums<T, SIZE> held = sum_of_row<T, SIZE>(chunks, source, of, range, tasks.vectors, task, group);
+        // Read now and not before: with these in registers too, sums of halves would not fit.
+        V x[HELD];
+        load_vectors(x, (const V *)input + task.row * tasks.vectors, task, group, true);
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            const int64_t v = task.begin + i * group;
+            if (v >= task.end)
+                continue;
+            A sum[SIZE];
+#pragma unroll
+            for (int e = 0; e < SIZE; e++)
+                sum[e] = element_of(x[i], e) + alpha * held.sum[i][e];
+            ((V *)output)[task.row * tasks.vectors + v] = named ? vector_of<T>(sum) : x[i];
+        }
+    }
+}
+
+template <typename T, int SIZE>
+static void launch_index_add(T *output, const T *input, void *chunks, const T *source, const RowSlots &of,
+                             int64_t inner, double alpha, cudaStream_t stream)
+{
+    const RowTasks tasks = row_tasks(of.outer * of.of_table, inner / SIZE, HELD);
+    if (of.of_index > CHUNK)
+        launch_chunk_sums<T, SIZE>(chunks, source, of, tasks, stream);
+    launch_dependent(index_add_kernel<T, SIZE>, row_tasks_grid(tasks), EMBEDDING_THREADS, 0, stream, output, input,
+                     (const accumulate_type<T> *)chunks, source, of, (accumulate_type<T>)alpha, tasks);
+}
+
+static bool goes_by_elements(const cuda_ops_scatter_sizes &sizes)
+{
+    const int64_t elements = sizes.outer * sizes.count * sizes.inner;
+    return 0 < elements && elements < INT32_MAX && sizes.inner <= SHORT_ROW;
+}
+
+extern "C" size_t cuda_ops_index_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype)
+{
+    if (goes_by_elements(sizes))
+        return cuda_ops_scatter_add_workspace_cuda(sizes, dtype);
+    return (size_t)(sort_bytes(sizes.count, sizes.rows) + chunks_bytes(sizes.outer * sizes.count, sizes.inner, dtype));
+}
+
+extern "C" cuda_ops_status cuda_ops_index_add_cuda(void *output, cuda_ops_index_error *error, void *workspace,
+                                                   const void *input, const void *source, const void *index,
+                                                   int index_bytes, cuda_ops_scatter_sizes sizes, double alpha,
+                                                   cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    if (!known(index_bytes, sizes))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (goes_by_elements(sizes)) {
+        CUDA_OPS_DISPATCH(dtype, T, {
+            const int64_t bytes = sizes.outer * sizes.rows * sizes.inner * (int64_t)sizeof(T);
+            if (output != input && bytes > 0) {
+                const cudaError_t copied = cudaMemcpyAsync(output, input, bytes, cudaMemcpyDeviceToDevice, stream);
+                if (copied != cudaSuccess)
+                    return CUDA_OPS_CUDA_ERROR + (int)copied;
+            }
+            return add_elements<T>(output, error, workspace, source, alpha,
+                                   element_rows(index, index_bytes, /*of_rows=*/true, sizes), sizes, stream);
+        });
+    }
+    if (error && sizes.count > 0)
+        launch_dependent(find_bad_index_kernel, clamp_grid(ceil_div(sizes.count, THREADS)), THREADS, 0, stream, error,
+                         index, index_bytes, sizes.count, sizes.rows);
+    if (is_empty(sizes))
+        return launch_status();
+    const SortedIndices sorted =
+        sort_indices(workspace, index, index_bytes, sizes.count, sizes.rows, /*padding_index=*/-1, stream);
+    void *const chunks = (char *)workspace + sort_bytes(sizes.count, sizes.rows);
+    const RowSlots of = {sorted, sizes.outer * sizes.count, sizes.outer, sizes.rows, sizes.count, 0, 0};
+    CUDA_OPS_DISPATCH(dtype, T, {
+        constexpr int SIZE = vector16<T>::size;
+        const bool vectors =
+            sizes.inner % SIZE == 0 && is_aligned_16(output) && is_aligned_16(input) && is_aligned_16(source);
+        const auto launch = vectors ? launch_index_add<T, SIZE> : launch_index_add<T, 1>;
+        launch((T *)output, (const T *)input, chunks, (const T *)source, of, sizes.inner, alpha, stream);
+        return launch_status();
+    });
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+template <typename T, int SIZE>
+__global__ void __launch_bounds__(EMBEDDING_THREADS)
+    index_add_backward_kernel(T *grad_source, const T *grad_output, const void *index, int index_bytes,
+                              cuda_ops_scatter_sizes sizes, accumulate_type<T> alpha, const RowTasks tasks)
+{
+    typedef accumulate_type<T> A;
+    typedef aligned_vector<T, SIZE> V;
+    const int group = 1 << tasks.group_bits;
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t number = first_task(tasks); number < tasks.rows * tasks.segments; number += task_step(tasks)) {
+        const RowTask task = task_of(tasks, number);
+        const int64_t part = sizes.outer == 1 ? 0 : task.row / sizes.count;
+        const int64_t row = index_at(index, index_bytes, task.row - part * sizes.count);
+        const bool good = is_class(row, sizes.rows);
+        const V *const from = (const V *)grad_output + (part * sizes.rows + (good ? row : 0)) * tasks.vectors;
+        V x[COPIES];
+#pragma unroll
+        for (int i = 0; i < COPIES; i++)
+            if (good && task.begin + i * group < task.end)
+                x[i] = from[task.begin + i * group];
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            if (task.begin + i * group >= task.end)
+                continue;
+            A product[SIZE];
+#pragma unroll
+            for (int e = 0; e < SIZE; e++)
+                product[e] = good ? alpha * element_of(x[i], e) : A(0);
+            ((V *)grad_source)[task.row * tasks.vectors + task.begin + i * group] = vector_of<T>(product);
+        }
+    }
+}
+
+extern "C" cuda_ops_status cuda_ops_index_add_backward_cuda(void *grad_source, const void *grad_output,
+                                                            const void *index, int index_bytes,
+                                                            cuda_ops_scatter_sizes sizes, double alpha,
+                                                            cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    if (!known(index_bytes, sizes))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (sizes.outer == 0 || sizes.count == 0 || sizes.inner == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T, {
+        constexpr int SIZE = vector16<T>::size;
+        const bool vectors = sizes.inner % SIZE == 0 && is_aligned_16(grad_source) && is_aligned_16(grad_output);
+        const auto kernel = vectors ? index_add_backward_kernel<T, SIZE> : index_add_backward_kernel<T, 1>;
+        const RowTasks tasks = row_tasks(sizes.outer * sizes.count, vectors ? sizes.inner / SIZE : sizes.inner, COPIES);
+        launch_dependent(kernel, row_tasks_grid(tasks), EMBEDDING_THREADS, 0, stream, (T *)grad_source,
+                         (const T *)grad_output, index, index_bytes, sizes, (accumulate_type<T>)alpha, tasks);
+        return launch_status();
+    });
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+// ---- scatter_add ---------------------------------------------------------------------------------------------------
+
+extern "C" cuda_ops_status cuda_ops_scatter_add_cuda(void *output, cuda_ops_index_error *error, void *workspace,
+                                                     const void *source, const void *index, int index_bytes,
+                                                     cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,
+                                                     cuda_ops_stream stream)
+{
+    const int64_t count = sizes.outer * sizes.count * sizes.inner;
+    if (!known(index_bytes, sizes) || count > INT32_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (count == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T, {
+        return add_elements<T>(output, error, workspace, source, 1,
+                               element_rows(index, index_bytes, /*of_rows=*/false, sizes), sizes, stream);
+    });
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    scatter_add_backward_kernel(T *grad_source, const T *grad_output, int64_t count, const ElementRows from)
+{
+    wait_for_predecessor();
+    release_successor();
+    // Indices of several elements first, then these, so that none waits for the store of another.
+    const int64_t step = global_thread_count();
+    for (int64_t first = global_thread_index(); first < count; first += COPIES * step) {
+        T x[COPIES];
+#pragma unroll
+        for (int k = 0; k < COPIES; k++) {
+            int64_t at, row;
+            const int64_t i = first + k * step, place = i < count ? from.target(i, at, row) : -1;
+            x[k] = place >= 0 ? grad_output[place] : store_from_accumulate<T>(0);
+        }
+#pragma unroll
+        for (int k = 0; k < COPIES; k++)
+            if (first + k * step < count)
+                grad_source[first + k * step] = x[k];
+    }
+}
+
+extern "C" cuda_ops_status cuda_ops_scatter_add_backward_cuda(void *grad_source, const void *grad_output,
+                                                              const void *index, int index_bytes,
+                                                              cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,
+                                                              cuda_ops_stream stream)
+{
+    const int64_t count = sizes.outer * sizes.count * sizes.inner;
+    if (!known(index_bytes, sizes) || count > INT32_MAX)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    if (count == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T, {
+        launch_dependent(scatter_add_backward_kernel<T>, clamp_grid(ceil_div(count, COPIES * THREADS)), THREADS, 0,
+                         stream, (T *)grad_source, (const T *)grad_output, count,
+                         element_rows(index, index_bytes, /*of_rows=*/false, sizes));
+        return launch_status();
+    });
+    return CUDA_OPS_INVALID_ARGUMENT;
+}
