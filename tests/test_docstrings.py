@@ -20,6 +20,7 @@ NAMES = [f"{module}.{name}" for module in ("functional", "optim") for name in ge
 NAMES += [f"nn.{name}" for name in ("ConvBNReLUMaxPool2d", "LinearCrossEntropyLoss", "LinearReLU")]
 NAMES += ["data.Characters", "data.Windows", "models.GPT", "models.MnistCNN"]
 NAMES += ["training.GraphedStep", "training.learning_rate"]
+NAMES += [f"nn_init.{name}" for name in cuda_ops.nn.init.__all__]
 NAMES += ["nn_utils.clip_grad_norm_", "conversion.convert", "conversion.revert"]
 
 

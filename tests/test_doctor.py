@@ -64,7 +64,8 @@ def test_json_covers_every_functional():
     assert set(cuda_ops.functional.__all__) <= set(report["ops"])
     for op, states in report["ops"].items():
         assert states["cpu float32"] == states["cpu float64"] == "ok", (op, states)
-        assert states["cpu float16"] == "no"
+        # The counts are of integers, and weights of any dtype are added in float64.
+        assert states["cpu float16"] == ("ok" if op == "bincount" else "no")
     assert report["versions"]["built_with"]["torch"] == torch.__version__
 
 

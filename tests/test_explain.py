@@ -56,7 +56,7 @@ def test_channels_last_is_of_all_images():
         ("relu", "expected a call such as"),
         ("relu(3x4, banana)", "got 'banana'"),
         ("relu(3x4:int8)", "expected a dtype of float32"),
-        ("banana(3)", "expected a function of cuda_ops.functional, one of add2"),
+        ("banana(3)", "expected a function of cuda_ops.functional, one of adaptive_avg_pool2d"),
     ],
 )
 def test_the_command_says_what_it_cannot_read(text, message):
@@ -151,6 +151,12 @@ def test_what_the_size_decides():
     assert chosen(F.linear_cross_entropy, meta(64, 128), meta(17, 128), capability="9.0") == {
         "forward and gradients": "chunks"
     }
+    head = meta(2048, 768, **half), meta(50257, 768, **half)
+    for kwargs, path in [({}, "sm90"), ({"logit_softcap": 30.0, "label_smoothing": 0.1}, "chunks")]:
+        assert set(chosen(F.linear_cross_entropy, *head, capability="9.0", **kwargs).values()) == {path}
+    assert set(chosen(F.linear_cross_entropy, *head, capability="8.0").values()) == {"chunks"}
+    capped = chosen(F.linear_cross_entropy, meta(64, 128), meta(10, 128), logit_softcap=30.0, capability="9.0")
+    assert set(capped.values()) == {"chunks"}
 
 
 @needs_tables
@@ -188,7 +194,22 @@ CALLS = [
     ("softmax", (meta(4, 8), 0)),
     *((op, (meta(4, 8), 1)) for op in ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "var", "std")),
     ("norm", (meta(4, 8),)),
-    ("permute_contiguous", (meta(40, 8), (1, 0))),
+    *((op, (meta(4, 8), 0, meta(3), meta(3, 8))) for op in ("index_add", "index_add_")),
+    *((op, (meta(4, 8), 0, meta(3, 8), meta(3, 8))) for op in ("scatter_add", "scatter_add_")),
+    ("histc", (meta(4, 8),)),
+    ("bincount", (meta(4),)),
+    ("bincount", (meta(4), meta(4))),
+    *(("permute_contiguous", (meta(*shape), (1, 0))) for shape in ((40, 8), (40, 3), (9, 4000), (80, 4001), (1, 8))),
+    *(
+        (op, (meta(2, 3, 8, 9), size))
+        for op in ("adaptive_avg_pool2d", "adaptive_max_pool2d")
+        for size in (1, (None, 4))
+    ),
+    ("concat", ([meta(4, 8), meta(4, 8)],)),
+    ("cumsum", (meta(4, 8), 0)),
+    ("cumsum", (meta(4, 8), 1)),
+    ("prelu", (meta(4, 8), meta(8))),
+    ("prelu", (meta(4, 8), meta(1))),
     ("sum", (meta(4, 8), 0)),
     ("cross_entropy", (meta(4, 8),)),
     ("linear", (meta(4, 8), meta(3, 8))),

@@ -52,6 +52,8 @@ def test_fake_kernels_tell_the_real_strides(spec, device):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_is_one_graph(spec, device, dynamic):
     """torch.compile sees through forward and backward without a graph break, with fixed and with symbolic sizes."""
+    if spec.waits:
+        pytest.skip("its sizes depend on values")
     for sample in spec.small_samples(Make(device, torch.float32, requires_grad=True)):
         torch._dynamo.reset()
         # aot_eager traces forward and backward through the fakes as inductor does, and leaves out only the code
@@ -85,6 +87,8 @@ def test_bad_inputs_are_refused_by_name(spec, device):
 def test_halves_on_the_cpu_are_refused(spec):
     for dtype in (torch.float16, torch.bfloat16):
         for sample in spec.small_samples(Make("cpu", dtype)):
+            if not any(t.is_floating_point() for t in sample.tensors()):
+                continue
             with pytest.raises(NotImplementedError, match="on the CPU, got"):
                 spec.function(*sample.args, **sample.kwargs)
 
@@ -141,6 +145,8 @@ def test_side_stream(spec):
 @pytest.mark.cuda
 def test_cuda_graph(spec):
     """Forward and backward are captured into a CUDA graph, and replays follow new inputs."""
+    if spec.waits:
+        pytest.skip("its sizes depend on values")
     for sample in spec.small_samples(Make("cuda", torch.float32, requires_grad=True)):
 
         def step(sample=sample):

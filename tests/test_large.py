@@ -75,6 +75,8 @@ def test_images(memory_format):
         (F.conv2d(x, weight, padding=1), torch.nn.functional.conv2d(few, weight.double(), padding=1)),
         (F.max_pool2d(x, 2), torch.nn.functional.max_pool2d(few, 2)),
         (F.avg_pool2d(x, 2), torch.nn.functional.avg_pool2d(few, 2)),
+        (F.adaptive_avg_pool2d(x, 8), torch.nn.functional.adaptive_avg_pool2d(few, 8)),
+        (F.adaptive_max_pool2d(x, 8), torch.nn.functional.adaptive_max_pool2d(few, 8)),
     ]:
         torch.testing.assert_close(ours[-2:].double(), native, atol=5e-2, rtol=2e-2)
         del ours
@@ -137,6 +139,7 @@ ROWS = {
     "silu": (F.silu, N.silu, ()),
     "tanh": (F.tanh, torch.tanh, ()),
     "hardswish": (F.hardswish, N.hardswish, ()),
+    "prelu": (F.prelu, N.prelu, [(1024,)]),
     "layer_norm": (
         lambda x, w, b: F.layer_norm(x, (1024,), w, b),
         lambda x, w, b: N.layer_norm(x, (1024,), w, b),
@@ -201,6 +204,8 @@ IMAGES = {
     "conv2d": (lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: N.conv2d(x, w, padding=1), [(4, 4, 3, 3)]),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), lambda x: N.max_pool2d(x, 2), ()),
     "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), lambda x: N.avg_pool2d(x, 2), ()),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 8), lambda x: N.adaptive_avg_pool2d(x, 8), ()),
+    "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, 8), lambda x: N.adaptive_max_pool2d(x, 8), ()),
     "conv_bn_relu_pool": (
         lambda x, w: F.conv_bn_relu_pool(x, w, None, **statistics(w), training=False),
         lambda x, w: N.max_pool2d(
@@ -281,6 +286,25 @@ def test_reductions():
     for dim in (0, 1):
         matrix = x.view(2, -1) if dim == 1 else x.view(-1, 2)
         assert F.sum(matrix, dim, dtype=torch.float32).sum().item() == TAIL + 1
+
+
+@pytest.mark.parametrize("inner", [1, 4])
+def test_cumsum(inner):
+    """Of one row, or of columns side by side; sums that bfloat16 holds."""
+    x = torch.zeros(BEYOND // inner, inner, device="cuda", dtype=torch.bfloat16)
+    x[0] = 1
+    x[-7] = 2
+    output = F.cumsum(x, 0)
+    assert (output[:-7] == 1).all() and (output[-7:] == 3).all()
+    backwards = torch.ops.cuda_ops.cumsum_forward(x, 0, None, True)
+    assert (backwards[0] == 3).all() and (backwards[1:-6] == 2).all() and not backwards[-6:].any()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_concat(dim):
+    x = ramp(BEYOND // 64, 64)
+    parts = (x[:TAIL], x[TAIL:]) if dim == 0 else (x[:, :24], x[:, 24:])
+    assert torch.equal(F.concat(parts, dim)[-TAIL:], x[-TAIL:])
 
 
 def test_permute_contiguous():

@@ -18,7 +18,9 @@ def test_tangents_without_what_they_multiply():
         (lambda: ops.linear_relu_tangent(None, w, None, make(2, 4)), "linear_relu_tangent: expected input to be a"),
         (lambda: ops.linear_relu_tangent(x, None, None, make(2, 4)), "linear_relu_tangent: expected weight to be a"),
         (
-            lambda: ops.linear_cross_entropy_tangent(None, None, None, x, w, target, None, total, 1, -100, 0.0),
+            lambda: ops.linear_cross_entropy_tangent(
+                None, None, None, x, w, target, None, total, 1, -100, 0.0, 0.0, 0.0
+            ),
             "linear_cross_entropy_tangent: expected a tangent to be a Tensor, got None",
         ),
     ]:
@@ -104,7 +106,7 @@ def test_sizes_that_no_tensor_has(size):
         (ops.gemm_paths, (torch.float32, 5), (5, 1, False, False, True, "")),
         (ops.linear_relu_paths, (False, torch.float32, torch.float32, 5), (5, True)),
         (ops.linear_gelu_paths, (torch.float32, 5), (5, False, True)),
-        (ops.linear_cross_entropy_paths, (torch.float32, 5), (5,)),
+        (ops.linear_cross_entropy_paths, (torch.float32, 5), (5, 0.0, 0.0, 0.0)),
         (ops.batch_norm_paths, (0, torch.float32, 5), (5,)),
         (ops.log_softmax_paths, (False, torch.float32, 5), (5,)),
         (ops.cross_entropy_paths, (torch.float32, 5), (5, 0)),
@@ -120,3 +122,32 @@ def test_sizes_that_no_tensor_has(size):
         if (i, size) not in ((12, -1), (13, -1)):
             with pytest.raises(RuntimeError, match="conv2d_paths: expected"):
                 ops.conv2d_paths(0, torch.float32, sizes, [0, 0, 0], True, "", [])
+
+
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_derivatives_of_gates_check_their_halves(name):
+    more = ("none",) if name == "geglu" else ()
+    odd = r"expected gate to have an even last dimension, of gate and value, got shape \[2, 3\]"
+    with pytest.raises(RuntimeError, match=f"{name}_tangent: {odd}"):
+        getattr(ops, f"{name}_tangent")(make(2, 3), make(2, 3), None, *more)
+    with pytest.raises(
+        RuntimeError, match=rf"{name}_backward_tangents: expected tangent to have the shape of gate, \[2, 4\]"
+    ):
+        getattr(ops, f"{name}_backward_tangents")(make(4), make(2, 2), make(2, 4), None, *more)
+    with pytest.raises(RuntimeError, match=f"{name}_gradients: {odd}"):
+        getattr(ops, f"{name}_gradients")(make(2, 3), None, make(2, 1), make(2, 3), None, *more, [True, True, False])
+
+
+def test_rows_of_positions_are_of_a_table():
+    with pytest.raises(RuntimeError, match="position_embedding_rows: expected weight to have 2 dimensions and size at"):
+        ops.position_embedding_rows(make(3), [2], torch.float32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks about the GPU that is there")
+def test_tables_of_paths_need_a_device():
+    with pytest.raises(
+        RuntimeError, match=r"explain: expected device to be .*since there is no GPU whose they could be"
+    ):
+        ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, [])
+    with pytest.raises(RuntimeError, match="explain: expected device to be capability, multiprocessors and bytes"):
+        ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, [90, 0, 0])

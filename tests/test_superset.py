@@ -1,4 +1,4 @@
-"""cuda_ops.nn, functional, optim and nn.utils have every public name of torch's, their own where they have one."""
+"""cuda_ops.nn, functional, optim, nn.init and nn.utils have every public name of torch's, their own where one is."""
 
 import importlib
 import inspect
@@ -14,6 +14,7 @@ import cuda_ops
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = {
     "nn": (cuda_ops.nn, torch.nn),
+    "nn.init": (cuda_ops.nn.init, torch.nn.init),
     "nn.utils": (cuda_ops.nn.utils, torch.nn.utils),
     "functional": (cuda_ops.functional, torch.nn.functional),
     "optim": (cuda_ops.optim, torch.optim),
@@ -66,7 +67,8 @@ def test_submodules_are_imported_by_our_names():
     assert importlib.import_module("cuda_ops.nn.functional") is cuda_ops.functional
     assert importlib.import_module("cuda_ops.nn.utils") is cuda_ops.nn.utils
     assert importlib.import_module("cuda_ops.nn.utils.parametrize") is torch.nn.utils.parametrize
-    assert importlib.import_module("cuda_ops.nn.init") is torch.nn.init
+    assert importlib.import_module("cuda_ops.nn.init") is cuda_ops.nn.init
+    assert importlib.import_module("cuda_ops.nn.modules") is torch.nn.modules
     assert importlib.import_module("cuda_ops.optim.lr_scheduler") is torch.optim.lr_scheduler
     assert cuda_ops.nn.functional is cuda_ops.functional
 

@@ -39,6 +39,18 @@ def test_without_results_every_part_names_its_command(folder):
         assert line.startswith("Not measured yet: `")
 
 
+def test_several_gpus_are_shown_where_they_were_measured(folder):
+    for size in (10, 2):
+        found = {"processes": size, "model": "char", "precision": "bf16", "command": "scaling", "facts": FACTS}
+        found |= {"table": [["", "ms"], ["GPT ddp", str(size)]], "problems": ["ddp: wrong"] if size == 2 else []}
+        own = folder.parent / f"{update_results.GPU}-x{size}"
+        own.mkdir()
+        (own / "scaling.json").write_text(json.dumps(found))
+    text = "\n".join(update_results.several_gpus())
+    assert text.index("2 × Test GPU") < text.index("10 × Test GPU")
+    assert "| GPT ddp | 10 |" in text and text.count("- ddp: wrong") == 1
+
+
 def test_race(folder):
     rows = [
         step_row("PyTorch eager NCHW", 2000.0),

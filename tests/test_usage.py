@@ -223,6 +223,31 @@ def test_cpu_autocast_leaves_float64_alone(images):
                 CALLS[name](images)
 
 
+IN_FLOAT32 = {
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "masked_softmax": lambda x: F.masked_softmax(x),
+    "logsumexp": lambda x: F.logsumexp(x, -1),
+    "softplus": lambda x: F.softplus(x),
+    "sum": lambda x: F.sum(x, 1),
+    "prod": lambda x: F.prod(x, 1),
+    "norm": lambda x: F.norm(x, dim=1),
+    "layer_norm": lambda x: F.layer_norm(x, (6,)),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "mse_loss": lambda x: F.mse_loss(x, -x),
+    "binary_cross_entropy_with_logits": lambda x: F.binary_cross_entropy_with_logits(x, x.abs()),
+}
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_cpu_autocast_casts_to_float32_what_is_in_its_list(name):
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = IN_FLOAT32[name](x)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, IN_FLOAT32[name](x.float()))
+
+
 def test_modules_copy_pickle_and_save(images):
     model = small_net(cuda_ops.nn).eval()
     expected = model(images)
@@ -478,7 +503,7 @@ def test_functions_are_what_the_functionals_record():
         "linear_relu": (ops.linear_relu.LinearReLUFunction.apply(x, w, b), F.linear_relu(x, w, b)),
         "linear_cross_entropy": (
             ops.linear_cross_entropy.LinearCrossEntropyFunction.apply(
-                x, w, target, b, None, 1, -100, 0.0, True, True, True
+                x, w, target, b, None, 1, -100, 0.0, 0.0, 0.0, True, True, True
             )[0],
             F.linear_cross_entropy(x, w, target, b),
         ),
@@ -643,8 +668,9 @@ def test_signatures_are_those_of_pytorch():
     """Names, order and defaults. Those of PyTorch's that are builtins keep them in their docstring."""
     for name in sorted(set(F.__all__) & set(dir(torch.nn.functional))):
         ours = inspect.signature(getattr(F, name)).parameters
-        # max_pool2d itself takes anything, and passes it on.
-        native = torch.nn.functional._max_pool2d if name == "max_pool2d" else getattr(torch.nn.functional, name)
+        # max_pool2d itself, and its like, take anything and pass it on.
+        passed_on = name in ("max_pool2d", "adaptive_max_pool2d")
+        native = getattr(torch.nn.functional, f"_{name}" if passed_on else name)
         try:
             theirs = {p.name: repr(p.default) for p in inspect.signature(native).parameters.values()}
         except ValueError:

@@ -5,7 +5,8 @@
 #include "check.h"
 #include "cuda_ops/cpu_isa.h"
 
-enum layout { BY_ROWS, BY_COLUMNS, APART, LAYOUTS }; /* APART: neither stride is 1 */
+/* APART: neither stride is 1. EXPANDED_*: all rows, or all columns, are the same memory. */
+enum layout { BY_ROWS, BY_COLUMNS, APART, EXPANDED_ROWS, EXPANDED_COLUMNS, LAYOUTS };
 
 /* A matrix that lies in its array with a leading dimension wider than it needs; and its values, dense. */
 typedef struct matrix {
@@ -34,8 +35,10 @@ static matrix matrix_new(int64_t rows, int64_t columns, enum layout layout, uint
 {
     const int64_t padding = 3;
     matrix m = {.rows = rows, .columns = columns, .size = element_size(dtype)};
-    m.row_stride = layout == BY_COLUMNS ? 1 : layout == BY_ROWS ? columns + padding : 2 * columns + padding;
-    m.column_stride = layout == BY_COLUMNS ? rows + padding : layout == BY_ROWS ? 1 : 2;
+    const int64_t row_strides[LAYOUTS] = {columns + padding, 1, 2 * columns + padding, 0, 1};
+    const int64_t column_strides[LAYOUTS] = {1, rows + padding, 2, 1, 0};
+    m.row_stride = row_strides[layout];
+    m.column_stride = column_strides[layout];
     m.count = rows > 0 && columns > 0 ? (rows - 1) * m.row_stride + (columns - 1) * m.column_stride + 1 : 0;
     m.data = guarded_bytes(m.count, m.size);
     m.values = calloc((size_t)(rows * columns) + 1, sizeof(double));

@@ -90,6 +90,17 @@ def test_gradient_at_the_corners_and_beyond_numbers(name, device):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+def test_the_second_derivative_of_elu_at_its_corner(device):
+    """0 there, as PyTorch's, though the first is alpha."""
+    x = torch.tensor([-1.0, -0.0, 0.0, 1.0], device=device, requires_grad=True)
+    for inplace in (False, True):
+        seconds = []
+        for function in (F.elu, torch.nn.functional.elu):
+            (grad,) = torch.autograd.grad(function(x.clone(), 1.75, inplace).sum(), x, create_graph=True)
+            seconds += torch.autograd.grad(grad.sum(), x)
+        torch.testing.assert_close(*seconds)
+
+
 @pytest.mark.parametrize("name", ["hardtanh", "relu6"])
 def test_nan_passes_the_gradient(name, device):
     input = torch.full((70,), NAN, device=device, requires_grad=True)
@@ -261,3 +272,12 @@ def test_linear_gelu_does_not_cancel(device_dtype, approximate, with_gradient):
     torch.testing.assert_close(actual, expected, rtol=max(factor * UNIT[dtype], 1e-14), atol=smallest)
     if dtype in (torch.float16, torch.bfloat16):
         torch.testing.assert_close(actual, expected, rtol=1.1 * UNIT[dtype], atol=smallest)
+
+
+def test_softplus_compares_the_product_with_its_threshold(device):
+    x = torch.tensor([25.0, 150.0, 250.0, 10.0], dtype=torch.float64, device=device, requires_grad=True)
+    for beta, threshold in ((0.1, 20.0), (4.0, 20.0), (0.1, 8.0)):
+        output, expected = (f(x, beta, threshold) for f in (F.softplus, torch.nn.functional.softplus))
+        torch.testing.assert_close(output, expected, rtol=1e-14, atol=0)
+        grads = [torch.autograd.grad(y.sum(), x)[0] for y in (output, expected)]
+        torch.testing.assert_close(*grads, rtol=1e-14, atol=0)

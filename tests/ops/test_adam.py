@@ -163,8 +163,10 @@ def test_nonfinite_values_travel_as_in_pytorch(device):
             for _ in range(3):
                 param.grad = values.repeat_interleave(5).to(dtype)
                 optimizer.step()
-            runs.append(param.detach())
-        assert_close(runs[0], runs[1], 1e-5)
+            largest = optimizer.state[param].get("max_exp_avg_sq", param.new_zeros(()))
+            runs.append((param.detach(), largest))
+        for ours, theirs in zip(*runs, strict=True):
+            assert_close(ours, theirs, 1e-5)
 
 
 def test_a_parameter_of_infinity_without_decay_keeps_its_state_finite(device):
@@ -374,6 +376,20 @@ def test_backward_through_values_from_before_the_step_is_refused():
     cuda_ops.optim.Adam([param], lr=0.1).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_what_a_step_writes_counts_as_modified():
+    for amsgrad in (False, True):
+        param = torch.nn.Parameter(torch.ones(3))
+        optimizer = cuda_ops.optim.Adam([param], amsgrad=amsgrad)
+        param.grad = torch.ones(3)
+        optimizer.step()
+        written = {"param": param, **optimizer.state[param]}
+        assert len(written) == 4 + amsgrad
+        before = {name: tensor._version for name, tensor in written.items()}
+        optimizer.step()
+        for name, tensor in written.items():
+            assert tensor._version > before[name], name
 
 
 def test_negative_views():

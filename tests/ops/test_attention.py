@@ -139,6 +139,26 @@ def test_packed_operands_are_not_copied(device):
         assert torch.cuda.max_memory_allocated() - before < 2 * output.numel() * output.element_size()
 
 
+@pytest.mark.parametrize("dims", [(-1,), (-2,), (0, 1), (-2, -1)], ids=str)
+@pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+def test_expanded_operands(device_dtype, which, dims):
+    """Strides of 0: the bits of copies."""
+    device, dtype = device_dtype
+    tensors = [torch.randn(2, 3, n, 16, device=device, dtype=dtype) for n in (40, 70, 70)]
+    shape = tensors[which].shape
+    for dim in dims:
+        tensors[which] = tensors[which].narrow(dim, 0, 1)
+    tensors[which] = tensors[which].expand(shape)
+    grad = torch.randn(2, 3, 40, 16, device=device, dtype=dtype)
+    found = []
+    for operands in (tensors, [t.contiguous() for t in tensors]):
+        operands = [t.detach().requires_grad_() for t in operands]
+        output = scaled_dot_product_attention(*operands)
+        found.append([output, *torch.autograd.grad(output, operands, grad)])
+    for actual, expected in zip(*found, strict=True):
+        assert torch.equal(actual, expected)
+
+
 def test_a_mask_that_hides_every_key(device):
     tensors = operands(device, torch.float32, 5, 70)
     mask = torch.zeros(5, 70, dtype=torch.bool, device=device)

@@ -109,7 +109,12 @@ def test_the_module_is_that_of_pytorch(device):
         cuda_ops.nn.Embedding(2, 3, max_norm=1.0)(torch.zeros(1, dtype=torch.int64))
 
 
-OPTIONS = [{"padding_idx": 1}, {"scale_grad_by_freq": True}, {"padding_idx": -3, "scale_grad_by_freq": True}]
+OPTIONS = [
+    {"padding_idx": 0},
+    {"padding_idx": 1},
+    {"scale_grad_by_freq": True},
+    {"padding_idx": -3, "scale_grad_by_freq": True},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -122,7 +127,7 @@ def test_gradients_of_gradients_that_are_not_those_of_the_function(device, optio
     if "scale_grad_by_freq" in options:
         factors = torch.tensor([[3.0, 1, 3], [2, 2, 3]], dtype=torch.float64, device=device).reciprocal().unsqueeze(-1)
     if "padding_idx" in options:
-        factors = factors * (indices != 1).unsqueeze(-1)
+        factors = factors * (indices != options["padding_idx"] % 4).unsqueeze(-1)
     expected = torch.zeros_like(weight).index_add(0, indices.view(-1), (grad_output * factors).view(6, 5))
     torch.testing.assert_close(grad, expected)
     direction = torch.randn(4, 5, dtype=torch.float64, device=device)

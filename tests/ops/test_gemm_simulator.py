@@ -201,6 +201,130 @@ def test_steps_stop_at_barriers():
     np.testing.assert_allclose(d, a @ a)
 
 
+def test_atomics_add_up_and_do_not_race():
+    """A shared counter for each of four; 16 lanes of a request meet in each, and then two blocks in memory's."""
+
+    def kernel(t, counts):
+        mine = t.shared("mine", 4, np.int32)
+        if t.threadIdx.x < 4:
+            mine[t.threadIdx.x] = 0
+        yield
+        t.atomic_add(mine, t.threadIdx.x % 4, 1)
+        yield
+        if t.threadIdx.x < 4:
+            t.atomic_add(counts, t.threadIdx.x, mine[t.threadIdx.x])
+
+    counts = np.zeros(4, np.int32)
+    report = launch(kernel, 2, 32, counts)
+    assert counts.tolist() == [16] * 4
+    assert report.races == []
+    assert (report.traffic["shared atomic"].requests, report.traffic["shared atomic"].passes_per_request) == (2, 8)
+    assert (report.traffic["global atomic"].requests, report.traffic["global atomic"].passes_per_request) == (2, 1)
+    assert "shared atomic" in str(report)
+    assert "atomic" not in str(launch(copy_kernel, 1, 32, np.zeros(32, np.float32), np.zeros(32, np.float32), 1))
+
+
+def test_atomics_return_what_was_there():
+    seen = []
+    launch(lambda t, a: seen.append(t.atomic_add(a, 0, 2)), 1, 3, np.zeros(1, np.int64))
+    assert seen == [0, 2, 4]
+
+
+@pytest.mark.parametrize("first", ["load", "store"])
+def test_atomics_race_with_ordinary_accesses(first):
+    def kernel(t, a):
+        if t.threadIdx.x == 0:
+            if first == "load":
+                a[0]
+            else:
+                a[0] = 1
+        else:
+            t.atomic_add(a, 0, 1)
+
+    (race,) = launch(kernel, 1, 2, np.zeros(1, np.int32)).races
+    assert race.array == "a"
+
+    def turned(t, a):
+        if t.threadIdx.x == 0:
+            t.atomic_add(a, 0, 1)
+        elif first == "load":
+            a[0]
+        else:
+            a[0] = 1
+
+    assert len(launch(turned, 1, 2, np.zeros(1, np.int32)).races) == 1
+
+
+def test_lanes_exchange():
+    """Two warps, each for itself; beyond its end a lane keeps its own value."""
+    found = {}
+
+    def kernel(t):
+        x = t.threadIdx.x
+        down = yield t.shfl_down(x, 16)
+        across = yield t.shfl_xor(x, 1)
+        same = yield t.match_any(x % 4)
+        found[x] = down, across, same
+
+    launch(kernel, 1, 64)
+    assert [found[x][0] for x in range(64)] == [x + 16 if x % 32 < 16 else x for x in range(64)]
+    assert [found[x][1] for x in range(64)] == [x ^ 1 for x in range(64)]
+    assert [found[x][2] for x in range(64)] == [0x11111111 << x % 4 for x in range(64)]
+
+
+@pytest.mark.parametrize(("barrier", "races"), [("none", True), ("warp", False), ("block", False)])
+def test_syncwarp_orders_a_warp(barrier, races):
+    def kernel(t, output):
+        x = t.threadIdx.x
+        tile = t.shared("tile", 64)
+        tile[x] = x
+        if barrier == "warp":
+            yield t.syncwarp()
+        elif barrier == "block":
+            yield
+        output[x] = tile[x ^ 1]
+
+    report = launch(kernel, 1, 64, np.zeros(64, np.float32))
+    assert bool(report.races) == races
+
+
+def test_syncwarp_orders_no_other_warp():
+    def kernel(t, output):
+        x = t.threadIdx.x
+        tile = t.shared("tile", 64)
+        tile[x] = x
+        yield t.syncwarp()
+        output[x] = tile[x ^ 32]
+
+    assert launch(kernel, 1, 64, np.zeros(64, np.float32)).races
+
+
+def test_lanes_that_do_not_come_are_errors():
+    def half_of_them(t):
+        if t.threadIdx.x < 16:
+            yield t.shfl_down(1, 1)
+
+    def some_at_a_barrier(t):
+        if t.threadIdx.x < 16:
+            yield t.syncwarp()
+        else:
+            yield
+
+    def two_places(t):
+        if t.threadIdx.x < 16:
+            yield t.syncwarp()
+        else:
+            yield t.syncwarp()
+
+    message = r"is not reached by all lanes: not by "
+    with pytest.raises(SimulationError, match=rf"shfl_down in line \d+ {message}\(16, 0, 0\)"):
+        launch(half_of_them, 1, 32)
+    with pytest.raises(SimulationError, match=rf"syncwarp in line \d+ {message}\(16, 0, 0\)"):
+        launch(some_at_a_barrier, 1, 32)
+    with pytest.raises(SimulationError, match=rf"{message}another lane"):
+        launch(two_places, 1, 32)
+
+
 def test_dim3():
     assert tuple(simulator.dim3(3)) == (3, 1, 1)
     assert tuple(simulator.dim3((3, 2))) == (3, 2, 1)

@@ -263,3 +263,14 @@ def test_shared_operand_is_not_copied():
     output = cuda_ops.functional.matmul(a, b)
     most = torch.cuda.max_memory_allocated() - before
     assert most < 1.5 * output.numel() * output.itemsize
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 13, 66, 71])
+def test_rows_far_apart_in_any_number(device, rows):
+    """On the CPU they are packed, the last tile of them with fewer rows."""
+    for dtype in (torch.float32, torch.float64):
+        generator = torch.Generator().manual_seed(rows)
+        a, b = (torch.randn(size, dtype=dtype, generator=generator) for size in ((rows, 645), (645, 301)))
+        a = a[:, :643]  # rows that start at any address
+        product = cuda_ops.functional.matmul(a.to(device), b[:643].to(device))
+        assert_close(product, a.double() @ b[:643].double(), 1e-5 if dtype == torch.float32 else 1e-13)

@@ -24,8 +24,9 @@ NAMED = {
         lambda x, dim, keepdim: torch.linalg.vector_norm(x, 1, dim, keepdim),
     ),
 }
-# Rows of a block, of several, and columns of one part and of several; of vectors and of single elements.
-SHAPES = [((20_011,), 0), ((40_000,), 0), ((3, 40_000), 1), ((3000, 7), 0), ((3000, 64), 0), ((2, 700, 12), 1)]
+# Rows of a block, of several, of a part of one; columns of one part and of several; of vectors and of single elements.
+SHAPES = [((20_011,), 0), ((40_000,), 0), ((3, 40_000), 1), ((30, 1500), 1), ((9, 3001), 1)]
+SHAPES += [((3000, 7), 0), ((3000, 64), 0), ((2, 700, 12), 1)]
 
 
 def random(*shape, seed=0):
@@ -135,7 +136,15 @@ def test_gradients_of_products_of_zeros(device):
 def test_variances_of_few(device):
     assert F.var(torch.ones(3, 1, device=device), 1).isnan().all()
     assert F.var(torch.ones(3, 1, device=device), 1, correction=0).tolist() == [0, 0, 0]
-    assert F.std(torch.tensor([1.0, 3.0], device=device), correction=5).item() == INF
+    for function in (F.var, F.std):  # a divisor below 0 is taken for 0
+        assert function(torch.tensor([1.0, 3.0], device=device), correction=5).item() == INF
+
+
+def test_derivatives_of_the_deviation_of_equal_elements_are_0(device):
+    x = torch.ones(2, 4, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(F.std(x, 1).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad[:, 0].sum(), x)
+    assert not grad.any() and not second.any()
 
 
 def test_no_elements(device):
@@ -154,3 +163,25 @@ def test_results_repeat(device, name):
         first = ours(x, dim, False)
         for _ in range(5):
             assert torch.equal(first, ours(x.clone(), dim, False))
+
+
+def test_the_gradient_of_an_infinite_norm_of_nan(device):
+    """As PyTorch's: NaN is the largest, and what has no sign has no gradient."""
+    values = torch.tensor([[1.0, NAN, -3.0], [2.0, -2.0, 1.0]], device=device)
+    grads = []
+    for function in (F.norm, torch.linalg.vector_norm):
+        x = values.clone().requires_grad_()
+        grads += torch.autograd.grad(function(x, INF, 1).sum(), x)
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
+def test_backward_of_sums_checks_what_it_expands(device):
+    grad, ops = torch.ones(2, device=device), torch.ops.cuda_ops
+    with pytest.raises(
+        IndexError, match=r"sum_backward: expected dim to be in \[-2, 1\] for an input of shape \[2, 3\]"
+    ):
+        ops.sum_backward(grad, [2, 3], [7], False, torch.float32)
+    with pytest.raises(
+        RuntimeError, match=r"mean_backward: expected grad_output to have the dimensions of the output, 2"
+    ):
+        ops.mean_backward(grad, [2, 3], [1], True, torch.float32)

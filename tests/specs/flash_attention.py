@@ -32,6 +32,8 @@ def reference(
     i = torch.arange(queries, device=query.device)[:, None] + (keys - queries if bottom_right else 0)
     j = torch.arange(keys, device=query.device)
     if alibi_slopes is not None:
+        if alibi_slopes.shape not in (query.shape[-3:-2], query.shape[:-2]):
+            raise ValueError("slopes of other heads, which would broadcast")
         scores = scores - alibi_slopes.to(scores.dtype)[..., None, None] * (i - j).abs()
     left, right = window[0], 0 if causal else window[1]
     hidden = torch.zeros(queries, keys, dtype=torch.bool, device=query.device)
@@ -74,6 +76,7 @@ SPEC = OpSpec(
     small_samples=small_samples,
     op_samples=op_samples,
     gradgrad=True,
+    cancels=True,
     # As of scaled_dot_product_attention.
     relative_norm={torch.float32: 2e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1},
     nonfinite=False,

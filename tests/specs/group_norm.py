@@ -115,6 +115,7 @@ SPEC = OpSpec(
     op_samples=op_samples,
     kernel_samples=kernel_samples,
     gradgrad=True,
+    cancels=True,
     bad=[
         bad("integers", lambda ones: group_norm(ones(2, 4, dtype=torch.int64), 2), "floating point, got int64"),
         bad(

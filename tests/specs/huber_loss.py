@@ -5,8 +5,11 @@ import cuda_ops
 
 
 def reference(input, target, reduction="mean", delta=1.0, weight=None):
-    z = (input - target).abs()
-    losses = torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta))
+    difference = input - target
+    is_far = difference.abs() >= delta
+    near = difference.masked_fill(is_far, 0)
+    far = difference.masked_fill(~is_far, delta).abs()
+    losses = 0.5 * near * near + delta * (far - delta) + torch.where(is_far, 0.5 * delta * delta, 0.0)
     return reduced(losses, weight, reduction, by_weights=False)
 
 

@@ -2,7 +2,7 @@ import torch
 from support.opspec import OpSpec, Sample, bad
 
 import cuda_ops
-from specs.batch_norm import with_statistics
+from specs.batch_norm import weight_beside, with_statistics
 
 SHAPES = [
     (2, 3, 5),
@@ -28,6 +28,11 @@ def arguments(make, *shape, statistics=True, weight=True, bias=True):
         make(channels) if weight else None,
         make(channels) if bias else None,
     )
+
+
+def reference(input, running_mean=None, running_var=None, weight=None, bias=None, *args, **kwargs):
+    weight = weight_beside(bias, weight)
+    return torch.nn.functional.instance_norm(input, running_mean, running_var, weight, bias, *args, **kwargs)
 
 
 def samples(make):
@@ -69,11 +74,12 @@ instance_norm = cuda_ops.functional.instance_norm
 SPEC = OpSpec(
     name="instance_norm",
     function=with_statistics(instance_norm),
-    reference=with_statistics(torch.nn.functional.instance_norm),
+    reference=with_statistics(reference),
     samples=samples,
     small_samples=small_samples,
     op_samples=op_samples,
     gradgrad=True,
+    cancels=True,
     # As batch_norm's: running statistics that become infinite in PyTorch on the CPU are NaN here.
     nonfinite=False,
     bad=[

@@ -3,6 +3,8 @@ from support.opspec import Bad, OpSpec, Sample, bad
 
 import cuda_ops
 
+from .batch_norm import weight_beside
+
 # Rows of one element and few; of the limits between 1, 2, .. 32 threads a row, 4 or 8 pieces a thread, warps and blocks
 # (16-byte vectors of 2, 4 and 8 elements), and of one element more, which makes them rows of single elements.
 COLS = [1, 2, 3, 7, 8, 10, 31, 33, 64, 100, 128, 129, 250, 256, 257, 512, 513, 768, 1000, 1023, 1024, 1025, 2048, 2049]
@@ -19,6 +21,10 @@ def eps_for(cols):
 
 def arguments(make, rows, cols, weight=True, bias=True):
     return make(rows, cols), (cols,), make(cols) if weight else None, make(cols) if bias else None, eps_for(cols)
+
+
+def reference(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    return torch.nn.functional.layer_norm(input, normalized_shape, weight_beside(bias, weight), bias, eps)
 
 
 def samples(make):
@@ -97,13 +103,14 @@ layer_norm = cuda_ops.functional.layer_norm
 SPEC = OpSpec(
     name="layer_norm",
     function=layer_norm,
-    reference=torch.nn.functional.layer_norm,
+    reference=reference,
     samples=samples,
     small_samples=small_samples,
     empty_samples=empty_samples,
     op_samples=op_samples,
     kernel_samples=kernel_samples,
     gradgrad=True,
+    cancels=True,
     bad=[
         bad("integers", lambda ones: layer_norm(ones(2, 3, dtype=torch.int64), (3,)), "floating point, got int64"),
         bad(

@@ -18,6 +18,7 @@ SPEC = reduction_spec(
     "norm",
     reference,
     [{}, *({"p": p} for p in (1, 2.0, 3, 1.5, math.inf, -math.inf))],
+    cancels=True,
     arguments=lambda dim, keepdim: (2.0, [dim], keepdim, None),
     relative_norm={torch.float32: 5e-6},
     bad=[

@@ -4,7 +4,8 @@ from support.opspec import OpSpec, Sample, bad
 import cuda_ops
 
 # Rows that stay rows; matrices smaller than a tile, of whole tiles and of more, of vectors and of single elements, of
-# batches; dimensions that fall together, and none; the most that kernels take, and more.
+# batches, several of which are a tile; few rows that are interleaved, and back; dimensions that fall together, and
+# none; the most that kernels take, and more.
 CASES = [
     ((5,), (0,)),
     ((3, 5), (0, 1)),
@@ -15,11 +16,20 @@ CASES = [
     ((72, 136), (1, 0)),
     ((65, 129), (1, 0)),
     ((200, 24), (-1, -2)),
+    ((136, 264), (1, 0)),
+    ((37, 8, 16), (0, 2, 1)),
+    ((67, 2, 131), (2, 1, 0)),
+    ((3, 2049), (1, 0)),
+    ((1031, 5), (1, 0)),
+    ((49, 264), (1, 0)),
+    ((6, 7, 45), (1, 0, 2)),
     ((2, 33, 65), (0, 2, 1)),
     ((3, 40, 16), (2, 0, 1)),
     ((3, 16, 40), (1, 0, 2)),
     ((3, 5, 7), (1, 0, 2)),
     ((2, 3, 9, 17), (0, 2, 3, 1)),
+    ((2, 3, 41, 53), (0, 2, 3, 1)),
+    ((2, 41, 53, 3), (0, 3, 1, 2)),
     ((2, 9, 17, 16), (0, 3, 1, 2)),
     ((2, 24, 5, 40), (3, 1, 0, 2)),
     ((2, 10, 4, 12), (0, 2, 1, 3)),

@@ -62,6 +62,7 @@ SPEC = OpSpec(
     op_samples=op_samples,
     kernel_samples=kernel_samples,
     gradgrad=True,
+    cancels=True,
     bad=[
         bad("integers", lambda ones: rms_norm(ones(2, 3, dtype=torch.int64), (3,)), "floating point, got int64"),
         bad(

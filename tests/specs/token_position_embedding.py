@@ -7,6 +7,8 @@ function = cuda_ops.functional.token_position_embedding
 
 
 def reference(tokens, token_weight, position_weight, dtype=None):
+    if tokens.shape[-1] > len(position_weight):
+        raise IndexError("fewer positions than tokens, which would broadcast")
     return torch.nn.functional.embedding(tokens, token_weight) + position_weight[: tokens.shape[-1]]
 
 

@@ -14,5 +14,6 @@ SPEC = reduction_spec(
     [{}, {"correction": 0}, {"correction": 0.5}],
     # One element has no variance, and neither has a dimension that tests repeat, the first: test_reduction.py.
     cases=[*[case for case in CASES if len(case[0]) > 1 and case not in DEGENERATE], ((2, 20_011), None)],
+    cancels=True,
     arguments=lambda dim, keepdim: ([dim], 1.0, keepdim),
 )

@@ -83,7 +83,7 @@ class SizedMake(Make):
     def resized(self, shape):
         self.seen.update(shape)
         resized = tuple(self.sizes.get(n, n) for n in shape)
-        if resized != shape and math.prod(resized) > LARGEST_TENSOR:
+        if resized != shape and product(resized) > LARGEST_TENSOR:
             raise Rejected("too large")
         return resized
 
@@ -119,8 +119,13 @@ class SizedMake(Make):
         return self.keep(super().integers(*self.resized(shape), low=low, high=max(self.sizes.get(high, high), 1)))
 
 
-# What lies between the elements of a layout.
-UNREAD = {torch.bool: True, torch.uint8: 255, torch.int32: 2**31 - 1, torch.int64: 2**63 - 1}
+def unread(dtype):
+    """What lies between the elements of a layout."""
+    if dtype == torch.bool:
+        return True
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+
+
 GENERATORS = ("samples", "small_samples", "empty_samples")
 
 
@@ -254,8 +259,7 @@ def relaid(rng, tensor, written=False):
         if math.prod(extents) > LARGEST_STORAGE:
             return tensor
         offset = rng.choice([0, 1, 2, 3, 4, 8, 17])
-        unread = UNREAD.get(t.dtype, float("nan"))
-        storage = torch.full((offset + math.prod(extents),), unread, dtype=t.dtype, device=t.device)
+        storage = torch.full((offset + math.prod(extents),), unread(t.dtype), dtype=t.dtype, device=t.device)
         wide = storage[offset:].view(extents).permute([order.index(d) for d in dims])
         for d in dims:
             wide = wide.narrow(d, 0, t.shape[d] * steps[d])[(slice(None),) * d + (slice(None, None, steps[d]),)]
@@ -320,6 +324,7 @@ OF_SHAPES = {
     "out_features": lambda a: a["weight"].shape[0],
     "in_channels": lambda a: a["weight"].shape[1] * a.get("groups", 1),
     "out_channels": lambda a: a["weight"].shape[0],
+    "num_parameters": lambda a: a["weight"].numel(),
     "num_channels": lambda a: a["input"].shape[1],
     "num_features": lambda a: a["input"].shape[1],
     "kernel_size": lambda a: tuple(a["weight"].shape[2:]),
@@ -330,12 +335,31 @@ OF_SHAPES = {
     "track_running_stats": lambda a: a["running_mean"] is not None,
 }
 # What neither they nor the function's arguments say, and keeps its default.
-LEFT = {"self", "device", "dtype", "padding_mode", "min_value", "max_value", "_weight", "_freeze"}
+LEFT = {"self", "device", "dtype", "padding_mode", "min_value", "max_value", "_weight", "_freeze", "init"}
+
+
+# What the functions call a module's input where the module has another word for it.
+FORWARD_NAMES = {"input"}
 
 
 def plain_function(spec):
     """The function itself, where a specification wraps it."""
     return inspect.unwrap(spec.function)
+
+
+def constructed(module_class, options):
+    """The module; Rejected where the class of PyTorch's that it is made after refuses the options too."""
+    try:
+        return module_class(**options)
+    except Exception:
+        for base in module_class.__mro__:
+            if base.__module__.startswith("torch.nn.modules."):
+                try:
+                    base(**options)
+                except Exception as error:
+                    raise Rejected from error
+                break
+        raise
 
 
 def module_of(module_class, sample, spec):
@@ -365,15 +389,19 @@ def module_of(module_class, sample, spec):
         pair = ("bn_weight", "bn_bias") if "bn_weight" in arguments else ("weight", "bias")
         if len({arguments[name] is None for name in pair}) == 2:
             raise Rejected("a module has both or neither")
-    module = module_class(**options).to(device=tensors[0].device, dtype=tensors[0].dtype)
+    module = constructed(module_class, options).to(device=tensors[0].device, dtype=tensors[0].dtype)
     module.train(arguments.get("training", arguments.get("use_input_stats", True)))
-    state = {}
+    state, state_names = {}, set()
     for name, _ in itertools.chain(module.named_parameters(), module.named_buffers()):
         folder, _, leaf = name.rpartition(".")
         argument = f"bn_{leaf}" if folder == "norm" and f"bn_{leaf}" in arguments else leaf
         if argument in arguments:
             state[name] = arguments[argument]
+            state_names.add(argument)
     names = [name for name in inspect.signature(module_class.forward).parameters if name != "self"]
+    known = {*options, *names, *state_names, *FORWARD_NAMES}
+    if any(isinstance(v, Tensor) and k not in known for k, v in arguments.items()):
+        raise Rejected("an argument that the module has not")
     inputs = [arguments[name if name in arguments else "input"] for name in names]  # RMSNorm calls it x
     return module, state, inputs
 
@@ -425,6 +453,8 @@ def optimizer_options(optimizer_class):
 
 
 def parameters_of(sample):
+    if sample.kwargs["steps"] < 0:
+        raise Rejected("a number of steps below 0")
     return sample.args[: len(sample.args) // (sample.kwargs["steps"] + 1)]
 
 

@@ -173,6 +173,8 @@ def some_value(rng, kind, size, device, value=None):
             values[rng.randrange(len(values))] = rng.choice(of)
             return values
         return [rng.choice(of) for _ in values]
+    if kind == "Generator":
+        return torch.Generator(rng.choice(["cpu", device]))
     raise LookupError(f"what is a {kind}? (fuzz_raw.py, some_value)")
 
 
@@ -223,7 +225,11 @@ def check_error(name, error, is_composed):
         return
     if is_composed or not torch._C._dispatch_has_kernel_for_dispatch_key(f"cuda_ops::{name}", "CPU"):
         return
-    parts = "forward|backward|inference|inplace|gradients|tangent|step|paths?|plan|rung|saved|share|scale|partials"
+    parts = (
+        "forward|backward|inference|inplace|update|gradients|tangent|step|paths?|plan|rung|refusal|saved|share|scale"
+        "|partials"
+        "|range"
+    )
     stem = re.split(f"_(?:{parts})", name)
     if stem[0].rstrip("_") not in text:
         raise Wrong(f"names no op: {type(error).__name__}: {' | '.join(text.splitlines()[:2])}") from error

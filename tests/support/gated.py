@@ -13,6 +13,8 @@ def gated_spec(name, activation, parameters=({},), defaults=(), bad=()):
 
     def reference(gate, value=None, **keywords):
         if value is None:
+            if gate.shape[-1] % 2:
+                raise ValueError("no halves")
             gate, value = gate.chunk(2, -1)
         return activation(gate, **keywords) * value
 
@@ -62,6 +64,8 @@ def gated_spec(name, activation, parameters=({},), defaults=(), bad=()):
         empty_samples=empty_samples,
         op_samples=op_samples,
         gradgrad=True,
+        # An infinity times a slope of 0 is a NaN or not, by the order of the factors.
+        nonfinite_gradient=False,
         bad=[
             case("integers", lambda ones: function(ones(3).long()), ": expected gate to be floating point, got int64"),
             case("no tensor", lambda ones: function(1.0), ": expected gate to be a Tensor, got float", TypeError),

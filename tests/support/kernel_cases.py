@@ -244,7 +244,22 @@ for path in ("simt", "gemm_1x1", "sm90", "sm90_halo", "mma"):
     CASES[f"conv2d_{path}"] = functools.partial(run_tensor_cores, path)
 CASES |= {"conv2d_few_channels": run_few_channels, "conv2d_depthwise": run_depthwise}
 CASES |= {"sgd": run_optimizer, "adam": run_adam, "clip_grad_norm": run_clip_grad_norm}
-CASES |= {"gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
+
+
+def run_ladders():
+    """Each rung of the other ladders, on their test cases."""
+    from cuda_ops.ladder import Numbers, ladders
+
+    for ladder in ladders().values():
+        for rung, dtype, case in itertools.product(ladder.rungs.values(), ladder.dtypes, ladder.tests):
+            if rung.device != "cuda" or case.elements > LARGEST:
+                continue
+            inputs = case.inputs(Numbers("cuda", dtype))
+            if rung.runs(*inputs):
+                rung(*inputs)
+
+
+CASES |= {"ladder_rungs": run_ladders, "gemm_rungs": run_rungs, "gemm_plans": run_plans, "mnist_step": run_mnist_step}
 
 
 def main():

@@ -119,8 +119,16 @@ class OpSpec:
     nan_gradient: bool = True
     """Whether PyTorch has one gradient where the first argument is NaN. Of an elementwise function of several pieces it
     has two: its vectors compare otherwise than the scalars that are left over."""
+    nonfinite_gradient: bool = True
+    """Whether the gradients travel so too; of a product PyTorch's depend on the order of the factors."""
+    cancels: bool = False
+    """Whether gradients are differences of products of the operands, of which nothing but their rounding may be left:
+    (v - E[v]) of a softmax that is all but one-hot, x - E[x] of equal x."""
     random: bool = False
     """Whether the op draws random numbers: then the tests that compare values leave it to tests of its own."""
+
+    waits: bool = False
+    """Whether the host waits for values, on which the sizes of results depend: no graph takes such a call."""
 
     stem: str = ""
     """The op's own name in its messages, where it is not that of the functional."""

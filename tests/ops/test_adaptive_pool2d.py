@@ -1,0 +1,123 @@
+"""adaptive_avg_pool2d and adaptive_max_pool2d against PyTorch over drawn shapes, and what is special to them: ties,
+NaN, memory formats, empty outputs, the modules, and what an index that comes from elsewhere does."""
+
+import copy
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from support.opspec import Make, assert_close
+
+import cuda_ops
+
+F = torch.nn.functional
+C = cuda_ops.functional
+FORMATS = [torch.contiguous_format, torch.channels_last]
+drawn = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@drawn
+@given(
+    shape=st.tuples(
+        st.integers(0, 3), st.sampled_from([1, 3, 8, 33]), st.integers(1, 40), st.sampled_from([1, 5, 8, 33, 40])
+    ),
+    size=st.tuples(st.one_of(st.none(), st.integers(1, 12)), st.one_of(st.none(), st.integers(1, 12))),
+    few_values=st.booleans(),
+    memory_format=st.sampled_from(FORMATS),
+    seed=st.integers(0, 99),
+)
+def test_pytorchs(device, shape, size, few_values, memory_format, seed):
+    """Maxima and indices exactly, also with ties and NaN; means and gradients up to the order of a sum."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if few_values:
+        values = values.mul(1.5).round().clamp(-2, 2)
+        values[values == 2], values[values == -2] = float("nan"), float("-inf")
+    x = values.contiguous(memory_format=memory_format).to(device).requires_grad_()
+    reference = values.clone().requires_grad_()
+    output, indices = C.adaptive_max_pool2d(x, size, return_indices=True)
+    expected, expected_indices = F.adaptive_max_pool2d(reference, size, return_indices=True)
+    assert torch.equal(indices.cpu(), expected_indices)
+    assert torch.equal(output.cpu().nan_to_num(nan=123.0), expected.nan_to_num(nan=123.0))
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    pairs = [(output, expected)]
+    if not few_values:
+        pairs.append((C.adaptive_avg_pool2d(x, size), F.adaptive_avg_pool2d(reference, size)))
+        assert_close(*pairs[1], 1e-13)
+    for ours, theirs in pairs:
+        (grad,) = torch.autograd.grad(ours, x, weights.to(device))
+        (expected_grad,) = torch.autograd.grad(theirs, reference, weights)
+        assert_close(grad, expected_grad, 1e-13)
+        if x.is_contiguous() != x.is_contiguous(memory_format=torch.channels_last):  # else it is of both formats
+            assert ours.is_contiguous(memory_format=memory_format) and grad.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("shape", [(2, 3, 300, 300), (1, 64, 120, 130), (40, 8, 17, 16)])
+def test_large_planes(device_dtype, shape, memory_format):
+    """Global, and few windows: means of few planes are cut, of many they are not."""
+    device, dtype = device_dtype
+    x = Make(device, dtype)(*shape, low=0.5, high=1.5).contiguous(memory_format=memory_format)
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}.get(dtype, 2e-6)
+    for size in (1, (3, 1), (2, 3)):
+        assert_close(C.adaptive_avg_pool2d(x, size), F.adaptive_avg_pool2d(x.double().cpu(), size), tolerance)
+        output, indices = C.adaptive_max_pool2d(x, size, True)
+        expected, expected_indices = F.adaptive_max_pool2d(x.double().cpu().contiguous(), size, True)
+        assert torch.equal(output.double().cpu(), expected) and torch.equal(indices.cpu(), expected_indices)
+
+
+@pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "adaptive_max_pool2d"])
+def test_no_windows(device, name):
+    """PyTorch's backward refuses them; here the gradient is 0."""
+    x = torch.ones(2, 3, 4, 5, device=device, requires_grad=True)
+    output = getattr(C, name)(x, (0, 2))
+    assert output.shape == (2, 3, 0, 2)
+    assert not torch.autograd.grad(output.sum(), x)[0].any()
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("size", [2, 1])
+@pytest.mark.parametrize("index", [-1, 64, 1 << 40, -(1 << 62)])
+def test_indices_from_elsewhere_touch_nothing(device, index, size, memory_format):
+    indices = torch.full((2, 3, size, size), index, device=device).contiguous(memory_format=memory_format)
+    grad = torch.ops.cuda_ops.adaptive_max_pool2d_backward(torch.ones(indices.shape, device=device), indices, [8, 8])
+    assert torch.equal(grad, torch.zeros_like(grad))
+
+
+def test_threads_do_not_change_the_bits():
+    threads = torch.get_num_threads()
+    x = Make().distinct(8, 33, 30, 30)
+    try:
+        for memory_format in FORMATS:
+            results = []
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                y = x.contiguous(memory_format=memory_format).requires_grad_()
+                outputs = [C.adaptive_max_pool2d(y, 7), C.adaptive_avg_pool2d(y, 7)]
+                results.append([*outputs, *(torch.autograd.grad(o.square().sum(), y)[0] for o in outputs)])
+            for one in results[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(one, results[0], strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["AdaptiveAvgPool2d", "AdaptiveMaxPool2d"])
+@pytest.mark.parametrize("arguments", [(1,), ((2, 3),), ((None, 3),)])
+def test_modules_are_drop_in(device, name, arguments):
+    ours, theirs = getattr(cuda_ops.nn, name)(*arguments), getattr(torch.nn, name)(*arguments)
+    assert isinstance(ours, type(theirs)) and repr(ours) == repr(theirs)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    theirs.load_state_dict(copy.deepcopy(ours).state_dict(), strict=True)
+    x = Make(device).distinct(2, 3, 9, 10)
+    assert_close(ours(x), theirs(x.cpu()).double(), 2e-6)
+
+
+def test_convert_finds_the_modules():
+    model = torch.nn.Sequential(torch.nn.PReLU(3), torch.nn.AdaptiveMaxPool2d(4), torch.nn.AdaptiveAvgPool2d(1))
+    x = Make().distinct(2, 3, 9, 10)
+    expected = model(x)
+    cuda_ops.convert(model)
+    assert [type(layer).__module__.split(".")[0] for layer in model] == ["cuda_ops"] * 3
+    assert_close(model(x), expected.double(), 2e-6)

@@ -1,0 +1,172 @@
+"""index_add and scatter_add beyond their specifications: bad indices, sums of values of very different sizes, tensors
+in place, determinism on CUDA."""
+
+import pytest
+import torch
+from support.opspec import assert_close
+
+from cuda_ops.functional import index_add, index_add_, scatter_add, scatter_add_
+
+
+def adders(rows, cols, device="cpu", dtype=torch.float32):
+    """Both functions, of indices that name rows, in the three ways in which they go there."""
+
+    def expanded(x, index, source):
+        return scatter_add(x, 0, index.view(-1, 1).expand(source.shape), source)
+
+    def of_elements(x, index, source):
+        return scatter_add(x, 0, index.view(-1, 1).repeat(1, source.shape[1]), source)
+
+    x = torch.zeros(rows, cols, device=device, dtype=dtype)
+    return x, {
+        "index_add": lambda x, i, s: index_add(x, 0, i, s),
+        "scatter_add, rows": expanded,
+        "scatter_add": of_elements,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1])
+def test_bad_index_is_an_error_on_the_cpu(bad, dtype):
+    x, functions = adders(3, 2)
+    for name, add in functions.items():
+        position = 2 if name == "scatter_add" else 1
+        message = rf"^{name.split(',')[0]}: expected index to be in \[0, 3\), got {bad} at position {position}$"
+        with pytest.raises(IndexError, match=message):
+            add(x, torch.tensor([0, bad], dtype=dtype), torch.ones(2, 2))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bad", [-1, 3, 2**40])
+def test_bad_index_on_cuda_is_no_address_and_is_told_later(bad):
+    x, functions = adders(3, 20, "cuda")
+    source = torch.ones(4, 20, device="cuda", requires_grad=True)
+    index = torch.tensor([2, bad, 0, 2], device="cuda")
+    for name, add in functions.items():
+        output = add(x, index, source)
+        torch.cuda.synchronize()
+        assert output[:, 7].tolist() == [1, 0, 2]
+        op = name.split(",")[0]
+        position = r"\d+" if name == "scatter_add" else 1
+        message = rf"^{op}: expected index to be in \[0, 3\), got {bad} at position {position} of an earlier call"
+        with pytest.raises(IndexError, match=message):
+            add(x, index[2:], source[2:])
+        add(x, index[2:], source[2:])
+    ops, ones = torch.ops.cuda_ops, torch.ones(3, 20, device="cuda")
+    assert ops.index_add_backward(ones, 0, index, 2.0)[:, 0].tolist() == [2, 0, 2, 2]
+    elements = index.view(-1, 1).repeat(1, 20)
+    assert ops.scatter_add_backward(ones, 0, elements, [4, 20])[:, 0].tolist() == [1, 0, 1, 1]
+
+
+@pytest.mark.cuda
+def test_bad_index_raises_at_once_where_the_environment_asks(monkeypatch):
+    monkeypatch.setenv("CUDA_OPS_CHECK_INDICES", "1")
+    x, functions = adders(3, 20, "cuda")
+    for add in functions.values():
+        with pytest.raises(IndexError, match=r"got 7 at position \d+$"):
+            add(x, torch.tensor([7, 0], device="cuda"), torch.ones(2, 20, device="cuda"))
+
+
+def test_values_that_are_not_finite(device_dtype):
+    device, dtype = device_dtype
+    inf, nan = float("inf"), float("nan")
+    x, functions = adders(5, 3, device, dtype)
+    x[4] = inf
+    index = torch.tensor([0, 0, 1, 1, 2, 3, 4], device=device)
+    values = torch.tensor([inf, 1.0, inf, -inf, -inf, nan, 2.0], device=device, dtype=dtype)
+    for name, add in functions.items():
+        sums = add(x, index, values.view(-1, 1).repeat(1, 3))
+        expected = torch.tensor([inf, nan, -inf, nan, inf], device=device, dtype=dtype)
+        torch.testing.assert_close(sums[:, 1], expected, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_places_do_not_disturb_each_other(device, dtype):
+    """Sums of values near both ends of the exponents, and a small one beside larger ones that cancel."""
+    limits = torch.finfo(dtype)
+    values = torch.tensor([limits.max / 8, 1e-20, limits.tiny, limits.smallest_normal / 8, -3.0], dtype=dtype)
+    index = torch.arange(5).repeat(3)
+    sums = scatter_add(torch.zeros(5, dtype=dtype, device=device), 0, index.to(device), values.repeat(3).to(device))
+    torch.testing.assert_close(sums.cpu(), 3 * values, rtol=4 * limits.eps, atol=0)
+    big = 2.0 ** (20 if dtype == torch.float32 else 50)
+    values = torch.tensor([big, 1.0, -big, 1.0, 0.0], dtype=dtype, device=device)
+    sums = scatter_add(torch.ones(2, dtype=dtype, device=device), 0, index[:5].to(device) * 0, values)
+    assert sums.tolist() == [3, 1]
+
+
+def test_sums_of_many_values_are_near_to_exact(device_dtype):
+    """A hundred thousand values in three places, in each of the ways."""
+    device, dtype = device_dtype
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(3, (100_000,), generator=generator)
+    source = torch.rand(100_000, 2, generator=generator, dtype=torch.float64).to(dtype)
+    expected = torch.zeros(3, 2, dtype=torch.float64).index_add(0, index, source.double())
+    x, functions = adders(3, 2, device, dtype)
+    tolerance = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}[dtype]
+    for name, add in functions.items():
+        # The CPU adds scatter_add's elements one after the other, in their dtype, as PyTorch does.
+        loose = name == "scatter_add" and device == "cpu" and dtype == torch.float32
+        actual = add(x, index.to(device), source.to(device))
+        if expected.max() > torch.finfo(dtype).max:
+            continue
+        assert_close(actual, expected, 2e-4 if loose else tolerance, name)
+
+
+def test_in_place(device):
+    """The tensor itself, whatever its layout; autograd sees it, and what was saved before."""
+    index, source = torch.tensor([1, 0, 1], device=device), torch.rand(3, 4, device=device)
+    elements = index.view(3, 1).repeat(1, 4)
+    for layout in (lambda t: t, lambda t: t.t().contiguous().t(), lambda t: t.repeat(1, 2)[:, ::2]):
+        for add, native, i in [(index_add_, torch.index_add, index), (scatter_add_, torch.scatter_add, elements)]:
+            x = layout(torch.rand(2, 4, device=device))
+            before, address = x.clone(), x.data_ptr()
+            assert add(x, 0, i, source) is x and x.data_ptr() == address
+            torch.testing.assert_close(x, native(before, 0, i, source))
+    leaf = torch.rand(2, 4, device=device, requires_grad=True)
+    for add, i in [(index_add_, index), (scatter_add_, elements)]:
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            add(leaf, 0, i, source)
+        y = leaf * 1
+        z = y * y
+        add(y, 0, i, source)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+        with pytest.raises(RuntimeError, match=r"single memory location"):
+            add(torch.zeros(1, 4, device=device).expand(2, 4), 0, i, source)
+
+
+def test_an_imaginary_part(device):
+    """A view that PyTorch negates as it reads."""
+    z = torch.complex(torch.rand(2, 3), torch.rand(2, 3)).to(device)
+    x, source = z.conj().imag, torch.complex(torch.rand(2, 3), torch.rand(2, 3)).to(device).conj().imag
+    assert x.is_neg()
+    index = torch.tensor([1, 1], device=device)
+    expected = x.clone().index_add(0, index, source.clone())
+    torch.testing.assert_close(index_add(x, 0, index, source), expected)
+    index_add_(x, 0, index, source)
+    torch.testing.assert_close(x, expected)
+    scatter_add_(x, 0, index.view(2, 1).repeat(1, 3), source)
+    torch.testing.assert_close(x, expected.index_add(0, index, source.clone()))
+
+
+def test_forward_mode_in_place_is_that_of_torch_func(device):
+    index = torch.tensor([1, 0, 1], device=device)
+    x, source = torch.rand(2, device=device), torch.rand(3, device=device)
+    value, tangent = torch.func.jvp(lambda x, s: index_add_(x * 1, 0, index, s, alpha=2), (x, source), (x, source))
+    torch.testing.assert_close(tangent, value)
+
+
+@pytest.mark.cuda
+def test_cuda_repeats_bit_by_bit():
+    """Where PyTorch's own depends on who comes first: a thousand values to a place."""
+    x, functions = adders(50, 40, "cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    index = torch.randint(50, (50_000,), device="cuda", generator=generator)
+    source = torch.randn(50_000, 40, device="cuda", generator=generator)
+    for name, add in functions.items():
+        first = add(x, index, source)
+        assert all(torch.equal(first, add(x, index, source)) for _ in range(20)), name
+    # Integers do not mind the order of the values either.
+    order = torch.randperm(50_000, device="cuda")
+    add = functions["scatter_add"]
+    assert torch.equal(add(x, index, source), add(x, index[order], source[order]))

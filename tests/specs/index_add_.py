@@ -1,0 +1,3 @@
+from support.scatters import scatter_spec
+
+SPEC = scatter_spec("index_add_")
