@@ -95,6 +95,7 @@ def cases(device) -> Iterator[Case]:
         "mish",
     ):
         yield Case(name, getattr(ours, name), getattr(native, name), (x,))
+    yield Case("prelu", ours.prelu, native.prelu, (x, bias))
     yield Case("swiglu", ours.swiglu, lambda x, y: native.silu(x) * y, (x, weight))
     yield Case("geglu", ours.geglu, lambda x, y: native.gelu(x) * y, (x, weight))
     for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits"):
@@ -147,6 +148,9 @@ def cases(device) -> Iterator[Case]:
     )
     yield Case("max_pool2d", lambda x: ours.max_pool2d(x, 2), lambda x: native.max_pool2d(x, 2), (images,))
     yield Case("avg_pool2d", lambda x: ours.avg_pool2d(x, 2), lambda x: native.avg_pool2d(x, 2), (images,))
+    for name in ("adaptive_avg_pool2d", "adaptive_max_pool2d"):
+        mine, theirs = getattr(ours, name), getattr(native, name)
+        yield Case(name, lambda x, f=mine: f(x, 2), lambda x, f=theirs: f(x, 2), (images,))
     yield Case(
         "conv2d",
         lambda x, w, b: ours.conv2d(x, w, b, padding=1),
@@ -182,7 +186,30 @@ def cases(device) -> Iterator[Case]:
     for name in ("sum", "mean", "prod", "amax", "amin", "var", "std"):
         mine, theirs = getattr(ours, name), getattr(torch, name)
         yield Case(name, lambda x, f=mine: f(x, 1), lambda x, f=theirs: f(x, 1), (x,))
+    for name in ("concat", "cat"):
+        mine = getattr(ours, name)
+        yield Case(name, lambda x, y, f=mine: f((x, y)), lambda x, y: torch.cat((x, y)), (x, weight))
+    yield Case("cumsum", lambda x: ours.cumsum(x, 1), lambda x: torch.cumsum(x, 1), (x,))
     yield Case("norm", ours.norm, torch.linalg.vector_norm, (x,))
+    rows = torch.tensor([1, 0], device=device)
+    columns = rows.view(1, 2).repeat(2, 1)
+    for name, chosen in (("index_add", rows), ("scatter_add", columns)):
+        mine, theirs = getattr(ours, name), getattr(torch, name)
+        yield Case(
+            name,
+            lambda x, y, f=mine, i=chosen: f(x, 0, i, y[:2, :2] if i.dim() > 1 else y[:2]),
+            lambda x, y, f=theirs, i=chosen: f(x, 0, i, y[:2, :2] if i.dim() > 1 else y[:2]),
+            (x, weight),
+        )
+        mine, theirs = getattr(ours, f"{name}_"), getattr(torch.Tensor, f"{name}_")
+        yield Case(
+            f"{name}_",
+            lambda x, y, f=mine, i=chosen: f(x * 1, 0, i, y[:2, :2] if i.dim() > 1 else y[:2]),
+            lambda x, y, f=theirs, i=chosen: f(x * 1, 0, i, y[:2, :2] if i.dim() > 1 else y[:2]),
+            (x, weight),
+        )
+    yield Case("histc", lambda: ours.histc(x.detach(), 4, -1, 1), lambda: torch.histc(x.detach(), 4, -1, 1))
+    yield Case("bincount", lambda: ours.bincount(tokens.view(-1)), lambda: torch.bincount(tokens.view(-1)))
     for name in ("argmax", "argmin"):
         mine, theirs = getattr(ours, name), getattr(torch, name)
         yield Case(name, lambda f=mine: f(x.detach(), 1), lambda f=theirs: f(x.detach(), 1))

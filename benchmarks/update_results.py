@@ -167,6 +167,26 @@ def gpt():
     ]
 
 
+def several_gpus():
+    """One GPU against several, of every machine that scaling.py was run on."""
+    parts = []
+    for path in sorted(RESULTS.glob(f"{GPU}-x*/scaling.json"), key=lambda path: int(path.parent.name.split("-x")[-1])):
+        found = json.loads(path.read_text())
+        header, *lines = found["table"]
+        facts = found["facts"]
+        parts += [
+            f"{found['processes']} × {facts['device']} (PyTorch {facts['torch']}): GPT {found['model']}, "
+            f"{found['precision']}, in tokens/s, and the MNIST CNN, in images/s (`{found['command']}`, commit "
+            f"`{facts['commit']}`, {facts['date']}). What the columns are: "
+            f"[scaling.md](results/{path.parent.name}/scaling.md).",
+            "",
+            *table(header, lines),
+            *(f"- {problem}" for problem in found["problems"]),
+            "",
+        ]
+    return parts[:-1] or nothing_yet("python benchmarks/scaling.py")
+
+
 def goal():
     """Time to 99 % of the test set."""
     report = load("mnist_99.json")
@@ -312,6 +332,43 @@ def ops():
         "",
         *table(["op, case", "dtype", "direction", "cuda_ops, µs", "PyTorch, µs", "PyTorch / cuda_ops"], lines),
     ]
+
+
+def ladder(path):
+    """A line for each rung, PyTorch and peer; a column for each case and dtype: time, and share of a copy's speed."""
+    found = [row for row in rows(path.stem) if row["clock"] == "kernel"]
+    columns = list(dict.fromkeys((row["dtype"], row["case"]) for row in found))
+    columns.sort(key=lambda column: [row["dtype"] for row in found].index(column[0]))  # stable: cases stay in order
+    at = {(row["dtype"], row["case"], row["implementation"]): row for row in found}
+    names = dict.fromkeys(row["implementation"] for row in found)
+    names = sorted(names, key=lambda name: (not name.startswith("rung "), name))
+
+    def cell(row):
+        return f"{float(row['median_us']):,.1f} ({float(row['percent_of_ceiling']):.0f})" if row else "–"
+
+    lines = [[name, *(cell(at.get((*column, name))) for column in columns)] for name in names]
+    name = path.stem.removeprefix("ladder_")
+    return [
+        f"**{name}** (`python -m cuda_ops bench ladder {name}`; {runs_of([path.stem])}; "
+        f"[plot](results/{GPU}/{path.stem}.png), [notebook](../notebooks/{name}.ipynb)), µs (% of a copy):",
+        "",
+        *table(["", *(f"{dtype}, {case}" for dtype, case in columns)], lines),
+    ]
+
+
+def ladders():
+    paths = sorted((RESULTS / GPU).glob("ladder_*.csv"))
+    if not paths:
+        return nothing_yet("python -m cuda_ops bench ladder")
+    lines = [
+        "Ops that memory bounds, from a naive kernel up, a rung a file in `csrc/cuda/<name>/ladder/`: GPU time of one "
+        "call on one NVIDIA H200, from replays of a CUDA graph over inputs that are cold in the L2, and the share of a "
+        "copy's bytes per second (of 1 GB; an op that only reads can be above 100). `ours` is the library's own op, or "
+        "the top rung where there is none. (The ladder of matrix multiplication: `bench gemm`.)",
+    ]
+    for path in paths:
+        lines += ["", *ladder(path)]
+    return lines
 
 
 def formats():
@@ -488,9 +545,11 @@ PARTS = {
     "To 99 % of MNIST's test set": goal,
     "MNIST side by side, by phase": mnist,
     "A training step of GPT-2": gpt,
+    "Several GPUs": several_gpus,
     "Matrix products and convolutions": products,
     "conv2d by memory format": formats,
     "The other ops": ops,
+    "Teaching ladders": ladders,
     "All ops under one roof": roofline,
     "Checks on the GPU": check,
 }
