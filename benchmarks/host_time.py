@@ -217,6 +217,12 @@ def cases(device) -> Iterator[Case]:
     for name in ("scaled_dot_product_attention", "flash_attention"):
         yield Case(name, getattr(ours, name), native.scaled_dot_product_attention, heads)
     yield Case(
+        "flash_attention_qkvpacked",
+        ours.flash_attention_qkvpacked,
+        lambda qkv: native.scaled_dot_product_attention(*qkv.transpose(1, 3).unbind(2)).transpose(1, 2),
+        (make(2, 8, 3, 2, 16),),
+    )
+    yield Case(
         "group_norm",
         lambda x, w, b: ours.group_norm(x, 2, w, b),
         lambda x, w, b: native.group_norm(x, 2, w, b),

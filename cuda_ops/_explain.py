@@ -341,7 +341,11 @@ def _attention(ask, a):
     from .ops.attention import _in_four_dimensions
 
     op = "scaled_dot_product_attention"
-    query, key, value, mask = a["query"], a["key"], a["value"], a.get("attn_mask")
+    if "qkv" in a:
+        query, key, value = (part.transpose(1, 2) for part in a["qkv"].unbind(2))
+    else:
+        query, key, value = a["query"], a["key"], a["value"]
+    mask = a.get("attn_mask")
     if not (query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]):
         query, key, value, mask, _ = _in_four_dimensions(op, query, key, value, mask, a.get("enable_gqa", False))
     causal = a.get("is_causal", a.get("causal", False))
@@ -465,6 +469,7 @@ DESCRIBED = {
     "cross_entropy": _cross_entropy,
     "cumsum": _cumsum,
     "flash_attention": _attention,
+    "flash_attention_qkvpacked": _attention,
     "embedding": _embedding,
     "group_norm": _group_norm,
     "histc": _histc,

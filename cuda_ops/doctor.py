@@ -61,6 +61,9 @@ def example_calls(make):
     def normalized(images, indices, mean, std, dtype):
         return (images[indices].double() / 255 - mean) / std
 
+    def packed_attention(qkv):
+        return F.scaled_dot_product_attention(*[part.transpose(1, 2) for part in qkv.unbind(2)]).transpose(1, 2)
+
     heads = make(1, 2, 3, 4), make(1, 2, 5, 4), make(1, 2, 5, 4)
     return {
         "adaptive_avg_pool2d": ((make(1, 2, 4, 5), 3), F.adaptive_avg_pool2d),
@@ -89,6 +92,7 @@ def example_calls(make):
         "elu": ((make(3, 4),), F.elu),
         "embedding": ((labels, make(3, 4)), F.embedding),
         "flash_attention": (heads, F.scaled_dot_product_attention),
+        "flash_attention_qkvpacked": ((make(1, 3, 3, 2, 4),), packed_attention),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
         "geglu": ((make(3, 4), make(3, 4)), lambda gate, value: F.gelu(gate) * value),
         "gelu": ((make(3, 4),), F.gelu),

@@ -17,7 +17,7 @@ from .ops.amax import amax
 from .ops.amin import amin
 from .ops.argmax import argmax
 from .ops.argmin import argmin
-from .ops.attention import flash_attention, scaled_dot_product_attention
+from .ops.attention import flash_attention, flash_attention_qkvpacked, scaled_dot_product_attention
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
@@ -106,6 +106,7 @@ __all__ = [
     "elu",
     "embedding",
     "flash_attention",
+    "flash_attention_qkvpacked",
     "gather_normalize",
     "geglu",
     "gelu",

@@ -219,6 +219,7 @@ CALLS = [
     ("matmul", (meta(4, 8), meta(8, 3))),
     ("matmul", (meta(5, 4, 8, **half), meta(8, 3, **half))),
     ("scaled_dot_product_attention", (meta(2, 4, 9, 8), meta(2, 4, 7, 8), meta(2, 4, 7, 16))),
+    ("flash_attention_qkvpacked", (meta(2, 9, 3, 4, 8, **half),)),
     ("flash_attention", (meta(2, 4, 9, 8, **half), meta(2, 2, 7, 8, **half), meta(2, 2, 7, 16, **half))),
     *((op, (meta(4, 8),)) for op in sorted(_explain.ONE_KERNEL)),
 ]

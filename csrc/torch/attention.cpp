@@ -220,16 +220,18 @@ attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, c
     return {output, logsumexp, state};
 }
 
-// grad_scores: that of the scores before a mask is summed over what it was broadcast to, if that is wanted; else empty.
-static std::tuple<Tensor, Tensor, Tensor, Tensor>
-attention_backward(const Tensor &grad_output, const std::optional<Tensor> &grad_logsumexp, const Tensor &query,
-                   const Tensor &key, const Tensor &value, const std::optional<Tensor> &mask,
-                   const std::optional<Tensor> &alibi_slopes, const Tensor &output, const Tensor &logsumexp,
-                   const Tensor &state, double scale, int64_t diagonal, int64_t window_left, int64_t window_right,
-                   double softcap, double dropout, bool with_scores)
+// The gradients of query, key and value, into `grads` of their sizes where it holds tensors (after the checks), else into
+// new ones that it then holds. Returns grad_scores: that of the scores before a mask is summed over what it was broadcast
+// to, if that is wanted; else empty.
+static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor &grad_output,
+                                      const std::optional<Tensor> &grad_logsumexp, const Tensor &query,
+                                      const Tensor &key, const Tensor &value, const std::optional<Tensor> &mask,
+                                      const std::optional<Tensor> &alibi_slopes, const Tensor &output,
+                                      const Tensor &logsumexp, const Tensor &state, const AttentionOptions &options,
+                                      bool with_scores)
 {
     const char *const op = "attention_backward";
-    const AttentionOptions options{scale, diagonal, window_left, window_right, softcap, dropout};
+    const double dropout = options.dropout;
     const cuda_ops_dtype dtype = check_attention_tensors(op, query, key, value, options);
     check_like(op, "grad_output", grad_output, "query", query);
     check_like(op, "output", output, "query", query);
@@ -258,15 +260,17 @@ attention_backward(const Tensor &grad_output, const std::optional<Tensor> &grad_
                  seed_and_offset = state.contiguous();
     std::array<Tensor, 2> kept;
     cuda_ops_attention call = attention_call(op, kept, q, k, v, mask, alibi_slopes, options);
-    const Tensor grad_query = attention_empty(call.batch, call.heads, call.queries, call.head_dim, query);
-    const Tensor grad_key = attention_empty(call.batch, call.key_heads, call.keys, call.head_dim, key);
-    const Tensor grad_value = attention_empty(call.batch, call.key_heads, call.keys, call.value_dim, value);
+    if (!grads[0].defined())
+        grads = {attention_empty(call.batch, call.heads, call.queries, call.head_dim, query),
+                 attention_empty(call.batch, call.key_heads, call.keys, call.head_dim, key),
+                 attention_empty(call.batch, call.key_heads, call.keys, call.value_dim, value)};
+    const Tensor &grad_query = grads[0], &grad_key = grads[1], &grad_value = grads[2];
     Tensor grad_scores = with_scores ? empty({call.batch, call.heads, call.queries, call.keys}, query.options())
                                      : empty({0}, query.options());
     if (logsumexp.numel() == 0 || call.keys == 0) {
-        for (const Tensor &grad : {grad_query, grad_key, grad_value})
+        for (const Tensor &grad : grads)
             grad.zero_();
-        return {grad_query, grad_key, grad_value, grad_scores};
+        return grad_scores;
     }
     call.output = attention_strides(o), call.grad_output = attention_strides(g);
     call.grad_query = attention_strides(grad_query);
@@ -286,7 +290,7 @@ attention_backward(const Tensor &grad_output, const std::optional<Tensor> &grad_
                                                              v.const_data_ptr(), o.const_data_ptr(), l.const_data_ptr(),
                                                              workspace.defined() ? workspace.data_ptr() : nullptr,
                                                              &call, dtype, current_stream(op)));
-        return {grad_query, grad_key, grad_value, grad_scores};
+        return grad_scores;
     }
     if (dropout > 0.0) {
         call.philox.seed = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[0]);
@@ -303,7 +307,21 @@ attention_backward(const Tensor &grad_output, const std::optional<Tensor> &grad_
                            g.const_data_ptr(), grad_l_data, q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
                            o.const_data_ptr(), l.const_data_ptr(), workspace, &call, begin, end, dtype);
                    });
-    return {grad_query, grad_key, grad_value, grad_scores};
+    return grad_scores;
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+attention_backward(const Tensor &grad_output, const std::optional<Tensor> &grad_logsumexp, const Tensor &query,
+                   const Tensor &key, const Tensor &value, const std::optional<Tensor> &mask,
+                   const std::optional<Tensor> &alibi_slopes, const Tensor &output, const Tensor &logsumexp,
+                   const Tensor &state, double scale, int64_t diagonal, int64_t window_left, int64_t window_right,
+                   double softcap, double dropout, bool with_scores)
+{
+    std::array<Tensor, 3> grads;
+    const Tensor grad_scores = attention_backward_into(
+        grads, grad_output, grad_logsumexp, query, key, value, mask, alibi_slopes, output, logsumexp, state,
+        {scale, diagonal, window_left, window_right, softcap, dropout}, with_scores);
+    return {grads[0], grads[1], grads[2], grad_scores};
 }
 
 // The wanted ones of query, key, value and mask. By way of the dispatcher, so that torch.compile sees the op.
@@ -345,6 +363,77 @@ attention_gradients(const std::optional<Tensor> &grad_output, const std::optiona
     return grads;
 }
 
+// attention of query, key and value that lie in one tensor, as a projection makes them: [batch, length, 3, heads,
+// head_dim]. Backward writes the three gradients into one such tensor, where those of three views would be copied.
+
+// [batch, heads, length, head_dim] each, views.
+static std::array<Tensor, 3> packed_parts(const Tensor &qkv)
+{
+    return {qkv.select(2, 0).transpose(1, 2), qkv.select(2, 1).transpose(1, 2), qkv.select(2, 2).transpose(1, 2)};
+}
+
+static void check_packed(const char *op, const Tensor &qkv)
+{
+    TORCH_CHECK(qkv.dim() == 5 && qkv.size(2) == 3, op,
+                ": expected qkv to have shape [batch, length, 3, heads, head_dim], got ", qkv.sizes());
+}
+
+static std::tuple<Tensor, Tensor, Tensor> attention_packed_forward(const Tensor &qkv,
+                                                                   const std::optional<Tensor> &alibi_slopes,
+                                                                   double scale, int64_t window_left,
+                                                                   int64_t window_right, double softcap, double dropout,
+                                                                   const std::optional<Tensor> &call)
+{
+    check_packed("attention_packed", qkv);
+    const auto [query, key, value] = packed_parts(qkv);
+    const auto [output, logsumexp, state] = attention_forward(query, key, value, std::nullopt, alibi_slopes, scale, 0,
+                                                              window_left, window_right, softcap, dropout, call);
+    return {output.transpose(1, 2), logsumexp, state};
+}
+
+static Tensor attention_packed_backward(const Tensor &grad_output, const std::optional<Tensor> &grad_logsumexp,
+                                        const Tensor &qkv, const std::optional<Tensor> &alibi_slopes,
+                                        const Tensor &output, const Tensor &logsumexp, const Tensor &state,
+                                        double scale, int64_t window_left, int64_t window_right, double softcap,
+                                        double dropout)
+{
+    const char *const op = "attention_packed_backward";
+    check_packed(op, qkv);
+    check_dim(op, "grad_output", grad_output, 4, 4);
+    check_dim(op, "output", output, 4, 4);
+    const c10::OptionalDeviceGuard guard(at::device_of(qkv));
+    const auto [query, key, value] = packed_parts(qkv);
+    Tensor grad_qkv = empty(qkv.sizes(), qkv.options());
+    std::array<Tensor, 3> grads = packed_parts(grad_qkv);
+    attention_backward_into(grads, grad_output.transpose(1, 2), grad_logsumexp, query, key, value, std::nullopt,
+                            alibi_slopes, output.transpose(1, 2), logsumexp, state,
+                            {scale, 0, window_left, window_right, softcap, dropout}, false);
+    return grad_qkv;
+}
+
+static Tensor attention_packed_gradients(const std::optional<Tensor> &grad_output,
+                                         const std::optional<Tensor> &grad_logsumexp, const Tensor &qkv,
+                                         const std::optional<Tensor> &alibi_slopes, const Tensor &output,
+                                         const Tensor &logsumexp, const Tensor &state, double scale,
+                                         c10::SymInt window_left, c10::SymInt window_right, double softcap,
+                                         double dropout)
+{
+    using Optional = std::optional<Tensor>;
+    using Backward = Tensor(const Tensor &, const Optional &, const Tensor &, const Optional &, const Tensor &,
+                            const Tensor &, const Tensor &, double, c10::SymInt, c10::SymInt, double, double);
+    using Composed = Tensor(const Optional &, const Optional &, const Tensor &, const Optional &, const Tensor &,
+                            double, c10::SymInt, c10::SymInt, double, double);
+    if (is_differentiated_further({grad_output.value_or(Tensor()), grad_logsumexp.value_or(Tensor()), qkv})) {
+        static const auto composed = registered_op<Composed>("cuda_ops::attention_packed_gradients_composed");
+        return composed.call(grad_output, grad_logsumexp, qkv, alibi_slopes, state, scale, window_left, window_right,
+                             softcap, dropout);
+    }
+    static const auto backward = registered_op<Backward>("cuda_ops::attention_packed_backward");
+    const Tensor g = grad_output ? *grad_output : output.new_zeros_symint(output.sym_sizes());
+    return backward.call(g, grad_logsumexp, qkv, alibi_slopes, output, logsumexp, state, scale, window_left,
+                         window_right, softcap, dropout);
+}
+
 } // namespace cuda_ops
 
 TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
@@ -382,4 +471,32 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
          "alibi_slopes: not differentiable",
          "output, logsumexp <- attention_tangents(tangent_query, tangent_key, tangent_value, tangent_mask, query, key, "
          "value, mask, alibi_slopes, state, scale, diagonal, window_left, window_right, softcap, dropout)"});
+
+    library.def("attention_packed_forward(Tensor qkv, Tensor? alibi_slopes, float scale, SymInt window_left, "
+                "SymInt window_right, float softcap, float dropout, Tensor? call=None) -> (Tensor output, "
+                "Tensor logsumexp, Tensor state)",
+                {at::Tag::nondeterministic_seeded});
+    library.def("attention_packed_backward(Tensor grad_output, Tensor? grad_logsumexp, Tensor qkv, "
+                "Tensor? alibi_slopes, Tensor output, Tensor logsumexp, Tensor state, float scale, SymInt window_left, "
+                "SymInt window_right, float softcap, float dropout) -> (Tensor grad_qkv)");
+    library.def("attention_packed_gradients(Tensor? grad_output, Tensor? grad_logsumexp, Tensor qkv, "
+                "Tensor? alibi_slopes, Tensor output, Tensor logsumexp, Tensor state, float scale, SymInt window_left, "
+                "SymInt window_right, float softcap, float dropout) -> Tensor",
+                cuda_ops::attention_packed_gradients);
+    library.def("attention_packed_gradients_composed(Tensor? grad_output, Tensor? grad_logsumexp, Tensor qkv, "
+                "Tensor? alibi_slopes, Tensor state, float scale, SymInt window_left, SymInt window_right, "
+                "float softcap, float dropout) -> Tensor");
+    library.def("attention_packed_tangents(Tensor tangent_qkv, Tensor qkv, Tensor? alibi_slopes, Tensor state, "
+                "float scale, SymInt window_left, SymInt window_right, float softcap, float dropout) "
+                "-> (Tensor output, Tensor logsumexp)");
+    CUDA_OPS_IMPLEMENT(library, "attention_packed_forward", cuda_ops::attention_packed_forward);
+    CUDA_OPS_IMPLEMENT(library, "attention_packed_backward", cuda_ops::attention_packed_backward);
+    CUDA_OPS_AUTOCAST(library, "attention_packed_forward", LOWER_PRECISION);
+    CUDA_OPS_DERIVATIVES(
+        library, "attention_packed_forward",
+        {"qkv: attention_packed_gradients(grad_output, grad_logsumexp, qkv, alibi_slopes, output, logsumexp, state, "
+         "scale, window_left, window_right, softcap, dropout)",
+         "alibi_slopes: not differentiable",
+         "output, logsumexp <- attention_packed_tangents(tangent_qkv, qkv, alibi_slopes, state, scale, window_left, "
+         "window_right, softcap, dropout)"});
 }

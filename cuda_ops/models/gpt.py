@@ -117,16 +117,18 @@ class CausalSelfAttention(torch.nn.Module):
     def mix(self, projected: Tensor, cache: KeyValueCache | None, layer: int) -> Tensor:
         """Attention of what c_attn has made: (batch, length, 3 * features) to (batch, length, features)."""
         batch, length, features = projected.shape
-        # (batch, heads, length, features of a head): views, whose gradients are copied into c_attn's once.
-        shape = batch, length, self.n_head, features // 3 // self.n_head
-        parts = projected.split(features // 3, 2)
-        query, key, value = [part.view(shape).transpose(1, 2) for part in parts]
+        backend = get_backend(self.backend)
+        dropout = self.dropout if self.training else 0.0
+        packed = projected.view(batch, length, 3, self.n_head, features // 3 // self.n_head)
+        if cache is None and backend.needs_extension:
+            mixed = functional.flash_attention_qkvpacked(packed, causal=True, dropout_p=dropout)
+            return mixed.view(batch, length, -1)
+        query, key, value = packed.permute(2, 0, 3, 1, 4).unbind()  # (batch, heads, length, features of a head)
         is_causal = True
         if cache is not None:
             key, value = cache.extend(layer, key, value)
             is_causal = cache.length == 0  # else one token, which sees all of them
-        attention = get_backend(self.backend).functional.scaled_dot_product_attention
-        dropout = self.dropout if self.training else 0.0
+        attention = backend.functional.scaled_dot_product_attention
         mixed = attention(query, key, value, dropout_p=dropout, is_causal=is_causal)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 

@@ -12,7 +12,7 @@ from .._fakes import register_fake, require_ops
 from .._library import library
 from .._operators import operator
 
-require_ops("attention_gradients")
+require_ops("attention_gradients", "attention_packed_gradients")
 
 
 def _empty(like, batch, heads, rows, elements):
@@ -61,7 +61,35 @@ def _(
     return (*grads, query.new_empty(scores))
 
 
+def _check_packed(op, qkv):
+    fits = qkv.dim() == 5 and qkv.shape[2] == 3
+    expect(fits, op, "qkv to have shape [batch, length, 3, heads, head_dim], got {}", list(qkv.shape))
+
+
+@register_fake("cuda_ops::attention_packed_forward")
+def _(qkv, alibi_slopes, scale, window_left, window_right, softcap, dropout, call=None):
+    _check_packed("attention_packed", qkv)
+    batch, length, _, heads, head_dim = qkv.shape
+    query = qkv.select(2, 0).transpose(1, 2)
+    dtype = torch.float64 if qkv.dtype == torch.float64 else torch.float32
+    return (
+        _empty(query, batch, heads, length, head_dim).transpose(1, 2),
+        qkv.new_empty(batch, heads, length, dtype=dtype),
+        qkv.new_empty(2 if dropout > 0.0 else 0, dtype=torch.int64),
+    )
+
+
+@register_fake("cuda_ops::attention_packed_backward")
+def _(
+    grad_output, grad_logsumexp, qkv, alibi_slopes, output, logsumexp, state, scale, window_left, window_right, softcap,
+    dropout,
+):  # fmt: skip
+    _check_packed("attention_packed_backward", qkv)
+    return qkv.new_empty(qkv.shape)
+
+
 attention_forward = operator("attention_forward")
+attention_packed_forward = operator("attention_packed_forward")
 AttentionFunction = autograd_function("attention_forward", "AttentionFunction")
 
 
@@ -176,6 +204,31 @@ def _(
     if tangent_value is not None:
         output = output + c.dropped(c.weights) @ c.of_queries(tangent_value)
     return output.to(query.dtype), logsumexp
+
+
+def _heads(tensor):
+    """(batch, length, heads, head_dim) as (batch, heads, length, head_dim), and the other way round."""
+    return None if tensor is None else tensor.transpose(1, 2)
+
+
+@torch.library.impl(library, "attention_packed_gradients_composed", "CompositeImplicitAutograd")
+def _(
+    grad_output, grad_logsumexp, qkv, alibi_slopes, state, scale, window_left, window_right, softcap, dropout,
+):  # fmt: skip
+    grads = torch.ops.cuda_ops.attention_gradients_composed(
+        _heads(grad_output), grad_logsumexp, *map(_heads, qkv.unbind(2)), None, alibi_slopes, state, scale, 0,
+        window_left, window_right, softcap, dropout, [True, True, True, False],
+    )  # fmt: skip
+    return torch.stack([_heads(grad) for grad in grads], 2)
+
+
+@torch.library.impl(library, "attention_packed_tangents", "CompositeImplicitAutograd")
+def _(tangent_qkv, qkv, alibi_slopes, state, scale, window_left, window_right, softcap, dropout):
+    output, logsumexp = torch.ops.cuda_ops.attention_tangents(
+        *map(_heads, tangent_qkv.unbind(2)), None, *map(_heads, qkv.unbind(2)), None, alibi_slopes, state, scale, 0,
+        window_left, window_right, softcap, dropout,
+    )  # fmt: skip
+    return _heads(output), logsumexp
 
 
 def _call_of(query, dropout_p):
@@ -359,15 +412,9 @@ def flash_attention(
     """
     op = "flash_attention"
     check_tensors(op, query=query, key=key, value=value)
-    check_tensors_or_none(op, alibi_slopes=alibi_slopes)
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"{op}: expected window to be two ints, got {window!r}")
-    left, right = (integer(op, "window", size) for size in window)
-    if flag(op, "causal", causal):
-        right = min(right, 0) if right >= 0 else 0
+    left, right = _window(op, window, causal)
     p = _probability(op, dropout_p)
-    if alibi_slopes is not None and torch.is_autocast_enabled(query.device.type):
-        alibi_slopes = alibi_slopes.double()  # which autocast leaves as it is
+    alibi_slopes = _slopes(op, alibi_slopes, query)
     diagonal = 0
     if flag(op, "bottom_right", bottom_right) and query.dim() == key.dim() == 4:
         diagonal = key.shape[2] - query.shape[2]
@@ -377,4 +424,68 @@ def flash_attention(
     output, logsumexp, _ = attention_forward(
         query, key, value, None, alibi_slopes, factor, diagonal, left, right, cap, p, call
     )
+    return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
+
+
+def _window(op, window, causal):
+    """How many keys a query sees before and behind its own; -1: all."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"{op}: expected window to be two ints, got {window!r}")
+    left, right = (integer(op, "window", size) for size in window)
+    if flag(op, "causal", causal):
+        right = min(right, 0) if right >= 0 else 0
+    return left, right
+
+
+def _slopes(op, alibi_slopes, like):
+    check_tensors_or_none(op, alibi_slopes=alibi_slopes)
+    if alibi_slopes is not None and torch.is_autocast_enabled(like.device.type):
+        return alibi_slopes.double()  # which autocast leaves as it is
+    return alibi_slopes
+
+
+def flash_attention_qkvpacked(
+    qkv: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_logsumexp: bool = False,
+    dropout_p: float = 0.0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Attention of a sequence to itself, whose queries, keys and values lie in one tensor, as one linear layer makes
+    them. :func:`flash_attention` of its three parts, and its gradient is one such tensor too, where the gradients of
+    three views would be copied into one.
+
+    Args:
+        qkv: (batch, length, 3, heads, head_dim); float32 or float64, on CUDA float16 and bfloat16 too; any strides.
+        causal, scale, window, softcap, alibi_slopes, return_logsumexp, dropout_p: as of :func:`flash_attention`.
+
+    Returns:
+        (batch, length, heads, head_dim); with `return_logsumexp` and (batch, heads, length), float64 for float64, else
+        float32.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: dropout_p is not between 0 and 1.
+        RuntimeError: shapes, dtypes or devices that do not fit; a window below -1; a negative softcap.
+        NotImplementedError: `qkv` is float16 or bfloat16 on the CPU.
+
+    Example:
+        >>> projected = torch.zeros(1, 3, 24)
+        >>> qkv = projected.unflatten(2, (3, 2, 4))
+        >>> cuda_ops.functional.flash_attention_qkvpacked(qkv, causal=True).shape
+        torch.Size([1, 3, 2, 4])
+    """
+    op = "flash_attention_qkvpacked"
+    check_tensors(op, qkv=qkv)
+    left, right = _window(op, window, causal)
+    p = _probability(op, dropout_p)
+    alibi_slopes = _slopes(op, alibi_slopes, qkv)
+    factor = _scale(op, scale, qkv.shape[-1] if qkv.dim() else 0)
+    cap = number(op, "softcap", softcap)
+    call = _call_of(qkv, p)
+    output, logsumexp, _ = attention_packed_forward(qkv, alibi_slopes, factor, left, right, cap, p, call)
     return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
