@@ -23,8 +23,11 @@ from .ops.batch_norm import batch_norm
 from .ops.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from .ops.bincount import bincount
 from .ops.concat import cat, concat
+from .ops.conv1d import conv1d
 from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
+from .ops.conv_transpose1d import conv_transpose1d
+from .ops.conv_transpose2d import conv_transpose2d
 from .ops.cross_entropy import cross_entropy
 from .ops.cumsum import cumsum
 from .ops.dropout import dropout
@@ -97,8 +100,11 @@ __all__ = [
     "bincount",
     "cat",
     "concat",
+    "conv1d",
     "conv2d",
     "conv_bn_relu_pool",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "cross_entropy",
     "cumsum",
     "dropout",

@@ -17,8 +17,11 @@ from .ops.adaptive_max_pool2d import AdaptiveMaxPool2d
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.binary_cross_entropy_with_logits import BCEWithLogitsLoss
+from .ops.conv1d import Conv1d
 from .ops.conv2d import Conv2d
 from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
+from .ops.conv_transpose1d import ConvTranspose1d
+from .ops.conv_transpose2d import ConvTranspose2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
 from .ops.elu import ELU
@@ -64,8 +67,11 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Conv1d",
     "Conv2d",
     "ConvBNReLUMaxPool2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
