@@ -31,6 +31,9 @@ from .ops.conv_transpose2d import conv_transpose2d
 from .ops.cross_entropy import cross_entropy
 from .ops.cumsum import cumsum
 from .ops.dropout import dropout
+from .ops.dropout1d import dropout1d
+from .ops.dropout2d import dropout2d
+from .ops.dropout3d import dropout3d
 from .ops.dropout_add import dropout_add
 from .ops.elu import elu
 from .ops.embedding import embedding
@@ -78,6 +81,7 @@ from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
 from .ops.std import std
+from .ops.stochastic_depth import stochastic_depth
 from .ops.sum import sum
 from .ops.swiglu import swiglu
 from .ops.tanh import tanh
@@ -108,6 +112,9 @@ __all__ = [
     "cross_entropy",
     "cumsum",
     "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
     "dropout_add",
     "elu",
     "embedding",
@@ -159,6 +166,7 @@ __all__ = [
     "softplus",
     "square",
     "std",
+    "stochastic_depth",
     "sum",
     "swiglu",
     "tanh",

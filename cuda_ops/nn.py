@@ -24,6 +24,9 @@ from .ops.conv_transpose1d import ConvTranspose1d
 from .ops.conv_transpose2d import ConvTranspose2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
+from .ops.dropout1d import Dropout1d
+from .ops.dropout2d import Dropout2d
+from .ops.dropout3d import Dropout3d
 from .ops.elu import ELU
 from .ops.embedding import Embedding
 from .ops.gelu import GELU
@@ -55,6 +58,7 @@ from .ops.silu import SiLU
 from .ops.smooth_l1_loss import SmoothL1Loss
 from .ops.softmax import Softmax, Softmax2d
 from .ops.softplus import Softplus
+from .ops.stochastic_depth import StochasticDepth
 from .ops.tanh import Tanh
 
 __all__ = [
@@ -74,6 +78,9 @@ __all__ = [
     "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
     "Embedding",
     "GroupNorm",
     "Hardsigmoid",
@@ -106,6 +113,7 @@ __all__ = [
     "Softmax",
     "Softmax2d",
     "Softplus",
+    "StochasticDepth",
     "Tanh",
     "init",
     "utils",

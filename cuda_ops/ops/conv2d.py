@@ -96,7 +96,7 @@ def _(grad_output, input, weight_size, channels_last, stride, padding, dilation,
 @register_fake("cuda_ops::conv2d_backward_bias")
 def _(grad_output, size=None):
     op, dimensions = "conv2d_backward_bias", grad_output.dim()
-    expect(dimensions in (3, 4), op, "grad_output to have between 3 and 4 dimensions, got {}", dimensions)
+    expect(dimensions in (3, 4), op, "grad_output to have 3 to 4 dimensions, got {}", dimensions)
     channels = grad_output.shape[1]
     if size is None:
         return grad_output.new_empty((channels,))
