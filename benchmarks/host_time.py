@@ -118,6 +118,7 @@ def cases(device) -> Iterator[Case]:
         (weight, x),
     )
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
+    yield Case("dropout2d", lambda x: ours.dropout2d(x, 0.5), lambda x: native.dropout2d(x, 0.5), (images,))
     yield Case(
         "dropout_add",
         lambda x, r: ours.dropout_add(x, r, 0.5),
@@ -155,6 +156,21 @@ def cases(device) -> Iterator[Case]:
         "conv2d",
         lambda x, w, b: ours.conv2d(x, w, b, padding=1),
         lambda x, w, b: native.conv2d(x, w, b, padding=1),
+        (images, filters, channels),
+    )
+    rows, taps = make(2, 4, 8), make(4, 4, 3)
+    for name in ("conv1d", "conv_transpose1d"):
+        mine, theirs = getattr(ours, name), getattr(native, name)
+        yield Case(
+            name,
+            lambda x, w, b, f=mine: f(x, w, b, padding=1),
+            lambda x, w, b, f=theirs: f(x, w, b, padding=1),
+            (rows, taps, channels),
+        )
+    yield Case(
+        "conv_transpose2d",
+        lambda x, w, b: ours.conv_transpose2d(x, w, b, stride=2, padding=1),
+        lambda x, w, b: native.conv_transpose2d(x, w, b, stride=2, padding=1),
         (images, filters, channels),
     )
     yield Case(

@@ -109,6 +109,20 @@ def pair(op: str, name: str, value) -> tuple:
     return values if len(values) == 2 else values * 2
 
 
+def single(op: str, name: str, value):
+    """An int, or one in a sequence, as an int."""
+    if type(value) is int:
+        return value
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    try:
+        values = [as_integer(v) for v in values]
+    except TypeError:
+        raise TypeError(f"{op}: expected {name} to be an int or one in a sequence, got {value!r}") from None
+    if len(values) != 1:
+        raise RuntimeError(f"{op}: expected {name} to be an int or one in a sequence, got {value!r}")
+    return values[0]
+
+
 def expect(condition, op: str, message: str, *values, check=torch._check):
     """For fake kernels, which meta tensors meet where others meet the checks of the glue: raises unless `condition`,
     which may be symbolic, holds."""

@@ -19,6 +19,7 @@ ATTRIBUTES = {
     "stride": lambda tensor: tensor.stride(),
     "dtype": lambda tensor: tensor.dtype,
     "channels_last": lambda tensor: suggest_memory_format(tensor) == torch.channels_last,
+    "channels_last_1d": lambda tensor: suggest_memory_format(tensor.unsqueeze(2)) == torch.channels_last,
 }
 LITERALS = {"none": None, "true": True, "false": False}
 

@@ -55,6 +55,10 @@ ONE_KERNEL = {
     "add2": ("add2.cu", "add2_forward", None),
     "avg_pool2d": ("avg_pool2d.cu", "avg_pool2d_forward_kernel", "avg_pool2d_backward_kernel"),
     "dropout": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
+    # Of numbers for whole channels or rows, by which PyTorch multiplies.
+    **dict.fromkeys(
+        ("dropout1d", "dropout2d", "dropout3d", "stochastic_depth"), ("dropout.cu", "dropout_kernel", None)
+    ),
     "dropout_add": ("dropout.cu", "dropout_kernel", "dropout_kernel"),
     "elu": ("activation.cu", "activation_forward_kernel", "activation_backward_kernel"),
     "gather_normalize": ("gather_normalize.cu", "gather_normalize_kernel", None),
@@ -180,32 +184,73 @@ def _gemm(ask, name, dtype, m, n, k, transpose_a, transpose_b, batch=1):
 
 
 def _conv2d(ask, a):
-    from ._arguments import pair
-    from .ops.conv2d import _four_paddings, is_channels_last
+    from .ops.conv2d import output_size
 
-    input, weight, op = a["input"], a["weight"], "conv2d"
+    input, weight, stride, padding, dilation = _image_of(a, "conv2d")
+    size = output_size(input.shape, weight.shape, stride, padding, dilation)
+    products = {"forward": 0, "gradient of input": 1, "gradient of weight": 2}
+    yield from _conv2d_products(ask, a, products, input, weight, input.shape, size, stride, padding, dilation)
+
+
+def _conv_transpose2d(ask, a):
+    from ._arguments import pair
+
+    input, weight, stride, padding, dilation = _image_of(a, "conv_transpose2d")
+    extra = pair("conv_transpose2d", "output_padding", a.get("output_padding", 0))
+    spans = [(input.shape[2 + i] - 1) * stride[i] + (weight.shape[2 + i] - 1) * dilation[i] + 1 for i in (0, 1)]
+    plane = [spans[i] - padding[2 * i] - padding[2 * i + 1] + extra[i] for i in (0, 1)]
+    size = (input.shape[0], weight.shape[1] * a.get("groups", 1), *plane)
+    products = {"forward": 1, "gradient of input": 0, "gradient of weight": 2}
+    yield from _conv2d_products(ask, a, products, input, weight, size, input.shape, stride, padding, dilation)
+
+
+def _image_of(a, op):
+    """Input and weight with a batch, and stride, the four paddings and dilation."""
+    from ._arguments import pair
+    from .ops.conv2d import _four_paddings
+
+    input, weight = a["input"], a["weight"]
     if input.dim() == 3:
         input = input.unsqueeze(0)
     stride, dilation = pair(op, "stride", a.get("stride", 1)), pair(op, "dilation", a.get("dilation", 1))
-    padding, groups = _four_paddings(a.get("padding", 0), weight, stride, dilation), a.get("groups", 1)
-    out = [
-        (input.shape[2 + i] + sum(padding[2 * i : 2 * i + 2]) - dilation[i] * (weight.shape[2 + i] - 1) - 1)
-        // stride[i]
-        + 1
-        for i in (0, 1)
-    ]
-    sizes = [input.shape[0], groups, *input.shape[1:], weight.shape[0], *out, *weight.shape[2:], *stride]
+    return input, weight, stride, _four_paddings(a.get("padding", 0), weight, stride, dilation), dilation
+
+
+def _conv2d_products(ask, a, products, input, weight, read, written, stride, padding, dilation):
+    """The rows of conv2d's passes, of a convolution that reads and writes images of these sizes."""
+    from .ops.conv2d import is_channels_last
+
+    sizes = [read[0], a.get("groups", 1), *read[1:], weight.shape[0], *written[2:], *weight.shape[2:], *stride]
     sizes += [padding[0], padding[2], *dilation]
     formats = [is_channels_last(input), is_channels_last(weight)]
     formats.append(formats[0] or formats[1])
+    # What is given has its own format, and what is made that of the op's output.
+    images = [formats[0], formats[2]] if products["forward"] == 0 else [formats[2], formats[0]]
     forced = os.environ.get("CUDA_OPS_CONV2D_PATH", "")
-    for number, name in enumerate(("forward", "gradient of input", "gradient of weight")):
-        call = (number, _dtype(input), sizes, list(map(int, formats)), torch.backends.cudnn.allow_tf32, forced)
+    for name, number in products.items():
+        layouts = [int(images[0]), int(formats[1]), int(images[1])]
+        call = (number, _dtype(input), sizes, layouts, torch.backends.cudnn.allow_tf32, forced)
         note = "channels_last" if formats[2] else "contiguous"
         if ask.op("conv2d_wants_channels_last")(*call, ask.device):
             call = (*call[:3], [1, int(formats[1]), 1], *call[4:])
             note = "contiguous; images are copied to channels_last, and the result back"
         yield ask(name, "conv2d_paths", *call, note=note)
+
+
+def _of_rows(describe):
+    """The rows of an op of (N, C, L), which is one of images of one row."""
+
+    def of_rows(ask, a):
+        a = dict(a)
+        for name in ("input", "weight"):
+            a[name] = (a[name].unsqueeze(0) if a[name].dim() == 2 else a[name]).unsqueeze(2)
+        for name, other in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
+            value = a.get(name, other)
+            if not isinstance(value, str):
+                a[name] = (other, *(value if isinstance(value, (tuple, list)) else [value]))
+        yield from describe(ask, a)
+
+    return of_rows
 
 
 def _conv_bn_relu_pool(ask, a):
@@ -464,7 +509,10 @@ DESCRIBED = {
     "bincount": _bincount,
     "cat": _concat,
     "concat": _concat,
+    "conv1d": _of_rows(_conv2d),
     "conv2d": _conv2d,
+    "conv_transpose1d": _of_rows(_conv_transpose2d),
+    "conv_transpose2d": _conv_transpose2d,
     "conv_bn_relu_pool": _conv_bn_relu_pool,
     "cross_entropy": _cross_entropy,
     "cumsum": _cumsum,

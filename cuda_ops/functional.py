@@ -23,11 +23,17 @@ from .ops.batch_norm import batch_norm
 from .ops.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from .ops.bincount import bincount
 from .ops.concat import cat, concat
+from .ops.conv1d import conv1d
 from .ops.conv2d import conv2d
 from .ops.conv_bn_relu_pool import conv_bn_relu_pool
+from .ops.conv_transpose1d import conv_transpose1d
+from .ops.conv_transpose2d import conv_transpose2d
 from .ops.cross_entropy import cross_entropy
 from .ops.cumsum import cumsum
 from .ops.dropout import dropout
+from .ops.dropout1d import dropout1d
+from .ops.dropout2d import dropout2d
+from .ops.dropout3d import dropout3d
 from .ops.dropout_add import dropout_add
 from .ops.elu import elu
 from .ops.embedding import embedding
@@ -75,6 +81,7 @@ from .ops.softmax import softmax
 from .ops.softplus import softplus
 from .ops.square import square
 from .ops.std import std
+from .ops.stochastic_depth import stochastic_depth
 from .ops.sum import sum
 from .ops.swiglu import swiglu
 from .ops.tanh import tanh
@@ -97,11 +104,17 @@ __all__ = [
     "bincount",
     "cat",
     "concat",
+    "conv1d",
     "conv2d",
     "conv_bn_relu_pool",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "cross_entropy",
     "cumsum",
     "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
     "dropout_add",
     "elu",
     "embedding",
@@ -154,6 +167,7 @@ __all__ = [
     "softplus",
     "square",
     "std",
+    "stochastic_depth",
     "sum",
     "swiglu",
     "tanh",

@@ -17,10 +17,16 @@ from .ops.adaptive_max_pool2d import AdaptiveMaxPool2d
 from .ops.avg_pool2d import AvgPool2d
 from .ops.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from .ops.binary_cross_entropy_with_logits import BCEWithLogitsLoss
+from .ops.conv1d import Conv1d
 from .ops.conv2d import Conv2d
 from .ops.conv_bn_relu_pool import ConvBNReLUMaxPool2d
+from .ops.conv_transpose1d import ConvTranspose1d
+from .ops.conv_transpose2d import ConvTranspose2d
 from .ops.cross_entropy import CrossEntropyLoss
 from .ops.dropout import Dropout
+from .ops.dropout1d import Dropout1d
+from .ops.dropout2d import Dropout2d
+from .ops.dropout3d import Dropout3d
 from .ops.elu import ELU
 from .ops.embedding import Embedding
 from .ops.gelu import GELU
@@ -52,6 +58,7 @@ from .ops.silu import SiLU
 from .ops.smooth_l1_loss import SmoothL1Loss
 from .ops.softmax import Softmax, Softmax2d
 from .ops.softplus import Softplus
+from .ops.stochastic_depth import StochasticDepth
 from .ops.tanh import Tanh
 
 __all__ = [
@@ -64,10 +71,16 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Conv1d",
     "Conv2d",
     "ConvBNReLUMaxPool2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
     "Embedding",
     "GroupNorm",
     "Hardsigmoid",
@@ -100,6 +113,7 @@ __all__ = [
     "Softmax",
     "Softmax2d",
     "Softplus",
+    "StochasticDepth",
     "Tanh",
     "init",
     "utils",

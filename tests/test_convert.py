@@ -908,3 +908,113 @@ def test_writing_into_what_comes_out_of_a_run(run):
         model(x).mul_(2).square().sum().backward()
         gradients.append((x.grad, *(p.grad for p in model.parameters())))
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+
+
+# Layers of one dimension, transposed convolutions, and torchvision's own layers.
+
+
+def dcgan():
+    layers = []
+    for inputs, outputs, stride, padding in ((12, 16, 1, 0), (16, 8, 2, 1), (8, 6, 2, 1)):
+        convolution = nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False)
+        layers += [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1), nn.Tanh())
+
+
+class UNet(nn.Module):
+    """One level, whose plane of odd sizes comes back by output_size."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.drop = nn.Conv2d(3, 8, 3, 2, 1), nn.Dropout2d(0.0)
+        self.up, self.head = nn.ConvTranspose2d(8, 5, 2, 2), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        y = self.up(self.drop(F.relu(self.down(x))), output_size=[size - 1 + size % 2 for size in x.shape[2:]])
+        return self.head(torch.cat([x[:, :, : y.shape[2], : y.shape[3]], y], 1))
+
+
+def wav2vec():
+    """Features of a signal, and positions added to them by a convolution whose weight is normalised."""
+    features = []
+    for inputs, kernel, stride in ((1, 10, 5), (16, 3, 2), (16, 2, 2)):
+        features += [nn.Conv1d(inputs, 16, kernel, stride, bias=False), nn.GroupNorm(4, 16), nn.GELU()]
+    positions = parametrizations.weight_norm(nn.Conv1d(16, 16, 8, padding=4, groups=4), dim=2)
+    around = nn.Conv1d(16, 8, 3, padding="same", padding_mode="circular")
+    return nn.Sequential(*features, positions, nn.GELU(), around, nn.ConvTranspose1d(8, 4, 16, 8, 4), nn.Dropout1d(0.0))
+
+
+def signals():
+    return torch.rand(3, 1, 403, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+CONVOLUTIONS = {
+    "dcgan": (dcgan, lambda: torch.rand(4, 12, 1, 1, generator=torch.Generator().manual_seed(0)).double()),
+    "unet": (UNet, lambda: images(2, 15)),
+    "wav2vec": (wav2vec, signals),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_of_other_kinds(name):
+    make, inputs = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    report = assert_converts(make().double(), (inputs(),))
+    assert not report.left
+
+
+def layers_of_torchvision():
+    pytest.importorskip("torchvision")
+    ops = importlib.import_module("torchvision.ops")
+    maxvit, convnext = (importlib.import_module(f"torchvision.models.{name}") for name in ("maxvit", "convnext"))
+
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.apart, self.together = maxvit.WindowPartition(), maxvit.WindowDepartition()
+            self.there, self.back = maxvit.SwapAxes(-2, -3), maxvit.SwapAxes(-2, -3)
+
+        def forward(self, x):
+            windows = self.back(self.there(self.apart(x, 2)) * 2)
+            return self.together(windows * torch.arange(windows.shape[1]).view(-1, 1, 1), 2, 4, 4)
+
+    frozen = ops.FrozenBatchNorm2d(6)
+    for buffer in frozen.buffers():
+        buffer.copy_(torch.rand(6) + 0.5)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 1), convnext.LayerNorm2d(6), Windows(), ops.StochasticDepth(0.0, "row"), frozen
+    ).double()
+
+
+def test_layers_of_torchvision():
+    torch.manual_seed(0)
+    model = layers_of_torchvision()
+    report = assert_converts(model, (images(2, 8),))
+    assert {layer.name: layer.reason for layer in report.left} == dict.fromkeys(
+        ("2.there", "2.back"), "nothing to compute"
+    )
+    cuda_ops.convert(model)
+    for module in model[1], model[2].apart, model[3], model[4]:
+        native = native_class(module)
+        assert native.__module__.startswith("torchvision.") and isinstance(module, native)
+        assert type(pickle.loads(pickle.dumps(module))) is type(module)
+    model[3].p = 0.5
+    torch.manual_seed(1)
+    kept = model[3](torch.ones(1000, 2)).unique(dim=0).tolist()
+    assert kept == [[0.0, 0.0], [2.0, 2.0]]
+    # What ours do not take is torchvision's.
+    model[4].eps = 0.0
+    assert model[4](images(2, 8, 6)).isfinite().all()
+    assert model.bfloat16()[1](images(2, 8, 6).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "family", ["convnext_tiny", "maxvit_t", "swin_v2_t", "efficientnet_v2_s", "mobilenet_v3_small"]
+)
+def test_what_is_left_of_torchvisions_classifiers_computes_nothing(family):
+    models = pytest.importorskip("torchvision").models
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = models.get_model(family, weights=None)
+    report = cuda_ops.convert(model)
+    assert {layer.reason for layer in report.left} <= {"nothing to compute"}, report

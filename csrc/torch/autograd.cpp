@@ -66,6 +66,10 @@ IValue value_of(const IValue &value, Attribute attribute)
         return IValue(tensor.sym_strides());
     case Attribute::DTYPE:
         return IValue(static_cast<int64_t>(tensor.scalar_type()));
+    case Attribute::CHANNELS_LAST_1D: {
+        const at::NoGradGuard no_grad;
+        return IValue(tensor.unsqueeze(2).suggest_memory_format() == at::MemoryFormat::ChannelsLast);
+    }
     default:
         return IValue(tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast);
     }

@@ -22,6 +22,7 @@
 //     .size  .stride  .dtype                       that property; saved instead of the tensor
 //     .plane                                       its last two sizes
 //     .channels_last                               bool: whether that is the format that its strides suggest
+//     .channels_last_1d                            likewise of (N, C, L), as an image of one row
 //     .mT                                          the transposed matrix, a view
 // Saved for backward is what the wanted gradients need, and nothing else; of an argument that the op writes into, a copy.
 // A return that no derivative takes the gradient of is not differentiable. Where only some of the gradients that a

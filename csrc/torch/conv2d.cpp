@@ -18,6 +18,7 @@
 #include <unordered_map>
 
 #include "autograd.h"
+#include "cuda_ops/conv_transpose2d.h"
 #include "empty.h"
 
 namespace cuda_ops
@@ -30,28 +31,49 @@ static Tensor dense_image(const Tensor &tensor)
     return tensor.contiguous(tensor.suggest_memory_format());
 }
 
-static void check_parameters(const char *op, const Conv2dParameters &parameters)
+void check_conv2d_parameters(const char *op, size_t axes, const Conv2dParameters &parameters)
 {
-    TORCH_CHECK(parameters.stride.size() == 2 && parameters.dilation.size() == 2 && parameters.padding.size() == 4, op,
-                ": expected stride and dilation to have 2 values and padding 4, got ", parameters.stride, ", ",
-                parameters.dilation, " and ", parameters.padding);
+    TORCH_CHECK(parameters.stride.size() == axes && parameters.dilation.size() == axes &&
+                    parameters.padding.size() == 2 * axes,
+                op, ": expected stride and dilation to have ", axes, axes == 1 ? " value" : " values", " and padding ",
+                2 * axes, ", got ", parameters.stride, ", ", parameters.dilation, " and ", parameters.padding);
     for (int64_t value : parameters.stride)
         TORCH_CHECK(value > 0, op, ": expected stride to be positive, got ", parameters.stride);
     for (int64_t value : parameters.padding)
-        TORCH_CHECK(value >= 0, op,
-                    ": expected padding to be zero or more, got {top, bottom, left, right} = ", parameters.padding);
+        TORCH_CHECK(value >= 0, op, ": expected padding to be zero or more, got {",
+                    axes == 1 ? "left, right} = " : "top, bottom, left, right} = ", parameters.padding);
     for (int64_t value : parameters.dilation)
         TORCH_CHECK(value > 0, op, ": expected dilation to be positive, got ", parameters.dilation);
     TORCH_CHECK(parameters.groups > 0, op, ": expected groups to be positive, got ", parameters.groups);
+    for (IntArrayRef values : {parameters.stride, parameters.padding, parameters.dilation})
+        for (int64_t value : values)
+            check_conv2d_limit(op, axes, value);
+}
+
+void check_conv2d_limit(const char *op, size_t axes, int64_t value)
+{
+    // The kernels count in int64, but keep rows and columns in 32 bits.
+    TORCH_CHECK(value < CONV2D_LIMIT, op, ": expected ", axes == 1 ? "lengths" : "heights, widths",
+                ", stride, padding and dilation to be below ", CONV2D_LIMIT, ", got ", value);
+}
+
+// "5 x 3", or "5".
+static std::string product_of(const at::DimVector &values)
+{
+    std::string text = std::to_string(values[0]);
+    for (size_t i = 1; i < values.size(); i++)
+        text += " x " + std::to_string(values[i]);
+    return text;
 }
 
 cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntArrayRef weight,
-                                         const Conv2dParameters &parameters)
+                                         const Conv2dParameters &parameters, size_t axes)
 {
-    TORCH_CHECK(input.size() == 4, op, ": expected input to have 4 dimensions, or 3 without a batch, got shape ",
-                input);
-    TORCH_CHECK(weight.size() == 4, op, ": expected weight to have 4 dimensions, got shape ", weight);
-    check_parameters(op, parameters);
+    TORCH_CHECK(input.size() == axes + 2, op, ": expected input to have ", axes + 2, " dimensions, or ", axes + 1,
+                " without a batch, got shape ", input);
+    TORCH_CHECK(weight.size() == axes + 2, op, ": expected weight to have ", axes + 2, " dimensions, got shape ",
+                weight);
+    check_conv2d_parameters(op, axes, parameters);
     const int64_t groups = parameters.groups;
     TORCH_CHECK(weight[0] >= groups && weight[0] % groups == 0, op,
                 ": expected weight to have a positive multiple of groups=", groups,
@@ -59,8 +81,29 @@ cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntA
     TORCH_CHECK(input[1] == weight[1] * groups, op, ": expected input to have ", weight[1] * groups,
                 " channels in dimension 1, for weight of shape ", weight, " and groups=", groups, ", got shape ",
                 input);
-    TORCH_CHECK(weight[2] > 0 && weight[3] > 0, op, ": expected weight to have a kernel that is not empty, got shape ",
-                weight);
+    const IntArrayRef plane = input.slice(2), taps = weight.slice(2);
+    TORCH_CHECK(std::all_of(taps.begin(), taps.end(), [](int64_t value) { return value > 0; }), op,
+                ": expected weight to have a kernel that is not empty, got shape ", weight);
+    for (IntArrayRef values : {plane, taps})
+        for (int64_t value : values)
+            check_conv2d_limit(op, axes, value);
+    at::DimVector padded, kernel;
+    for (size_t axis = 0; axis < axes; axis++) {
+        padded.push_back(plane[axis] + parameters.padding[2 * axis] + parameters.padding[2 * axis + 1]);
+        kernel.push_back((taps[axis] - 1) * parameters.dilation[axis] + 1);
+    }
+    bool fits = true, is_small = true;
+    for (size_t axis = 0; axis < axes; axis++) {
+        fits &= kernel[axis] <= padded[axis];
+        is_small &= padded[axis] < CONV2D_LIMIT && kernel[axis] < CONV2D_LIMIT;
+    }
+    TORCH_CHECK(fits, op, ": expected the kernel to be no greater than the padded input, ", product_of(padded),
+                ", got ", product_of(kernel));
+    TORCH_CHECK(is_small, op, ": expected the kernel and the padded input to be smaller than ", CONV2D_LIMIT, ", got ",
+                product_of(kernel), " and ", product_of(padded));
+    TORCH_CHECK(input[0] == 0 || input[1] == 0 ||
+                    std::all_of(plane.begin(), plane.end(), [](int64_t value) { return value > 0; }),
+                op, ": expected input to have no empty dimension but batch or channels, got shape ", input);
 
     cuda_ops_conv2d_sizes sizes{};
     sizes.batch = input[0];
@@ -68,38 +111,20 @@ cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntA
     sizes.in_channels = input[1];
     // As in PyTorch: without input channels there are no output channels.
     sizes.out_channels = input[1] == 0 ? 0 : weight[0];
-    sizes.in_height = input[2];
-    sizes.in_width = input[3];
-    sizes.kernel_height = weight[2];
-    sizes.kernel_width = weight[3];
-    sizes.stride_height = parameters.stride[0];
-    sizes.stride_width = parameters.stride[1];
-    sizes.padding_top = parameters.padding[0];
-    sizes.padding_left = parameters.padding[2];
-    sizes.dilation_height = parameters.dilation[0];
-    sizes.dilation_width = parameters.dilation[1];
-
-    // The kernels count in int64, but keep rows and columns in 32 bits.
-    constexpr int64_t LIMIT = int64_t(1) << 30;
-    for (int64_t value : {input[2], input[3], weight[2], weight[3], parameters.stride[0], parameters.stride[1],
-                          parameters.dilation[0], parameters.dilation[1], parameters.padding[0], parameters.padding[1],
-                          parameters.padding[2], parameters.padding[3]})
-        TORCH_CHECK(value < LIMIT, op, ": expected heights, widths, stride, padding and dilation to be below ", LIMIT,
-                    ", got ", value);
-    const int64_t height = input[2] + parameters.padding[0] + parameters.padding[1];
-    const int64_t width = input[3] + parameters.padding[2] + parameters.padding[3];
-    const int64_t kernel_height = (weight[2] - 1) * parameters.dilation[0] + 1;
-    const int64_t kernel_width = (weight[3] - 1) * parameters.dilation[1] + 1;
-    TORCH_CHECK(kernel_height <= height && kernel_width <= width, op,
-                ": expected the kernel to be no greater than the padded input, ", height, " x ", width, ", got ",
-                kernel_height, " x ", kernel_width);
-    TORCH_CHECK(kernel_height < LIMIT && kernel_width < LIMIT && height < LIMIT && width < LIMIT, op,
-                ": expected the kernel and the padded input to be smaller than ", LIMIT, ", got ", kernel_height, " x ",
-                kernel_width, " and ", height, " x ", width);
-    TORCH_CHECK(input[0] == 0 || input[1] == 0 || (input[2] > 0 && input[3] > 0), op,
-                ": expected input to have no empty dimension but batch or channels, got shape ", input);
-    sizes.out_height = (height - kernel_height) / sizes.stride_height + 1;
-    sizes.out_width = (width - kernel_width) / sizes.stride_width + 1;
+    const size_t last = axes - 1;
+    const bool has_rows = axes == 2;
+    sizes.in_height = has_rows ? plane[0] : 1;
+    sizes.in_width = plane[last];
+    sizes.kernel_height = has_rows ? taps[0] : 1;
+    sizes.kernel_width = taps[last];
+    sizes.stride_height = has_rows ? parameters.stride[0] : 1;
+    sizes.stride_width = parameters.stride[last];
+    sizes.padding_top = has_rows ? parameters.padding[0] : 0;
+    sizes.padding_left = parameters.padding[2 * last];
+    sizes.dilation_height = has_rows ? parameters.dilation[0] : 1;
+    sizes.dilation_width = parameters.dilation[last];
+    sizes.out_height = has_rows ? (padded[0] - kernel[0]) / sizes.stride_height + 1 : 1;
+    sizes.out_width = (padded[last] - kernel[last]) / sizes.stride_width + 1;
     return sizes;
 }
 
@@ -271,7 +296,7 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
 }
 
 Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight, IntArrayRef input_size,
-                             bool channels_last, const Conv2dParameters &parameters)
+                             bool channels_last, const Conv2dParameters &parameters, const Tensor &bias)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
     check_like(op, "weight", weight, "grad_output", grad_output);
@@ -289,7 +314,7 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, grad_output);
         if (grad_output.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
             const Tensor g = grad_output.contiguous(at::MemoryFormat::ChannelsLast);
-            return conv2d_backward_input(op, g, weight, input_size, true, parameters)
+            return conv2d_backward_input(op, g, weight, input_size, true, parameters, bias)
                 .contiguous(memory_format(channels_last));
         }
     }
@@ -306,17 +331,18 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
         CUDA_OPS_LAUNCH(op, cuda_ops_conv2d_backward_input_cuda(
                                 grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(), &sizes,
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
-        return grad_input;
+        return bias.defined() ? grad_input.add_(bias.view({-1, 1, 1})) : grad_input;
     }
+    const void *const bias_data = bias.defined() ? bias.const_data_ptr() : nullptr;
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g);
     parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_prepare_cpu(run.prepared.data_ptr(), w.const_data_ptr(), CUDA_OPS_CONV2D_BACKWARD_INPUT,
                                            &sizes, begin, end, dtype);
     });
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_backward_input_cpu(grad_input.data_ptr(), g.const_data_ptr(),
-                                                  run.prepared.const_data_ptr(), &sizes, begin, end, run.workspace(),
-                                                  dtype);
+        return cuda_ops_conv_transpose2d_forward_cpu(grad_input.data_ptr(), g.const_data_ptr(),
+                                                     run.prepared.const_data_ptr(), bias_data, &sizes, begin, end,
+                                                     run.workspace(), dtype);
     });
     return grad_input;
 }
@@ -380,17 +406,17 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArr
 {
     const char *const op = "conv2d_backward_bias";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
-    check_dim(op, "grad_output", grad_output, 4, 4);
-    const int channels_last = is_channels_last(grad_output);
-    const int64_t batch = grad_output.size(0), channels = grad_output.size(1);
-    const int64_t pixels = grad_output.size(2) * grad_output.size(3);
+    check_dim(op, "grad_output", grad_output, 3, 4);
+    const Tensor image = grad_output.dim() == 3 ? grad_output.unsqueeze(2) : grad_output;
+    const int channels_last = is_channels_last(image);
+    const int64_t batch = image.size(0), channels = image.size(1), pixels = image.size(2) * image.size(3);
 
     const bool fits =
         !size || *size == IntArrayRef(channels) || (channels == 0 && size->size() == 1 && size->front() >= 0);
     TORCH_CHECK(fits, op, ": expected size to be [", channels, "], got ", size.value_or(IntArrayRef()));
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
-    const Tensor g = dense_image(grad_output);
+    const Tensor g = dense_image(image);
     if (g.numel() == 0)
         return at::zeros(size.value_or(IntArrayRef(channels)), g.options());
     Tensor grad_bias = empty({channels}, g.options());

@@ -25,15 +25,23 @@ inline at::MemoryFormat memory_format(bool channels_last)
     return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
-// Checks what the shapes of input and weight must satisfy, and returns the sizes of the convolution, without layouts.
+// Checks what the shapes of input and weight must satisfy, and returns the sizes of the convolution, without layouts. Of
+// one axis: shapes and parameters are those of conv1d, and the sizes those of an image of one row.
 cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, at::IntArrayRef input, at::IntArrayRef weight,
-                                         const Conv2dParameters &parameters);
+                                         const Conv2dParameters &parameters, size_t axes = 2);
 
-// `op` is the name in error messages. All tensors are of one dtype and device.
+// What sizes, strides, paddings and dilations have to be below.
+constexpr int64_t CONV2D_LIMIT = int64_t(1) << 30;
+void check_conv2d_limit(const char *op, size_t axes, int64_t value);
+void check_conv2d_parameters(const char *op, size_t axes, const Conv2dParameters &parameters);
+
+// `op` is the name in error messages. All tensors are of one dtype and device. bias of backward_input, which makes it
+// a transposed convolution: contiguous, a value for each channel of grad_input, or undefined.
 Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                       const Conv2dParameters &parameters, bool channels_last);
 Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Tensor &weight,
-                             at::IntArrayRef input_size, bool channels_last, const Conv2dParameters &parameters);
+                             at::IntArrayRef input_size, bool channels_last, const Conv2dParameters &parameters,
+                             const Tensor &bias = Tensor());
 Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const Tensor &input,
                               at::IntArrayRef weight_size, bool channels_last, const Conv2dParameters &parameters);
 

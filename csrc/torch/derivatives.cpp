@@ -250,10 +250,13 @@ class Parser
         const std::string name = text.substr(0, dot);
         Source source = named_source(name, derivative);
         if (dot != std::string::npos) {
-            static const std::map<std::string, Attribute> attributes{
-                {"mT", Attribute::MATRIX_TRANSPOSE}, {"size", Attribute::SIZE},
-                {"plane", Attribute::PLANE},         {"stride", Attribute::STRIDE},
-                {"dtype", Attribute::DTYPE},         {"channels_last", Attribute::CHANNELS_LAST}};
+            static const std::map<std::string, Attribute> attributes{{"mT", Attribute::MATRIX_TRANSPOSE},
+                                                                     {"size", Attribute::SIZE},
+                                                                     {"plane", Attribute::PLANE},
+                                                                     {"stride", Attribute::STRIDE},
+                                                                     {"dtype", Attribute::DTYPE},
+                                                                     {"channels_last", Attribute::CHANNELS_LAST},
+                                                                     {"channels_last_1d", Attribute::CHANNELS_LAST_1D}};
             const auto found = attributes.find(text.substr(dot + 1));
             TORCH_INTERNAL_ASSERT(found != attributes.end(), op_name(), ": unknown attribute in ", derivative);
             source.attribute = found->second;

@@ -16,7 +16,7 @@ using c10::IValue;
 using c10::OperatorHandle;
 
 enum class Kind { LITERAL, ARGUMENT, RETURN, GRADIENT, TANGENT, WANTED, WANTS };
-enum class Attribute { TENSOR, MATRIX_TRANSPOSE, SIZE, PLANE, STRIDE, DTYPE, CHANNELS_LAST };
+enum class Attribute { TENSOR, MATRIX_TRANSPOSE, SIZE, PLANE, STRIDE, DTYPE, CHANNELS_LAST, CHANNELS_LAST_1D };
 
 // Where one argument of a gradient's op comes from.
 struct Source {

@@ -6,6 +6,8 @@ autocast on the CPU, another kind of device, sparse and nested tensors, subclass
 that ours refuse by name): a model that ran before it was converted runs afterwards, wherever it is moved to.
 """
 
+import importlib
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -43,18 +45,25 @@ def _layer(name: str, ours: type, native: type) -> type:
         def forward(self, *args, **kwargs):
             return (ours if takes(self.weight) else native).forward(self, *args, **kwargs)
     else:
+        forward = _forward(ours.forward, native)
+    return _class(name, ours, forward, native, f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take.")
 
-        def forward(self, *args, **kwargs):
-            if args and takes(args[0]):
-                try:
-                    return ours.forward(self, *args, **kwargs)
-                except NotImplementedError:  # an argument that is refused by name, before anything is written
-                    pass
-            return native.forward(self, *args, **kwargs)
 
-    text = f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take."
+def _forward(ours, native: type):
+    def forward(self, *args, **kwargs):
+        if args and takes(args[0]):
+            try:
+                return ours(self, *args, **kwargs)
+            except NotImplementedError:  # an argument that is refused by name, before anything is written
+                pass
+        return native.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _class(name: str, base: type, forward, native: type, text: str) -> type:
     members = {"forward": forward, "__doc__": text, "__module__": __name__, "cuda_ops_native": native}
-    return type(name, (ours,), members)
+    return type(name, (base,), members)
 
 
 def _layers():
@@ -70,6 +79,66 @@ def _layers():
 
 LAYERS = _layers()
 globals().update({converted.__name__: converted for converted in LAYERS.values()})  # where pickle looks for them
+
+
+# Layers of torchvision's models, by their modules: torchvision itself is imported by whoever has such a model. Their
+# converted classes are made when the first one is met.
+
+
+def _stochastic_depth(self, input):
+    return functional.stochastic_depth(input, self.p, self.mode, self.training)
+
+
+def _layer_norm_2d(self, x):
+    rows = functional.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+    return rows.permute(0, 3, 1, 2)
+
+
+def _frozen_batch_norm_2d(self, x):
+    if not self.eps > 0:
+        raise NotImplementedError("batch_norm: expected eps to be above 0")
+    return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+
+def _window_partition(self, x, p):
+    batch, channels, height, width = x.shape
+    windows = x.reshape(batch, channels, height // p, p, width // p, p)
+    windows = functional.permute_contiguous(windows, (0, 2, 4, 3, 5, 1))
+    return windows.view(batch, (height // p) * (width // p), p * p, channels)
+
+
+def _window_departition(self, x, p, h_partitions, w_partitions):
+    batch, channels = x.shape[0], x.shape[3]
+    windows = x.reshape(batch, h_partitions, w_partitions, p, p, channels)
+    windows = functional.permute_contiguous(windows, (0, 5, 1, 3, 2, 4))
+    return windows.view(batch, channels, h_partitions * p, w_partitions * p)
+
+
+OF_TORCHVISION = {
+    "FrozenBatchNorm2d": ("torchvision.ops.misc", _frozen_batch_norm_2d),
+    "LayerNorm2d": ("torchvision.models.convnext", _layer_norm_2d),
+    "StochasticDepth": ("torchvision.ops.stochastic_depth", _stochastic_depth),
+    "WindowDepartition": ("torchvision.models.maxvit", _window_departition),
+    "WindowPartition": ("torchvision.models.maxvit", _window_partition),
+}
+VIEWS_OF_TORCHVISION = {("torchvision.ops.misc", "Permute"), ("torchvision.models.maxvit", "SwapAxes")}
+
+
+def converted_layer(native: type) -> type | None:
+    """The converted class of just this class, or None."""
+    name = native.__qualname__
+    if native not in LAYERS and (native.__module__, name) in {(m, n) for n, (m, _) in OF_TORCHVISION.items()}:
+        text = f"{native.__module__}.{name} by cuda_ops.functional, and itself for what that does not take."
+        forward = _forward(OF_TORCHVISION[name][1], native)
+        globals()[name] = LAYERS[native] = _class(name, native, forward, native, text)
+    return LAYERS.get(native)
+
+
+def __getattr__(name: str):
+    """Where pickle looks for converted layers of torchvision that this process has not met yet."""
+    if name in OF_TORCHVISION:
+        return converted_layer(getattr(importlib.import_module(OF_TORCHVISION[name][0]), name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def native_class(module: torch.nn.Module) -> type | None:

@@ -8,13 +8,12 @@ from torch.nn.utils import parametrize
 
 from .. import nn
 from .fusing import runs_of
-from .layers import LAYERS, native_class
+from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
 from .traced import SEQUENCE, NotTraced, converted_class, recipe_of
 
 Selection = str | type | Iterable[str | type]
 
-CONVERTED = set(LAYERS.values())
 OURS = {getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)}
 # Layers that compute nothing, or what a view does.
 NOTHING = {torch.nn.Identity, torch.nn.Flatten, torch.nn.Unflatten}
@@ -143,6 +142,11 @@ def _is_in(names, module, selection) -> bool:
     return False
 
 
+def _is_converted(kind: type) -> bool:
+    """Whether it is the class of a converted layer (and not that of a module whose forward was traced)."""
+    return LAYERS.get(vars(kind).get("cuda_ops_native")) is kind
+
+
 def _kind(module) -> str:
     """The class as the report names it: torch.nn's by its name, others with their module."""
     kind = native_class(module) or type(module)
@@ -153,24 +157,22 @@ def _kind(module) -> str:
 def _swap(name, module, chosen) -> Layer | None:
     """Gives a module its new class; what the report says of it, which for containers is nothing."""
     kind = type(module)
-    if kind in CONVERTED or kind in OURS:
+    if _is_converted(kind) or kind in OURS:
         return Layer(name, _kind(module))
-    if parametrize.is_parametrized(module) and kind.__bases__[0] in LAYERS | dict.fromkeys(CONVERTED):
+    if parametrize.is_parametrized(module) and (kind.__bases__[0] in LAYERS or _is_converted(kind.__bases__[0])):
         kind = kind.__bases__[0]
         if chosen and kind in LAYERS:
             module.__class__ = _with_base(type(module), LAYERS[kind])
-        return Layer(name, kind.__qualname__, None if chosen or kind in CONVERTED else "not chosen")
-    if kind not in LAYERS:
+        return Layer(name, kind.__qualname__, None if chosen or _is_converted(kind) else "not chosen")
+    if converted_layer(kind) is None:
         # MultiheadAttention computes by its own parameters, and has a submodule beside.
         computes = not module._modules or (module._parameters and kind.__module__.startswith("torch.nn."))
         computes = computes and not isinstance(module, CONTAINERS)
         return Layer(name, _kind(module), _why_unknown(module)) if computes else None
-    if not chosen:
-        return Layer(name, kind.__qualname__, "not chosen")
-    reason = _why_not(module)
-    if reason is None:
+    layer = Layer(name, _kind(module), _why_not(module) if chosen else "not chosen")
+    if layer.reason is None:
         module.__class__ = LAYERS[kind]
-    return Layer(name, kind.__qualname__, reason)
+    return layer
 
 
 def _why_unknown(module) -> str:
@@ -179,7 +181,7 @@ def _why_unknown(module) -> str:
         return "TorchScript"
     if issubclass(kind, torch.nn.modules.lazy.LazyModuleMixin):
         return "lazy: convert after the first forward"
-    if kind in NOTHING:
+    if kind in NOTHING or (kind.__module__, kind.__qualname__) in VIEWS_OF_TORCHVISION:
         return "nothing to compute"
     base = next((base for base in kind.__mro__[1:] if base in LAYERS), None)
     if base is not None:
@@ -204,7 +206,7 @@ def _with_base(parametrized: type, base: type) -> type:
 
 def _fuse(name, module, report: Report):
     kind = type(module)
-    if kind in CONVERTED or kind in OURS or isinstance(module, torch.jit.ScriptModule):
+    if _is_converted(kind) or kind in OURS or isinstance(module, torch.jit.ScriptModule):
         return
     kind = module.__class__ = native_class(module) or kind  # once more, since its layers may be others by now
     if kind.forward is torch.nn.Sequential.forward and "forward" not in module.__dict__:

@@ -32,40 +32,55 @@ def empty_image(size, like, channels_last):
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def _check_sizes(input, weight, stride, padding, dilation, groups, op="conv2d"):
-    """The checks of csrc/torch/conv2d.cpp, for fake kernels."""
-    shape = tuple(weight)
-    expect(len(input) == 4, op, "input to have 4 dimensions, or 3 without a batch, got shape {}", tuple(input))
-    expect(len(weight) == 4, op, "weight to have 4 dimensions, got shape {}", shape)
-    for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
-        for value in values:
-            expect(value > 0, op, "{} to be positive, got {}", name, values)
-    for value in padding:
-        expect(value >= 0, op, "padding to be zero or more, got {}", padding)
+def check_sizes(input, weight, stride, padding, dilation, groups, op="conv2d"):
+    """The checks of csrc/torch/conv2d.cpp, for fake kernels; of as many axes as there are strides."""
+    shape, axes = tuple(weight), len(stride)
+    without = "input to have {} dimensions, or {} without a batch, got shape {}"
+    expect(len(input) == axes + 2, op, without, axes + 2, axes + 1, tuple(input))
+    expect(len(weight) == axes + 2, op, "weight to have {} dimensions, got shape {}", axes + 2, shape)
+    check_parameters(stride, padding, dilation, groups, op)
     multiple = "weight to have a positive multiple of groups={} output channels in dimension 0, got shape {}"
     expect(weight[0] >= groups, op, multiple, groups, shape)
     expect(weight[0] % groups == 0, op, multiple, groups, shape)
     channels = "input to have {} channels in dimension 1, for weight of shape {} and groups={}, got shape {}"
     expect(input[1] == weight[1] * groups, op, channels, weight[1] * groups, shape, groups, tuple(input))
-    for axis in (0, 1):
+    for axis in range(axes):
         padded = input[2 + axis] + padding[2 * axis] + padding[2 * axis + 1]
         kernel = (weight[2 + axis] - 1) * dilation[axis] + 1
         expect(weight[2 + axis] > 0, op, "weight to have a kernel that is not empty, got shape {}", shape)
         expect(kernel <= padded, op, "the kernel to be no greater than the padded input, {}, got {}", padded, kernel)
 
 
+def check_parameters(stride, padding, dilation, groups, op):
+    for name, values in (("stride", stride), ("dilation", dilation), ("groups", (groups,))):
+        for value in values:
+            expect(value > 0, op, "{} to be positive, got {}", name, values)
+    for value in padding:
+        expect(value >= 0, op, "padding to be zero or more, got {}", padding)
+
+
+def output_size(input, weight, stride, padding, dilation):
+    """The shape of a convolution's output, of as many axes as there are strides."""
+    lengths = [
+        (input[2 + i] + padding[2 * i] + padding[2 * i + 1] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(len(stride))
+    ]
+    # As in PyTorch: without input channels there are no output channels.
+    return (input[0], 0 if input[1] == 0 else weight[0], *lengths)
+
+
+def check_bias(bias, channels, op):
+    if bias is not None:
+        fits = bias.dim() == 1 and bias.shape[0] == channels
+        expect(fits, op, "bias to have shape [{}], got {}", channels, tuple(bias.shape))
+
+
 @register_fake("cuda_ops::conv2d_forward")
 def _(input, weight, bias, stride, padding, dilation, groups):
-    _check_sizes(input.shape, weight.shape, stride, padding, dilation, groups)
-    if bias is not None:
-        fits = bias.dim() == 1 and bias.shape[0] == weight.shape[0]
-        expect(fits, "conv2d", "bias to have shape [{}], got {}", weight.shape[0], tuple(bias.shape))
-    top, bottom, left, right = padding
-    height = (input.shape[2] + top + bottom - dilation[0] * (weight.shape[2] - 1) - 1) // stride[0] + 1
-    width = (input.shape[3] + left + right - dilation[1] * (weight.shape[3] - 1) - 1) // stride[1] + 1
-    channels = 0 if input.shape[1] == 0 else weight.shape[0]
+    check_sizes(input.shape, weight.shape, stride, padding, dilation, groups)
+    check_bias(bias, weight.shape[0], "conv2d")
     channels_last = is_channels_last(input) or is_channels_last(weight)
-    return empty_image((input.shape[0], channels, height, width), input, channels_last)
+    return empty_image(output_size(input.shape, weight.shape, stride, padding, dilation), input, channels_last)
 
 
 @register_fake("cuda_ops::conv2d_backward_input")
@@ -80,14 +95,13 @@ def _(grad_output, input, weight_size, channels_last, stride, padding, dilation,
 
 @register_fake("cuda_ops::conv2d_backward_bias")
 def _(grad_output, size=None):
-    expect(
-        grad_output.dim() == 4, "conv2d_backward_bias", "grad_output to have 4 dimensions, got {}", grad_output.dim()
-    )
+    op, dimensions = "conv2d_backward_bias", grad_output.dim()
+    expect(dimensions in (3, 4), op, "grad_output to have 3 to 4 dimensions, got {}", dimensions)
     channels = grad_output.shape[1]
     if size is None:
         return grad_output.new_empty((channels,))
     fits = len(size) == 1 and (size[0] == channels or (channels == 0 and size[0] >= 0))
-    expect(fits, "conv2d_backward_bias", "size to be [{}], got {}", channels, list(size))
+    expect(fits, op, "size to be [{}], got {}", channels, list(size))
     return grad_output.new_empty(size)
 
 
@@ -103,15 +117,22 @@ def _four_paddings(padding, weight, stride, dilation, op="conv2d"):
     if not isinstance(padding, str):
         height, width = pair(op, "padding", padding)
         return height, height, width, width
+    return padding_by_word(padding, weight, stride, dilation, op, "an int or two of them")
+
+
+def padding_by_word(padding, weight, stride, dilation, op, others) -> tuple[int, ...]:
+    """Before and after each axis, for 'same' or 'valid'."""
+    axes = len(stride)
     if padding not in ("same", "valid"):
-        raise RuntimeError(f"{op}: expected padding to be 'same', 'valid', an int or two of them, got {padding!r}")
-    if padding == "valid" or weight.dim() != 4:  # a weight of other dimensions is refused by the op
-        return 0, 0, 0, 0
-    if stride != (1, 1):
-        raise RuntimeError(f"{op}: expected stride to be 1 with padding='same', got {stride}")
+        raise RuntimeError(f"{op}: expected padding to be 'same', 'valid', {others}, got {padding!r}")
+    if padding == "valid" or weight.dim() != axes + 2:  # a weight of other dimensions is refused by the op
+        return (0, 0) * axes
+    if any(s != 1 for s in stride):
+        got = stride if axes > 1 else stride[0]
+        raise RuntimeError(f"{op}: expected stride to be 1 with padding='same', got {got}")
     # Where the two sides can't be equal, the end gets one more.
-    height, width = (dilation[i] * (weight.shape[2 + i] - 1) for i in (0, 1))
-    return height // 2, height - height // 2, width // 2, width - width // 2
+    sums = [dilation[i] * (weight.shape[2 + i] - 1) for i in range(axes)]
+    return tuple(side for total in sums for side in (total // 2, total - total // 2))
 
 
 def conv2d(

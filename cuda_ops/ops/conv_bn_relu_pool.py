@@ -26,8 +26,8 @@ from .batch_norm import (
 )
 from .conv2d import (
     Conv2d,
-    _check_sizes,
     _four_paddings,
+    check_sizes,
     conv2d_backward_bias,
     conv2d_backward_input,
     conv2d_backward_weight,
@@ -79,7 +79,7 @@ class Geometry(NamedTuple):
 def _output_sizes(input, weight, geometry):
     """Sizes of the convolution's output and of what is pooled from it."""
     expect(input.dim() == 4, OP, "input to have 4 dimensions, got shape {}", tuple(input.shape))
-    _check_sizes(input.shape, weight.shape, *geometry[:4], op=OP)
+    check_sizes(input.shape, weight.shape, *geometry[:4], op=OP)
     top, bottom, left, right = geometry.padding
     conv = [
         (size - geometry.dilation[axis] * (weight.shape[2 + axis] - 1) - 1) // geometry.stride[axis] + 1

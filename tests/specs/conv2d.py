@@ -242,7 +242,7 @@ SPEC = OpSpec(
             "grad_output of another rank, for bias",
             lambda device: torch.ops.cuda_ops.conv2d_backward_bias(torch.ones(3, device=device)),
             RuntimeError,
-            r"conv2d_backward_bias: expected grad_output to have 4 dimensions, got shape \[3\]",
+            r"conv2d_backward_bias: expected grad_output to have 3 to 4 dimensions, got shape \[3\]",
         ),
     ],
 )

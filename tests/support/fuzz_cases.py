@@ -377,6 +377,9 @@ def module_of(module_class, sample, spec):
             options[name] = arguments[name]
         elif name in OF_SHAPES:
             options[name] = OF_SHAPES[name](arguments)
+            if issubclass(module_class, torch.nn.modules.conv._ConvTransposeNd) and name.endswith("_channels"):
+                other = {"in_channels": "out_channels", "out_channels": "in_channels"}[name]
+                options[name] = OF_SHAPES[other](arguments)
         else:
             raise LookupError(f"{module_class.__name__}: what is {name} of its constructor? (fuzz_cases.py, OF_SHAPES)")
     tensors = [t for t in sample.tensors() if t.is_floating_point()]
@@ -398,7 +401,9 @@ def module_of(module_class, sample, spec):
         if argument in arguments:
             state[name] = arguments[argument]
             state_names.add(argument)
-    names = [name for name in inspect.signature(module_class.forward).parameters if name != "self"]
+    # output_size of transposed convolutions stands for output_padding, which the constructor has.
+    skipped = {"self", "output_size"}
+    names = [name for name in inspect.signature(module_class.forward).parameters if name not in skipped]
     known = {*options, *names, *state_names, *FORWARD_NAMES}
     if any(isinstance(v, Tensor) and k not in known for k, v in arguments.items()):
         raise Rejected("an argument that the module has not")

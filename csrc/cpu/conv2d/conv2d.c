@@ -7,6 +7,7 @@
 
 #include "conv2d/plan.h"
 
+#include "cuda_ops/conv_transpose2d.h"
 #include "cuda_ops/cpu_isa.h"
 
 #define VECTOR_BYTES 16 /* any x86-64 or 64-bit Arm has 16 registers of 16 bytes: 8 or 9 accumulators */
@@ -294,6 +295,14 @@ cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void 
                        workspace, dtype);
 }
 
+cuda_ops_status cuda_ops_conv_transpose2d_forward_cpu(void *output, const void *input, const void *prepared,
+                                                      const void *bias, const cuda_ops_conv2d_sizes *sizes,
+                                                      int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype)
+{
+    return run_product(output, input, prepared, bias, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, begin, end, workspace,
+                       dtype);
+}
+
 cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *prepared, const void *grad_output, const void *input,
                                                     const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
                                                     void *workspace, cuda_ops_dtype dtype)
@@ -477,9 +486,9 @@ static void FN(backward_bias)(REAL *grad_bias, const REAL *grad_output, int64_t 
         /* Lanes are channels; each run of rows is summed apart, which keeps the rounding small. */
         for (int64_t channel = begin; channel < end; channel += FN(SUM_LANES))
             for (int64_t row = 0; row < batch * pixels; row += FN(SUM_RUN))
-                FN(sum_rows)(grad_bias + channel, grad_output + row * channels + channel,
-                             min_i64(FN(SUM_RUN), batch * pixels - row), channels,
-                             min_i64(FN(SUM_LANES), end - channel));
+                FN(sum_rows)
+                (grad_bias + channel, grad_output + row * channels + channel,
+                 min_i64(FN(SUM_RUN), batch * pixels - row), channels, min_i64(FN(SUM_LANES), end - channel));
         return;
     }
     for (int64_t image = 0; image < batch; image++)
