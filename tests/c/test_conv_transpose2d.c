@@ -35,8 +35,8 @@ static void check_transposed(sizes s, bool with_bias, cuda_ops_dtype dtype)
     CHECK_OK(cuda_ops_conv2d_prepare_cpu(prepared, weight, CUDA_OPS_CONV2D_BACKWARD_INPUT, &s, 0, plan.prepare_count,
                                          dtype));
     for (int64_t i = 0; i < plan.count; i++)
-        CHECK_OK(cuda_ops_conv_transpose2d_forward_cpu(output, input, prepared, with_bias ? bias : NULL, &s, i, i + 1,
-                                                       workspace, dtype));
+        CHECK_OK(cuda_ops_conv_transpose2d_forward_cpu(output, input, weight, prepared, with_bias ? bias : NULL, &s, i,
+                                                       i + 1, workspace, dtype));
 
     double *expected = calloc((size_t)output_count, sizeof(double));
     CHECK(expected, "out of memory");

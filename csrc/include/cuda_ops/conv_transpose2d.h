@@ -22,10 +22,10 @@ extern "C" {
 
 /* As cuda_ops_conv2d_backward_input_cpu, with its plan and what was prepared for it. bias: in_channels values, or NULL.
  */
-cuda_ops_status cuda_ops_conv_transpose2d_forward_cpu(void *output, const void *input, const void *prepared,
-                                                      const void *bias, const cuda_ops_conv2d_sizes *sizes,
-                                                      int64_t begin, int64_t end, void *workspace,
-                                                      cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv_transpose2d_forward_cpu(void *output, const void *input, const void *weight,
+                                                      const void *prepared, const void *bias,
+                                                      const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
+                                                      void *workspace, cuda_ops_dtype dtype);
 
 #ifdef __cplusplus
 }
