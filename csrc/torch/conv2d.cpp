@@ -18,6 +18,7 @@
 #include <unordered_map>
 
 #include "autograd.h"
+#include "cpu_workspace.h"
 #include "empty.h"
 
 namespace cuda_ops
@@ -199,19 +200,18 @@ struct CudaRun {
 // The CPU's products: workspace, and the middle step's ranges spread over threads.
 struct CpuRun {
     cuda_ops_conv2d_plan plan{};
-    Tensor prepared, workspaces;
+    Tensor prepared;
 
     CpuRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
            const Tensor &like)
     {
         check_status(op, cuda_ops_conv2d_plan_cpu(&plan, pass, &sizes, dtype));
         prepared = empty_bytes(static_cast<int64_t>(plan.prepared_bytes), like);
-        workspaces = empty_bytes(static_cast<int64_t>(plan.workspace_bytes * at::get_num_threads()), like);
     }
 
     void *workspace() const
     {
-        return static_cast<char *>(workspaces.mutable_data_ptr()) + plan.workspace_bytes * at::get_thread_num();
+        return thread_workspace(static_cast<int64_t>(plan.workspace_bytes));
     }
 };
 
@@ -264,8 +264,9 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
                                            begin, end, dtype);
     });
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), run.prepared.const_data_ptr(),
-                                           bias_data, &sizes, begin, end, run.workspace(), dtype);
+        return cuda_ops_conv2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
+                                           run.prepared.const_data_ptr(), bias_data, &sizes, begin, end,
+                                           run.workspace(), dtype);
     });
     return output;
 }
@@ -314,7 +315,7 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
                                            &sizes, begin, end, dtype);
     });
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_backward_input_cpu(grad_input.data_ptr(), g.const_data_ptr(),
+        return cuda_ops_conv2d_backward_input_cpu(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
                                                   run.prepared.const_data_ptr(), &sizes, begin, end, run.workspace(),
                                                   dtype);
     });
@@ -365,8 +366,8 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     }
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g);
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_backward_weight_cpu(run.prepared.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                   &sizes, begin, end, run.workspace(), dtype);
+        return cuda_ops_conv2d_backward_weight_cpu(grad_weight.data_ptr(), run.prepared.data_ptr(), g.const_data_ptr(),
+                                                   x.const_data_ptr(), &sizes, begin, end, run.workspace(), dtype);
     });
     parallel_ranges(op, run.plan.reduce_count, 16, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_reduce_weight_cpu(grad_weight.data_ptr(), run.prepared.const_data_ptr(), &sizes, begin,

@@ -48,24 +48,24 @@ static void check_conv2d(sizes s, bool with_bias, cuda_ops_dtype dtype)
     IN_TWO_PIECES(plan.prepare_count, begin, end,
                   cuda_ops_conv2d_prepare_cpu(prepared, weight, CUDA_OPS_CONV2D_FORWARD, &s, begin, end, dtype));
     IN_TWO_PIECES_WITH(plan.count, plan.workspace_bytes, begin, end, workspace,
-                       cuda_ops_conv2d_forward_cpu(output, input, prepared, with_bias ? bias : NULL, &s, begin, end,
-                                                   workspace, dtype));
+                       cuda_ops_conv2d_forward_cpu(output, input, weight, prepared, with_bias ? bias : NULL, &s, begin,
+                                                   end, workspace, dtype));
     free(prepared);
 
     CHECK_OK(cuda_ops_conv2d_plan_cpu(&plan, CUDA_OPS_CONV2D_BACKWARD_INPUT, &s, dtype));
     prepared = aligned(plan.prepared_bytes);
     IN_TWO_PIECES(plan.prepare_count, begin, end,
                   cuda_ops_conv2d_prepare_cpu(prepared, weight, CUDA_OPS_CONV2D_BACKWARD_INPUT, &s, begin, end, dtype));
-    IN_TWO_PIECES_WITH(
-        plan.count, plan.workspace_bytes, begin, end, workspace,
-        cuda_ops_conv2d_backward_input_cpu(grad_input, grad_output, prepared, &s, begin, end, workspace, dtype));
+    IN_TWO_PIECES_WITH(plan.count, plan.workspace_bytes, begin, end, workspace,
+                       cuda_ops_conv2d_backward_input_cpu(grad_input, grad_output, weight, prepared, &s, begin, end,
+                                                          workspace, dtype));
     free(prepared);
 
     CHECK_OK(cuda_ops_conv2d_plan_cpu(&plan, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, &s, dtype));
     prepared = aligned(plan.prepared_bytes);
-    IN_TWO_PIECES_WITH(
-        plan.count, plan.workspace_bytes, begin, end, workspace,
-        cuda_ops_conv2d_backward_weight_cpu(prepared, grad_output, input, &s, begin, end, workspace, dtype));
+    IN_TWO_PIECES_WITH(plan.count, plan.workspace_bytes, begin, end, workspace,
+                       cuda_ops_conv2d_backward_weight_cpu(grad_weight, prepared, grad_output, input, &s, begin, end,
+                                                           workspace, dtype));
     IN_TWO_PIECES(plan.reduce_count, begin, end,
                   cuda_ops_conv2d_reduce_weight_cpu(grad_weight, prepared, &s, begin, end, dtype));
     free(prepared);

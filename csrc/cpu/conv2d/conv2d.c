@@ -5,8 +5,8 @@
  * instruction set and element type, and the widest that the processor has is picked at run time. */
 #ifndef REAL
 
+#include "conv2d/gathered.h"
 #include "conv2d/plan.h"
-
 #include "cuda_ops/cpu_isa.h"
 
 #define VECTOR_BYTES 16 /* any x86-64 or 64-bit Arm has 16 registers of 16 bytes: 8 or 9 accumulators */
@@ -204,6 +204,14 @@ static int64_t split_count(const struct product *p, cuda_ops_dtype dtype)
     return max_i64(1, min_i64(min_i64(p->images * p->blocks, MOST_SPLITS), max_i64(4, SPLITS_BYTES / bytes)));
 }
 
+/* Whether gathered.c makes the products: three tensors of one format. (A 1x1 weight is in both.) */
+static bool takes_gathered(const cuda_ops_conv2d_sizes *s)
+{
+    const bool same_weight =
+        s->kernel_height * s->kernel_width == 1 || !s->weight_channels_last == !s->input_channels_last;
+    return same_weight && !s->input_channels_last == !s->output_channels_last;
+}
+
 cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
                                          const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
@@ -211,6 +219,10 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (takes_gathered(sizes)) {
+        cuda_ops_conv2d_gathered_plan(plan, &p, pass, sizes->input_channels_last, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     const size_t element = size_of(dtype);
     if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
         const int64_t splits = split_count(&p, dtype);
@@ -253,6 +265,10 @@ cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (takes_gathered(sizes)) {
+        cuda_ops_conv2d_gathered_prepare(prepared, weight, &p, pass, sizes->input_channels_last, begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (begin == 0)
         fill_offsets(&p, prepared);
     void *const packed = (char *)prepared + offsets_bytes(&p);
@@ -263,14 +279,19 @@ cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, 
     return CUDA_OPS_SUCCESS;
 }
 
-static cuda_ops_status run_product(void *target, const void *source, const void *prepared, const void *bias,
-                                   cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, int64_t begin,
-                                   int64_t end, void *workspace, cuda_ops_dtype dtype)
+static cuda_ops_status run_product(void *target, const void *source, const void *weight, const void *prepared,
+                                   const void *bias, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
+                                   int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype)
 {
     const cuda_ops_status status = check_sizes(sizes, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (takes_gathered(sizes)) {
+        cuda_ops_conv2d_gathered_run(target, source, weight, prepared, bias, &p, pass, sizes->input_channels_last,
+                                     begin, end, workspace, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     const void *const packed = (const char *)prepared + offsets_bytes(&p);
     if (dtype == CUDA_OPS_FLOAT32)
         run_f32(&p, target, source, prepared, packed, bias, begin, end, workspace);
@@ -279,29 +300,35 @@ static cuda_ops_status run_product(void *target, const void *source, const void 
     return CUDA_OPS_SUCCESS;
 }
 
-cuda_ops_status cuda_ops_conv2d_forward_cpu(void *output, const void *input, const void *prepared, const void *bias,
-                                            const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
-                                            void *workspace, cuda_ops_dtype dtype)
+cuda_ops_status cuda_ops_conv2d_forward_cpu(void *output, const void *input, const void *weight, const void *prepared,
+                                            const void *bias, const cuda_ops_conv2d_sizes *sizes, int64_t begin,
+                                            int64_t end, void *workspace, cuda_ops_dtype dtype)
 {
-    return run_product(output, input, prepared, bias, CUDA_OPS_CONV2D_FORWARD, sizes, begin, end, workspace, dtype);
+    return run_product(output, input, weight, prepared, bias, CUDA_OPS_CONV2D_FORWARD, sizes, begin, end, workspace,
+                       dtype);
 }
 
-cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void *grad_output, const void *prepared,
-                                                   const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
-                                                   void *workspace, cuda_ops_dtype dtype)
+cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void *grad_output, const void *weight,
+                                                   const void *prepared, const cuda_ops_conv2d_sizes *sizes,
+                                                   int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype)
 {
-    return run_product(grad_input, grad_output, prepared, NULL, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, begin, end,
-                       workspace, dtype);
+    return run_product(grad_input, grad_output, weight, prepared, NULL, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, begin,
+                       end, workspace, dtype);
 }
 
-cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *prepared, const void *grad_output, const void *input,
-                                                    const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
-                                                    void *workspace, cuda_ops_dtype dtype)
+cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *grad_weight, void *prepared, const void *grad_output,
+                                                    const void *input, const cuda_ops_conv2d_sizes *sizes,
+                                                    int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype)
 {
     const cuda_ops_status status = check_sizes(sizes, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
+    if (takes_gathered(sizes)) {
+        cuda_ops_conv2d_gathered_weight(grad_weight, prepared, grad_output, input, &p, sizes->input_channels_last,
+                                        begin, end, workspace, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     fill_offsets(&p, workspace);
     void *const rest = (char *)workspace + offsets_bytes(&p);
     if (dtype == CUDA_OPS_FLOAT32)
@@ -321,7 +348,9 @@ cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
-    if (dtype == CUDA_OPS_FLOAT32)
+    if (takes_gathered(sizes))
+        cuda_ops_conv2d_gathered_reduce(grad_weight, prepared, &p, sizes->input_channels_last, begin, end, dtype);
+    else if (dtype == CUDA_OPS_FLOAT32)
         reduce_weight_f32(&p, grad_weight, prepared, begin, end);
     else
         reduce_weight_f64(&p, grad_weight, prepared, begin, end);
@@ -477,9 +506,9 @@ static void FN(backward_bias)(REAL *grad_bias, const REAL *grad_output, int64_t 
         /* Lanes are channels; each run of rows is summed apart, which keeps the rounding small. */
         for (int64_t channel = begin; channel < end; channel += FN(SUM_LANES))
             for (int64_t row = 0; row < batch * pixels; row += FN(SUM_RUN))
-                FN(sum_rows)(grad_bias + channel, grad_output + row * channels + channel,
-                             min_i64(FN(SUM_RUN), batch * pixels - row), channels,
-                             min_i64(FN(SUM_LANES), end - channel));
+                FN(sum_rows)
+                (grad_bias + channel, grad_output + row * channels + channel,
+                 min_i64(FN(SUM_RUN), batch * pixels - row), channels, min_i64(FN(SUM_LANES), end - channel));
         return;
     }
     for (int64_t image = 0; image < batch; image++)

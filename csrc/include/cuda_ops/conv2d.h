@@ -48,9 +48,10 @@ cuda_ops_status cuda_ops_conv2d_check_sizes(const cuda_ops_conv2d_sizes *sizes);
  *
  *   1. prepare (forward, backward_input): packs the weight into `prepared`. Ranges of [0, prepare_count).
  *   2. run: ranges of [0, count), any of them at the same time, each with a workspace of its own.
- *   3. reduce (backward_weight): sums the partial results that `run` left in `prepared`. Ranges of [0, reduce_count).
+ *   3. reduce (backward_weight): sums the partial results that `run` left in `prepared`. Ranges of [0, reduce_count),
+ *      which may be empty: then `run` has written grad_weight.
  *
- * Both buffers are aligned to 64 bytes and need not be initialised. */
+ * A step follows when all of the one before is done. Both buffers are aligned to 64 bytes and need not be initialised. */
 typedef enum cuda_ops_conv2d_pass {
     CUDA_OPS_CONV2D_FORWARD = 0,
     CUDA_OPS_CONV2D_BACKWARD_INPUT = 1,
@@ -70,15 +71,15 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
 cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, cuda_ops_conv2d_pass pass,
                                             const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
                                             cuda_ops_dtype dtype);
-cuda_ops_status cuda_ops_conv2d_forward_cpu(void *output, const void *input, const void *prepared, const void *bias,
-                                            const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
-                                            void *workspace, cuda_ops_dtype dtype);
-cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void *grad_output, const void *prepared,
-                                                   const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
-                                                   void *workspace, cuda_ops_dtype dtype);
-cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *prepared, const void *grad_output, const void *input,
-                                                    const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
-                                                    void *workspace, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_forward_cpu(void *output, const void *input, const void *weight, const void *prepared,
+                                            const void *bias, const cuda_ops_conv2d_sizes *sizes, int64_t begin,
+                                            int64_t end, void *workspace, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_backward_input_cpu(void *grad_input, const void *grad_output, const void *weight,
+                                                   const void *prepared, const cuda_ops_conv2d_sizes *sizes,
+                                                   int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *grad_weight, void *prepared, const void *grad_output,
+                                                    const void *input, const cuda_ops_conv2d_sizes *sizes,
+                                                    int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype);
 cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void *prepared,
                                                   const cuda_ops_conv2d_sizes *sizes, int64_t begin, int64_t end,
                                                   cuda_ops_dtype dtype);

@@ -1,0 +1,617 @@
+/* Convolution on the CPU as products of matrices, without an im2col tensor. A block of at most MOST_PIXELS pixels and of
+ * as many of their taps as fit the second-level cache is gathered from the image (conv2d/gather.h) and multiplied there
+ * by gemm (gemm/single_thread.h), before the next one. With k = (channel, tap), in the weight's own order:
+ *
+ *   forward          output[o][pixel]     = sum over k of weight[o][k] * gathered[k][pixel]
+ *   backward_input   grad_input[c][pixel] = sum over k = (o, tap) of weight'[k][c] * gathered[k][pixel], a stride phase
+ *                    at a time (conv2d/plan.h)
+ *   backward_weight  grad_weight[o][k]    = sum over pixels of grad_output[o][pixel] * gathered[k][pixel]
+ *
+ * and in channels_last with gathered[pixel][k], k = (tap, channel), and pixels as rows: nothing is transposed but by
+ * gemm, as it packs. A 1x1 kernel of stride 1 is multiplied where it lies. Units of work are blocks of pixels, cut
+ * further by output channels if there are few; of backward_weight blocks of k, cut further into splits of pixels whose
+ * sums are added in order. How much is cut depends on sizes alone, so that results repeat for any number of threads.
+ *
+ * Bound by gemm's multiply-adds; gathering an element costs a fraction of a cycle to a cycle, and serves all
+ * output channels of the group. */
+#ifndef REAL
+
+#include "conv2d/gathered.h"
+
+#include "cuda_ops/cpu_isa.h"
+#include "gemm/single_thread.h"
+
+#define VECTOR_BYTES 16
+#define TARGET(name) name##_any
+#include "conv2d/gather_passes.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+/* All ones in the lanes whose bit is set. */
+CUDA_OPS_INLINE __m256i lanes_of_bits_32(uint32_t bits)
+{
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane);
+}
+CUDA_OPS_INLINE __m256i lanes_of_bits_64(uint32_t bits)
+{
+    const __m256i lane = _mm256_setr_epi64x(1, 2, 4, 8);
+    return _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x((int)bits), lane), lane);
+}
+#define VECTOR_BYTES 32
+#define TARGET(name) name##_avx2
+#define LOAD_BITS_F32(from, bits) ((vector_f32_avx2)_mm256_maskload_ps(from, lanes_of_bits_32(bits)))
+#define LOAD_BITS_F64(from, bits) ((vector_f64_avx2)_mm256_maskload_pd(from, lanes_of_bits_64(bits)))
+#include "conv2d/gather_passes.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq,fma")
+#define VECTOR_BYTES 64
+#define TARGET(name) name##_avx512
+#define LOAD_BITS_F32(from, bits) ((vector_f32_avx512)_mm512_maskz_loadu_ps((__mmask16)(bits), from))
+#define LOAD_BITS_F64(from, bits) ((vector_f64_avx512)_mm512_maskz_loadu_pd((__mmask8)(bits), from))
+#include "conv2d/gather_passes.h"
+#pragma GCC pop_options
+#endif
+
+enum {
+    GATHERED_BYTES = 1 << 18,  /* of a gathered block: it, and a block of the weight, fit the second-level cache */
+    PITCH_SLACK = 16,          /* between gathered rows: gather_rows writes beyond, and they map to other cache sets */
+    FEWEST_UNITS = 16,         /* of work, so that several threads have some */
+    FEWEST_CHANNELS = 64,      /* of a unit that takes part of the output channels: fewer do not pay for gathering */
+    FEWEST_SPLIT_PIXELS = 512, /* of a split of backward_weight, whose sums are written and read once more */
+    MOST_GATHERED_ROWS = 1024
+};
+
+static size_t size_of(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
+}
+
+/* Sizes of equal blocks, at most `most` and a multiple of `unit` (or all there is). */
+static int64_t even_block(int64_t size, int64_t most, int64_t unit)
+{
+    const int64_t blocks = max_i64(1, ceil_div_i64(size, most));
+    return max_i64(1, min_i64(size, round_up_i64(ceil_div_i64(size, blocks), unit)));
+}
+
+/* The taps of an axis that reach a phase are every `step`-th from `first` on: `count` of them, at `distance`,
+ * distance + distance_step ... */
+struct axis {
+    int64_t count, first, step, distance, distance_step;
+};
+
+static struct axis axis_of(const struct product *p, bool rows, int64_t phase)
+{
+    struct axis axis = {.step = 1, .distance_step = 1};
+    const int64_t kernel = rows ? p->kernel_height : p->kernel_width;
+    for (int64_t r = 0, distance; r < kernel; r++) {
+        if (!(rows ? tap_row(p, phase, r, &distance) : tap_column(p, phase, r, &distance)))
+            continue;
+        if (axis.count == 0) {
+            axis.first = r;
+            axis.distance = distance;
+        } else if (axis.count == 1) {
+            axis.step = r - axis.first;
+            axis.distance_step = distance - axis.distance;
+        }
+        axis.count++;
+    }
+    return axis;
+}
+
+/* A stride phase: its lattice, and where its taps are in the weight. */
+struct phase {
+    struct lattice lattice;
+    struct axis y, x;
+    int64_t taps, depth, pixels;
+    int64_t first_tap; /* how many taps the phases before it have */
+    bool direct;       /* gathered would be what the source is */
+};
+
+static struct phase phase_of(const struct product *p, int64_t y, int64_t x, int64_t first_tap)
+{
+    struct phase phase = {.y = axis_of(p, true, y), .x = axis_of(p, false, x), .first_tap = first_tap};
+    phase.lattice = (struct lattice){
+        .source = p->source,
+        .height = p->source_height,
+        .width = p->source_width,
+        .channels = p->source_channels,
+        .step_y = p->step_y,
+        .step_x = p->step_x,
+        .u_count = ceil_div_i64(p->target_height - y, p->target_step_y),
+        .v_count = ceil_div_i64(p->target_width - x, p->target_step_x),
+        .tap_rows = phase.y.count,
+        .tap_columns = phase.x.count,
+        .first_y = phase.y.distance,
+        .tap_y = phase.y.distance_step,
+        .first_x = phase.x.distance,
+        .tap_x = phase.x.distance_step,
+    };
+    const struct lattice *const l = &phase.lattice;
+    phase.taps = l->tap_rows * l->tap_columns;
+    phase.depth = phase.taps * l->channels;
+    phase.pixels = p->images * l->u_count * l->v_count;
+    phase.direct = phase.taps == 1 && l->step_y == 1 && l->step_x == 1 && l->first_y == 0 && l->first_x == 0 &&
+                   l->u_count == l->height && l->v_count == l->width;
+    return phase;
+}
+
+/* How the pixels of a phase are cut: into blocks of `size`, which if `per_image` end with an image. */
+struct blocks {
+    int64_t size, per_image, count; /* per_image: blocks of one image; 0: blocks go on into the next image */
+};
+
+static struct blocks pixel_blocks(const struct product *p, const struct phase *phase, bool channels_last)
+{
+    const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
+    const int64_t most = phase->pixels >= 4096 ? 256 : 128;
+    struct blocks blocks = {0};
+    /* Tiles are two vectors of pixels wide: what is missing in an image's last one must be little, or be gathered. */
+    if (!channels_last && image >= 96 && (round_up_i64(image, 16) - image) * 12 <= image) {
+        blocks.size = even_block(image, most, 32);
+        blocks.per_image = ceil_div_i64(image, blocks.size);
+        blocks.count = p->images * blocks.per_image;
+    } else {
+        blocks.size = even_block(phase->pixels, channels_last ? most / 12 * 12 : most, channels_last ? 12 : 32);
+        blocks.count = ceil_div_i64(phase->pixels, blocks.size);
+    }
+    return blocks;
+}
+
+static void block_range(const struct blocks *blocks, const struct phase *phase, int64_t block, int64_t *begin,
+                        int64_t *end)
+{
+    if (blocks->per_image) {
+        const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
+        const int64_t first = block / blocks->per_image * image, within = block % blocks->per_image * blocks->size;
+        *begin = first + within;
+        *end = first + min_i64(image, within + blocks->size);
+    } else {
+        *begin = block * blocks->size;
+        *end = min_i64(phase->pixels, *begin + blocks->size);
+    }
+}
+
+static int64_t depth_block(int64_t depth, int64_t pixels, cuda_ops_dtype dtype)
+{
+    const int64_t most = GATHERED_BYTES / (int64_t)size_of(dtype) / (pixels + PITCH_SLACK);
+    return even_block(depth, min_i64(most, MOST_GATHERED_ROWS), 8);
+}
+
+/* Into how many pieces of how many channels the target's are cut. */
+static int64_t channel_block(const struct product *p, const struct blocks *blocks)
+{
+    const int64_t units = blocks->count * p->groups;
+    const int64_t pieces =
+        min_i64(ceil_div_i64(FEWEST_UNITS, max_i64(1, units)), max_i64(1, p->target_channels / (2 * FEWEST_CHANNELS)));
+    return even_block(p->target_channels, ceil_div_i64(p->target_channels, pieces), 12);
+}
+
+static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last)
+{
+    const struct blocks blocks = pixel_blocks(p, phase, channels_last);
+    return blocks.count * p->groups * ceil_div_i64(p->target_channels, channel_block(p, &blocks));
+}
+
+/* Whether the product reads `prepared`, a matrix [k][target channel] for each phase and group, or the weight itself. */
+static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last)
+{
+    const bool one_tap = p->kernel_height * p->kernel_width == 1;
+    if (pass == CUDA_OPS_CONV2D_FORWARD)
+        return channels_last && p->images * p->target_height * p->target_width > 256;
+    /* Channels last, a weight is [o][tap][c] already. */
+    return !(one_tap || (channels_last && 0));
+}
+
+static int64_t pitch_of(const struct product *p)
+{
+    const int64_t pitch = round_up_i64(p->target_channels, 16);
+    return pitch % 256 == 0 ? pitch + 16 : pitch; /* rows a power of two apart would map to the same cache sets */
+}
+
+struct weight_cut {
+    struct blocks blocks;
+    int64_t depth_block, depth_blocks, splits;
+    bool gathers_grad; /* blocks go over the ends of images in contiguous tensors */
+};
+
+static struct weight_cut weight_cut(const struct product *p, const struct phase *phase, bool channels_last,
+                                    cuda_ops_dtype dtype)
+{
+    const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
+    struct weight_cut cut = {0};
+    if (!channels_last && (image >= 128 || phase->direct)) {
+        cut.blocks.size = even_block(image, 256, 1);
+        cut.blocks.per_image = ceil_div_i64(image, cut.blocks.size);
+        cut.blocks.count = p->images * cut.blocks.per_image;
+    } else {
+        cut.blocks.size = even_block(phase->pixels, 256, 1);
+        cut.blocks.count = ceil_div_i64(phase->pixels, cut.blocks.size);
+        cut.gathers_grad = !channels_last;
+    }
+    cut.depth_block = depth_block(phase->depth, cut.blocks.size, dtype);
+    if (phase->depth >= 8 * 96)
+        cut.depth_block = min_i64(cut.depth_block, even_block(phase->depth, phase->depth / 8, 96));
+    else
+        cut.depth_block = even_block(phase->depth, cut.depth_block, 96);
+    cut.depth_blocks = ceil_div_i64(phase->depth, cut.depth_block);
+    const int64_t wanted = ceil_div_i64(FEWEST_UNITS, max_i64(1, cut.depth_blocks * p->groups));
+    cut.splits = max_i64(1, min_i64(min_i64(wanted, cut.blocks.count), phase->pixels / FEWEST_SPLIT_PIXELS));
+    return cut;
+}
+
+static size_t round_up_bytes(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static int64_t weight_size(const struct product *p)
+{
+    return round_up_i64(p->groups * p->target_channels * p->depth, 16);
+}
+
+void cuda_ops_conv2d_gathered_plan(cuda_ops_conv2d_plan *plan, const struct product *p, cuda_ops_conv2d_pass pass,
+                                   bool channels_last, cuda_ops_dtype dtype)
+{
+    const size_t element = size_of(dtype);
+    *plan = (cuda_ops_conv2d_plan){0};
+    if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
+        const struct phase phase = phase_of(p, 0, 0, 0);
+        const struct weight_cut cut = weight_cut(p, &phase, channels_last, dtype);
+        plan->count = p->groups * cut.depth_blocks * cut.splits;
+        plan->reduce_count = cut.splits > 1 ? p->groups * p->target_channels : 0;
+        plan->prepared_bytes = cut.splits > 1 ? (size_t)(cut.splits * weight_size(p)) * element : 0;
+    } else {
+        int64_t first_tap = 0;
+        for (int64_t y = 0; y < p->phases_y; y++)
+            for (int64_t x = 0; x < p->phases_x; x++) {
+                const struct phase phase = phase_of(p, y, x, first_tap);
+                plan->count += phase_units(p, &phase, channels_last);
+                first_tap += phase.taps;
+            }
+        if (prepares(p, pass, channels_last)) {
+            plan->prepare_count =
+                p->groups * (pass == CUDA_OPS_CONV2D_FORWARD ? p->target_channels : p->source_channels);
+            plan->prepared_bytes = (size_t)(p->groups * p->depth * pitch_of(p)) * element;
+        }
+    }
+    /* gemm's, the gathered block, grad_output's or the target's block. */
+    plan->workspace_bytes =
+        GEMM_WORKSPACE_BYTES +
+        round_up_bytes((size_t)(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * (int64_t)element)) +
+        round_up_bytes((size_t)max_i64(p->target_channels + PITCH_SLACK, PITCH_SLACK) * (MOST_PIXELS + PITCH_SLACK) *
+                       element);
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#define FN_FOR(set, name) name##_f32_##set
+#define GEMM cuda_ops_gemm_f32
+#define DTYPE CUDA_OPS_FLOAT32
+#include "conv2d/gathered.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#undef GEMM
+#undef DTYPE
+#define REAL double
+#define FN(name) name##_f64
+#define FN_FOR(set, name) name##_f64_##set
+#define GEMM cuda_ops_gemm_f64
+#define DTYPE CUDA_OPS_FLOAT64
+#include "conv2d/gathered.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#undef GEMM
+#undef DTYPE
+
+void cuda_ops_conv2d_gathered_prepare(void *prepared, const void *weight, const struct product *p,
+                                      cuda_ops_conv2d_pass pass, bool channels_last, int64_t begin, int64_t end,
+                                      cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        prepare_f32(prepared, weight, p, pass, channels_last, begin, end);
+    else
+        prepare_f64(prepared, weight, p, pass, channels_last, begin, end);
+}
+
+void cuda_ops_conv2d_gathered_run(void *target, const void *source, const void *weight, const void *prepared,
+                                  const void *bias, const struct product *p, cuda_ops_conv2d_pass pass,
+                                  bool channels_last, int64_t begin, int64_t end, void *workspace, cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        run_f32(target, source, weight, prepared, bias, p, pass, channels_last, begin, end, workspace);
+    else
+        run_f64(target, source, weight, prepared, bias, p, pass, channels_last, begin, end, workspace);
+}
+
+void cuda_ops_conv2d_gathered_weight(void *grad_weight, void *prepared, const void *grad_output, const void *input,
+                                     const struct product *p, bool channels_last, int64_t begin, int64_t end,
+                                     void *workspace, cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        run_weight_f32(grad_weight, prepared, grad_output, input, p, channels_last, begin, end, workspace);
+    else
+        run_weight_f64(grad_weight, prepared, grad_output, input, p, channels_last, begin, end, workspace);
+}
+
+void cuda_ops_conv2d_gathered_reduce(void *grad_weight, const void *prepared, const struct product *p,
+                                     bool channels_last, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        reduce_f32(grad_weight, prepared, p, channels_last, begin, end);
+    else
+        reduce_f64(grad_weight, prepared, p, channels_last, begin, end);
+}
+
+#else
+
+static void FN(gather)(REAL *to, int64_t pitch, const REAL *source, const struct lattice *l, bool channels_last,
+                       int64_t k_begin, int64_t k_end, int64_t begin, int64_t end)
+{
+    void (*rows)(REAL *, int64_t, const REAL *, const struct lattice *, int64_t, int64_t, int64_t, int64_t) =
+        FN_FOR(any, gather_rows);
+    void (*pixels)(REAL *, int64_t, const REAL *, const struct lattice *, int64_t, int64_t, int64_t, int64_t) =
+        FN_FOR(any, gather_pixels);
+#if CUDA_OPS_WITH_TARGETS
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (isa >= CUDA_OPS_CPU_AVX512) {
+        rows = FN_FOR(avx512, gather_rows);
+        pixels = FN_FOR(avx512, gather_pixels);
+    } else if (isa == CUDA_OPS_CPU_AVX2) {
+        rows = FN_FOR(avx2, gather_rows);
+        pixels = FN_FOR(avx2, gather_pixels);
+    }
+#endif
+    (channels_last ? pixels : rows)(to, pitch, source, l, k_begin, k_end, begin, end);
+}
+
+/* Forward: output channels [begin, end) are columns of prepared[group][tap][c][o] (channels_last alone).
+ * Backward: output channels [begin, end) are rows of it: [phase][group][o][tap][c], or [phase][group][tap][o][c] if
+ * channels_last. */
+static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product *p, cuda_ops_conv2d_pass pass,
+                        bool channels_last, int64_t begin, int64_t end)
+{
+    const int64_t pitch = pitch_of(p);
+    if (pass == CUDA_OPS_CONV2D_FORWARD) {
+        enum { BLOCK = 16 };
+        for (int64_t first = begin; first < end;) {
+            const int64_t group = first / p->target_channels, o = first % p->target_channels;
+            const int64_t count = min_i64(min_i64(BLOCK - o % BLOCK, p->target_channels - o), end - first);
+            const REAL *const from = weight + first * p->depth;
+            REAL *const to = prepared + group * p->depth * pitch + o;
+            for (int64_t k = 0; k < p->depth; k++)
+                for (int64_t i = 0; i < count; i++)
+                    to[k * pitch + i] = from[i * p->depth + k];
+            first += count;
+        }
+        return;
+    }
+    const int64_t channels = p->target_channels;
+    int64_t first_tap = 0;
+    for (int64_t y = 0; y < p->phases_y; y++)
+        for (int64_t x = 0; x < p->phases_x; x++) {
+            const struct axis rows = axis_of(p, true, y), columns = axis_of(p, false, x);
+            const int64_t taps = rows.count * columns.count;
+            for (int64_t o = begin; o < end; o++) {
+                const int64_t group = o / p->source_channels, k = o % p->source_channels;
+                REAL *const phase = prepared + (first_tap * p->groups + group * taps) * p->source_channels * pitch;
+                for (int64_t tap = 0; tap < taps; tap++) {
+                    const int64_t r = rows.first + tap / columns.count * rows.step;
+                    const int64_t s = columns.first + tap % columns.count * columns.step;
+                    const REAL *const from = weight + group * p->weight.group + k * p->weight.source_channel +
+                                             r * p->weight.row + s * p->weight.column;
+                    REAL *const to = phase + (channels_last ? tap * p->source_channels + k : k * taps + tap) * pitch;
+                    for (int64_t c = 0; c < channels; c++)
+                        to[c] = from[c * p->weight.target_channel];
+                }
+            }
+            first_tap += taps;
+        }
+}
+
+/* The block of the target that a unit computes: in the target itself, or in `to` and copied from there. */
+static void FN(scatter)(REAL *target, const REAL *from, int64_t pitch, const struct product *p,
+                        const struct phase *phase, bool channels_last, int64_t channels, int64_t begin, int64_t end)
+{
+    const struct lattice *const l = &phase->lattice;
+    const int64_t row = p->target_step_y * p->target.row, column = p->target_step_x * p->target.column;
+    int64_t v = begin % l->v_count, u = begin / l->v_count % l->u_count, image = begin / l->v_count / l->u_count;
+    for (int64_t pixel = begin; pixel < end;) {
+        const int64_t count = min_i64(l->v_count - v, end - pixel);
+        REAL *const to = target + image * p->target.image + u * row + v * column;
+        const int64_t offset = pixel - begin;
+        if (channels_last)
+            for (int64_t i = 0; i < count; i++)
+                memcpy(to + i * column, from + (offset + i) * pitch, (size_t)channels * sizeof(REAL));
+        else
+            for (int64_t c = 0; c < channels; c++)
+                for (int64_t i = 0; i < count; i++)
+                    to[c * p->target.channel + i * column] = from[c * pitch + offset + i];
+        pixel += count;
+        v = 0;
+        if (++u == l->u_count) {
+            u = 0;
+            image++;
+        }
+    }
+}
+
+static void FN(fill_bias)(REAL *to, int64_t pitch, const REAL *bias, bool channels_last, int64_t channels,
+                          int64_t pixels)
+{
+    if (channels_last)
+        for (int64_t i = 0; i < pixels; i++)
+            memcpy(to + i * pitch, bias, (size_t)channels * sizeof(REAL));
+    else
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t i = 0; i < pixels; i++)
+                to[c * pitch + i] = bias[c];
+}
+
+static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const REAL *prepared, const REAL *bias,
+                    const struct product *p, cuda_ops_conv2d_pass pass, bool channels_last, int64_t begin, int64_t end,
+                    char *workspace)
+{
+    REAL *const gathered = (REAL *)(workspace + GEMM_WORKSPACE_BYTES);
+    REAL *const block_target =
+        gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
+    const bool prepared_weight = prepares(p, pass, channels_last), forward = pass == CUDA_OPS_CONV2D_FORWARD;
+    const bool one_phase = p->target_step_y == 1 && p->target_step_x == 1;
+    int64_t first_unit = 0, first_tap = 0;
+    for (int64_t number = 0; number < p->phases_y * p->phases_x && first_unit < end; number++) {
+        const struct phase phase = phase_of(p, number / p->phases_x, number % p->phases_x, first_tap);
+        const struct lattice *const l = &phase.lattice;
+        const struct blocks blocks = pixel_blocks(p, &phase, channels_last);
+        const int64_t most_channels = channel_block(p, &blocks);
+        const int64_t pieces = ceil_div_i64(p->target_channels, most_channels);
+        const int64_t units = blocks.count * p->groups * pieces, image_pixels = l->u_count * l->v_count;
+        REAL *const phase_target =
+            target + number / p->phases_x * p->target.row + number % p->phases_x * p->target.column;
+        for (int64_t unit = max_i64(begin, first_unit) - first_unit; unit < min_i64(units, end - first_unit); unit++) {
+            const int64_t block = unit / pieces / p->groups, group = unit / pieces % p->groups;
+            const int64_t first = unit % pieces * most_channels;
+            const int64_t channels = min_i64(most_channels, p->target_channels - first);
+            const int64_t channel = group * p->target_channels + first;
+            int64_t from, to;
+            block_range(&blocks, &phase, block, &from, &to);
+            const int64_t pixels = to - from, image = from / image_pixels;
+            const bool within = channels_last || image == (to - 1) / image_pixels;
+            const bool in_place = one_phase && within, multiply_in_place = phase.direct && within;
+
+            REAL *out = phase_target + channel * p->target.channel;
+            int64_t out_pitch = channels_last ? p->target.column : p->target.channel;
+            if (in_place)
+                out += channels_last ? from * p->target.column : image * p->target.image + from % image_pixels;
+            else {
+                out = block_target;
+                out_pitch = channels_last ? round_up_i64(channels, 16) : blocks.size + PITCH_SLACK;
+            }
+            if (bias)
+                FN(fill_bias)(out, out_pitch, bias + channel, channels_last, channels, pixels);
+
+            const REAL *const group_source = source + group * p->source_channels * p->source.channel;
+            const int64_t most_depth = multiply_in_place ? phase.depth : depth_block(phase.depth, blocks.size, DTYPE);
+            for (int64_t k = 0; k < phase.depth || k == 0; k += max_i64(1, most_depth)) {
+                const int64_t depth = min_i64(most_depth, phase.depth - k);
+                const bool accumulate = bias || k > 0;
+                const REAL *pixel_matrix = gathered;
+                int64_t pitch = channels_last ? round_up_i64(most_depth, 16) + PITCH_SLACK : blocks.size + PITCH_SLACK;
+                if (multiply_in_place) {
+                    pixel_matrix = group_source + (channels_last ? from * p->source.column
+                                                                 : image * p->source.image + from % image_pixels);
+                    pitch = channels_last ? p->source.column : p->source.channel;
+                } else if (depth > 0)
+                    FN(gather)(gathered, pitch, group_source, l, channels_last, k, k + depth, from, to);
+
+                /* The weight as [k][target channel]. */
+                const REAL *matrix;
+                int64_t k_stride, channel_stride;
+                if (prepared_weight) {
+                    k_stride = pitch_of(p);
+                    channel_stride = 1;
+                    matrix =
+                        prepared + (phase.first_tap * p->groups + group * phase.taps) * p->source_channels * k_stride;
+                } else {
+                    matrix = weight + group * p->weight.group;
+                    k_stride = forward ? 1 : p->weight.source_channel;
+                    channel_stride = p->weight.target_channel;
+                }
+                matrix += k * k_stride + first * channel_stride;
+                if (channels_last)
+                    GEMM(out, out_pitch, pixel_matrix, pitch, 1, matrix, k_stride, channel_stride, pixels, channels,
+                         depth, accumulate, workspace);
+                else
+                    GEMM(out, out_pitch, matrix, channel_stride, k_stride, pixel_matrix, pitch, 1, channels, pixels,
+                         depth, accumulate, workspace);
+            }
+            if (!in_place)
+                FN(scatter)
+                (phase_target + channel * p->target.channel, out, out_pitch, p, &phase, channels_last, channels, from,
+                 to);
+        }
+        first_unit += units;
+        first_tap += phase.taps;
+    }
+}
+
+/* A unit is a group, a split of the blocks of pixels, and a block of k. */
+static void FN(run_weight)(REAL *grad_weight, REAL *prepared, const REAL *grad_output, const REAL *input,
+                           const struct product *p, bool channels_last, int64_t begin, int64_t end, char *workspace)
+{
+    REAL *const gathered = (REAL *)(workspace + GEMM_WORKSPACE_BYTES);
+    REAL *const gathered_grad =
+        gathered + round_up_bytes(GATHERED_BYTES + MOST_GATHERED_ROWS * PITCH_SLACK * sizeof(REAL)) / sizeof(REAL);
+    const struct phase phase = phase_of(p, 0, 0, 0);
+    const struct weight_cut cut = weight_cut(p, &phase, channels_last, DTYPE);
+    const int64_t image_pixels = phase.lattice.u_count * phase.lattice.v_count;
+    const struct lattice grad_lattice = {.source = p->target,
+                                         .height = p->target_height,
+                                         .width = p->target_width,
+                                         .channels = p->target_channels,
+                                         .step_y = 1,
+                                         .step_x = 1,
+                                         .u_count = p->target_height,
+                                         .v_count = p->target_width,
+                                         .tap_rows = 1,
+                                         .tap_columns = 1};
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t k = unit % cut.depth_blocks * cut.depth_block, split = unit / cut.depth_blocks % cut.splits;
+        const int64_t group = unit / cut.depth_blocks / cut.splits;
+        const int64_t depth = min_i64(cut.depth_block, phase.depth - k);
+        REAL *const out = (cut.splits > 1 ? prepared + split * weight_size(p) : grad_weight) +
+                          group * p->target_channels * p->depth + k;
+        const REAL *const x = input + group * p->source_channels * p->source.channel;
+        const REAL *const g = grad_output + group * p->target_channels * p->target.channel;
+        const int64_t first = split * cut.blocks.count / cut.splits;
+        for (int64_t block = first; block < (split + 1) * cut.blocks.count / cut.splits; block++) {
+            int64_t from, to;
+            block_range(&cut.blocks, &phase, block, &from, &to);
+            const int64_t image = from / image_pixels;
+            const bool accumulate = block > first;
+            const REAL *pixels = gathered, *grad = g;
+            int64_t pitch = channels_last ? round_up_i64(depth, 16) + PITCH_SLACK : cut.blocks.size + PITCH_SLACK;
+            int64_t grad_pitch = channels_last ? p->target.column : p->target.channel;
+            if (phase.direct && !cut.gathers_grad) {
+                pixels = x + (channels_last ? from * p->source.column + k
+                                            : image * p->source.image + k * p->source.channel + from % image_pixels);
+                pitch = channels_last ? p->source.column : p->source.channel;
+            } else
+                FN(gather)(gathered, pitch, x, &phase.lattice, channels_last, k, k + depth, from, to);
+            if (cut.gathers_grad) {
+                grad_pitch = cut.blocks.size + PITCH_SLACK;
+                FN(gather)(gathered_grad, grad_pitch, g, &grad_lattice, false, 0, p->target_channels, from, to);
+                grad = gathered_grad;
+            } else
+                grad += channels_last ? from * p->target.column : image * p->target.image + from % image_pixels;
+            if (channels_last)
+                GEMM(out, p->depth, grad, 1, grad_pitch, pixels, pitch, 1, p->target_channels, depth, to - from,
+                     accumulate, workspace);
+            else
+                GEMM(out, p->depth, grad, grad_pitch, 1, pixels, 1, pitch, p->target_channels, depth, to - from,
+                     accumulate, workspace);
+        }
+    }
+}
+
+/* Output channels [begin, end): adds the splits' sums in order. */
+CUDA_OPS_SIMD static void FN(reduce)(REAL *restrict grad_weight, const REAL *restrict prepared, const struct product *p,
+                                     bool channels_last, int64_t begin, int64_t end)
+{
+    const struct phase phase = phase_of(p, 0, 0, 0);
+    const int64_t splits = weight_cut(p, &phase, channels_last, DTYPE).splits, size = weight_size(p);
+    for (int64_t i = begin * p->depth; i < end * p->depth; i++) {
+        REAL sum = 0;
+        for (int64_t split = 0; split < splits; split++)
+            sum += prepared[split * size + i];
+        grad_weight[i] = sum;
+    }
+}
+
+#endif
