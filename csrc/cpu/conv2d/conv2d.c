@@ -5,7 +5,7 @@
  * instruction set and element type, and the widest that the processor has is picked at run time. */
 #ifndef REAL
 
-#include "conv2d/gathered.h"
+#include "conv2d/paths.h"
 #include "conv2d/plan.h"
 #include "cuda_ops/cpu_isa.h"
 
@@ -219,6 +219,10 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
+        cuda_ops_conv2d_depthwise_plan(plan, &p, pass, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (takes_gathered(sizes)) {
         cuda_ops_conv2d_gathered_plan(plan, &p, pass, sizes->input_channels_last, dtype);
         return CUDA_OPS_SUCCESS;
@@ -265,6 +269,10 @@ cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
+        cuda_ops_conv2d_depthwise_prepare(prepared, weight, &p, begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (takes_gathered(sizes)) {
         cuda_ops_conv2d_gathered_prepare(prepared, weight, &p, pass, sizes->input_channels_last, begin, end, dtype);
         return CUDA_OPS_SUCCESS;
@@ -287,6 +295,10 @@ static cuda_ops_status run_product(void *target, const void *source, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, pass, dtype);
+    if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
+        cuda_ops_conv2d_depthwise_run(target, source, prepared, bias, &p, begin, end, workspace, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (takes_gathered(sizes)) {
         cuda_ops_conv2d_gathered_run(target, source, weight, prepared, bias, &p, pass, sizes->input_channels_last,
                                      begin, end, workspace, dtype);
@@ -324,6 +336,10 @@ cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *grad_weight, void *pre
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
+    if (cuda_ops_conv2d_depthwise_takes(&p, dtype)) {
+        cuda_ops_conv2d_depthwise_weight(prepared, grad_output, input, &p, begin, end, workspace, dtype);
+        return CUDA_OPS_SUCCESS;
+    }
     if (takes_gathered(sizes)) {
         cuda_ops_conv2d_gathered_weight(grad_weight, prepared, grad_output, input, &p, sizes->input_channels_last,
                                         begin, end, workspace, dtype);
@@ -348,7 +364,9 @@ cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void 
     if (status != CUDA_OPS_SUCCESS)
         return status;
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
-    if (takes_gathered(sizes))
+    if (cuda_ops_conv2d_depthwise_takes(&p, dtype))
+        cuda_ops_conv2d_depthwise_reduce(grad_weight, prepared, &p, begin, end, dtype);
+    else if (takes_gathered(sizes))
         cuda_ops_conv2d_gathered_reduce(grad_weight, prepared, &p, sizes->input_channels_last, begin, end, dtype);
     else if (dtype == CUDA_OPS_FLOAT32)
         reduce_weight_f32(&p, grad_weight, prepared, begin, end);
@@ -507,8 +525,8 @@ static void FN(backward_bias)(REAL *grad_bias, const REAL *grad_output, int64_t 
         for (int64_t channel = begin; channel < end; channel += FN(SUM_LANES))
             for (int64_t row = 0; row < batch * pixels; row += FN(SUM_RUN))
                 FN(sum_rows)
-                (grad_bias + channel, grad_output + row * channels + channel,
-                 min_i64(FN(SUM_RUN), batch * pixels - row), channels, min_i64(FN(SUM_LANES), end - channel));
+        (grad_bias + channel, grad_output + row * channels + channel, min_i64(FN(SUM_RUN), batch * pixels - row),
+         channels, min_i64(FN(SUM_LANES), end - channel));
         return;
     }
     for (int64_t image = 0; image < batch; image++)

@@ -151,9 +151,8 @@ static void FN(gather_pixels)(REAL *restrict to, int64_t pitch, const REAL *rest
             FN(copy_zeros)(row + first, copy_begin - first);
             if (copy_begin < copy_end)
                 FN(copy_values)
-                (row + copy_begin,
-                 source + image * l->source.image + y * l->source.row + x * l->source.column + copy_begin,
-                 copy_end - copy_begin);
+            (row + copy_begin, source + image * l->source.image + y * l->source.row + x * l->source.column + copy_begin,
+             copy_end - copy_begin);
             FN(copy_zeros)(row + copy_end, last - copy_end);
             tap++;
             k = tap * width;

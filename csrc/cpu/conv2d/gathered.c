@@ -16,7 +16,7 @@
  * output channels of the group. */
 #ifndef REAL
 
-#include "conv2d/gathered.h"
+#include "conv2d/paths.h"
 
 #include "cuda_ops/cpu_isa.h"
 #include "gemm/single_thread.h"
@@ -75,33 +75,8 @@ static size_t size_of(cuda_ops_dtype dtype)
 /* Sizes of equal blocks, at most `most` and a multiple of `unit` (or all there is). */
 static int64_t even_block(int64_t size, int64_t most, int64_t unit)
 {
-    const int64_t blocks = max_i64(1, ceil_div_i64(size, most));
+    const int64_t blocks = max_i64(1, ceil_div_i64(size, max_i64(1, most)));
     return max_i64(1, min_i64(size, round_up_i64(ceil_div_i64(size, blocks), unit)));
-}
-
-/* The taps of an axis that reach a phase are every `step`-th from `first` on: `count` of them, at `distance`,
- * distance + distance_step ... */
-struct axis {
-    int64_t count, first, step, distance, distance_step;
-};
-
-static struct axis axis_of(const struct product *p, bool rows, int64_t phase)
-{
-    struct axis axis = {.step = 1, .distance_step = 1};
-    const int64_t kernel = rows ? p->kernel_height : p->kernel_width;
-    for (int64_t r = 0, distance; r < kernel; r++) {
-        if (!(rows ? tap_row(p, phase, r, &distance) : tap_column(p, phase, r, &distance)))
-            continue;
-        if (axis.count == 0) {
-            axis.first = r;
-            axis.distance = distance;
-        } else if (axis.count == 1) {
-            axis.step = r - axis.first;
-            axis.distance_step = distance - axis.distance;
-        }
-        axis.count++;
-    }
-    return axis;
 }
 
 /* A stride phase: its lattice, and where its taps are in the weight. */
@@ -533,8 +508,7 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
             }
             if (!in_place)
                 FN(scatter)
-                (phase_target + channel * p->target.channel, out, out_pitch, p, &phase, channels_last, channels, from,
-                 to);
+            (phase_target + channel * p->target.channel, out, out_pitch, p, &phase, channels_last, channels, from, to);
         }
         first_unit += units;
         first_tap += phase.taps;

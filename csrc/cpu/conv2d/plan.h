@@ -91,6 +91,31 @@ static inline int64_t phase_depth(const struct product *p, int64_t y, int64_t x)
     return rows * columns * p->source_channels;
 }
 
+/* The taps of an axis that reach a phase are every `step`-th from `first` on: `count` of them, at `distance`,
+ * distance + distance_step ... */
+struct axis {
+    int64_t count, first, step, distance, distance_step;
+};
+
+static inline struct axis axis_of(const struct product *p, bool rows, int64_t phase)
+{
+    struct axis axis = {.step = 1, .distance_step = 1};
+    const int64_t kernel = rows ? p->kernel_height : p->kernel_width;
+    for (int64_t r = 0, distance; r < kernel; r++) {
+        if (!(rows ? tap_row(p, phase, r, &distance) : tap_column(p, phase, r, &distance)))
+            continue;
+        if (axis.count == 0) {
+            axis.first = r;
+            axis.distance = distance;
+        } else if (axis.count == 1) {
+            axis.step = r - axis.first;
+            axis.distance_step = distance - axis.distance;
+        }
+        axis.count++;
+    }
+    return axis;
+}
+
 /* Rows of the micro-tile that starts with `remaining` target channels left. */
 static inline int tile_rows(int64_t remaining)
 {

@@ -1,8 +1,8 @@
-/* The path of conv2d that multiplies matrices: gathered.c. It takes every convolution whose three tensors have one
- * format; conv2d.c asks `cuda_ops_conv2d_gathered_takes` and has the kernels for the rest. All functions are as those
- * of cuda_ops/conv2d.h, for sizes that have been checked. */
-#ifndef CUDA_OPS_CPU_CONV2D_GATHERED_H
-#define CUDA_OPS_CPU_CONV2D_GATHERED_H
+/* The paths of conv2d that have files of their own, for conv2d.c, which chooses. All functions are as those of
+ * cuda_ops/conv2d.h, for sizes that have been checked. The first is the path that multiplies matrices (gathered.c), for
+ * three tensors of one format. */
+#ifndef CUDA_OPS_CPU_CONV2D_PATHS_H
+#define CUDA_OPS_CPU_CONV2D_PATHS_H
 
 #include "conv2d/plan.h"
 
@@ -34,5 +34,20 @@ void cuda_ops_conv2d_gathered_weight(void *grad_weight, void *prepared, const vo
                                      void *workspace, cuda_ops_dtype dtype);
 void cuda_ops_conv2d_gathered_reduce(void *grad_weight, const void *prepared, const struct product *p,
                                      bool channels_last, int64_t begin, int64_t end, cuda_ops_dtype dtype);
+
+/* The path for depthwise convolutions (depthwise.c), of tensors in any formats: as the above. */
+bool cuda_ops_conv2d_depthwise_takes(const struct product *p, cuda_ops_dtype dtype);
+void cuda_ops_conv2d_depthwise_plan(cuda_ops_conv2d_plan *plan, const struct product *p, cuda_ops_conv2d_pass pass,
+                                    cuda_ops_dtype dtype);
+void cuda_ops_conv2d_depthwise_prepare(void *prepared, const void *weight, const struct product *p, int64_t begin,
+                                       int64_t end, cuda_ops_dtype dtype);
+void cuda_ops_conv2d_depthwise_run(void *target, const void *source, const void *prepared, const void *bias,
+                                   const struct product *p, int64_t begin, int64_t end, void *workspace,
+                                   cuda_ops_dtype dtype);
+void cuda_ops_conv2d_depthwise_weight(void *prepared, const void *grad_output, const void *input,
+                                      const struct product *p, int64_t begin, int64_t end, void *workspace,
+                                      cuda_ops_dtype dtype);
+void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, const struct product *p, int64_t begin,
+                                      int64_t end, cuda_ops_dtype dtype);
 
 #endif

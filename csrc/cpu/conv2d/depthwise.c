@@ -1,0 +1,343 @@
+/* Depthwise convolution on the CPU: each channel with a kernel of its own. Lanes of a vector are channels whatever the
+ * format: a strip of rows of one image and one vector of channels is staged with its padding (of contiguous tensors by
+ * transposing blocks in registers, which costs a cycle or so an element, less than lanes of pixels would waste in rows
+ * of 4, 7 or 14), all taps of a phase are then loads at one offset, and the results are written back the same way.
+ *
+ *   forward, backward_input   out[pixel] = sum over taps of weight[tap] * staged[pixel + offset[tap]], up to eight
+ *                             pixels at a time; backward_input a stride phase after the other (conv2d/plan.h)
+ *   backward_weight           sums[tap] = sum over pixels of grad_output[pixel] * staged[pixel + offset[tap]]
+ *
+ * Bound by loads, one for each multiply-add, out of the first-level cache. */
+#ifndef REAL
+
+#include "conv2d/paths.h"
+#include "cuda_ops/cpu_isa.h"
+
+/* Where a tap reads, in vectors, and which of the kernel's it is. */
+struct tap {
+    int64_t offset, index;
+};
+
+#define VECTOR_BYTES 16
+#define TARGET(name) name##_any
+#include "conv2d/depthwise_passes.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define VECTOR_BYTES 32
+#define TARGET(name) name##_avx2
+#include "conv2d/depthwise_passes.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq,fma")
+#define VECTOR_BYTES 64
+#define TARGET(name) name##_avx512
+#include "conv2d/depthwise_passes.h"
+#pragma GCC pop_options
+#endif
+
+enum {
+    STRIP_BYTES = 1 << 16,    /* of a staged strip, or of the one row that there must be */
+    MOST_ROW_BYTES = 1 << 22, /* of that row; wider ones are gathered.c's */
+    FEWEST_UNITS = 16         /* of backward_weight */
+};
+
+static int64_t lanes_of(cuda_ops_dtype dtype)
+{
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    const int64_t bytes = isa >= CUDA_OPS_CPU_AVX512 ? 64 : isa == CUDA_OPS_CPU_AVX2 ? 32 : 16;
+    return bytes / (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+}
+
+/* The strips of an image and what is staged of each. Distances are those of tap_row and tap_column. */
+struct strips {
+    int64_t low_y, low_x, extent_y, extent_x; /* the least distance, and how many there are up to the greatest */
+    int64_t rows, count;                      /* of a phase of the target in a strip; strips of an image */
+    int64_t staged_rows, staged_columns;
+    int64_t lanes, channel_blocks, kernel;
+};
+
+static void extent_of(const struct product *p, bool rows, int64_t *low, int64_t *extent)
+{
+    int64_t least = INT64_MAX, most = INT64_MIN;
+    for (int64_t phase = 0; phase < (rows ? p->phases_y : p->phases_x); phase++) {
+        const struct axis axis = axis_of(p, rows, phase);
+        if (axis.count == 0)
+            continue;
+        const int64_t last = axis.distance + (axis.count - 1) * axis.distance_step;
+        least = min_i64(least, min_i64(axis.distance, last));
+        most = max_i64(most, max_i64(axis.distance, last));
+    }
+    *low = least <= most ? least : 0;
+    *extent = least <= most ? most - least + 1 : 1;
+}
+
+static struct strips strips_of(const struct product *p, cuda_ops_dtype dtype)
+{
+    struct strips s = {.lanes = lanes_of(dtype), .kernel = p->kernel_height * p->kernel_width};
+    extent_of(p, true, &s.low_y, &s.extent_y);
+    extent_of(p, false, &s.low_x, &s.extent_x);
+    const int64_t rows = max_i64(1, ceil_div_i64(p->target_height, p->target_step_y));
+    const int64_t columns = max_i64(1, ceil_div_i64(p->target_width, p->target_step_x));
+    s.staged_columns = (columns - 1) * p->step_x + s.extent_x;
+    const int64_t vector = s.lanes * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+    const int64_t most = (STRIP_BYTES / vector / s.staged_columns - s.extent_y) / p->step_y + 1;
+    s.rows = max_i64(1, min_i64(rows, most));
+    s.count = ceil_div_i64(rows, s.rows);
+    s.rows = ceil_div_i64(rows, s.count);
+    s.staged_rows = (s.rows - 1) * p->step_y + s.extent_y;
+    s.channel_blocks = ceil_div_i64(p->groups, s.lanes);
+    return s;
+}
+
+static int64_t weight_splits(const struct product *p, const struct strips *s)
+{
+    return max_i64(1, min_i64(p->images, FEWEST_UNITS / s->channel_blocks));
+}
+
+static int64_t staged_elements(const struct strips *s)
+{
+    return s->staged_rows * s->staged_columns * s->lanes;
+}
+
+static int64_t target_elements(const struct product *p, const struct strips *s)
+{
+    return s->rows * p->target_step_y * p->target_width * s->lanes;
+}
+
+bool cuda_ops_conv2d_depthwise_takes(const struct product *p, cuda_ops_dtype dtype)
+{
+    if (p->source_channels != 1 || p->target_channels != 1 || p->groups < 4 || p->target_step_y > 16 ||
+        p->target_step_x > 16 || p->target_height * p->target_width == 0)
+        return false;
+    const struct strips s = strips_of(p, dtype);
+    return s.extent_y * s.staged_columns * s.lanes * 8 <= MOST_ROW_BYTES;
+}
+
+void cuda_ops_conv2d_depthwise_plan(cuda_ops_conv2d_plan *plan, const struct product *p, cuda_ops_conv2d_pass pass,
+                                    cuda_ops_dtype dtype)
+{
+    const struct strips s = strips_of(p, dtype);
+    const size_t element = dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
+    const int64_t blocks = s.channel_blocks * s.kernel * s.lanes;
+    *plan = (cuda_ops_conv2d_plan){0};
+    if (pass == CUDA_OPS_CONV2D_BACKWARD_WEIGHT) {
+        plan->count = s.channel_blocks * weight_splits(p, &s);
+        plan->reduce_count = p->groups;
+        plan->prepared_bytes = (size_t)(weight_splits(p, &s) * blocks) * element;
+    } else {
+        plan->prepare_count = s.channel_blocks;
+        plan->count = p->images * s.channel_blocks * s.count;
+        plan->prepared_bytes = (size_t)blocks * element;
+    }
+    const int64_t bytes = s.kernel * (int64_t)sizeof(struct tap) +
+                          (staged_elements(&s) + target_elements(p, &s) + 3 * s.lanes) * (int64_t)element;
+    plan->workspace_bytes = (size_t)round_up_i64(bytes, 64);
+}
+
+/* The taps of a phase; returns how many. */
+static int64_t list_taps(struct tap *taps, const struct product *p, const struct strips *s, int64_t y, int64_t x)
+{
+    const struct axis rows = axis_of(p, true, y), columns = axis_of(p, false, x);
+    struct tap *tap = taps;
+    for (int64_t i = 0; i < rows.count; i++)
+        for (int64_t j = 0; j < columns.count; j++, tap++) {
+            const int64_t row = rows.distance + i * rows.distance_step - s->low_y;
+            const int64_t column = columns.distance + j * columns.distance_step - s->low_x;
+            tap->offset = row * s->staged_columns + column;
+            tap->index = (rows.first + i * rows.step) * p->kernel_width + columns.first + j * columns.step;
+        }
+    return tap - taps;
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#define FN_FOR(set, name) name##_f32_##set
+#define DTYPE CUDA_OPS_FLOAT32
+#include "conv2d/depthwise.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#undef DTYPE
+#define REAL double
+#define FN(name) name##_f64
+#define FN_FOR(set, name) name##_f64_##set
+#define DTYPE CUDA_OPS_FLOAT64
+#include "conv2d/depthwise.c"
+
+#include "common/undef_real.h"
+#undef FN_FOR
+#undef DTYPE
+
+void cuda_ops_conv2d_depthwise_prepare(void *prepared, const void *weight, const struct product *p, int64_t begin,
+                                       int64_t end, cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        prepare_f32(prepared, weight, p, begin, end);
+    else
+        prepare_f64(prepared, weight, p, begin, end);
+}
+
+void cuda_ops_conv2d_depthwise_run(void *target, const void *source, const void *prepared, const void *bias,
+                                   const struct product *p, int64_t begin, int64_t end, void *workspace,
+                                   cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        run_f32(target, source, prepared, bias, p, begin, end, workspace);
+    else
+        run_f64(target, source, prepared, bias, p, begin, end, workspace);
+}
+
+void cuda_ops_conv2d_depthwise_weight(void *prepared, const void *grad_output, const void *input,
+                                      const struct product *p, int64_t begin, int64_t end, void *workspace,
+                                      cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        run_weight_f32(prepared, grad_output, input, p, begin, end, workspace);
+    else
+        run_weight_f64(prepared, grad_output, input, p, begin, end, workspace);
+}
+
+void cuda_ops_conv2d_depthwise_reduce(void *grad_weight, const void *prepared, const struct product *p, int64_t begin,
+                                      int64_t end, cuda_ops_dtype dtype)
+{
+    if (dtype == CUDA_OPS_FLOAT32)
+        reduce_f32(grad_weight, prepared, p, begin, end);
+    else
+        reduce_f64(grad_weight, prepared, p, begin, end);
+}
+
+#else
+
+#if CUDA_OPS_WITH_TARGETS
+#define CALL(name, ...)                                                                                                \
+    do {                                                                                                               \
+        const cuda_ops_cpu_isa isa_ = cuda_ops_cpu_isa_current();                                                      \
+        if (isa_ >= CUDA_OPS_CPU_AVX512)                                                                               \
+            FN_FOR(avx512, name)(__VA_ARGS__);                                                                         \
+        else if (isa_ == CUDA_OPS_CPU_AVX2)                                                                            \
+            FN_FOR(avx2, name)(__VA_ARGS__);                                                                           \
+        else                                                                                                           \
+            FN_FOR(any, name)(__VA_ARGS__);                                                                            \
+    } while (0)
+#else
+#define CALL(name, ...) FN_FOR(any, name)(__VA_ARGS__)
+#endif
+
+/* Blocks of channels [begin, end): prepared[block][tap][channel], zero beyond the last channel. */
+static void FN(prepare)(REAL *prepared, const REAL *weight, const struct product *p, int64_t begin, int64_t end)
+{
+    const int64_t lanes = lanes_of(DTYPE), kernel = p->kernel_height * p->kernel_width;
+    for (int64_t block = begin; block < end; block++)
+        for (int64_t t = 0; t < kernel; t++)
+            for (int64_t l = 0; l < lanes; l++) {
+                const int64_t channel = block * lanes + l;
+                prepared[(block * kernel + t) * lanes + l] = channel < p->groups ? weight[channel * kernel + t] : 0;
+            }
+}
+
+/* The strip's rows and columns of the source, with zeros around: staged row i is source row first + i. */
+static void FN(stage)(REAL *staged, const REAL *source, const struct product *p, const struct strips *s, int64_t first,
+                      int64_t rows, int lanes)
+{
+    const int64_t begin_y = max_i64(0, first), end_y = max_i64(begin_y, min_i64(p->source_height, first + rows));
+    const int64_t begin_x = max_i64(0, s->low_x);
+    const int64_t end_x = max_i64(begin_x, min_i64(p->source_width, s->low_x + s->staged_columns));
+    if (begin_y > first || end_y < first + rows || begin_x > s->low_x || end_x < s->low_x + s->staged_columns)
+        memset(staged, 0, (size_t)(rows * s->staged_columns * s->lanes) * sizeof(REAL));
+    if (begin_x == end_x)
+        return;
+    const int64_t row = s->staged_columns * s->lanes, width = end_x - begin_x;
+    REAL *const to = staged + (begin_y - first) * row + (begin_x - s->low_x) * s->lanes;
+    const REAL *const from = source + begin_y * p->source.row + begin_x * p->source.column;
+    if (width == p->source_width) /* rows follow each other */
+        CALL(stage_pixels, to, row, width, from, p->source.channel, p->source.column, lanes, (end_y - begin_y) * width);
+    else
+        for (int64_t y = begin_y; y < end_y; y++)
+            CALL(stage_pixels, to + (y - begin_y) * row, row, width, from + (y - begin_y) * p->source.row,
+                 p->source.channel, p->source.column, lanes, width);
+}
+
+/* A unit is an image, a block of channels, and a strip. */
+static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, const REAL *bias, const struct product *p,
+                    int64_t begin, int64_t end, void *workspace)
+{
+    const struct strips s = strips_of(p, DTYPE);
+    REAL *const staged = workspace, *const out = staged + staged_elements(&s);
+    REAL *const block_bias = out + target_elements(p, &s);
+    struct tap *const taps = (struct tap *)(block_bias + s.lanes);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t u0 = unit % s.count * s.rows, block = unit / s.count % s.channel_blocks;
+        const int64_t image = unit / s.count / s.channel_blocks, channel = block * s.lanes;
+        const int lanes = (int)min_i64(s.lanes, p->groups - channel);
+        const int64_t rows = min_i64(s.rows, ceil_div_i64(p->target_height, p->target_step_y) - u0);
+        for (int l = 0; l < s.lanes && bias; l++)
+            block_bias[l] = l < lanes ? bias[channel + l] : 0;
+        FN(stage)
+        (staged, source + image * p->source.image + channel * p->source.channel, p, &s, u0 * p->step_y + s.low_y,
+         (rows - 1) * p->step_y + s.extent_y, lanes);
+        for (int64_t y = 0; y < p->phases_y; y++)
+            for (int64_t x = 0; x < p->phases_x; x++) {
+                const int64_t count = list_taps(taps, p, &s, y, x);
+                const int64_t u_count = min_i64(rows, ceil_div_i64(p->target_height - y, p->target_step_y) - u0);
+                CALL(convolve, out + (y * p->target_width + x) * s.lanes, p->target_step_y * p->target_width,
+                     p->target_step_x, staged, p->step_y * s.staged_columns, p->step_x,
+                     prepared + block * s.kernel * s.lanes, bias ? block_bias : NULL, taps, count, u_count,
+                     ceil_div_i64(p->target_width - x, p->target_step_x));
+            }
+        const int64_t first = u0 * p->target_step_y;
+        const int64_t pixels = min_i64(rows * p->target_step_y, p->target_height - first) * p->target_width;
+        CALL(write_pixels, target + image * p->target.image + channel * p->target.channel + first * p->target.row, out,
+             p->target.channel, p->target.column, lanes, pixels);
+    }
+}
+
+/* A unit is a split of the images and a block of channels: sums[split][block][tap][channel]. */
+static void FN(run_weight)(REAL *sums, const REAL *grad_output, const REAL *input, const struct product *p,
+                           int64_t begin, int64_t end, void *workspace)
+{
+    const struct strips s = strips_of(p, DTYPE);
+    REAL *const staged = workspace, *const grad = staged + staged_elements(&s);
+    struct tap *const taps = (struct tap *)(grad + target_elements(p, &s));
+    const int64_t count = list_taps(taps, p, &s, 0, 0), splits = weight_splits(p, &s);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t split = unit / s.channel_blocks, block = unit % s.channel_blocks, channel = block * s.lanes;
+        const int lanes = (int)min_i64(s.lanes, p->groups - channel);
+        REAL *const to = sums + unit * s.kernel * s.lanes;
+        memset(to, 0, (size_t)(s.kernel * s.lanes) * sizeof(REAL));
+        for (int64_t image = split * p->images / splits; image < (split + 1) * p->images / splits; image++)
+            for (int64_t u0 = 0; u0 < p->target_height; u0 += s.rows) {
+                const int64_t rows = min_i64(s.rows, p->target_height - u0);
+                FN(stage)
+                (staged, input + image * p->source.image + channel * p->source.channel, p, &s, u0 * p->step_y + s.low_y,
+                 (rows - 1) * p->step_y + s.extent_y, lanes);
+                const REAL *const from =
+                    grad_output + image * p->target.image + channel * p->target.channel + u0 * p->target.row;
+                CALL(stage_pixels, grad, p->target_width * s.lanes, p->target_width, from, p->target.channel,
+                     p->target.column, lanes, rows * p->target_width);
+                CALL(weight_sums, to, taps, count, grad, staged, p->step_y * s.staged_columns, p->step_x, rows,
+                     p->target_width);
+            }
+    }
+}
+
+/* Channels [begin, end): adds the splits' sums in order. */
+static void FN(reduce)(REAL *grad_weight, const REAL *sums, const struct product *p, int64_t begin, int64_t end)
+{
+    const struct strips s = strips_of(p, DTYPE);
+    const int64_t splits = weight_splits(p, &s), size = s.channel_blocks * s.kernel * s.lanes;
+    for (int64_t channel = begin; channel < end; channel++)
+        for (int64_t t = 0; t < s.kernel; t++) {
+            const REAL *const from = sums + (channel / s.lanes * s.kernel + t) * s.lanes + channel % s.lanes;
+            REAL sum = 0;
+            for (int64_t split = 0; split < splits; split++)
+                sum += from[split * size];
+            grad_weight[channel * s.kernel + t] = sum;
+        }
+}
+
+#undef CALL
+
+#endif
