@@ -200,13 +200,28 @@ struct CudaRun {
 // The CPU's products: workspace, and the middle step's ranges spread over threads.
 struct CpuRun {
     cuda_ops_conv2d_plan plan{};
-    Tensor prepared;
+    c10::DataPtr owned;
+    void *prepared = nullptr;
 
-    CpuRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype,
-           const Tensor &like)
+    CpuRun(const char *op, cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &sizes, cuda_ops_dtype dtype)
     {
         check_status(op, cuda_ops_conv2d_plan_cpu(&plan, pass, &sizes, dtype));
-        prepared = empty_bytes(static_cast<int64_t>(plan.prepared_bytes), like);
+        // Kept by the calling thread as its workspace is, and for the same reason, up to the size of a large weight.
+        constexpr size_t MOST_KEPT = size_t(32) << 20;
+        thread_local c10::DataPtr kept;
+        thread_local size_t kept_bytes = 0;
+        if (plan.prepared_bytes > MOST_KEPT) {
+            owned = c10::GetCPUAllocator()->allocate(plan.prepared_bytes);
+            prepared = owned.get();
+            return;
+        }
+        if (plan.prepared_bytes > kept_bytes) {
+            kept_bytes = 0;
+            kept = c10::DataPtr();
+            kept = c10::GetCPUAllocator()->allocate(plan.prepared_bytes);
+            kept_bytes = plan.prepared_bytes;
+        }
+        prepared = kept.get();
     }
 
     void *workspace() const
@@ -258,15 +273,14 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
                                                          dtype, current_stream(op)));
         return output;
     }
-    const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, x);
+    const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype);
     parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_prepare_cpu(run.prepared.data_ptr(), w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes,
-                                           begin, end, dtype);
+        return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes, begin,
+                                           end, dtype);
     });
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(),
-                                           run.prepared.const_data_ptr(), bias_data, &sizes, begin, end,
-                                           run.workspace(), dtype);
+        return cuda_ops_conv2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), run.prepared,
+                                           bias_data, &sizes, begin, end, run.workspace(), dtype);
     });
     return output;
 }
@@ -309,15 +323,14 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return grad_input;
     }
-    const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, g);
+    const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype);
     parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_prepare_cpu(run.prepared.data_ptr(), w.const_data_ptr(), CUDA_OPS_CONV2D_BACKWARD_INPUT,
-                                           &sizes, begin, end, dtype);
+        return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_BACKWARD_INPUT, &sizes,
+                                           begin, end, dtype);
     });
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_backward_input_cpu(grad_input.data_ptr(), g.const_data_ptr(), w.const_data_ptr(),
-                                                  run.prepared.const_data_ptr(), &sizes, begin, end, run.workspace(),
-                                                  dtype);
+                                                  run.prepared, &sizes, begin, end, run.workspace(), dtype);
     });
     return grad_input;
 }
@@ -364,14 +377,13 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return grad_weight;
     }
-    const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, g);
+    const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_backward_weight_cpu(grad_weight.data_ptr(), run.prepared.data_ptr(), g.const_data_ptr(),
+        return cuda_ops_conv2d_backward_weight_cpu(grad_weight.data_ptr(), run.prepared, g.const_data_ptr(),
                                                    x.const_data_ptr(), &sizes, begin, end, run.workspace(), dtype);
     });
     parallel_ranges(op, run.plan.reduce_count, 16, [&](int64_t begin, int64_t end) {
-        return cuda_ops_conv2d_reduce_weight_cpu(grad_weight.data_ptr(), run.prepared.const_data_ptr(), &sizes, begin,
-                                                 end, dtype);
+        return cuda_ops_conv2d_reduce_weight_cpu(grad_weight.data_ptr(), run.prepared, &sizes, begin, end, dtype);
     });
     return grad_weight;
 }

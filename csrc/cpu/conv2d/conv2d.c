@@ -1,4 +1,6 @@
-/* Convolution on the CPU, and its gradients: direct, without an im2col buffer. A block of rows is staged such that
+/* Convolution on the CPU, and its gradients, and the choice between three ways to make them: depthwise.c, gathered.c
+ * (products of matrices, for most), and this file's for what is left: few input channels, and tensors of mixed formats.
+ * They are direct, without an im2col buffer. A block of rows is staged such that
  * every tap becomes one offset (conv2d/plan.h); the innermost loops (conv2d/kernel.h) keep a micro-tile of sums in
  * vector registers: 8 channels x 2 vectors of pixels in forward and backward_input, 9 taps x 2 vectors of channels in
  * backward_weight. Bound by arithmetic except with a few input channels. conv2d/kernel.h is compiled once per
@@ -109,13 +111,47 @@ static void tap_extent(const struct product *p, int64_t *first_y, int64_t *exten
     *extent_x = max_i64(1, high - low + 1);
 }
 
+/* A convolution of single pixels is in both formats, and as channels_last a product of rows. */
+static bool single_pixels(const cuda_ops_conv2d_sizes *s)
+{
+    return s->in_height * s->in_width == 1 && s->out_height * s->out_width == 1 &&
+           s->kernel_height * s->kernel_width == 1;
+}
+
+static bool channels_last(const cuda_ops_conv2d_sizes *s)
+{
+    return s->input_channels_last || single_pixels(s);
+}
+
+/* Whether this file's kernels are faster than gathered.c's: gathering an element pays if many channels read it. */
+static bool is_thin(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass)
+{
+    const int64_t channels = s->in_channels / s->groups;
+    const bool overlap = s->stride_height < s->kernel_height && s->stride_width < s->kernel_width;
+    if (s->groups == 1)
+        return channels <= 4 && overlap;
+    return channels <= 8 || (channels <= 16 && pass == CUDA_OPS_CONV2D_BACKWARD_INPUT && s->in_width >= 12 &&
+                             s->stride_height * s->stride_width > 1);
+}
+
+/* Whether gathered.c makes the product: of three tensors of one format. (A 1x1 weight is in both.) */
+static bool takes_gathered(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass)
+{
+    const bool same_weight =
+        s->kernel_height * s->kernel_width == 1 || !s->weight_channels_last == !s->input_channels_last;
+    return single_pixels(s) ||
+           (same_weight && !s->input_channels_last == !s->output_channels_last && !is_thin(s, pass));
+}
+
 static struct product make_product(const cuda_ops_conv2d_sizes *s, cuda_ops_conv2d_pass pass, cuda_ops_dtype dtype)
 {
     const bool backward = pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;
     const int64_t in_channels = s->in_channels / s->groups, out_channels = s->out_channels / s->groups;
-    const struct image_layout input = image_layout(s->in_channels, s->in_height, s->in_width, s->input_channels_last);
+    const bool single = single_pixels(s);
+    const struct image_layout input =
+        image_layout(s->in_channels, s->in_height, s->in_width, s->input_channels_last || single);
     const struct image_layout output =
-        image_layout(s->out_channels, s->out_height, s->out_width, s->output_channels_last);
+        image_layout(s->out_channels, s->out_height, s->out_width, s->output_channels_last || single);
     const struct image_layout weight =
         image_layout(in_channels, s->kernel_height, s->kernel_width, s->weight_channels_last);
     struct product p = {
@@ -204,14 +240,6 @@ static int64_t split_count(const struct product *p, cuda_ops_dtype dtype)
     return max_i64(1, min_i64(min_i64(p->images * p->blocks, MOST_SPLITS), max_i64(4, SPLITS_BYTES / bytes)));
 }
 
-/* Whether gathered.c makes the products: three tensors of one format. (A 1x1 weight is in both.) */
-static bool takes_gathered(const cuda_ops_conv2d_sizes *s)
-{
-    const bool same_weight =
-        s->kernel_height * s->kernel_width == 1 || !s->weight_channels_last == !s->input_channels_last;
-    return same_weight && !s->input_channels_last == !s->output_channels_last;
-}
-
 cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_conv2d_pass pass,
                                          const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
 {
@@ -223,8 +251,8 @@ cuda_ops_status cuda_ops_conv2d_plan_cpu(cuda_ops_conv2d_plan *plan, cuda_ops_co
         cuda_ops_conv2d_depthwise_plan(plan, &p, pass, dtype);
         return CUDA_OPS_SUCCESS;
     }
-    if (takes_gathered(sizes)) {
-        cuda_ops_conv2d_gathered_plan(plan, &p, pass, sizes->input_channels_last, dtype);
+    if (takes_gathered(sizes, pass)) {
+        cuda_ops_conv2d_gathered_plan(plan, &p, pass, channels_last(sizes), dtype);
         return CUDA_OPS_SUCCESS;
     }
     const size_t element = size_of(dtype);
@@ -273,8 +301,8 @@ cuda_ops_status cuda_ops_conv2d_prepare_cpu(void *prepared, const void *weight, 
         cuda_ops_conv2d_depthwise_prepare(prepared, weight, &p, begin, end, dtype);
         return CUDA_OPS_SUCCESS;
     }
-    if (takes_gathered(sizes)) {
-        cuda_ops_conv2d_gathered_prepare(prepared, weight, &p, pass, sizes->input_channels_last, begin, end, dtype);
+    if (takes_gathered(sizes, pass)) {
+        cuda_ops_conv2d_gathered_prepare(prepared, weight, &p, pass, channels_last(sizes), begin, end, dtype);
         return CUDA_OPS_SUCCESS;
     }
     if (begin == 0)
@@ -299,9 +327,9 @@ static cuda_ops_status run_product(void *target, const void *source, const void 
         cuda_ops_conv2d_depthwise_run(target, source, prepared, bias, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
     }
-    if (takes_gathered(sizes)) {
-        cuda_ops_conv2d_gathered_run(target, source, weight, prepared, bias, &p, pass, sizes->input_channels_last,
-                                     begin, end, workspace, dtype);
+    if (takes_gathered(sizes, pass)) {
+        cuda_ops_conv2d_gathered_run(target, source, weight, prepared, bias, &p, pass, channels_last(sizes), begin, end,
+                                     workspace, dtype);
         return CUDA_OPS_SUCCESS;
     }
     const void *const packed = (const char *)prepared + offsets_bytes(&p);
@@ -340,9 +368,9 @@ cuda_ops_status cuda_ops_conv2d_backward_weight_cpu(void *grad_weight, void *pre
         cuda_ops_conv2d_depthwise_weight(prepared, grad_output, input, &p, begin, end, workspace, dtype);
         return CUDA_OPS_SUCCESS;
     }
-    if (takes_gathered(sizes)) {
-        cuda_ops_conv2d_gathered_weight(grad_weight, prepared, grad_output, input, &p, sizes->input_channels_last,
-                                        begin, end, workspace, dtype);
+    if (takes_gathered(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT)) {
+        cuda_ops_conv2d_gathered_weight(grad_weight, prepared, grad_output, input, &p, channels_last(sizes), begin, end,
+                                        workspace, dtype);
         return CUDA_OPS_SUCCESS;
     }
     fill_offsets(&p, workspace);
@@ -366,8 +394,8 @@ cuda_ops_status cuda_ops_conv2d_reduce_weight_cpu(void *grad_weight, const void 
     const struct product p = make_product(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, dtype);
     if (cuda_ops_conv2d_depthwise_takes(&p, dtype))
         cuda_ops_conv2d_depthwise_reduce(grad_weight, prepared, &p, begin, end, dtype);
-    else if (takes_gathered(sizes))
-        cuda_ops_conv2d_gathered_reduce(grad_weight, prepared, &p, sizes->input_channels_last, begin, end, dtype);
+    else if (takes_gathered(sizes, CUDA_OPS_CONV2D_BACKWARD_WEIGHT))
+        cuda_ops_conv2d_gathered_reduce(grad_weight, prepared, &p, channels_last(sizes), begin, end, dtype);
     else if (dtype == CUDA_OPS_FLOAT32)
         reduce_weight_f32(&p, grad_weight, prepared, begin, end);
     else

@@ -109,22 +109,23 @@ static void FN(gather_rows)(REAL *restrict to, int64_t pitch, const REAL *restri
     }
 }
 
+/* Both write whole vectors, and so up to LANES - 1 elements too many: what belongs there is written later. */
 CUDA_OPS_INLINE void FN(copy_values)(REAL *restrict to, const REAL *restrict from, int64_t count)
 {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        *(FN(vector) *)(to + i) = *(const FN(vector) *)(from + i);
-    for (; i < count; i++)
-        to[i] = from[i];
+    for (; count >= LANES; count -= LANES, to += LANES, from += LANES)
+        *(FN(vector) *)to = *(const FN(vector) *)from;
+    if (count > 0)
+        *(FN(vector) *)to = FN(load_bits)(from, (1u << count) - 1);
 }
 
 CUDA_OPS_INLINE void FN(copy_zeros)(REAL *to, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = 0;
+    for (int64_t i = 0; i < count; i += LANES)
+        *(FN(vector) *)(to + i) = (FN(vector)){0};
 }
 
-/* to[(pixel - begin) * pitch + k - k_begin] for k = tap * channels + channel in [k_begin, k_end), of channels_last. */
+/* to[(pixel - begin) * pitch + k - k_begin] for k = tap * channels + channel in [k_begin, k_end), of channels_last. Up
+ * to LANES - 1 elements after the end of a row are written too. */
 static void FN(gather_pixels)(REAL *restrict to, int64_t pitch, const REAL *restrict source, const struct lattice *l,
                               int64_t k_begin, int64_t k_end, int64_t begin, int64_t end)
 {

@@ -64,7 +64,8 @@ enum {
     FEWEST_UNITS = 16,         /* of work, so that several threads have some */
     FEWEST_CHANNELS = 64,      /* of a unit that takes part of the output channels: fewer do not pay for gathering */
     FEWEST_SPLIT_PIXELS = 512, /* of a split of backward_weight, whose sums are written and read once more */
-    MOST_GATHERED_ROWS = 1024
+    MOST_GATHERED_ROWS = 1024,
+    FEW_ROWS = 32
 };
 
 static size_t size_of(cuda_ops_dtype dtype)
@@ -127,7 +128,7 @@ static struct blocks pixel_blocks(const struct product *p, const struct phase *p
     const int64_t most = phase->pixels >= 4096 ? 256 : 128;
     struct blocks blocks = {0};
     /* Tiles are two vectors of pixels wide: what is missing in an image's last one must be little, or be gathered. */
-    if (!channels_last && image >= 96 && (round_up_i64(image, 16) - image) * 12 <= image) {
+    if (!channels_last && image >= (phase->direct ? 32 : 96) && (round_up_i64(image, 16) - image) * 12 <= image) {
         blocks.size = even_block(image, most, 32);
         blocks.per_image = ceil_div_i64(image, blocks.size);
         blocks.count = p->images * blocks.per_image;
@@ -179,8 +180,7 @@ static bool prepares(const struct product *p, cuda_ops_conv2d_pass pass, bool ch
     const bool one_tap = p->kernel_height * p->kernel_width == 1;
     if (pass == CUDA_OPS_CONV2D_FORWARD)
         return channels_last && p->images * p->target_height * p->target_width > 256;
-    /* Channels last, a weight is [o][tap][c] already. */
-    return !(one_tap || (channels_last && 0));
+    return !one_tap;
 }
 
 static int64_t pitch_of(const struct product *p)
@@ -200,7 +200,7 @@ static struct weight_cut weight_cut(const struct product *p, const struct phase 
 {
     const int64_t image = phase->lattice.u_count * phase->lattice.v_count;
     struct weight_cut cut = {0};
-    if (!channels_last && (image >= 128 || phase->direct)) {
+    if (!channels_last && image >= (phase->direct ? 64 : 128)) {
         cut.blocks.size = even_block(image, 256, 1);
         cut.blocks.per_image = ceil_div_i64(image, cut.blocks.size);
         cut.blocks.count = p->images * cut.blocks.per_image;
@@ -472,15 +472,19 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
                 FN(fill_bias)(out, out_pitch, bias + channel, channels_last, channels, pixels);
 
             const REAL *const group_source = source + group * p->source_channels * p->source.channel;
-            const int64_t most_depth = multiply_in_place ? phase.depth : depth_block(phase.depth, blocks.size, DTYPE);
+            int64_t most_depth = multiply_in_place ? phase.depth : depth_block(phase.depth, blocks.size, DTYPE);
+            /* Few rows read the weight once, where it lies: a few of its rows at a time, from end to end. */
+            if (multiply_in_place && channels_last && !forward && pixels <= FEW_ROWS)
+                most_depth = FEW_ROWS;
             for (int64_t k = 0; k < phase.depth || k == 0; k += max_i64(1, most_depth)) {
                 const int64_t depth = min_i64(most_depth, phase.depth - k);
                 const bool accumulate = bias || k > 0;
                 const REAL *pixel_matrix = gathered;
                 int64_t pitch = channels_last ? round_up_i64(most_depth, 16) + PITCH_SLACK : blocks.size + PITCH_SLACK;
                 if (multiply_in_place) {
-                    pixel_matrix = group_source + (channels_last ? from * p->source.column
-                                                                 : image * p->source.image + from % image_pixels);
+                    pixel_matrix =
+                        group_source + k * p->source.channel +
+                        (channels_last ? from * p->source.column : image * p->source.image + from % image_pixels);
                     pitch = channels_last ? p->source.column : p->source.channel;
                 } else if (depth > 0)
                     FN(gather)(gathered, pitch, group_source, l, channels_last, k, k + depth, from, to);

@@ -58,10 +58,9 @@ static void FN(stage)(REAL *restrict staged, const REAL *restrict source, const 
                     REAL *const to = staged + (c * planes + fy * p->remainders_x + fx) * p->plane + i * p->pitch;
                     if (inside)
                         FN(stage_row)
-                        (to, p->pitch, source + c * p->source.channel + y * p->source.row, p->source.column,
-                         p->source_width, p->first_x + fx, p->step_x);
-                    else
-                        FN(zero_run)(to, p->pitch);
+                    (to, p->pitch, source + c * p->source.channel + y * p->source.row, p->source.column,
+                     p->source_width, p->first_x + fx, p->step_x);
+                    else FN(zero_run)(to, p->pitch);
                 }
         }
     const int64_t used = p->source_channels * planes * p->plane;
