@@ -155,8 +155,10 @@ def main():
         for product in PRODUCTS:
             values = sorted(r for r, *which in ratios if which[:2] == [layout, product])
             mean = math.exp(sum(map(math.log, values)) / len(values))
-            print(f"{layout:14s} {product:16s} geometric mean {mean:.2f}, 5 % {values[len(values) // 20]:.2f}, "
-                  f"least {values[0]:.2f}")
+            print(
+                f"{layout:14s} {product:16s} geometric mean {mean:.2f}, 5 % {values[len(values) // 20]:.2f}, "
+                f"least {values[0]:.2f}"
+            )
     for ratio, *which in sorted(ratios)[:12]:
         print(f"{ratio:.2f}", *which)
     print("sums in ms:")
