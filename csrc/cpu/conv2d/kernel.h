@@ -57,10 +57,10 @@ static void FN(stage)(REAL *restrict staged, const REAL *restrict source, const 
                 for (int64_t fx = 0; fx < p->remainders_x; fx++) {
                     REAL *const to = staged + (c * planes + fy * p->remainders_x + fx) * p->plane + i * p->pitch;
                     if (inside)
-                        FN(stage_row)
-                    (to, p->pitch, source + c * p->source.channel + y * p->source.row, p->source.column,
-                     p->source_width, p->first_x + fx, p->step_x);
-                    else FN(zero_run)(to, p->pitch);
+                        FN(stage_row)(to, p->pitch, source + c * p->source.channel + y * p->source.row,
+                                      p->source.column, p->source_width, p->first_x + fx, p->step_x);
+                    else
+                        FN(zero_run)(to, p->pitch);
                 }
         }
     const int64_t used = p->source_channels * planes * p->plane;
@@ -162,14 +162,13 @@ static void FN(run)(const struct product *p, REAL *target, const REAL *source, c
                         for (int64_t m = 0; m < p->target_channels;) {
                             const int rows = tile_rows(p->target_channels - m);
                             const int64_t channel = group * p->target_channels + m;
-                            FN(panel)
-                            (rows, panel, panel_row, (u_count - 1) * p->pitch + v_count, packed + m * depth,
-                             bias ? bias + channel : NULL, staged, offsets + first_tap, depth);
-                            FN(write_panel)
-                            (target + image * p->target.image + channel * p->target.channel +
-                                 (u0 * p->target_step_y + y) * p->target.row + x * p->target.column,
-                             p->target.channel, p->target_step_y * p->target.row, p->target_step_x * p->target.column,
-                             panel, panel_row, p->pitch, rows, u_count, v_count);
+                            FN(panel)(rows, panel, panel_row, (u_count - 1) * p->pitch + v_count, packed + m * depth,
+                                      bias ? bias + channel : NULL, staged, offsets + first_tap, depth);
+                            FN(write_panel)(target + image * p->target.image + channel * p->target.channel +
+                                                (u0 * p->target_step_y + y) * p->target.row + x * p->target.column,
+                                            p->target.channel, p->target_step_y * p->target.row,
+                                            p->target_step_x * p->target.column, panel, panel_row, p->pitch, rows,
+                                            u_count, v_count);
                             m += rows;
                         }
                     first_tap += depth;
@@ -297,16 +296,15 @@ static void FN(run_weight)(const struct product *p, REAL *partial, int64_t parti
             const int64_t u_count = min_i64(p->block_rows, p->target_height - u0), v_count = p->target_width;
             REAL *to = sums;
             for (int64_t group = 0; group < p->groups; group++) {
-                FN(stage)
-                (staged, input + image * p->source.image + group * p->source_channels * p->source.channel, p, u0);
+                FN(stage)(staged, input + image * p->source.image + group * p->source_channels * p->source.channel, p,
+                          u0);
                 for (int64_t m = 0; m < p->target_channels; m += VECTORS * LANES) {
                     const int64_t lanes = min_i64(p->target_channels - m, VECTORS * LANES);
                     const int64_t width = round_up_i64(lanes, LANES);
-                    FN(transpose_grad)
-                    (grad, width,
-                     grad_output + image * p->target.image + (group * p->target_channels + m) * p->target.channel +
-                         u0 * p->target.row,
-                     lanes, p->target.channel, p->target.column, u_count * v_count);
+                    FN(transpose_grad)(grad, width,
+                                       grad_output + image * p->target.image +
+                                           (group * p->target_channels + m) * p->target.channel + u0 * p->target.row,
+                                       lanes, p->target.channel, p->target.column, u_count * v_count);
                     if (width == VECTORS * LANES)
                         FN(weight_panel)(VECTORS, to, staged, offsets, depth, grad, u_count, v_count, p->pitch);
                     else
