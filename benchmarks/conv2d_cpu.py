@@ -139,14 +139,14 @@ def main():
                 continue
             functions = [each[product] for pair in both for each in pair]
             results[product] = measure(functions, clock, arguments.seconds)
-        shape, weight, stride, padding, dilation, groups = call
+        shape, weight, stride, padding, _, groups = call
         text = f"{'x'.join(map(str, shape))} {'x'.join(map(str, weight))} s{stride[0]} p{padding[0]} g{groups} x{times}"
-        flops = 2 * math.prod(shape) * math.prod(weight) / weight[1] / stride[0] / stride[1] / shape[1] * weight[1]
+        flops = 2 * math.prod(weight) * shape[0] * shape[2] * shape[3] / stride[0] / stride[1]  # about
         row = [text.ljust(52)]
         for product, (ours, theirs, ours_last, theirs_last) in results.items():
             best = min(theirs, theirs_last)
             ratios += [(best / ours, "contiguous", product, text), (best / ours_last, "channels_last", product, text)]
-            for key, value in zip(("ours", "torch", "ours_last", "torch_last"), results[product]):
+            for key, value in zip(("ours", "torch", "ours_last", "torch_last"), results[product], strict=True):
                 total[key, product] = total.get((key, product), 0) + times * value
             row.append(f"{best * 1e6:7.0f} us {best / ours:5.2f} {best / ours_last:5.2f} {flops / best / 1e9:5.0f} GF")
         print("  ".join(row), flush=True)
@@ -155,8 +155,10 @@ def main():
         for product in PRODUCTS:
             values = sorted(r for r, *which in ratios if which[:2] == [layout, product])
             mean = math.exp(sum(map(math.log, values)) / len(values))
-            print(f"{layout:14s} {product:16s} geometric mean {mean:.2f}, 5 % {values[len(values) // 20]:.2f}, "
-                  f"least {values[0]:.2f}")
+            print(
+                f"{layout:14s} {product:16s} geometric mean {mean:.2f}, 5 % {values[len(values) // 20]:.2f}, "
+                f"least {values[0]:.2f}"
+            )
     for ratio, *which in sorted(ratios)[:12]:
         print(f"{ratio:.2f}", *which)
     print("sums in ms:")

@@ -562,9 +562,9 @@ static void FN(backward_bias)(REAL *grad_bias, const REAL *grad_output, int64_t 
         /* Lanes are channels; each run of rows is summed apart, which keeps the rounding small. */
         for (int64_t channel = begin; channel < end; channel += FN(SUM_LANES))
             for (int64_t row = 0; row < batch * pixels; row += FN(SUM_RUN))
-                FN(sum_rows)
-        (grad_bias + channel, grad_output + row * channels + channel, min_i64(FN(SUM_RUN), batch * pixels - row),
-         channels, min_i64(FN(SUM_LANES), end - channel));
+                FN(sum_rows)(grad_bias + channel, grad_output + row * channels + channel,
+                             min_i64(FN(SUM_RUN), batch * pixels - row), channels,
+                             min_i64(FN(SUM_LANES), end - channel));
         return;
     }
     for (int64_t image = 0; image < batch; image++)

@@ -275,9 +275,8 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *prepared, cons
         const int64_t rows = min_i64(s.rows, ceil_div_i64(p->target_height, p->target_step_y) - u0);
         for (int l = 0; l < s.lanes && bias; l++)
             block_bias[l] = l < lanes ? bias[channel + l] : 0;
-        FN(stage)
-        (staged, source + image * p->source.image + channel * p->source.channel, p, &s, u0 * p->step_y + s.low_y,
-         (rows - 1) * p->step_y + s.extent_y, lanes);
+        FN(stage)(staged, source + image * p->source.image + channel * p->source.channel, p, &s,
+                  u0 * p->step_y + s.low_y, (rows - 1) * p->step_y + s.extent_y, lanes);
         for (int64_t y = 0; y < p->phases_y; y++)
             for (int64_t x = 0; x < p->phases_x; x++) {
                 const int64_t count = list_taps(taps, p, &s, y, x);
@@ -310,9 +309,8 @@ static void FN(run_weight)(REAL *sums, const REAL *grad_output, const REAL *inpu
         for (int64_t image = split * p->images / splits; image < (split + 1) * p->images / splits; image++)
             for (int64_t u0 = 0; u0 < p->target_height; u0 += s.rows) {
                 const int64_t rows = min_i64(s.rows, p->target_height - u0);
-                FN(stage)
-                (staged, input + image * p->source.image + channel * p->source.channel, p, &s, u0 * p->step_y + s.low_y,
-                 (rows - 1) * p->step_y + s.extent_y, lanes);
+                FN(stage)(staged, input + image * p->source.image + channel * p->source.channel, p, &s,
+                          u0 * p->step_y + s.low_y, (rows - 1) * p->step_y + s.extent_y, lanes);
                 const REAL *const from =
                     grad_output + image * p->target.image + channel * p->target.channel + u0 * p->target.row;
                 CALL(stage_pixels, grad, p->target_width * s.lanes, p->target_width, from, p->target.channel,

@@ -151,9 +151,10 @@ static void FN(gather_pixels)(REAL *restrict to, int64_t pitch, const REAL *rest
                 copy_end = copy_begin;
             FN(copy_zeros)(row + first, copy_begin - first);
             if (copy_begin < copy_end)
-                FN(copy_values)
-            (row + copy_begin, source + image * l->source.image + y * l->source.row + x * l->source.column + copy_begin,
-             copy_end - copy_begin);
+                FN(copy_values)(row + copy_begin,
+                                source + image * l->source.image + y * l->source.row + x * l->source.column +
+                                    copy_begin,
+                                copy_end - copy_begin);
             FN(copy_zeros)(row + copy_end, last - copy_end);
             tap++;
             k = tap * width;

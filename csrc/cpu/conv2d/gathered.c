@@ -511,8 +511,8 @@ static void FN(run)(REAL *target, const REAL *source, const REAL *weight, const 
                          depth, accumulate, workspace);
             }
             if (!in_place)
-                FN(scatter)
-            (phase_target + channel * p->target.channel, out, out_pitch, p, &phase, channels_last, channels, from, to);
+                FN(scatter)(phase_target + channel * p->target.channel, out, out_pitch, p, &phase, channels_last,
+                            channels, from, to);
         }
         first_unit += units;
         first_tap += phase.taps;
