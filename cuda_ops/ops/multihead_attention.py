@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensors, check_tensors_or_none, flag, integer
-from .attention import _probability, scaled_dot_product_attention
+from .attention import _probability, _scale, scaled_dot_product_attention
 from .concat import concat
 from .dropout import dropout
 from .linear import linear
@@ -122,6 +122,11 @@ def _multi_head(
         OP, key_padding_mask=key_padding_mask, attn_mask=attn_mask, in_proj_bias=in_proj_bias, bias_k=bias_k,
         bias_v=bias_v, static_k=static_k, static_v=static_v, **weights,
     )  # fmt: skip
+    others = (key_padding_mask, attn_mask, in_proj_bias, bias_k, bias_v, static_k, static_v, *weights.values())
+    device = query.device
+    for tensor in (key, value, out_proj_weight, out_proj_bias, *others):
+        if isinstance(tensor, Tensor) and tensor.device != device:
+            raise RuntimeError(f"{OP}: expected tensors to be on the device of query, {device}, got {tensor.device}")
     p = _probability(OP, dropout_p) if flag(OP, "training", training) else 0.0
     need_weights, is_causal = flag(OP, "need_weights", need_weights), flag(OP, "is_causal", is_causal)
     head_dim = _check_widths(query, key, value, embed_dim, integer(OP, "num_heads", heads), len(weights) == 3)
@@ -172,7 +177,7 @@ def _multi_head(
         scores = matmul(q, k.mT)
         if mask is not None and mask.dtype != torch.bool and not torch.is_autocast_enabled(query.device.type):
             mask = mask.to(scores.dtype)
-        attention_weights = dropout(masked_softmax(scores, mask, 1.0 / math.sqrt(head_dim)), p)
+        attention_weights = dropout(masked_softmax(scores, mask, _scale(OP, None, head_dim)), p)
         output = matmul(attention_weights, v)
     else:
         attention_weights = None
