@@ -232,6 +232,18 @@ def cases(device) -> Iterator[Case]:
     heads = make(2, 2, 8, 16), make(2, 2, 8, 16), make(2, 2, 8, 16)
     for name in ("scaled_dot_product_attention", "flash_attention"):
         yield Case(name, getattr(ours, name), native.scaled_dot_product_attention, heads)
+    rows, packed, packed_bias, out = make(8, 2, 16), make(48, 16), make(48), make(16, 16)
+
+    def multi_head(function):
+        def run(x, weight, bias, out):
+            arguments = x, x, x, 16, 2, weight, bias, None, None, False, 0.0, out, None
+            return function(*arguments, need_weights=False)[0]
+
+        return run
+
+    name = "multi_head_attention_forward"
+    sides = (multi_head(getattr(module, name)) for module in (ours, native))
+    yield Case(name, *sides, (rows, packed, packed_bias, out))
     yield Case(
         "flash_attention_qkvpacked",
         ours.flash_attention_qkvpacked,

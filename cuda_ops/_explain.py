@@ -406,6 +406,50 @@ def _attention(ask, a):
         yield ask(name, "attention_paths", backward, with_mask, _dtype(query), sizes, strides, *options)
 
 
+def _multi_head_attention(ask, a):
+    query, key, value, heads = a["query"], a["key"], a["value"], a["num_heads"]
+    width = query.shape[-1]
+
+    def projection(name, input, outputs):
+        weight = input.new_empty(outputs, input.shape[-1], device="meta")
+        for product in _linear(ask, {"input": input, "weight": weight}):
+            yield dataclasses.replace(product, name=f"{name}: {product.name}")
+
+    # Those of one tensor are one product, unless their weights are apart.
+    if a.get("use_separate_proj_weight", False) or key is not value:
+        parts = [("query", query, 1), ("key", key, 1), ("value", value, 1)]
+    elif query is not key:
+        parts = [("query", query, 1), ("key and value", key, 2)]
+    else:
+        parts = [("query, key and value", query, 3)]
+    for name, input, count in parts:
+        yield from projection(f"projection of {name}", input, count * width)
+
+    batch = query.shape[1] if query.dim() == 3 else 1
+    more = int(a.get("bias_k") is not None) + int(a.get("add_zero_attn", False))
+    q, k = (
+        query.new_empty(rows, batch, heads, width // heads, device="meta").permute(1, 2, 0, 3)
+        for rows in (query.shape[0], key.shape[0] + more)
+    )
+    if a.get("need_weights", True):
+        scores = q.new_empty(batch, heads, q.shape[2], k.shape[2])
+        stages = [("scores", _matmul, {"input": q, "other": k.mT}), ("weights", _masked_softmax, {"input": scores})]
+        stages.append(("sums of values", _matmul, {"input": scores, "other": k}))
+    else:
+        causal = a.get("is_causal", False) and a.get("key_padding_mask") is None
+        mask = None
+        if not causal and (a.get("attn_mask") is not None or a.get("key_padding_mask") is not None):
+            mask = next(m for m in (a.get("attn_mask"), a.get("key_padding_mask")) if m is not None)
+            mask = mask.new_empty(1, 1, q.shape[2], k.shape[2], device="meta").requires_grad_(mask.requires_grad)
+        dropout = a.get("dropout_p", 0.0) if a.get("training", True) else 0.0
+        options = {"query": q, "key": k, "value": k, "attn_mask": mask, "is_causal": causal, "dropout_p": dropout}
+        stages = [("attention", _attention, options)]
+    for name, describe, arguments in stages:
+        for product in describe(ask, arguments):
+            yield dataclasses.replace(product, name=f"{name}: {product.name}")
+    yield from projection("projection of output", query, width)
+
+
 def _cross_entropy(ask, a):
     input = a["input"]
     sizes = _columns(input.shape, 1 if input.dim() > 1 else 0)
@@ -532,6 +576,7 @@ DESCRIBED = {
     "log_softmax": _log_softmax,
     "masked_softmax": _masked_softmax,
     "matmul": _matmul,
+    "multi_head_attention_forward": _multi_head_attention,
     "permute_contiguous": _permute_contiguous,
     "prelu": _prelu,
     "rms_norm": _layer_norm,

@@ -65,6 +65,7 @@ def example_calls(make):
         return F.scaled_dot_product_attention(*[part.transpose(1, 2) for part in qkv.unbind(2)]).transpose(1, 2)
 
     heads = make(1, 2, 3, 4), make(1, 2, 5, 4), make(1, 2, 5, 4)
+    rows = make(3, 2, 4), make(5, 2, 4), make(5, 2, 4)
     return {
         "adaptive_avg_pool2d": ((make(1, 2, 4, 5), 3), F.adaptive_avg_pool2d),
         "adaptive_max_pool2d": ((make(1, 2, 4, 5), 3), F.adaptive_max_pool2d),
@@ -126,6 +127,10 @@ def example_calls(make):
         "max_pool2d": ((make(1, 2, 4, 4), 2), F.max_pool2d),
         "mean": ((make(3, 4), 1), torch.mean),
         "mish": ((make(3, 4),), F.mish),
+        "multi_head_attention_forward": (
+            (*rows, 4, 2, make(12, 4), make(12), None, None, False, 0.0, make(4, 4), bias),
+            lambda *arguments: F.multi_head_attention_forward(*arguments)[0],
+        ),
         "nll_loss": ((make(3, 4), labels), F.nll_loss),
         "norm": ((make(3, 4),), torch.linalg.vector_norm),
         "permute_contiguous": ((make(3, 4), (1, 0)), torch.permute),

@@ -64,6 +64,7 @@ from .ops.max_pool2d import max_pool2d
 from .ops.mean import mean
 from .ops.mish import mish
 from .ops.mse_loss import mse_loss
+from .ops.multihead_attention import multi_head_attention_forward
 from .ops.nll_loss import nll_loss
 from .ops.norm import norm
 from .ops.permute_contiguous import permute_contiguous
@@ -148,6 +149,7 @@ __all__ = [
     "mean",
     "mish",
     "mse_loss",
+    "multi_head_attention_forward",
     "nll_loss",
     "norm",
     "permute_contiguous",

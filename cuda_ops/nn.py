@@ -48,6 +48,7 @@ from .ops.log_softmax import LogSoftmax
 from .ops.max_pool2d import MaxPool2d
 from .ops.mish import Mish
 from .ops.mse_loss import MSELoss
+from .ops.multihead_attention import MultiheadAttention
 from .ops.nll_loss import NLLLoss
 from .ops.prelu import PReLU
 from .ops.relu import ReLU
@@ -102,6 +103,7 @@ __all__ = [
     "MSELoss",
     "MaxPool2d",
     "Mish",
+    "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "RMSNorm",

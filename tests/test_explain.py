@@ -175,6 +175,21 @@ def test_what_attention_takes():
     assert chosen(attention, *long, capability="8.6") == {"forward": "mma", "gradients": "simt"}
 
 
+@needs_tables
+def test_what_multi_head_attention_is_made_of():
+    attention, x = F.multi_head_attention_forward, meta(64, 2, 256, **half)
+    rest = 256, 4, None, None, None, None, False, 0.0, None, None
+    found = chosen(attention, x, x, x, *rest, need_weights=False, capability="8.0")
+    of_linear = "forward", "gradient of input", "gradient of weight"
+    names = [f"projection of query, key and value: {name}" for name in of_linear]
+    names += ["attention: forward", "attention: gradients"]
+    assert list(found) == names + [f"projection of output: {name}" for name in of_linear]
+    assert found["attention: forward"] == "mma"
+    memory = meta(32, 2, 256, **half)
+    stored = chosen(attention, x, memory, memory, *rest, capability="8.0")
+    assert {"projection of key and value: forward", "scores: forward", "weights: forward"} <= set(stored)
+
+
 CALLS = [
     ("conv2d", (meta(4, 8, 9, 9), meta(8, 8, 3, 3))),
     ("conv2d", (meta(4, 8, 9, 9, channels_last=True, **half), meta(8, 8, 1, 1, **half))),
@@ -221,6 +236,8 @@ CALLS = [
     ("scaled_dot_product_attention", (meta(2, 4, 9, 8), meta(2, 4, 7, 8), meta(2, 4, 7, 16))),
     ("flash_attention_qkvpacked", (meta(2, 9, 3, 4, 8, **half),)),
     ("flash_attention", (meta(2, 4, 9, 8, **half), meta(2, 2, 7, 8, **half), meta(2, 2, 7, 16, **half))),
+    ("multi_head_attention_forward", (meta(9, 2, 8), meta(7, 2, 8), meta(7, 2, 8), 8, 4)),
+    ("multi_head_attention_forward", (*[meta(9, 2, 8, **half)] * 3, 8, 4)),
     *((op, (meta(4, 8),)) for op in sorted(_explain.ONE_KERNEL)),
 ]
 

@@ -47,7 +47,8 @@ def convert(
         TypeError: `model` is no module, `only` or `exclude` is neither names nor classes.
 
     What our kernels do not take (half precision or autocast on the CPU, integers, sparse tensors) is computed by
-    PyTorch's, decided at each call. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
+    PyTorch's, decided at each call; so is a TransformerEncoderLayer in evaluation without gradients, which then calls
+    none of its layers. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
     save their output for the gradient, as ReLU does, so that it must not be written into afterwards. Converting again
     takes what is new. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
 
@@ -157,6 +158,8 @@ def _kind(module) -> str:
 def _swap(name, module, chosen) -> Layer | None:
     """Gives a module its new class; what the report says of it, which for containers is nothing."""
     kind = type(module)
+    if kind is torch.nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return None  # MultiheadAttention's out_proj, whose weight the attention reads itself
     if _is_converted(kind) or kind in OURS:
         return Layer(name, _kind(module))
     if parametrize.is_parametrized(module) and (kind.__bases__[0] in LAYERS or _is_converted(kind.__bases__[0])):
@@ -165,7 +168,7 @@ def _swap(name, module, chosen) -> Layer | None:
             module.__class__ = _with_base(type(module), LAYERS[kind])
         return Layer(name, kind.__qualname__, None if chosen or _is_converted(kind) else "not chosen")
     if converted_layer(kind) is None:
-        # MultiheadAttention computes by its own parameters, and has a submodule beside.
+        # One of torch.nn's that computes by its own parameters may have a submodule beside.
         computes = not module._modules or (module._parameters and kind.__module__.startswith("torch.nn."))
         computes = computes and not isinstance(module, CONTAINERS)
         return Layer(name, _kind(module), _why_unknown(module)) if computes else None

@@ -333,6 +333,14 @@ OF_SHAPES = {
     "num_embeddings": lambda a: a["weight"].shape[0],
     "embedding_dim": lambda a: a["weight"].shape[1],
     "track_running_stats": lambda a: a["running_mean"] is not None,
+    # Of MultiheadAttention, whose function is told which of its parameters there are.
+    "embed_dim": lambda a: a["embed_dim_to_check"],
+    "dropout": lambda a: a["dropout_p"],
+    "bias": lambda a: a["in_proj_bias"] is not None,
+    "add_bias_kv": lambda a: a["bias_k"] is not None,
+    "kdim": lambda a: a["key"].shape[-1],
+    "vdim": lambda a: a["value"].shape[-1],
+    "batch_first": lambda a: False,
 }
 # What neither they nor the function's arguments say, and keeps its default.
 LEFT = {"self", "device", "dtype", "padding_mode", "min_value", "max_value", "_weight", "_freeze", "init"}
@@ -371,7 +379,7 @@ def module_of(module_class, sample, spec):
     for name, parameter in inspect.signature(module_class.__init__).parameters.items():
         if name in LEFT or parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
-        if name == "bias":
+        if name == "bias" and "bias" in arguments:
             options[name] = arguments["bias"] is not None
         elif name in arguments:
             options[name] = arguments[name]
@@ -397,7 +405,8 @@ def module_of(module_class, sample, spec):
     state, state_names = {}, set()
     for name, _ in itertools.chain(module.named_parameters(), module.named_buffers()):
         folder, _, leaf = name.rpartition(".")
-        argument = f"bn_{leaf}" if folder == "norm" and f"bn_{leaf}" in arguments else leaf
+        prefix = {"norm": "bn_", "out_proj": "out_proj_"}.get(folder, "")
+        argument = f"{prefix}{leaf}" if f"{prefix}{leaf}" in arguments else leaf
         if argument in arguments:
             state[name] = arguments[argument]
             state_names.add(argument)
@@ -421,7 +430,9 @@ def call_module(module_class, spec, sample):
     unbatched = getattr(module, "_get_no_batch_dim", lambda: None)()
     if inputs[0].dim() == unbatched:
         raise Rejected("one image of channels, to its function images without channels")
-    return torch.func.functional_call(module, state, tuple(inputs))
+    outputs = torch.func.functional_call(module, state, tuple(inputs))
+    # As the specification of MultiheadAttention's function does.
+    return outputs[0] if isinstance(outputs, tuple) and outputs[1] is None else outputs
 
 
 # Optimizers
