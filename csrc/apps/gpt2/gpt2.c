@@ -108,7 +108,7 @@ static options parse(int count, char **arguments)
         {"--data-dir", TEXT, offsetof(options, data_dir), 0, 0},
         {"--init", TEXT, offsetof(options, init), 0, 0},
         {"--no-bias", FLAG, offsetof(options, no_bias), 0, 0},
-        {"--steps", WHOLE, offsetof(options, steps), 1, 100000000},
+        {"--steps", WHOLE, offsetof(options, steps), 1, 10000000},
         {"--batch", WHOLE, offsetof(options, batch), 1, 1 << 20},
         {"--length", WHOLE, offsetof(options, length), 1, 1 << 20},
         {"--lr", ABOVE_ZERO, offsetof(options, lr), 0, 0},
@@ -288,15 +288,13 @@ static void divide_corpus(corpus *c, const recipe *r)
                 (long long)r->length, i ? "validation" : "training", (long long)parts[i]->count);
 }
 
-static gpt2_weights choose_weights(const options *o, const recipe *r, const corpus *c)
+static gpt2_config choose_config(const options *o, const recipe *r, const corpus *c)
 {
-    if (o->init)
-        return gpt2_read_checkpoint(o->init, !o->no_bias);
     gpt2_config config = r->config;
     config.bias = config.bias && !o->no_bias;
     if (o->text && config.vocab_size < GPT2_VOCABULARY)
         config.vocab_size = c->text.character_count;
-    return gpt2_first_weights(&config, (uint64_t)o->seed);
+    return config;
 }
 
 static void check_lengths(const options *o, recipe *r)
@@ -637,8 +635,10 @@ int main(int count, char **arguments)
     const options o = parse(count, arguments);
     recipe r = choose_recipe(&o);
     corpus c = read_corpus(&o);
-    gpt2_weights weights = choose_weights(&o, &r, &c);
-    r.config = weights.config;
+    gpt2_weights weights = {0};
+    if (o.init)
+        weights = gpt2_read_checkpoint(o.init, !o.no_bias);
+    r.config = o.init ? weights.config : choose_config(&o, &r, &c);
     check_vocabulary(&o, &c, &r.config);
     check_lengths(&o, &r);
     divide_corpus(&c, &r);
@@ -652,6 +652,8 @@ int main(int count, char **arguments)
     if (o.export_tokens)
         expect_written("--export-tokens", o.export_tokens, gpt2_write_tokens(o.export_tokens, &c.text));
 
+    if (!o.init)
+        weights = gpt2_first_weights(&r.config, (uint64_t)o.seed);
     gpt2_device *device = gpt2_open_cpu((int)o.threads);
     const int64_t trained = r.batch * r.length;
     gpt2_model *model = gpt2_make_model(
