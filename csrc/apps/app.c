@@ -150,6 +150,29 @@ app_summary app_summarize(double *values, int64_t count)
     return s;
 }
 
+const char *const app_phase_names[APP_PHASES + 1] = {"batch load", "forward",   "backward",
+                                                     "update",     "zero_grad", "whole step"};
+
+app_summary app_summarize_phase(const double *milliseconds, int64_t begin, int64_t end, int phase)
+{
+    double *times = app_allocate(end - begin, sizeof(double));
+    for (int64_t step = begin; step < end; step++)
+        for (int p = 0; p < APP_PHASES; p++)
+            times[step - begin] += phase == APP_PHASES || phase == p ? milliseconds[step * APP_PHASES + p] : 0.0;
+    const app_summary s = app_summarize(times, end - begin);
+    app_free(times);
+    return s;
+}
+
+void app_write_phases(FILE *file, const double *milliseconds, int64_t begin, int64_t end)
+{
+    for (int p = 0; p <= APP_PHASES; p++) {
+        const app_summary s = app_summarize_phase(milliseconds, begin, end, p);
+        fprintf(file, "%s\n   \"%s\": {\"mean\": %.6g, \"p10\": %.6g, \"median\": %.6g, \"p90\": %.6g}", p ? "," : "",
+                app_phase_names[p], s.mean, s.p10, s.median, s.p90);
+    }
+}
+
 void app_write_number(FILE *file, double value)
 {
     if (isfinite(value))

@@ -40,6 +40,14 @@ typedef struct app_summary {
 /* Sorts the values; there is at least one. */
 app_summary app_summarize(double *values, int64_t count);
 
+/* The phases of a training step, and after them the step as a whole. */
+enum { APP_PHASES = 5 };
+extern const char *const app_phase_names[APP_PHASES + 1];
+/* Of one phase, or of the whole step (phase == APP_PHASES), over steps [begin, end); milliseconds: [steps, phases]. */
+app_summary app_summarize_phase(const double *milliseconds, int64_t begin, int64_t end, int phase);
+/* The members of a JSON object with the summaries of all. */
+void app_write_phases(FILE *file, const double *milliseconds, int64_t begin, int64_t end);
+
 /* JSON: a number that is not finite is null; `text` is UTF-8. */
 void app_write_number(FILE *file, double value);
 void app_write_string(FILE *file, const char *text, size_t bytes);

@@ -17,10 +17,8 @@
 
 const char app_name[] = "gpt2";
 
-enum { PHASES = 5, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, EVALUATIONS = 4 };
+enum { PHASES = APP_PHASES, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, EVALUATIONS = 4 };
 _Static_assert(BLOCK *MARKS <= GPT2_MOST_MARKS, "a block's marks fit the device's list");
-static const char *const PHASE_NAMES[PHASES + 1] = {"batch load", "forward",   "backward",
-                                                    "update",     "zero_grad", "whole step"};
 /* The first part of a text is to train on, the rest to validate; the validation loss is over so many batches, and
  * tokens, at most (cuda_ops/data/text.py, cuda_ops/training/gpt/run.py). */
 static const double TRAIN_SHARE = 0.9;
@@ -495,14 +493,7 @@ static void generate(result *r, gpt2_model *model, const gpt2_text *text, const 
 /* Of one phase, or of the whole step (phase == PHASES), over the steps after the warm-up. */
 static app_summary summarize(const result *r, int phase)
 {
-    const int64_t count = r->steps - r->warmup;
-    double *times = app_allocate(count, sizeof(double));
-    for (int64_t i = 0; i < count; i++)
-        for (int p = 0; p < PHASES; p++)
-            times[i] += phase == PHASES || phase == p ? r->milliseconds[(r->warmup + i) * PHASES + p] : 0.0;
-    const app_summary s = app_summarize(times, count);
-    app_free(times);
-    return s;
+    return app_summarize_phase(r->milliseconds, r->warmup, r->steps, phase);
 }
 
 static double tokens_per_second(const result *result, const recipe *r)
@@ -536,7 +527,8 @@ static void print_table(const result *result, const gpt2_device *device, const r
     printf("GPT %s on %s\n", model_name(o, r), device->name);
     printf("%-22s %12s\n", "", "plain C");
     for (int p = 0; p <= PHASES; p++)
-        printf("%s, ms%*s %12.3f\n", PHASE_NAMES[p], 18 - (int)strlen(PHASE_NAMES[p]), "", summarize(result, p).median);
+        printf("%s, ms%*s %12.3f\n", app_phase_names[p], 18 - (int)strlen(app_phase_names[p]), "",
+               summarize(result, p).median);
     printf("%-22s %12.0f\n", "tokens/s", tokens_per_second(result, r));
     printf("%-22s %12.1f\n", "peak memory, MB", (double)device->allocated_bytes * 1e-6);
     printf("%-22s %12lld\n", "steps", (long long)result->steps);
@@ -578,11 +570,7 @@ static void write_report(const result *result, const gpt2_device *device, const 
             result->diverged ? "false" : "true");
     fprintf(file, " \"validation_tokens\": %lld,\n \"backends\": {\"plain C\": {\n  \"milliseconds\": {",
             (long long)result->evaluated_tokens);
-    for (int p = 0; p <= PHASES; p++) {
-        const app_summary s = summarize(result, p);
-        fprintf(file, "%s\n   \"%s\": {\"mean\": %.6g, \"p10\": %.6g, \"median\": %.6g, \"p90\": %.6g}", p ? "," : "",
-                PHASE_NAMES[p], s.mean, s.p10, s.median, s.p90);
-    }
+    app_write_phases(file, result->milliseconds, result->warmup, result->steps);
     fprintf(file, "\n  },\n  \"tokens_per_second\": %.6g,\n  \"peak_memory_bytes\": %lld,\n  \"steps\": %lld",
             tokens_per_second(result, r), (long long)device->allocated_bytes, (long long)result->steps);
     fprintf(file, ",\n  \"train_loss\": ");

@@ -15,10 +15,8 @@
 
 const char app_name[] = "mnist";
 
-enum { PHASES = 5, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, TEST_BATCH = 500 };
+enum { PHASES = APP_PHASES, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, TEST_BATCH = 500 };
 _Static_assert(BLOCK *MARKS <= MNIST_MOST_MARKS, "a block's marks fit the device's list");
-static const char *const PHASE_NAMES[PHASES + 1] = {"batch load", "forward",   "backward",
-                                                    "update",     "zero_grad", "whole step"};
 /* Part of the run in which the learning rate rises (cuda_ops/training/loop.py says why). */
 static const double WARMUP_SHARE = 0.3;
 
@@ -190,16 +188,7 @@ static result train(mnist_device *device, mnist_network *network, const mnist_st
 /* Of one phase, or of the whole step (phase == PHASES), over the steps after the warm-up. */
 static app_summary summarize(const result *r, int phase)
 {
-    const int64_t count = r->steps - r->warmup;
-    double *times = app_allocate(count, sizeof(double));
-    for (int64_t i = 0; i < count; i++) {
-        const double *step = r->milliseconds + (r->warmup + i) * PHASES;
-        for (int p = 0; p < PHASES; p++)
-            times[i] += phase == PHASES || phase == p ? step[p] : 0.0;
-    }
-    const app_summary s = app_summarize(times, count);
-    app_free(times);
-    return s;
+    return app_summarize_phase(r->milliseconds, r->warmup, r->steps, phase);
 }
 
 static void print_table(const result *r, const mnist_device *device, const mnist_start *start)
@@ -207,7 +196,8 @@ static void print_table(const result *r, const mnist_device *device, const mnist
     printf("MNIST CNN on %s\n", device->name);
     printf("%-18s %12s\n", "", "plain C");
     for (int p = 0; p <= PHASES; p++)
-        printf("%s, ms%*s %12.3f\n", PHASE_NAMES[p], 14 - (int)strlen(PHASE_NAMES[p]), "", summarize(r, p).mean);
+        printf("%s, ms%*s %12.3f\n", app_phase_names[p], 14 - (int)strlen(app_phase_names[p]), "",
+               summarize(r, p).mean);
     printf("%-18s %12.0f\n", "samples/s", (double)start->batch_size / summarize(r, PHASES).mean * 1e3);
     printf("%-18s %12.1f\n", "peak memory, MB", (double)device->allocated_bytes * 1e-6);
     printf("%-18s %12.4f\n", "train loss", r->train_loss);
@@ -232,11 +222,7 @@ static void write_report(const char *folder, const result *r, const mnist_device
     fprintf(file, " \"steps_planned\": %lld,\n \"steps_done\": %lld,\n \"ok\": %s,\n", (long long)start->steps,
             (long long)r->steps, r->diverged ? "false" : "true");
     fprintf(file, " \"backends\": {\"plain C\": {\n  \"milliseconds\": {");
-    for (int p = 0; p <= PHASES; p++) {
-        const app_summary s = summarize(r, p);
-        fprintf(file, "%s\n   \"%s\": {\"mean\": %.6g, \"p10\": %.6g, \"median\": %.6g, \"p90\": %.6g}", p ? "," : "",
-                PHASE_NAMES[p], s.mean, s.p10, s.median, s.p90);
-    }
+    app_write_phases(file, r->milliseconds, r->warmup, r->steps);
     fprintf(file, "\n  },\n  \"samples_per_second\": %.6g,\n  \"peak_memory_bytes\": %lld,\n  \"train_loss\": ",
             (double)start->batch_size / summarize(r, PHASES).mean * 1e3, (long long)device->allocated_bytes);
     app_write_number(file, r->train_loss);
