@@ -12,12 +12,13 @@ export CUDA_OPS_WERROR ?= 1
 
 C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h')
 
-.PHONY: help mnist mnist-c gpt test fuzz fuzz-raw bench doctor build lint format check-gpu clean
+.PHONY: help mnist mnist-c gpt gpt2-c test fuzz fuzz-raw bench doctor build lint format check-gpu clean
 
 help:
 	@echo "make mnist       train the MNIST CNN with our kernels and with PyTorch's, side by side (ARGS='--epochs 3')"
 	@echo "make mnist-c     train it in plain C, without Python (ARGS='--epochs 3 --threads 2'); needs a C compiler alone"
 	@echo "make gpt         train GPT-2's architecture on tiny Shakespeare with our kernels and with PyTorch's (ARGS='--backend all')"
+	@echo "make gpt2-c      train it in plain C, without Python (ARGS='--steps 500 --threads 2'); needs a C compiler alone"
 	@echo "make test        run the test suite (ARGS='-k conv2d')"
 	@echo "make fuzz        compare random cases of all ops with PyTorch (SECONDS=600 SEED=1 DEVICE=cuda); repeats what fails"
 	@echo "make fuzz-raw    call the registered ops with arguments that do not fit (SECONDS=600 SEED=1 DEVICE=cuda)"
@@ -38,8 +39,13 @@ mnist: build
 # which on a machine with other work costs far more than it saves.
 mnist-c:
 	@test -e build/apps/mnist || echo "cuda_ops: compiling the C library, once (minutes, where it is built with CUDA)"
-	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile
+	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile build/apps/mnist
 	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/mnist $(ARGS)
+
+gpt2-c:
+	@test -e build/apps/gpt2 || echo "cuda_ops: compiling the C library, once"
+	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile build/apps/gpt2
+	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/gpt2 $(ARGS)
 
 gpt: build
 	@$(BIN)/python -m cuda_ops gpt $(ARGS)

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from support import c_programs
 from support.devices import CPU_DTYPES, CUDA_DTYPES, CUDA_MISSING, cuda_param
 from support.opspec import load_specs
 
@@ -49,6 +50,15 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=CUDA_MISSING))
         if item.get_closest_marker("large") and not config.getoption("--large"):
             item.add_marker(pytest.mark.skip(reason="run with --large"))
+
+
+@pytest.fixture(scope="session")
+def c_kernels(request, tmp_path_factory):
+    """The C11 kernels under sanitizers, which all workers of a run share: they take a minute to compile."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent
+    return c_programs.kernels(folder / "c_kernels")
 
 
 @pytest.fixture(autouse=True)

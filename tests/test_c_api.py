@@ -1,26 +1,11 @@
 """The C API without PyTorch: tests/c/test_<op>.c, linked with the C11 kernels alone, under the address and the
 undefined-behaviour sanitizers. And: kernels know nothing of PyTorch."""
 
-import os
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-CSRC = ROOT / "csrc"
-CC = os.environ.get("CC", "cc")
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-# -fopenmp-simd as in setup.py: `#pragma omp simd` is no warning, and no OpenMP runtime is linked.
-FLAGS = ["-std=c11", "-O1", "-g", "-fopenmp-simd", *SANITIZE, "-Wall", "-Wextra", "-Werror"]
-FLAGS += [f"-I{CSRC / 'include'}", f"-I{CSRC / 'cpu'}"]
-
-
-def compile_c(*arguments):
-    result = subprocess.run([CC, *FLAGS, *map(str, arguments)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+from support.c_programs import CSRC, ROOT, compile_c
 
 
 def has_header(test):
@@ -32,24 +17,10 @@ def has_header(test):
 C_TESTS = sorted(filter(has_header, (ROOT / "tests" / "c").glob("test_*.c")))
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """The C11 kernels, compiled as the tests are."""
-    folder = tmp_path_factory.mktemp("c_api")
-
-    def compile_one(source):
-        target = folder / f"{source.parent.name}_{source.stem}.o"
-        compile_c("-c", source, "-o", target)
-        return target
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(compile_one, sorted((CSRC / "cpu").rglob("*.c"))))
-
-
 @pytest.mark.parametrize("test", C_TESTS, ids=lambda path: path.stem)
-def test_c(test, library, tmp_path):
+def test_c(test, c_kernels, tmp_path):
     program = tmp_path / test.stem
-    compile_c(test, *library, "-o", program, "-lm")
+    compile_c(test, *c_kernels, "-o", program, "-lm")
     result = subprocess.run([program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
 
@@ -60,7 +31,7 @@ def test_every_op_of_the_cpu_backend_has_a_c_test():
     assert ops - {test.stem.removeprefix("test_") for test in C_TESTS} == set()
 
 
-def test_the_checks_can_fail(library, tmp_path):
+def test_the_checks_can_fail(c_kernels, tmp_path):
     """A wrong value, a write before or behind the array and undefined behaviour each end the program."""
     cases = {
         "expected 7": "void *a = guarded_numbers(3, 1, 0); CHECK_NEAR(a, 0, 7.0, 1e-5, CUDA_OPS_FLOAT32);",
@@ -74,7 +45,7 @@ def test_the_checks_can_fail(library, tmp_path):
     for message, body in cases.items():
         source, program = tmp_path / "fails.c", tmp_path / "fails"
         source.write_text(f'#include "check.h"\nint main(void) {{ {body} return 0; }}\n')
-        compile_c(f"-I{ROOT / 'tests' / 'c'}", source, *library, "-o", program, "-lm")
+        compile_c(f"-I{ROOT / 'tests' / 'c'}", source, *c_kernels, "-o", program, "-lm")
         result = subprocess.run([program], capture_output=True, text=True, timeout=60)
         assert result.returncode != 0, message
         assert message in result.stderr

@@ -48,6 +48,7 @@ BACKBONE = [
     "cuda_ops/ops/__init__.py",
     "tests/conftest.py",
     "tests/support/__init__.py",
+    "tests/support/c_programs.py",
     "tests/support/devices.py",
     "tests/support/opspec.py",
     "tests/specs/__init__.py",

@@ -10,17 +10,16 @@ import shutil
 import signal
 import struct
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_c_api import FLAGS, ROOT
+from support.c_programs import CC, ROOT, build_program, refused
+from support.c_programs import run_program as run
 
 from cuda_ops.__main__ import main
 from cuda_ops.data import default_root
 from cuda_ops.data.mnist import EXTRACTED_SIZES
 from cuda_ops.training.timing import PHASES, WHOLE_STEP
 
-CC = os.environ.get("CC", "cc")
 RAW = default_root() / "MNIST" / "raw"
 IMAGE_COUNT, BATCH, STEPS = 640, 32, 20
 # With the default of 0.07 over so few steps, rounding grows to a hundredth of the loss between native and custom too.
@@ -34,29 +33,11 @@ def has_zlib():
     return subprocess.run([CC, "-E", "-include", "zlib.h", "-xc", "/dev/null"], capture_output=True).returncode == 0
 
 
-def build(folder, defines, libraries):
-    """The program, from all of the C backend and csrc/apps/mnist."""
-    flags = [*FLAGS, f"-I{ROOT / 'csrc' / 'apps'}", "-D_POSIX_C_SOURCE=200809L", "-fopenmp", *defines]
-
-    def compile_one(source):
-        target = folder / f"{source.parent.name}_{source.stem}.o"
-        result = subprocess.run([CC, *flags, "-c", source, "-o", target], capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        return target
-
-    sources = [*(ROOT / "csrc" / "apps").rglob("*.c"), *(ROOT / "csrc" / "cpu").rglob("*.c")]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        objects = list(pool.map(compile_one, sources))
-    program = folder / "mnist"
-    result = subprocess.run([CC, *flags, *objects, "-o", program, *libraries, "-lm"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return program
-
-
 @pytest.fixture(scope="session")
-def program(tmp_path_factory):
+def program(tmp_path_factory, c_kernels):
     zlib = has_zlib()
-    return build(tmp_path_factory.mktemp("mnist_c"), ["-DMNIST_WITH_ZLIB"] if zlib else [], ["-lz"] if zlib else [])
+    folder = tmp_path_factory.mktemp("mnist_c")
+    return build_program("mnist", folder, c_kernels, ["-DMNIST_WITH_ZLIB"] * zlib, ["-lz"] * zlib)
 
 
 @pytest.fixture(scope="session")
@@ -92,22 +73,6 @@ def python_run(tmp_path_factory):
     ]
     assert main(["mnist", *arguments, "--save-start", str(start), "--out", str(folder)]) == 0
     return start, json.loads((folder / "report.json").read_text())
-
-
-def run(program, *arguments):
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    command = [program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-
-
-def refused(program, *arguments):
-    """What the program says on stderr, in its one line."""
-    result = run(program, *arguments)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert result.stdout == ""
-    assert result.stderr.startswith("mnist: error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -197,8 +162,8 @@ def test_compressed_files_are_read(program, tmp_path):
         assert re.search(message, refused(program, "--data-dir", tmp_path))
 
 
-def test_without_zlib(data, tmp_path):
-    program = build(tmp_path, [], [])
+def test_without_zlib(data, tmp_path, c_kernels):
+    program = build_program("mnist", tmp_path, c_kernels)
     assert run(program, "--data-dir", data, "--limit", 32, "--batch-size", 16).returncode == 0
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -391,14 +356,18 @@ def test_a_full_disk_is_told_and_leaves_the_old_report(program, data, tmp_path):
     assert (tmp_path / "report.json").read_text() == "old"
 
 
-def test_the_makefile_builds_it(data, tmp_path):
-    """As `make mnist-c` does, without CUDA."""
+def test_the_makefile_builds_the_programs(data, tmp_path):
+    """As `make mnist-c` and `make gpt2-c` do, without CUDA."""
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc", ignore=shutil.ignore_patterns("cuda", "torch"))
     command = ["make", "-s", "-f", "csrc/apps/Makefile", "OPTIMIZE=-O1", f"-j{len(os.sched_getaffinity(0))}"]
+    command += ["build/apps/mnist", "build/apps/gpt2"]
     environment = {**os.environ, "CUDA_OPS_CUDA": "0", "CUDA_OPS_WERROR": "1"}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert run(tmp_path / "build/apps/mnist", "--data-dir", data, "--limit", 32, "--batch-size", 16).returncode == 0
+    text = default_root("tinyshakespeare")
+    result = run(tmp_path / "build/apps/gpt2", "--data-dir", text, "--steps", 2, "--batch", 2, "--sample", 5)
+    assert result.returncode == 0, result.stderr
 
 
 def symbols(objects, *options):

@@ -1,109 +1,27 @@
 /* The layers on the CPU: the C API's functions work on ranges, and OpenMP spreads the ranges over threads. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
+#include "app.h"
+#include "cpu.h"
 #include "cuda_ops/batch_norm.h"
 #include "cuda_ops/cross_entropy.h"
-#include "cuda_ops/linear.h"
 #include "cuda_ops/relu.h"
 #include "cuda_ops/sgd.h"
 #include "mnist/layers.h"
 
 static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
-enum { MOST_ALLOCATIONS = 64 };
-/* Elements, or multiply-adds of a matrix product, below which another thread does not pay. */
-enum { ELEMENT_GRAIN = 32768, PRODUCT_GRAIN = 1 << 17 };
 
 typedef struct cpu {
     mnist_device public;
-    int threads;
-    void *allocations[MOST_ALLOCATIONS];
-    int allocation_count;
-    char *workspace; /* grown in the first step, and kept */
-    int64_t workspace_bytes;
+    app_cpu base;
     float normalised[256]; /* of each value of a pixel */
-    struct timespec marks[MNIST_MOST_MARKS];
-    int64_t mark_count;
 } cpu;
 
-static void check(const char *op, cuda_ops_status status)
-{
-    if (status != CUDA_OPS_SUCCESS) {
-        fprintf(stderr, "mnist: %s: %s\n", op, cuda_ops_status_string(status));
-        exit(1);
-    }
-}
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t threads_for(const cpu *self, int64_t count, int64_t grain)
-{
-    const int64_t ranges = (count + grain - 1) / grain;
-    return ranges < self->threads ? most(1, ranges) : self->threads;
-}
-
-static int thread_number(void)
-{
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-static int thread_count(void)
-{
-#ifdef _OPENMP
-    return omp_get_num_threads();
-#else
-    return 1;
-#endif
-}
-
-/* Splits [0, count) into ranges of at least `grain`, at most one a thread, and evaluates `call` in a thread for each.
- * `call` is a status, and may use the names begin, end and thread. */
-#define SPREAD(op, count, grain, call)                                                                                 \
-    do {                                                                                                               \
-        const int64_t spread_count = (count);                                                                          \
-        const int spread_threads = (int)threads_for(self, spread_count, (grain));                                      \
-        cuda_ops_status spread_status = CUDA_OPS_SUCCESS;                                                              \
-        (void)spread_threads;                                                                                          \
-        _Pragma("omp parallel num_threads(spread_threads) reduction(max : spread_status)")                             \
-        {                                                                                                              \
-            const int64_t thread = thread_number(), threads = thread_count();                                          \
-            const int64_t begin = spread_count * thread / threads, end = spread_count * (thread + 1) / threads;        \
-            spread_status = (call);                                                                                    \
-        }                                                                                                              \
-        check(op, spread_status);                                                                                      \
-    } while (0)
-
-static char *grow(cpu *self, char **buffer, int64_t *size, int64_t bytes)
-{
-    if (bytes > *size) {
-        self->public.allocated_bytes += bytes - *size;
-        mnist_free(*buffer);
-        *buffer = mnist_allocate(bytes, 1);
-        *size = bytes;
-    }
-    return *buffer;
-}
+#define SPREAD(...) APP_SPREAD(&self->base, __VA_ARGS__)
 
 static void *cpu_allocate(mnist_device *device, int64_t bytes)
 {
-    cpu *self = (cpu *)device;
-    if (self->allocation_count == MOST_ALLOCATIONS)
-        mnist_fail("more than %d allocations", MOST_ALLOCATIONS);
-    device->allocated_bytes += bytes;
-    return self->allocations[self->allocation_count++] = mnist_allocate(bytes, 1);
+    return app_cpu_allocate(&((cpu *)device)->base, bytes);
 }
 
 static void cpu_copy(mnist_device *device, void *target, const void *source, int64_t bytes)
@@ -114,11 +32,8 @@ static void cpu_copy(mnist_device *device, void *target, const void *source, int
 
 static void cpu_close(mnist_device *device)
 {
-    cpu *self = (cpu *)device;
-    for (int i = 0; i < self->allocation_count; i++)
-        mnist_free(self->allocations[i]);
-    mnist_free(self->workspace);
-    mnist_free(self);
+    app_cpu_close(&((cpu *)device)->base);
+    app_free(device);
 }
 
 static cuda_ops_status load_range(const cpu *self, float *images, int64_t *labels, const mnist_set *set,
@@ -137,7 +52,7 @@ static void cpu_load(mnist_device *device, float *images, int64_t *labels, const
                      const uint32_t *indices, int64_t count)
 {
     cpu *self = (cpu *)device;
-    SPREAD("load", count, ELEMENT_GRAIN / MNIST_PIXELS, load_range(self, images, labels, set, indices, begin, end));
+    SPREAD("load", count, APP_ELEMENT_GRAIN / MNIST_PIXELS, load_range(self, images, labels, set, indices, begin, end));
 }
 
 /* The buffers in a block's `saved`, each aligned to 64 bytes. */
@@ -158,7 +73,7 @@ static char *take(int64_t *offset, char *memory, size_t bytes)
 static cuda_ops_conv_block_plan block_plan(const cuda_ops_conv_block_sizes *sizes)
 {
     cuda_ops_conv_block_plan plan;
-    check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes, F32));
+    app_check("conv_block", cuda_ops_conv_block_plan_cpu(&plan, sizes, F32));
     return plan;
 }
 
@@ -189,11 +104,6 @@ static int64_t cpu_block_bytes(mnist_device *device, const cuda_ops_conv_block_s
     return divide_block(NULL, &plan, sizes).bytes;
 }
 
-static char *block_workspace(cpu *self, const cuda_ops_conv_block_plan *plan)
-{
-    return grow(self, &self->workspace, &self->workspace_bytes, self->threads * (int64_t)plan->workspace_bytes);
-}
-
 static void cpu_block_forward(mnist_device *device, float *output, void *saved, const float *input,
                               const mnist_block_tensors *t, const cuda_ops_conv_block_sizes *s, int training)
 {
@@ -201,17 +111,17 @@ static void cpu_block_forward(mnist_device *device, float *output, void *saved, 
     const char *const op = "conv_block";
     const cuda_ops_conv_block_plan plan = block_plan(s);
     const block_buffers p = divide_block(saved, &plan, s);
-    char *const workspace = block_workspace(self, &plan);
-    const int64_t stride = (int64_t)plan.workspace_bytes;
+    char *const workspace = app_cpu_workspace(&self->base, (int64_t)plan.workspace_bytes);
+    const int64_t stride = app_cpu_padded((int64_t)plan.workspace_bytes);
     SPREAD(op, s->out_channels / 16, 2, cuda_ops_conv_block_prepare_cpu(p.prepared, t->weight, s, begin, end));
     SPREAD(op, plan.chunks, 1,
            cuda_ops_conv_block_convolve_cpu(p.conv_output, p.moments, input, p.prepared, t->bias, s, begin, end,
                                             workspace + thread * stride));
     if (training) {
-        check(op, cuda_ops_conv_block_statistics_cpu(p.mean, p.variance, p.moments, t->weight, t->bias, s));
-        check("batch_norm",
-              cuda_ops_batch_norm_update_cpu(t->norm.running_mean, t->norm.running_var, p.mean, p.variance,
-                                             s->out_channels, s->batch * s->height * s->width, 0.1, F32));
+        app_check(op, cuda_ops_conv_block_statistics_cpu(p.mean, p.variance, p.moments, t->weight, t->bias, s));
+        app_check("batch_norm",
+                  cuda_ops_batch_norm_update_cpu(t->norm.running_mean, t->norm.running_var, p.mean, p.variance,
+                                                 s->out_channels, s->batch * s->height * s->width, 0.1, F32));
     }
     for (int64_t k = 0; !training && k < s->out_channels; k++) {
         p.mean[k] = (double)t->norm.running_mean[k];
@@ -232,14 +142,14 @@ static void cpu_block_backward(mnist_device *device, float *grad_input, const mn
     const cuda_ops_conv_block_plan plan = block_plan(s);
     const block_buffers p = divide_block(saved, &plan, s);
     const uint8_t *const argmax = (const uint8_t *)p.argmax;
-    char *const workspace = block_workspace(self, &plan);
-    const int64_t stride = (int64_t)plan.workspace_bytes;
+    char *const workspace = app_cpu_workspace(&self->base, (int64_t)plan.workspace_bytes);
+    const int64_t stride = app_cpu_padded((int64_t)plan.workspace_bytes);
     SPREAD(op, plan.chunks, 1,
            cuda_ops_conv_block_sums_cpu(p.partials, grad_output, argmax, p.maximum, input, p.mean, s, begin, end,
                                         workspace + thread * stride));
-    check(op, cuda_ops_conv_block_prepare_backward_cpu(p.coefficients, gradients->norm.weight, gradients->norm.bias,
-                                                       gradients->weight, p.partials, p.moments, t->weight, t->bias,
-                                                       p.mean, p.variance, t->norm.weight, 1e-5, s));
+    app_check(op, cuda_ops_conv_block_prepare_backward_cpu(p.coefficients, gradients->norm.weight, gradients->norm.bias,
+                                                           gradients->weight, p.partials, p.moments, t->weight, t->bias,
+                                                           p.mean, p.variance, t->norm.weight, 1e-5, s));
     memset(gradients->bias, 0, (size_t)s->out_channels * sizeof(float)); /* batch norm subtracts the bias again */
     if (s->in_channels == 1 && !grad_input)
         return;
@@ -255,62 +165,30 @@ static void cpu_block_backward(mnist_device *device, float *grad_input, const mn
 static void cpu_relu_forward(mnist_device *device, float *output, const float *input, int64_t count)
 {
     cpu *self = (cpu *)device;
-    SPREAD("relu", count, ELEMENT_GRAIN, cuda_ops_relu_forward_cpu(output, input, begin, end, F32));
+    SPREAD("relu", count, APP_ELEMENT_GRAIN, cuda_ops_relu_forward_cpu(output, input, begin, end, F32));
 }
 
 static void cpu_relu_backward(mnist_device *device, float *grad_input, const float *grad_output, const float *output,
                               int64_t count)
 {
     cpu *self = (cpu *)device;
-    SPREAD("relu backward", count, ELEMENT_GRAIN,
+    SPREAD("relu backward", count, APP_ELEMENT_GRAIN,
            cuda_ops_relu_backward_cpu(grad_input, grad_output, output, begin, end, F32));
-}
-
-/* The longer side of the result is split over threads, since each of them packs all of the other operand. */
-static cuda_ops_linear_block split_longer_side(int64_t rows, int64_t columns, int64_t begin, int64_t end)
-{
-    return rows >= columns ? (cuda_ops_linear_block){begin, end, 0, columns}
-                           : (cuda_ops_linear_block){0, rows, begin, end};
-}
-
-static int64_t product_grain(int64_t rows, int64_t columns, int64_t depth)
-{
-    return most(1, PRODUCT_GRAIN / most(1, (rows < columns ? rows : columns) * depth));
-}
-
-static char *linear_workspace(cpu *self)
-{
-    return grow(self, &self->workspace, &self->workspace_bytes, self->threads * cuda_ops_linear_workspace_cpu());
 }
 
 static void cpu_linear_forward(mnist_device *device, float *output, const float *input, const float *weight,
                                const float *bias, const mnist_linear_shape *s)
 {
-    cpu *self = (cpu *)device;
-    char *workspace = linear_workspace(self);
-    SPREAD("linear", most(s->rows, s->out_features), product_grain(s->rows, s->out_features, s->in_features),
-           cuda_ops_linear_forward_cpu(output, input, weight, bias,
-                                       workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows, s->in_features,
-                                       s->out_features, split_longer_side(s->rows, s->out_features, begin, end), F32));
+    app_cpu_linear_forward(&((cpu *)device)->base, output, input, weight, bias, s->rows, s->in_features,
+                           s->out_features);
 }
 
 static void cpu_linear_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
                                 const float *grad_output, const float *input, const float *weight,
                                 const mnist_linear_shape *s)
 {
-    cpu *self = (cpu *)device;
-    const char *const op = "linear backward";
-    char *workspace = linear_workspace(self);
-    SPREAD(op, most(s->rows, s->in_features), product_grain(s->rows, s->in_features, s->out_features),
-           cuda_ops_linear_backward_input_cpu(
-               grad_input, grad_output, weight, workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows,
-               s->in_features, s->out_features, split_longer_side(s->rows, s->in_features, begin, end), F32));
-    SPREAD(op, most(s->out_features, s->in_features), product_grain(s->out_features, s->in_features, s->rows),
-           cuda_ops_linear_backward_weight_cpu(
-               grad_weight, grad_output, input, workspace + thread * cuda_ops_linear_workspace_cpu(), s->rows,
-               s->in_features, s->out_features, split_longer_side(s->out_features, s->in_features, begin, end), F32));
-    SPREAD(op, s->out_features, most(1, ELEMENT_GRAIN / most(1, s->rows)),
-           cuda_ops_linear_backward_bias_cpu(grad_bias, grad_output, s->rows, s->out_features, begin, end, F32));
+    app_cpu_linear_backward(&((cpu *)device)->base, grad_input, grad_weight, grad_bias, grad_output, input, weight,
+                            s->rows, s->in_features, s->out_features);
 }
 
 static void cpu_loss_forward(mnist_device *device, float *loss, float *statistics, const float *logits,
@@ -323,14 +201,14 @@ static void cpu_loss_forward(mnist_device *device, float *loss, float *statistic
     double sums[2] = {0, 0};
     for (int64_t begin = 0; begin < rows; begin += ROWS) {
         const int64_t end = begin + ROWS < rows ? begin + ROWS : rows;
-        check("cross_entropy",
-              cuda_ops_cross_entropy_forward_cpu(NULL, partials, statistics, logits, labels, NULL, NULL, rows,
-                                                 MNIST_CLASSES, 1, begin, end, -100, 0.0, F32));
+        app_check("cross_entropy",
+                  cuda_ops_cross_entropy_forward_cpu(NULL, partials, statistics, logits, labels, NULL, NULL, rows,
+                                                     MNIST_CLASSES, 1, begin, end, -100, 0.0, F32));
         sums[0] += partials[0];
         sums[1] += partials[1];
     }
-    check("cross_entropy",
-          cuda_ops_loss_reduce_cpu(loss, statistics + 3 * rows, sums, 1, CUDA_OPS_REDUCTION_MEAN, F32));
+    app_check("cross_entropy",
+              cuda_ops_loss_reduce_cpu(loss, statistics + 3 * rows, sums, 1, CUDA_OPS_REDUCTION_MEAN, F32));
 }
 
 static void cpu_loss_backward(mnist_device *device, float *grad_logits, const float *statistics, const float *logits,
@@ -338,68 +216,38 @@ static void cpu_loss_backward(mnist_device *device, float *grad_logits, const fl
 {
     (void)device;
     const float one = 1.0f;
-    check("cross_entropy backward",
-          cuda_ops_cross_entropy_backward_cpu(grad_logits, &one, logits, labels, NULL, NULL, statistics,
-                                              statistics + 3 * rows, rows, MNIST_CLASSES, 1, 0, rows, -100, 0.0,
-                                              CUDA_OPS_REDUCTION_MEAN, F32));
+    app_check("cross_entropy backward",
+              cuda_ops_cross_entropy_backward_cpu(grad_logits, &one, logits, labels, NULL, NULL, statistics,
+                                                  statistics + 3 * rows, rows, MNIST_CLASSES, 1, 0, rows, -100, 0.0,
+                                                  CUDA_OPS_REDUCTION_MEAN, F32));
 }
 
 static void cpu_sgd(mnist_device *device, float *parameters, const float *gradients, int64_t count, double lr)
 {
     cpu *self = (cpu *)device;
     const cuda_ops_sgd_options options = {.lr = lr};
-    SPREAD("sgd", count, ELEMENT_GRAIN, cuda_ops_sgd_cpu(parameters, gradients, NULL, 0, &options, begin, end, F32));
+    SPREAD("sgd", count, APP_ELEMENT_GRAIN,
+           cuda_ops_sgd_cpu(parameters, gradients, NULL, 0, &options, begin, end, F32));
 }
 
 static void cpu_mark(mnist_device *device)
 {
-    cpu *self = (cpu *)device;
-    if (self->mark_count < MNIST_MOST_MARKS)
-        clock_gettime(CLOCK_MONOTONIC, &self->marks[self->mark_count++]);
+    app_cpu_mark(&((cpu *)device)->base);
 }
 
 static int64_t cpu_collect(mnist_device *device, double *milliseconds, int64_t room)
 {
-    cpu *self = (cpu *)device;
-    const int64_t count = self->mark_count - 1 < room ? self->mark_count - 1 : room;
-    for (int64_t i = 0; i < count; i++)
-        milliseconds[i] = (double)(self->marks[i + 1].tv_sec - self->marks[i].tv_sec) * 1e3 +
-                          (double)(self->marks[i + 1].tv_nsec - self->marks[i].tv_nsec) * 1e-6;
-    self->mark_count = 0;
-    return count;
-}
-
-static void name_processor(char *name, size_t size, int threads)
-{
-    char line[256], model[200] = "CPU";
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    while (file && fgets(line, sizeof line, file)) {
-        const char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) == 0 && colon && colon[1]) {
-            snprintf(model, sizeof model, "%.*s", (int)strcspn(colon + 2, "\n\"\\"), colon + 2);
-            break;
-        }
-    }
-    if (file)
-        fclose(file);
-    snprintf(name, size, "%s, %d thread%s", model, threads, threads == 1 ? "" : "s");
+    return app_cpu_collect(&((cpu *)device)->base, milliseconds, room);
 }
 
 mnist_device *mnist_open_cpu(int threads)
 {
-    cpu *self = mnist_allocate(1, sizeof *self);
-#ifdef _OPENMP
-    self->threads = threads ? threads : omp_get_num_procs();
-#else
-    if (threads > 1)
-        mnist_fail("--threads %d: this program was built without OpenMP", threads);
-    self->threads = 1;
-#endif
+    cpu *self = app_allocate(1, sizeof *self);
     /* In the order of Python's side: x.sub_(mean).div_(std), each rounded to float. */
     for (int i = 0; i < 256; i++)
         self->normalised[i] = ((float)i - (float)(0.1307 * 255)) / (float)(0.3081 * 255);
     mnist_device *d = &self->public;
-    name_processor(d->name, sizeof d->name, self->threads);
+    app_cpu_open(&self->base, threads, d->name, sizeof d->name, &d->allocated_bytes);
     d->measured_by = "the host's clock between the phases";
     d->allocate = cpu_allocate;
     d->upload = cpu_copy;

@@ -1,13 +1,14 @@
 /* The layers on a GPU: the launchers of the C API on one stream, buffers from cudaMalloc. Without CUDA_OPS_WITH_CUDA
  * only the message that says so. */
+#include "app.h"
 #include "mnist/layers.h"
 
 #ifndef CUDA_OPS_WITH_CUDA
 
 mnist_device *mnist_open_cuda(void)
 {
-    mnist_fail("--device cuda: this program was built without CUDA: take --device cpu, or build it with nvcc there and "
-               "CUDA_OPS_CUDA=1");
+    app_fail("--device cuda: this program was built without CUDA: take --device cpu, or build it with nvcc there and "
+             "CUDA_OPS_CUDA=1");
 }
 
 #else
@@ -77,7 +78,7 @@ static void *cuda_allocate(mnist_device *device, int64_t bytes)
 {
     cuda *self = (cuda *)device;
     if (self->allocation_count == MOST_ALLOCATIONS)
-        mnist_fail("more than %d allocations", MOST_ALLOCATIONS);
+        app_fail("more than %d allocations", MOST_ALLOCATIONS);
     void *memory;
     check_cuda("cudaMalloc", cudaMalloc(&memory, (size_t)bytes));
     check_cuda("cudaMemset", cudaMemsetAsync(memory, 0, (size_t)bytes, self->stream));
@@ -114,7 +115,7 @@ static void cuda_close(mnist_device *device)
     for (int i = 0; i < MNIST_MOST_MARKS; i++)
         cudaEventDestroy(self->marks[i]);
     cudaStreamDestroy(self->stream);
-    mnist_free(self);
+    app_free(self);
 }
 
 static void make_room(cuda *self, int64_t count)
@@ -376,11 +377,11 @@ mnist_device *mnist_open_cuda(void)
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
-        mnist_fail("--device cuda: %s: check nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device cpu",
-                   error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
+        app_fail("--device cuda: %s: check nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device cpu",
+                 error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
     struct cudaDeviceProp properties;
     check_cuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
-    cuda *self = mnist_allocate(1, sizeof *self);
+    cuda *self = app_allocate(1, sizeof *self);
     check_cuda("cudaStreamCreate", cudaStreamCreate(&self->stream));
     for (int i = 0; i < 2; i++)
         check_cuda("cudaEventCreate", cudaEventCreateWithFlags(&self->copied[i], cudaEventDisableTiming));

@@ -1,18 +1,17 @@
 #include "mnist/files.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #ifdef MNIST_WITH_ZLIB
 #include <zlib.h>
 #endif
+
+#include "app.h"
 
 const mnist_tensor mnist_tensors[MNIST_TENSORS] = {
     {"conv1.weight", 32 * 1 * 3 * 3, 1 * 3 * 3, 1, 0},
@@ -37,64 +36,6 @@ const mnist_tensor mnist_tensors[MNIST_TENSORS] = {
 enum { MOST_IMAGES = 1 << 20 };
 static const uint64_t MOST_INDICES = (uint64_t)1 << 36;
 
-/* In front of each buffer that mnist_allocate returns, which is aligned to ALIGNMENT all the same. */
-typedef struct block {
-    struct block *previous, *next;
-} block;
-enum { ALIGNMENT = 64 };
-_Static_assert(sizeof(block) <= ALIGNMENT, "a block's links fit in front of it");
-static block *newest;
-
-void *mnist_allocate(int64_t count, int64_t element_bytes)
-{
-    block *b = NULL;
-    if (count <= INT64_MAX / 2 / element_bytes) {
-        const size_t bytes = (size_t)(count * element_bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
-        b = aligned_alloc(ALIGNMENT, bytes);
-        if (b)
-            memset(b, 0, bytes);
-    }
-    if (!b)
-        mnist_fail("too little memory for %lld elements of %lld bytes", (long long)count, (long long)element_bytes);
-    b->next = newest;
-    if (newest)
-        newest->previous = b;
-    newest = b;
-    return (char *)b + ALIGNMENT;
-}
-
-void mnist_free(void *memory)
-{
-    if (!memory)
-        return;
-    block *b = (block *)((char *)memory - ALIGNMENT);
-    if (b->next)
-        b->next->previous = b->previous;
-    if (b->previous)
-        b->previous->next = b->next;
-    else
-        newest = b->next;
-    free(b);
-}
-
-int mnist_all_is_freed(void)
-{
-    return newest == NULL;
-}
-
-void mnist_fail(const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("mnist: error: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-    while (newest)
-        mnist_free((char *)newest + ALIGNMENT);
-    exit(2);
-}
-
 /* A file that is read from its beginning to its end, compressed or not. */
 typedef struct reader {
     char path[4096];
@@ -108,54 +49,43 @@ static void set_path(reader *r, const char *directory, const char *name, const c
 {
     const int length = snprintf(r->path, sizeof r->path, "%s/MNIST/raw/%s%s", directory, name, ending);
     if (length < 0 || (size_t)length >= sizeof r->path)
-        mnist_fail("--data-dir: the name of the folder is too long");
-}
-
-/* A descriptor, or -1 and errno. Without O_NONBLOCK, to open a named pipe that nobody writes to takes for ever. */
-static int open_file(const char *path)
-{
-    const int file = open(path, O_RDONLY | O_NONBLOCK);
-    struct stat what;
-    if (file >= 0 && (fstat(file, &what) != 0 || !S_ISREG(what.st_mode)))
-        mnist_fail("file %s is a folder, a pipe or a device, not a regular file", path);
-    return file;
+        app_fail("--data-dir: the name of the folder is too long");
 }
 
 static void open_plain(reader *r, int file)
 {
     r->plain = fdopen(file, "rb");
     if (!r->plain)
-        mnist_fail("file %s cannot be read (%s)", r->path, strerror(errno));
+        app_fail("file %s cannot be read (%s)", r->path, strerror(errno));
 }
 
 static void open_data(reader *r, const char *directory, const char *name)
 {
     memset(r, 0, sizeof *r);
     set_path(r, directory, name, "");
-    const int plain = open_file(r->path);
+    const int plain = app_open_file(r->path);
     if (plain >= 0) {
         open_plain(r, plain);
         return;
     }
     const int plain_error = errno;
     if (plain_error != ENOENT && plain_error != ENOTDIR)
-        mnist_fail("data file %s cannot be read (%s)", r->path, strerror(plain_error));
+        app_fail("data file %s cannot be read (%s)", r->path, strerror(plain_error));
     set_path(r, directory, name, ".gz");
-    const int compressed = open_file(r->path);
+    const int compressed = app_open_file(r->path);
 #ifdef MNIST_WITH_ZLIB
     r->compressed = compressed >= 0 ? gzdopen(compressed, "rb") : NULL;
     if (r->compressed)
         return;
-    mnist_fail("data file %s cannot be read (%s): give the folder above MNIST/ as --data-dir", r->path,
-               strerror(errno));
+    app_fail("data file %s cannot be read (%s): give the folder above MNIST/ as --data-dir", r->path, strerror(errno));
 #else
     if (compressed >= 0) {
         close(compressed);
-        mnist_fail("data file %s is compressed, and this program was built without zlib: run `gunzip -k` on it, or "
-                   "install zlib's headers (Debian, Ubuntu: apt install zlib1g-dev) and build again",
-                   r->path);
+        app_fail("data file %s is compressed, and this program was built without zlib: run `gunzip -k` on it, or "
+                 "install zlib's headers (Debian, Ubuntu: apt install zlib1g-dev) and build again",
+                 r->path);
     }
-    mnist_fail("data file %s is missing, with and without .gz: give the folder above MNIST/ as --data-dir", r->path);
+    app_fail("data file %s is missing, with and without .gz: give the folder above MNIST/ as --data-dir", r->path);
 #endif
 }
 
@@ -189,10 +119,10 @@ static int64_t read_some(reader *r, void *target, int64_t bytes)
         int error = Z_OK;
         const char *message = gzerror(r->compressed, &error);
         if (got < 0 || (error != Z_OK && error != Z_STREAM_END))
-            mnist_fail("data file %s is damaged or truncated (%s)", r->path,
-                       error == Z_ERRNO ? strerror(errno) : without_name(message));
+            app_fail("data file %s is damaged or truncated (%s)", r->path,
+                     error == Z_ERRNO ? strerror(errno) : without_name(message));
         if (gzdirect(r->compressed))
-            mnist_fail("data file %s is not compressed by gzip, as its name says", r->path);
+            app_fail("data file %s is not compressed by gzip, as its name says", r->path);
         if (got == 0)
             return done;
         done += got;
@@ -202,7 +132,7 @@ static int64_t read_some(reader *r, void *target, int64_t bytes)
 #endif
     done = (int64_t)fread(target, 1, (size_t)bytes, r->plain);
     if (ferror(r->plain))
-        mnist_fail("file %s cannot be read (%s)", r->path, strerror(errno));
+        app_fail("file %s cannot be read (%s)", r->path, strerror(errno));
     return done;
 }
 
@@ -210,30 +140,20 @@ static void read_exactly(reader *r, void *target, int64_t bytes, const char *wha
 {
     const int64_t got = read_some(r, target, bytes);
     if (got != bytes)
-        mnist_fail("file %s is truncated: expected %s to have %lld bytes, got %lld", r->path, what, (long long)bytes,
-                   (long long)got);
+        app_fail("file %s is truncated: expected %s to have %lld bytes, got %lld", r->path, what, (long long)bytes,
+                 (long long)got);
 }
 
 static void expect_end(reader *r)
 {
     char more;
     if (read_some(r, &more, 1) != 0)
-        mnist_fail("file %s has bytes past its end: its sizes do not match its header", r->path);
+        app_fail("file %s has bytes past its end: its sizes do not match its header", r->path);
 }
 
 static uint32_t big_endian(const uint8_t *bytes)
 {
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
-}
-
-static uint32_t little_endian(const uint8_t *bytes)
-{
-    return (uint32_t)bytes[3] << 24 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[1] << 8 | bytes[0];
-}
-
-static uint64_t little_endian_64(const uint8_t *bytes)
-{
-    return (uint64_t)little_endian(bytes + 4) << 32 | little_endian(bytes);
 }
 
 /* An IDX file of bytes: 0, 0, the element type 8, the number of dimensions, each dimension in four bytes, the data. */
@@ -246,20 +166,20 @@ static uint8_t *read_idx(const char *directory, const char *name, int dimensions
     read_exactly(&r, header, 4, "the magic number");
     const uint32_t magic = 0x800u + (uint32_t)dimensions;
     if (big_endian(header) != magic)
-        mnist_fail("file %s is no IDX file of bytes with %d dimensions: expected it to begin with %08x, got %08x",
-                   r.path, dimensions, magic, big_endian(header));
+        app_fail("file %s is no IDX file of bytes with %d dimensions: expected it to begin with %08x, got %08x", r.path,
+                 dimensions, magic, big_endian(header));
     read_exactly(&r, header + 4, 4 * dimensions, "the sizes");
     int64_t element_bytes = 1;
     for (int d = 1; d < dimensions; d++) {
         const uint32_t size = big_endian(header + 4 + 4 * d);
         if (size != expected[d])
-            mnist_fail("file %s: expected dimension %d to be %u, got %u", r.path, d, expected[d], size);
+            app_fail("file %s: expected dimension %d to be %u, got %u", r.path, d, expected[d], size);
         element_bytes *= size;
     }
     const int64_t all = big_endian(header + 4);
     if (all < 1 || all > MOST_IMAGES)
-        mnist_fail("file %s: expected 1 to %d images, got %lld", r.path, MOST_IMAGES, (long long)all);
-    uint8_t *data = mnist_allocate(all, element_bytes);
+        app_fail("file %s: expected 1 to %d images, got %lld", r.path, MOST_IMAGES, (long long)all);
+    uint8_t *data = app_allocate(all, element_bytes);
     read_exactly(&r, data, all * element_bytes, "the data");
     expect_end(&r);
     close_reader(&r);
@@ -278,12 +198,12 @@ mnist_set mnist_read_set(const char *directory, const char *prefix, int64_t limi
     set.images = read_idx(directory, images, 3, shape, &set.count);
     set.labels = read_idx(directory, labels, 1, shape, &label_count);
     if (set.count != label_count)
-        mnist_fail("in %s/MNIST/raw, %s holds %lld images and %s %lld labels", directory, images, (long long)set.count,
-                   labels, (long long)label_count);
+        app_fail("in %s/MNIST/raw, %s holds %lld images and %s %lld labels", directory, images, (long long)set.count,
+                 labels, (long long)label_count);
     for (int64_t i = 0; i < set.count; i++)
         if (set.labels[i] >= MNIST_CLASSES)
-            mnist_fail("in %s/MNIST/raw/%s, label %lld is %d: expected a digit", directory, labels, (long long)i,
-                       set.labels[i]);
+            app_fail("in %s/MNIST/raw/%s, label %lld is %d: expected a digit", directory, labels, (long long)i,
+                     set.labels[i]);
     if (limit && limit < set.count)
         set.count = limit;
     return set;
@@ -293,8 +213,8 @@ static void check_start_sizes(const char *path, uint64_t images, uint64_t batch_
 {
     if (images < 1 || images > MOST_IMAGES || batch_size < 1 || batch_size > images || epochs < 1 ||
         epochs > MOST_INDICES / images)
-        mnist_fail("file %s: invalid sizes in its header: %llu images, batches of %llu, %llu epochs", path,
-                   (unsigned long long)images, (unsigned long long)batch_size, (unsigned long long)epochs);
+        app_fail("file %s: invalid sizes in its header: %llu images, batches of %llu, %llu epochs", path,
+                 (unsigned long long)images, (unsigned long long)batch_size, (unsigned long long)epochs);
 }
 
 static void read_tensor(reader *r, const mnist_tensor *tensor, float *target)
@@ -304,19 +224,19 @@ static void read_tensor(reader *r, const mnist_tensor *tensor, float *target)
     read_exactly(r, header, sizeof header, tensor->name);
     memcpy(expected, tensor->name, strlen(tensor->name));
     if (memcmp(header, expected, sizeof expected) != 0)
-        mnist_fail("file %s: expected the tensor %s, got %.32s", r->path, tensor->name, (const char *)header);
-    const uint64_t count = little_endian_64(header + 32);
+        app_fail("file %s: expected the tensor %s, got %.32s", r->path, tensor->name, (const char *)header);
+    const uint64_t count = app_little_endian_64(header + 32);
     if (count != (uint64_t)tensor->count)
-        mnist_fail("file %s: expected %s to have %lld elements, got %llu", r->path, tensor->name,
-                   (long long)tensor->count, (unsigned long long)count);
+        app_fail("file %s: expected %s to have %lld elements, got %llu", r->path, tensor->name,
+                 (long long)tensor->count, (unsigned long long)count);
     read_exactly(r, target, tensor->count * 4, tensor->name);
     for (int64_t i = 0; i < tensor->count; i++) {
         uint8_t bytes[4];
         memcpy(bytes, &target[i], 4);
-        const uint32_t bits = little_endian(bytes);
+        const uint32_t bits = app_little_endian(bytes);
         memcpy(&target[i], &bits, 4);
         if (!isfinite(target[i]))
-            mnist_fail("file %s: %s holds a number that is not finite", r->path, tensor->name);
+            app_fail("file %s: %s holds a number that is not finite", r->path, tensor->name);
     }
 }
 
@@ -324,7 +244,7 @@ static void read_tensor(reader *r, const mnist_tensor *tensor, float *target)
 static void read_order(reader *r, mnist_start *start)
 {
     const int64_t used = start->images / start->batch_size * start->batch_size;
-    uint8_t *seen = mnist_allocate(start->images, 1);
+    uint8_t *seen = app_allocate(start->images, 1);
     for (int64_t epoch = 0; epoch < start->epochs; epoch++) {
         uint32_t *order = start->order + epoch * used;
         read_exactly(r, order, used * 4, "an epoch's order of images");
@@ -332,23 +252,23 @@ static void read_order(reader *r, mnist_start *start)
         for (int64_t i = 0; i < used; i++) {
             uint8_t bytes[4];
             memcpy(bytes, &order[i], 4);
-            order[i] = little_endian(bytes);
+            order[i] = app_little_endian(bytes);
             if (order[i] >= start->images || seen[order[i]]) {
-                mnist_fail("file %s: in epoch %lld, index %u of a image is %s", r->path, (long long)epoch, order[i],
-                           order[i] >= start->images ? "beyond the training set" : "repeated");
+                app_fail("file %s: in epoch %lld, index %u of a image is %s", r->path, (long long)epoch, order[i],
+                         order[i] >= start->images ? "beyond the training set" : "repeated");
             }
             seen[order[i]] = 1;
         }
     }
-    mnist_free(seen);
+    app_free(seen);
 }
 
 static mnist_start allocate_start(int64_t images, int64_t batch_size, int64_t epochs)
 {
     mnist_start start = {images, batch_size, epochs, epochs * (images / batch_size), {NULL}, NULL};
     for (int i = 0; i < MNIST_TENSORS; i++)
-        start.tensors[i] = mnist_allocate(mnist_tensors[i].count, sizeof(float));
-    start.order = mnist_allocate(start.steps * batch_size, sizeof(uint32_t));
+        start.tensors[i] = app_allocate(mnist_tensors[i].count, sizeof(float));
+    start.order = app_allocate(start.steps * batch_size, sizeof(uint32_t));
     return start;
 }
 
@@ -357,21 +277,21 @@ mnist_start mnist_read_start(const char *path)
     reader r;
     memset(&r, 0, sizeof r);
     if (strlen(path) >= sizeof r.path)
-        mnist_fail("--weights: the name of the file is too long");
+        app_fail("--weights: the name of the file is too long");
     memcpy(r.path, path, strlen(path));
-    const int file = open_file(path);
+    const int file = app_open_file(path);
     if (file < 0)
-        mnist_fail("--weights %s cannot be read (%s)", path, strerror(errno));
+        app_fail("--weights %s cannot be read (%s)", path, strerror(errno));
     open_plain(&r, file);
     uint8_t header[40];
     read_exactly(&r, header, sizeof header, "the header");
     if (memcmp(header, "CUOPSTRT", 8) != 0)
-        mnist_fail("file %s is not one that `python -m cuda_ops mnist --save-start` writes: its magic is wrong", path);
-    if (little_endian(header + 8) != 1 || little_endian(header + 12) != MNIST_TENSORS)
-        mnist_fail("file %s: expected version 1 with %d tensors, got version %u with %u", path, MNIST_TENSORS,
-                   little_endian(header + 8), little_endian(header + 12));
-    const uint64_t images = little_endian_64(header + 16), batch_size = little_endian_64(header + 24);
-    const uint64_t epochs = little_endian_64(header + 32);
+        app_fail("file %s is not one that `python -m cuda_ops mnist --save-start` writes: its magic is wrong", path);
+    if (app_little_endian(header + 8) != 1 || app_little_endian(header + 12) != MNIST_TENSORS)
+        app_fail("file %s: expected version 1 with %d tensors, got version %u with %u", path, MNIST_TENSORS,
+                 app_little_endian(header + 8), app_little_endian(header + 12));
+    const uint64_t images = app_little_endian_64(header + 16), batch_size = app_little_endian_64(header + 24);
+    const uint64_t epochs = app_little_endian_64(header + 32);
     check_start_sizes(path, images, batch_size, epochs);
     /* The length first: a wrong header must not make the program allocate. */
     const uint64_t order_bytes = epochs * (images / batch_size * batch_size) * 4;
@@ -379,14 +299,14 @@ mnist_start mnist_read_start(const char *path)
     for (int i = 0; i < MNIST_TENSORS; i++)
         expected += 32 + 8 + 4 * (uint64_t)mnist_tensors[i].count;
     if (fseek(r.plain, 0, SEEK_END) != 0)
-        mnist_fail("file %s cannot be read (%s)", path, strerror(errno));
+        app_fail("file %s cannot be read (%s)", path, strerror(errno));
     const long length = ftell(r.plain);
     if (length < 0 || (uint64_t)length != expected)
-        mnist_fail("file %s %s: by its header it has %llu bytes, and in fact %ld", path,
-                   length >= 0 && (uint64_t)length < expected ? "is truncated" : "has bytes past its end",
-                   (unsigned long long)expected, length);
+        app_fail("file %s %s: by its header it has %llu bytes, and in fact %ld", path,
+                 length >= 0 && (uint64_t)length < expected ? "is truncated" : "has bytes past its end",
+                 (unsigned long long)expected, length);
     if (fseek(r.plain, sizeof header, SEEK_SET) != 0)
-        mnist_fail("file %s cannot be read (%s)", path, strerror(errno));
+        app_fail("file %s cannot be read (%s)", path, strerror(errno));
     mnist_start start = allocate_start((int64_t)images, (int64_t)batch_size, (int64_t)epochs);
     for (int i = 0; i < MNIST_TENSORS; i++)
         read_tensor(&r, &mnist_tensors[i], start.tensors[i]);
@@ -396,57 +316,48 @@ mnist_start mnist_read_start(const char *path)
     return start;
 }
 
-/* SplitMix64: a hashed counter. */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 mnist_start mnist_make_start(int64_t images, int64_t batch_size, int64_t epochs, uint64_t seed)
 {
     if ((uint64_t)epochs > MOST_INDICES / (uint64_t)images)
-        mnist_fail("--epochs %lld: expected at most %llu for %lld images, whose order is made beforehand",
-                   (long long)epochs, (unsigned long long)(MOST_INDICES / (uint64_t)images), (long long)images);
+        app_fail("--epochs %lld: expected at most %llu for %lld images, whose order is made beforehand",
+                 (long long)epochs, (unsigned long long)(MOST_INDICES / (uint64_t)images), (long long)images);
     mnist_start start = allocate_start(images, batch_size, epochs);
     uint64_t state = seed;
     for (int i = 0; i < MNIST_TENSORS; i++) {
         const mnist_tensor *tensor = &mnist_tensors[i];
         const double bound = tensor->fan_in ? 1.0 / sqrt((double)tensor->fan_in) : 0.0;
         for (int64_t j = 0; j < tensor->count; j++) {
-            const double uniform = (double)(next_random(&state) >> 11) * 0x1p-53;
+            const double uniform = app_random_uniform(&state);
             start.tensors[i][j] = tensor->fan_in ? (float)((2.0 * uniform - 1.0) * bound) : tensor->first;
         }
     }
-    uint32_t *shuffled = mnist_allocate(images, sizeof(uint32_t));
+    uint32_t *shuffled = app_allocate(images, sizeof(uint32_t));
     const int64_t used = images / batch_size * batch_size;
     for (int64_t i = 0; i < images; i++)
         shuffled[i] = (uint32_t)i;
     for (int64_t epoch = 0; epoch < epochs; epoch++) {
         for (int64_t i = images - 1; i > 0; i--) {
             /* 32 random bits map to i + 1 indices not quite uniformly: to within 2^-8 of an index's probability. */
-            const int64_t j = (int64_t)((next_random(&state) >> 32) * (uint64_t)(i + 1) >> 32);
+            const int64_t j = (int64_t)((app_random(&state) >> 32) * (uint64_t)(i + 1) >> 32);
             const uint32_t kept = shuffled[i];
             shuffled[i] = shuffled[j];
             shuffled[j] = kept;
         }
         memcpy(start.order + epoch * used, shuffled, (size_t)used * sizeof(uint32_t));
     }
-    mnist_free(shuffled);
+    app_free(shuffled);
     return start;
 }
 
 void mnist_free_set(mnist_set *set)
 {
-    mnist_free(set->images);
-    mnist_free(set->labels);
+    app_free(set->images);
+    app_free(set->labels);
 }
 
 void mnist_free_start(mnist_start *start)
 {
     for (int i = 0; i < MNIST_TENSORS; i++)
-        mnist_free(start->tensors[i]);
-    mnist_free(start->order);
+        app_free(start->tensors[i]);
+    app_free(start->order);
 }

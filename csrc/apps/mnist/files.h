@@ -9,15 +9,6 @@
 
 enum { MNIST_SIDE = 28, MNIST_PIXELS = MNIST_SIDE * MNIST_SIDE, MNIST_CLASSES = 10 };
 
-/* Prints "mnist: error: ..." and exits with status 2: the command cannot be done as asked. */
-_Noreturn void mnist_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* malloc for `count` elements, zeroed, aligned to 64 bytes; fails as above. From the main thread alone. mnist_fail
- * frees what is left, so that whoever finds a mistake need not know what others have allocated. */
-void *mnist_allocate(int64_t count, int64_t element_bytes);
-void mnist_free(void *memory);
-int mnist_all_is_freed(void);
-
 typedef struct mnist_set {
     int64_t count;
     uint8_t *images; /* count x MNIST_PIXELS */

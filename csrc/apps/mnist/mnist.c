@@ -5,21 +5,18 @@
  * exit status: 0 success; 1 training diverged, or a kernel failed; 2 invalid options or files, and one line on stderr
  * says why. */
 #include <assert.h>
-#include <errno.h>
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "app.h"
 #include "mnist/network.h"
-#include "output.h"
 
-enum { PHASES = 5, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, TEST_BATCH = 500 };
+const char app_name[] = "mnist";
+
+enum { PHASES = APP_PHASES, MARKS = PHASES + 1, BLOCK = 10, WARMUP = 10, LAST_STEPS = 50, TEST_BATCH = 500 };
 _Static_assert(BLOCK *MARKS <= MNIST_MOST_MARKS, "a block's marks fit the device's list");
-static const char *const PHASE_NAMES[PHASES + 1] = {"batch load", "forward",   "backward",
-                                                    "update",     "zero_grad", "whole step"};
 /* Part of the run in which the learning rate rises (cuda_ops/training/loop.py says why). */
 static const double WARMUP_SHARE = 0.3;
 
@@ -49,17 +46,6 @@ static const char HELP[] =
     "\n"
     "exit status: 0 success; 1 training diverged, or a kernel failed; 2 invalid options or files.\n";
 
-static int64_t whole_number(const char *option, const char *text, int64_t least, int64_t largest)
-{
-    char *end;
-    errno = 0;
-    const long long value = strtoll(text, &end, 10);
-    if (end == text || *end || errno || value < least || value > largest)
-        mnist_fail("%s %s: expected a whole number from %lld to %lld", option, text, (long long)least,
-                   (long long)largest);
-    return value;
-}
-
 static options parse(int count, char **arguments)
 {
     options o = {.lr = 0.07, .data_dir = "data", .device = "cpu"};
@@ -76,27 +62,22 @@ static options parse(int count, char **arguments)
         while (which < known && strcmp(name, NAMES[which]) != 0)
             which++;
         if (which == known)
-            mnist_fail("unrecognized argument: %s (see --help)", name);
+            app_fail("unrecognized argument: %s (see --help)", name);
         if (++i == count)
-            mnist_fail("%s: expected a value after it (see --help)", name);
+            app_fail("%s: expected a value after it (see --help)", name);
         const char *value = arguments[i];
         switch (which) {
         case 0:
-            o.epochs = whole_number(name, value, 1, 1000000);
+            o.epochs = app_whole_number(name, value, 1, 1000000);
             break;
         case 1:
-            o.batch_size = whole_number(name, value, 1, 1 << 20);
+            o.batch_size = app_whole_number(name, value, 1, 1 << 20);
             break;
-        case 2: {
-            char *end;
-            o.lr = strtod(value, &end);
-            if (end == value || *end || !(o.lr > 0) || o.lr > FLT_MAX)
-                mnist_fail("%s %s: expected a number above 0, and at most %g, the largest of float32", name, value,
-                           FLT_MAX);
+        case 2:
+            o.lr = app_number(name, value, 0);
             break;
-        }
         case 3:
-            o.seed = whole_number(name, value, 0, INT64_MAX);
+            o.seed = app_whole_number(name, value, 0, INT64_MAX);
             break;
         case 4:
             o.weights = value;
@@ -105,15 +86,15 @@ static options parse(int count, char **arguments)
             o.data_dir = value;
             break;
         case 6:
-            o.limit = whole_number(name, value, 1, INT32_MAX);
+            o.limit = app_whole_number(name, value, 1, INT32_MAX);
             break;
         case 7:
             if (strcmp(value, "cpu") != 0 && strcmp(value, "cuda") != 0)
-                mnist_fail("%s %s is unknown: expected cpu or cuda", name, value);
+                app_fail("%s %s is unknown: expected cpu or cuda", name, value);
             o.device = value;
             break;
         case 8:
-            o.threads = whole_number(name, value, 1, 1024);
+            o.threads = app_whole_number(name, value, 1, 1024);
             break;
         default:
             o.out = value;
@@ -125,8 +106,8 @@ static options parse(int count, char **arguments)
 static void expect_equal(const char *option, int64_t given, int64_t in_file, const char *path)
 {
     if (given && given != in_file)
-        mnist_fail("%s %lld: %s was written for %lld; leave the option out", option, (long long)given, path,
-                   (long long)in_file);
+        app_fail("%s %lld: %s was written for %lld; leave the option out", option, (long long)given, path,
+                 (long long)in_file);
 }
 
 static mnist_start choose_start(options *o, const mnist_set *train)
@@ -137,15 +118,15 @@ static mnist_start choose_start(options *o, const mnist_set *train)
         expect_equal("--epochs", o->epochs, start.epochs, o->weights);
         expect_equal("--batch-size", o->batch_size, start.batch_size, o->weights);
         if (start.images != train->count)
-            mnist_fail("file %s was written for %lld training images, and there are %lld: take the same --limit",
-                       o->weights, (long long)start.images, (long long)train->count);
+            app_fail("file %s was written for %lld training images, and there are %lld: take the same --limit",
+                     o->weights, (long long)start.images, (long long)train->count);
         return start;
     }
     const int64_t epochs = o->epochs ? o->epochs : on_cpu ? 1 : 3;
     const int64_t batch_size = o->batch_size ? o->batch_size : on_cpu ? 64 : 128;
     if (batch_size > train->count)
-        mnist_fail("--batch-size %lld is larger than the training set of %lld images", (long long)batch_size,
-                   (long long)train->count);
+        app_fail("--batch-size %lld is larger than the training set of %lld images", (long long)batch_size,
+                 (long long)train->count);
     return mnist_make_start(train->count, batch_size, epochs, (uint64_t)o->seed);
 }
 
@@ -170,8 +151,8 @@ static result train(mnist_device *device, mnist_network *network, const mnist_st
 {
     result r = {.steps = start->steps};
     r.warmup = r.steps / 2 < WARMUP ? r.steps / 2 : WARMUP;
-    r.milliseconds = mnist_allocate(r.steps * PHASES, sizeof(double));
-    r.losses = mnist_allocate(r.steps, sizeof(float));
+    r.milliseconds = app_allocate(r.steps * PHASES, sizeof(double));
+    r.losses = app_allocate(r.steps, sizeof(float));
     for (int64_t first = 0; first < r.steps && !r.diverged; first += BLOCK) {
         const int64_t last = first + BLOCK < r.steps ? first + BLOCK : r.steps;
         for (int64_t step = first; step < last; step++) {
@@ -204,42 +185,10 @@ static result train(mnist_device *device, mnist_network *network, const mnist_st
     return r;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-typedef struct summary {
-    double mean, p10, median, p90;
-} summary;
-
-static double quantile(const double *sorted, int64_t count, double share)
-{
-    const double position = share * (double)(count - 1);
-    const int64_t below = (int64_t)position;
-    const double above = below + 1 < count ? sorted[below + 1] : sorted[below];
-    return sorted[below] + (position - (double)below) * (above - sorted[below]);
-}
-
 /* Of one phase, or of the whole step (phase == PHASES), over the steps after the warm-up. */
-static summary summarize(const result *r, int phase)
+static app_summary summarize(const result *r, int phase)
 {
-    const int64_t count = r->steps - r->warmup;
-    double *times = mnist_allocate(count, sizeof(double));
-    summary s = {0};
-    for (int64_t i = 0; i < count; i++) {
-        const double *step = r->milliseconds + (r->warmup + i) * PHASES;
-        for (int p = 0; p < PHASES; p++)
-            times[i] += phase == PHASES || phase == p ? step[p] : 0.0;
-        s.mean += times[i] / (double)count;
-    }
-    qsort(times, (size_t)count, sizeof *times, by_size);
-    s.p10 = quantile(times, count, 0.1);
-    s.median = quantile(times, count, 0.5);
-    s.p90 = quantile(times, count, 0.9);
-    mnist_free(times);
-    return s;
+    return app_summarize_phase(r->milliseconds, r->warmup, r->steps, phase);
 }
 
 static void print_table(const result *r, const mnist_device *device, const mnist_start *start)
@@ -247,7 +196,8 @@ static void print_table(const result *r, const mnist_device *device, const mnist
     printf("MNIST CNN on %s\n", device->name);
     printf("%-18s %12s\n", "", "plain C");
     for (int p = 0; p <= PHASES; p++)
-        printf("%s, ms%*s %12.3f\n", PHASE_NAMES[p], 14 - (int)strlen(PHASE_NAMES[p]), "", summarize(r, p).mean);
+        printf("%s, ms%*s %12.3f\n", app_phase_names[p], 14 - (int)strlen(app_phase_names[p]), "",
+               summarize(r, p).mean);
     printf("%-18s %12.0f\n", "samples/s", (double)start->batch_size / summarize(r, PHASES).mean * 1e3);
     printf("%-18s %12.1f\n", "peak memory, MB", (double)device->allocated_bytes * 1e-6);
     printf("%-18s %12.4f\n", "train loss", r->train_loss);
@@ -257,69 +207,35 @@ static void print_table(const result *r, const mnist_device *device, const mnist
     printf("Peak memory is what the network holds, testing included, without the data set.\n");
 }
 
-static void write_number(FILE *file, double value)
-{
-    if (isfinite(value))
-        fprintf(file, "%.9g", value);
-    else
-        fputs("null", file); /* JSON has no other word for it */
-}
-
-static const char *report_path(const char *folder, char *path, size_t size)
-{
-    if (snprintf(path, size, "%s/report.json", folder) >= (int)size)
-        mnist_fail("--out: the name of the folder is too long");
-    return path;
-}
-
-/* Makes the folder, and checks before the training that the file can be written. A report of an earlier run stays. */
-static void check_report(const char *folder)
-{
-    char path[4096];
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        mnist_fail("--out %s cannot be made (%s)", folder, strerror(errno));
-    const char *problem = output_check(report_path(folder, path, sizeof path));
-    if (problem)
-        mnist_fail("%s cannot be written (%s)", path, problem);
-}
-
 /* The keys are those of the report.json that Python writes. */
 static void write_report(const char *folder, const result *r, const mnist_device *device, const mnist_start *start,
                          const options *o)
 {
-    char path[4096], *content = NULL;
+    char *content = NULL;
     size_t bytes = 0;
     FILE *file = open_memstream(&content, &bytes);
     if (!file)
-        mnist_fail("too little memory for a report");
+        app_fail("too little memory for a report");
     fprintf(file, "{\n \"device\": {\"type\": \"%s\", \"name\": \"%s\"},\n", o->device, device->name);
     fprintf(file, " \"settings\": {\"epochs\": %lld, \"batch_size\": %lld, \"lr\": %.17g, \"dtype\": \"float32\"},\n",
             (long long)start->epochs, (long long)start->batch_size, o->lr);
     fprintf(file, " \"steps_planned\": %lld,\n \"steps_done\": %lld,\n \"ok\": %s,\n", (long long)start->steps,
             (long long)r->steps, r->diverged ? "false" : "true");
     fprintf(file, " \"backends\": {\"plain C\": {\n  \"milliseconds\": {");
-    for (int p = 0; p <= PHASES; p++) {
-        const summary s = summarize(r, p);
-        fprintf(file, "%s\n   \"%s\": {\"mean\": %.6g, \"p10\": %.6g, \"median\": %.6g, \"p90\": %.6g}", p ? "," : "",
-                PHASE_NAMES[p], s.mean, s.p10, s.median, s.p90);
-    }
+    app_write_phases(file, r->milliseconds, r->warmup, r->steps);
     fprintf(file, "\n  },\n  \"samples_per_second\": %.6g,\n  \"peak_memory_bytes\": %lld,\n  \"train_loss\": ",
             (double)start->batch_size / summarize(r, PHASES).mean * 1e3, (long long)device->allocated_bytes);
-    write_number(file, r->train_loss);
+    app_write_number(file, r->train_loss);
     fprintf(file, ",\n  \"test_accuracy\": %.9g,\n  \"losses\": [", r->accuracy);
     for (int64_t step = 0; step < r->steps; step++) {
         fputs(step ? ", " : "", file);
-        write_number(file, r->losses[step]);
+        app_write_number(file, r->losses[step]);
     }
     fprintf(file, "]\n }}\n}\n");
     const int incomplete = ferror(file);
     if (fclose(file) != 0 || incomplete)
-        mnist_fail("too little memory for a report");
-    const char *problem = output_write(report_path(folder, path, sizeof path), content, bytes);
-    free(content);
-    if (problem)
-        mnist_fail("%s cannot be written (%s)", path, problem);
-    printf("Report: %s\n", path);
+        app_fail("too little memory for a report");
+    app_write_report(folder, content, bytes);
 }
 
 int main(int count, char **arguments)
@@ -329,10 +245,10 @@ int main(int count, char **arguments)
     mnist_set test_set = mnist_read_set(o.data_dir, "t10k", o.limit);
     mnist_start start = choose_start(&o, &train_set);
     if (start.steps > INT32_MAX)
-        mnist_fail("--epochs %lld with batches of %lld make too many steps", (long long)start.epochs,
-                   (long long)start.batch_size);
+        app_fail("--epochs %lld with batches of %lld make too many steps", (long long)start.epochs,
+                 (long long)start.batch_size);
     if (o.out)
-        check_report(o.out);
+        app_check_report(o.out);
     mnist_device *device = strcmp(o.device, "cpu") == 0 ? mnist_open_cpu((int)o.threads) : mnist_open_cuda();
     const int64_t test_batch = test_set.count < TEST_BATCH ? test_set.count : TEST_BATCH;
     mnist_network *network =
@@ -345,13 +261,13 @@ int main(int count, char **arguments)
         write_report(o.out, &r, device, &start, &o);
     if (r.diverged)
         printf("FAILED: training diverged: the loss is no longer a finite number; take a smaller --lr\n");
-    mnist_free(r.milliseconds);
-    mnist_free(r.losses);
-    mnist_free(network);
+    app_free(r.milliseconds);
+    app_free(r.losses);
+    app_free(network);
     device->close(device);
     mnist_free_start(&start);
     mnist_free_set(&train_set);
     mnist_free_set(&test_set);
-    assert(mnist_all_is_freed());
+    assert(app_all_is_freed());
     return r.diverged;
 }

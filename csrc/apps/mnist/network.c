@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "app.h"
 #include "cuda_ops/core.h"
 
 enum { CHANNELS1 = 32, CHANNELS2 = 64, SIDE2 = MNIST_SIDE / 2, SIDE3 = SIDE2 / 2, FEATURES = 3136, HIDDEN = 128 };
@@ -88,7 +89,7 @@ static block make_block(mnist_device *device, int64_t batch, int64_t in_channels
 
 mnist_network *mnist_make_network(mnist_device *device, const mnist_start *start, int64_t largest_batch)
 {
-    mnist_network *n = mnist_allocate(1, sizeof *n);
+    mnist_network *n = app_allocate(1, sizeof *n);
     n->device = device;
     n->largest_batch = largest_batch;
     int64_t all = 0;
@@ -199,8 +200,8 @@ void mnist_losses(mnist_network *n, float *losses, int64_t begin, int64_t end)
 
 int64_t mnist_count_right(mnist_network *n, const mnist_set *set, int64_t batch_size)
 {
-    uint32_t *indices = mnist_allocate(batch_size, sizeof(uint32_t));
-    float *host = mnist_allocate(batch_size * MNIST_CLASSES, sizeof(float));
+    uint32_t *indices = app_allocate(batch_size, sizeof(uint32_t));
+    float *host = app_allocate(batch_size * MNIST_CLASSES, sizeof(float));
     int64_t right = 0;
     for (int64_t first = 0; first < set->count; first += batch_size) {
         const int64_t count = set->count - first < batch_size ? set->count - first : batch_size;
@@ -218,7 +219,7 @@ int64_t mnist_count_right(mnist_network *n, const mnist_set *set, int64_t batch_
             right += best == set->labels[first + i];
         }
     }
-    mnist_free(indices);
-    mnist_free(host);
+    app_free(indices);
+    app_free(host);
     return right;
 }
