@@ -376,6 +376,7 @@ def test_dropout_add_out_of_training_is_a_sum(device):
     assert torch.equal(cuda_ops.functional.dropout_add(x, residual, training=False), x + residual)
 
 
+ours = cuda_ops.functional
 OF_CHANNELS = {"dropout1d": (40, 50, 3), "dropout2d": (40, 50, 2, 3), "dropout3d": (40, 50, 2, 1, 3)}
 
 
@@ -385,7 +386,7 @@ def test_channels_are_zeroed_as_a_whole(name, dtype):
     shape = OF_CHANNELS[name]
     x = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype).requires_grad_()
     torch.manual_seed(0)
-    output = getattr(F, name)(x, 0.3)
+    output = getattr(ours, name)(x, 0.3)
     (grad,) = torch.autograd.grad(output.sum(), x)
     factors = grad.flatten(2)
     assert torch.equal(factors, factors[:, :, :1].expand_as(factors))
@@ -394,10 +395,10 @@ def test_channels_are_zeroed_as_a_whole(name, dtype):
     # Of 2000 channels a share of 0.3, four deviations more or less.
     assert abs((factors[:, :, 0] == 0).double().mean().item() - 0.3) < 4 * math.sqrt(0.21 / 2000)
     torch.manual_seed(0)
-    assert torch.equal(getattr(F, name)(x, 0.3), output)
-    assert not torch.equal(getattr(F, name)(x, 0.3), output)
+    assert torch.equal(getattr(ours, name)(x, 0.3), output)
+    assert not torch.equal(getattr(ours, name)(x, 0.3), output)
     if name != "dropout2d":  # PyTorch takes three dimensions for a batch of signals there
-        alone = getattr(F, name)(x[0].detach(), 0.5).flatten(1)
+        alone = getattr(ours, name)(x[0].detach(), 0.5).flatten(1)
         assert ((alone == 0).all(1) | (alone != 0).all(1)).all() and (alone == 0).any()
 
 
@@ -405,24 +406,24 @@ def test_channels_are_zeroed_as_a_whole(name, dtype):
 def test_modules_of_channel_dropout(name):
     x = torch.rand(OF_CHANNELS[name], generator=torch.Generator().manual_seed(0))
     kind = f"D{name[1:]}"
-    ours, native = getattr(cuda_ops.nn, kind)(0.25, inplace=True), getattr(torch.nn, kind)(0.25, inplace=True)
-    assert repr(ours) == repr(native)
-    assert ours.eval()(x) is x
+    module, native = getattr(cuda_ops.nn, kind)(0.25, inplace=True), getattr(torch.nn, kind)(0.25, inplace=True)
+    assert repr(module) == repr(native)
+    assert module.eval()(x) is x
     before = x.clone()
-    assert ours.train()(x) is x and not torch.equal(x, before)
+    assert module.train()(x) is x and not torch.equal(x, before)
 
 
 def test_stochastic_depth():
     x = torch.ones(2000, 3, 2)
     torch.manual_seed(0)
-    rows = F.stochastic_depth(x, 0.3, "row").flatten(1)
+    rows = ours.stochastic_depth(x, 0.3, "row").flatten(1)
     assert torch.equal(rows, rows[:, :1].expand_as(rows))
     assert torch.equal(rows.unique(), torch.tensor([0, 1 / 0.7]))
     assert abs((rows[:, 0] == 0).double().mean().item() - 0.3) < 4 * math.sqrt(0.21 / 2000)
-    whole = [F.stochastic_depth(x, 0.5, "batch").unique().tolist() for _ in range(30)]
+    whole = [ours.stochastic_depth(x, 0.5, "batch").unique().tolist() for _ in range(30)]
     assert {tuple(values) for values in whole} == {(0.0,), (2.0,)}
-    assert F.stochastic_depth(x, 0.3, "row", training=False) is x
-    assert not F.stochastic_depth(x, 1.0, "row").any()
+    assert ours.stochastic_depth(x, 0.3, "row", training=False) is x
+    assert not ours.stochastic_depth(x, 1.0, "row").any()
     module = cuda_ops.nn.StochasticDepth(0.2, "row")
     assert repr(module) == "StochasticDepth(p=0.2, mode=row)"
     assert module.eval()(x) is x
