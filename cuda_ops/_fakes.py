@@ -11,6 +11,8 @@ def register_fake(name: str):
 
     Others than fake tensors meet fakes too: one tensor on `meta`, of a layer that was left there say, sends the whole
     call here, and what a fake makes "like input" would be memory of the CPU that nobody has written to.
+
+    What PyTorch says of sizes that no tensor has is told with the op's name.
     """
     op = name.removeprefix("cuda_ops::").removesuffix("_").removesuffix("_forward")
 
@@ -19,7 +21,15 @@ def register_fake(name: str):
 
         def checked(*args, **kwargs):
             check_devices(op, {**dict(zip(arguments, args, strict=False)), **kwargs})
-            return fake(*args, **kwargs)
+            try:
+                return fake(*args, **kwargs)
+            except (RuntimeError, IndexError, ValueError) as error:
+                # Others, of their subclasses, are those of symbolic sizes.
+                if type(error) not in (RuntimeError, IndexError, ValueError) or op.removesuffix("_backward") in str(
+                    error
+                ):
+                    raise
+                raise type(error)(f"{op}: {error}") from error
 
         return torch.library.register_fake(name)(checked)
 

@@ -151,3 +151,50 @@ def test_tables_of_paths_need_a_device():
         ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, [])
     with pytest.raises(RuntimeError, match="explain: expected device to be capability, multiprocessors and bytes"):
         ops.linear_gelu_paths(torch.float32, 0, 7, 2, True, False, [90, 0, 0])
+
+
+@pytest.mark.parametrize("size", [[5] * 8, [2, 5], [-1], [3, 0]])
+def test_a_masks_gradient_has_a_size_that_broadcasts(size):
+    with pytest.raises(RuntimeError, match="masked_softmax_backward_mask: expected size to be one that broadcasts"):
+        ops.masked_softmax_backward_mask(make(3, 5), make(3, 5).softmax(1), size)
+
+
+@pytest.mark.parametrize("size", [[2**62, 7], [7, 2**62], [2**63 - 1, 2**31]])
+def test_planes_whose_product_is_beyond_64_bits(size):
+    nothing = torch.ones(0, 3, 2, 3)
+    with pytest.raises(RuntimeError, match="adaptive_avg_pool2d_backward: expected planes of less than 2"):
+        ops.adaptive_avg_pool2d_backward(nothing, size, False)
+    with pytest.raises(RuntimeError, match="adaptive_max_pool2d_backward: expected planes of less than 2"):
+        ops.adaptive_max_pool2d_backward(nothing, nothing.long(), size)
+
+
+def test_fakes_of_sizes_that_no_tensor_has_name_their_op():
+    grad_output = torch.ones(2, 3, 2, 3, device="meta")
+    with pytest.raises(RuntimeError, match=r"^adaptive_avg_pool2d_backward: .*negative dimension -1"):
+        ops.adaptive_avg_pool2d_backward(grad_output, [6, -1], False)
+    with pytest.raises(RuntimeError, match=r"^adaptive_avg_pool2d_backward: required rank 4"):
+        ops.adaptive_avg_pool2d_backward(grad_output[0], [6, 7], True)
+
+
+def test_what_the_block_kept_has_its_shape():
+    """And not only as many elements."""
+    x, weight = make(2, 1, 6, 5), make(4, 1, 3, 3)
+    geometry = [1] * 9 + [2] * 4 + [0, 0, True]
+    output, *kept = ops.conv_bn_relu_pool_forward(x, weight, None, None, None, None, None, None, 0.1, 1e-5, geometry)
+    for i in range(3):
+        if kept[i].numel():
+            wrong = [t[..., None] if j == i else t for j, t in enumerate(kept)]
+            with pytest.raises(
+                RuntimeError, match=r"conv_bn_relu_pool_backward: expected .* to be the one that forward"
+            ):
+                ops.conv_bn_relu_pool_backward(output, x, weight, None, None, None, *wrong, 1e-5, geometry, True)
+
+
+def test_what_a_write_overlaps_is_refused_by_name():
+    x, index = make(6, 5).detach(), torch.arange(6)
+    with pytest.raises(RuntimeError, match="index_add_: expected source to share no memory with input"):
+        ops.index_add_inplace(x, 0, index, x, 1.0)
+    with pytest.raises(RuntimeError, match="scatter_add_: expected src to share no memory with input"):
+        ops.scatter_add_inplace(x, 0, index[:, None].expand(6, 5), x)
+    with pytest.raises(RuntimeError, match="relu: expected input to have a place in memory for each element"):
+        ops.relu_inplace(x[:, :1].expand(6, 5))

@@ -2,7 +2,6 @@
 // each with its schemas and derivatives.
 #include "cuda_ops/activation.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/clamp_max.h>
@@ -78,7 +77,7 @@ Tensor activation_forward(const Activation &f, const Tensor &input)
 void activation_inplace(const Activation &f, Tensor &input)
 {
     const cuda_ops_dtype dtype = check_dtype(f.op, "input", input);
-    at::assert_no_internal_overlap(input);
+    check_written(f.op, "input", input);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input);
     launch_activation(f, x, x, dtype);

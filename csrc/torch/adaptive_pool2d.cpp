@@ -23,8 +23,11 @@ static cuda_ops_adaptive_pool2d make_adaptive(const char *op, at::IntArrayRef si
     for (const int64_t size : output_size)
         TORCH_CHECK(0 <= size && size <= most, op, ": expected output_size to be non-negative 32-bit integers, got ",
                     output_size);
-    TORCH_CHECK(sizes[dim - 2] * sizes[dim - 1] <= most && output_size[0] * output_size[1] <= most, op,
-                ": expected planes of less than 2^31 positions, got shape ", sizes, " and output_size ", output_size);
+    // Each for itself first: a product of larger ones may be beyond 64 bits.
+    TORCH_CHECK(sizes[dim - 2] <= most && sizes[dim - 1] <= most && sizes[dim - 2] * sizes[dim - 1] <= most &&
+                    output_size[0] * output_size[1] <= most,
+                op, ": expected planes of less than 2^31 positions, got shape ", sizes, " and output_size ",
+                output_size);
     const auto axis = [&](size_t i) {
         return cuda_ops_adaptive_axis{static_cast<int32_t>(sizes[dim - 2 + i]), static_cast<int32_t>(output_size[i])};
     };

@@ -40,6 +40,13 @@ void check_same_shape(const char *op, const char *argument, const Tensor &tensor
 
 void check_dim(const char *op, const char *argument, const Tensor &tensor, int64_t minimum, int64_t maximum);
 
+// For ops in place: refuses a tensor that has an element twice in memory.
+void check_written(const char *op, const char *argument, const Tensor &tensor);
+
+// For ops in place: refuses what is read from memory that is written.
+void check_no_overlap(const char *op, const char *argument, const Tensor &tensor, const char *written_name,
+                      const Tensor &written);
+
 // The tensor of an argument that may be None, where the call cannot do without it, or an error that names both.
 const Tensor &required(const char *op, const char *argument, const std::optional<Tensor> &tensor);
 

@@ -491,20 +491,19 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
                 grad_output.sizes());
     const c10::OptionalDeviceGuard guard(at::device_of(input)); // plan_of asks the current device
     const Plan plan = plan_of(problem, input.is_cuda(), dtype);
-    const int64_t conv_numel = plan.cuda.keeps_conv_output
-                                   ? problem.conv.batch * channels * problem.conv.out_height * problem.conv.out_width
-                                   : 0;
-    const std::tuple<const char *, const Tensor *, at::ScalarType, int64_t> expected[] = {
-        {"conv_output", &conv_output, input.scalar_type(), conv_numel},
-        {"argmax", &argmax, at::kByte, grad_output.numel()},
-        {"maximum", &maximum, input.scalar_type(), plan.cuda.keeps_maximum ? grad_output.numel() : 0},
-        {"statistics", &statistics, at::kDouble, plan.cuda.statistics}};
-    for (const auto &[name, tensor, type, numel] : expected) {
+    using Sizes = std::vector<int64_t>;
+    const Sizes output_size = problem.output_size(), nothing{0};
+    const std::tuple<const char *, const Tensor *, at::ScalarType, Sizes> expected[] = {
+        {"conv_output", &conv_output, input.scalar_type(),
+         plan.cuda.keeps_conv_output ? problem.conv_output_size() : nothing},
+        {"argmax", &argmax, at::kByte, output_size},
+        {"maximum", &maximum, input.scalar_type(), plan.cuda.keeps_maximum ? output_size : nothing},
+        {"statistics", &statistics, at::kDouble, Sizes{plan.cuda.statistics}}};
+    for (const auto &[name, tensor, type, sizes] : expected) {
         check_same_device(op, name, *tensor, "input", input);
-        TORCH_CHECK(tensor->scalar_type() == type && tensor->numel() == numel, op, ": expected ", name,
+        TORCH_CHECK(tensor->scalar_type() == type && tensor->sizes() == IntArrayRef(sizes), op, ": expected ", name,
                     " to be the one that forward returned, got ", tensor->toString(), " of shape ", tensor->sizes());
     }
-    check_dim(op, "conv_output", conv_output, conv_numel > 0 ? 4 : 0, 4);
     const Norm norm(op, bn_weight, bn_bias, input, channels, eps);
     const bool weight_channels_last = is_channels_last(weight);
     const auto grad_of = [&](const std::optional<Tensor> &parameter) {

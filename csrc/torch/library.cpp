@@ -1,5 +1,6 @@
 // Home of the cuda_ops library: the shared checks of checks.h, and the ops that take no tensor, `build_info` and
 // `cpu_isa`.
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
 
 #include <cstdlib>
@@ -72,6 +73,22 @@ void check_dim(const char *op, const char *argument, const Tensor &tensor, int64
                     " dimensions, got shape ", tensor.sizes());
     TORCH_CHECK(minimum <= tensor.dim() && tensor.dim() <= maximum, op, ": expected ", argument, " to have ", minimum,
                 " to ", maximum, " dimensions, got shape ", tensor.sizes());
+}
+
+void check_written(const char *op, const char *argument, const Tensor &tensor)
+{
+    TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, op, ": expected ", argument,
+                " to have a place in memory for each element, got strides ", tensor.strides(),
+                ": more than one element of the written-to tensor refers to a single memory location (clone it first)");
+}
+
+void check_no_overlap(const char *op, const char *argument, const Tensor &tensor, const char *written_name,
+                      const Tensor &written)
+{
+    const at::MemOverlapStatus status = at::get_overlap_status(written, tensor);
+    TORCH_CHECK(status != at::MemOverlapStatus::Partial && status != at::MemOverlapStatus::Full, op, ": expected ",
+                argument, " to share no memory with ", written_name,
+                ", but elements of both refer to a single memory location (clone it first)");
 }
 
 const Tensor &required(const char *op, const char *argument, const std::optional<Tensor> &tensor)

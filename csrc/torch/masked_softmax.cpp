@@ -106,6 +106,12 @@ static Tensor masked_softmax_gradient(const Tensor &grad_output, const Tensor &o
 // An additive mask's gradient: that of the scores, summed up where the mask was broadcast.
 static Tensor masked_softmax_backward_mask(const Tensor &grad_output, const Tensor &output, at::SymIntArrayRef size)
 {
+    const c10::SymIntArrayRef shape = output.sym_sizes();
+    bool fits = size.size() <= shape.size();
+    for (size_t i = 1; fits && i <= size.size(); i++)
+        fits = size[size.size() - i] == 1 || size[size.size() - i] == shape[shape.size() - i];
+    TORCH_CHECK(fits, "masked_softmax_backward_mask: expected size to be one that broadcasts to output's, ", shape,
+                ", got ", size);
     return at::sum_to(masked_softmax_gradient(grad_output, output), size);
 }
 

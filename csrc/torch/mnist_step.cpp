@@ -85,7 +85,7 @@ static void check(const char *op, at::TensorList parameters, const Tensor &losse
     TORCH_CHECK(images.dim() >= 1 && images.scalar_type() == at::kByte, op, ": expected images to be uint8, got ",
                 dtype(images), " of shape ", images.sizes());
     const int64_t count = images.size(0), steps = indices.size(0);
-    TORCH_CHECK(images.numel() == count * 784 && images.is_contiguous(), op,
+    TORCH_CHECK(images.numel() == count * 784 && images.is_contiguous() && !images.is_neg(), op,
                 ": expected images to be contiguous, of 28 x 28 pixels each, got shape ", images.sizes());
     TORCH_CHECK(parameters.size() == parameter_sizes().size(), op, ": expected ", parameter_sizes().size(),
                 " parameters, got ", parameters.size());
@@ -165,4 +165,5 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "mnist_step_supported", cuda_ops::mnist_step_supported);
     CUDA_OPS_IMPLEMENT(library, "mnist_step_workspace", cuda_ops::mnist_step_workspace);
     CUDA_OPS_IMPLEMENT(library, "mnist_step_", cuda_ops::mnist_step_);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "mnist_step_");
 }

@@ -2,7 +2,6 @@
 #include "cuda_ops/random_fill.h"
 
 #include <ATen/DeviceGuard.h>
-#include <ATen/MemoryOverlap.h>
 
 #include <cmath>
 #include <optional>
@@ -20,7 +19,7 @@ static void random_fill(const char *op, Tensor &tensor, cuda_ops_distribution di
     TORCH_CHECK(!generator || !generator->defined() || generator->device().type() == tensor.device().type(), op,
                 ": expected generator to be one of ", tensor.device().type(), ", got one of ",
                 generator ? generator->device() : tensor.device());
-    at::assert_no_internal_overlap(tensor);
+    check_written(op, "tensor", tensor);
     const c10::OptionalDeviceGuard guard(at::device_of(tensor));
     const Tensor x = dense(tensor);
     if (x.numel() > 0) {

@@ -1,7 +1,6 @@
 // index_add and scatter_add for PyTorch, out of place and in place: checks, layouts, allocation and the choice of backend.
 #include "cuda_ops/scatter.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -135,11 +134,12 @@ static Tensor index_add_forward(const Tensor &input, int64_t dim, const Tensor &
 
 // For ops in place: refuses what overlaps, calls write(target) on dense memory of `input`, and tells autograd.
 template <typename Write>
-static void write_in_place(Tensor &input, const Tensor &index, const Tensor &source, const Write &write)
+static void write_in_place(const char *op, Tensor &input, const Tensor &index, const char *source_name,
+                           const Tensor &source, const Write &write)
 {
-    at::assert_no_internal_overlap(input);
-    at::assert_no_overlap(input, index);
-    at::assert_no_overlap(input, source);
+    check_written(op, "input", input);
+    check_no_overlap(op, "index", index, "input", input);
+    check_no_overlap(op, source_name, source, "input", input);
     const Tensor x = with_a_dim(input);
     write(x);
     if (!x.is_alias_of(input))
@@ -154,7 +154,7 @@ static void index_add_inplace(Tensor &input, int64_t dim, const Tensor &index, c
     const int64_t wrapped = check_scatter_dim(op, dim, input);
     check_index_add(op, input, wrapped, index, source);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    write_in_place(input, index, source, [&](const Tensor &x) {
+    write_in_place(op, input, index, "source", source, [&](const Tensor &x) {
         launch_index_add(op, index_add_errors, x, x, wrapped, index, source, alpha);
     });
 }
@@ -306,7 +306,8 @@ static void scatter_add_inplace(Tensor &input, int64_t dim, const Tensor &index,
     const int64_t wrapped = check_scatter_dim(op, dim, input);
     check_scatter_add(op, input, wrapped, index, src);
     const c10::OptionalDeviceGuard guard(at::device_of(input));
-    write_in_place(input, index, src, [&](const Tensor &x) { launch_scatter_add(op, x, wrapped, index, src); });
+    write_in_place(op, input, index, "src", src,
+                   [&](const Tensor &x) { launch_scatter_add(op, x, wrapped, index, src); });
 }
 
 // grad_output at the places that index names. `size`: that of src, which may be larger than index; zeros beyond it.

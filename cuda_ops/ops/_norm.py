@@ -36,6 +36,13 @@ def check_shapes(op, input, normalized_shape, **parameters):
     return math.prod(input.shape[: input.dim() - dims])
 
 
+def centered_twice(x, mean):
+    """x less its mean, which is rounded: where x hardly varies that shifts all of it by much of what is left, and the
+    second mean is this shift."""
+    x = x - mean(x)
+    return x - mean(x)
+
+
 def empty_rstd(input, rows):
     return input.new_empty(rows, dtype=torch.float64 if input.dtype == torch.float64 else torch.float32)
 
@@ -53,7 +60,7 @@ class _Rows:
         self.dims = list(range(self.count, input.dim()))
         self.gamma = self.values(weight, 1.0)
         x = input.to(self.dtype)
-        x = x - self.mean(x) if centered else x
+        x = centered_twice(x, self.mean) if centered else x
         self.rstd = (self.mean(x * x) + eps).rsqrt()
         self.normalised = x * self.rstd
 

@@ -10,6 +10,7 @@ from .._fakes import register_fake
 from .._library import library
 from .._modules import buffer, parameter
 from .._operators import operator
+from ._norm import centered_twice
 
 
 def _empty_like(input):
@@ -113,7 +114,7 @@ def _differentiate_training(v, v_weight, v_bias, grad_output, input, weight, mea
     c = _Channels(input)
     x, g, v = c.whole(input), c.whole(grad_output), c.whole(v)
     gamma, v_weight, v_bias = c.spread(weight, 1.0), c.spread(v_weight, 0.0), c.spread(v_bias, 0.0)
-    centered = x - c.mean(x)
+    centered = centered_twice(x, c.mean)
     rstd = (c.mean(centered * centered) + eps).rsqrt()
     normalised = centered * rstd
 
@@ -155,7 +156,7 @@ def _(t_grad, t_input, t_weight, grad_output, input, weight, mean, variance, tra
     x, g, t, t_g = c.whole(input), c.whole(grad_output), c.whole(t_input), c.whole(t_grad)
     gamma, t_gamma = c.spread(weight, 1.0), c.spread(t_weight, 0.0)
     if training:
-        centered = x - c.mean(x)
+        centered = centered_twice(x, c.mean)
         rstd = (c.mean(centered * centered) + eps).rsqrt()
     else:
         centered = x - c.spread(mean, None)

@@ -10,7 +10,7 @@ from .._fakes import register_fake
 from .._library import library
 from .._modules import parameter
 from .._operators import operator
-from ._norm import gradients, tangents
+from ._norm import centered_twice, gradients, tangents
 
 
 def check_channels(op, input, **tensors):
@@ -60,7 +60,7 @@ class _Groups:
         self.other_dims = [d for d in range(input.dim()) if d != 1]
         self.gamma = self.values(weight, 1.0)
         x = input.to(self.dtype)
-        x = x - self.mean(x)
+        x = centered_twice(x, self.mean)
         self.rstd = (self.mean(x * x) + eps).rsqrt()
         self.normalised = x * self.rstd
 

@@ -62,7 +62,7 @@ def instance_norm(
         weight, bias: (C) each, or None for 1 and 0.
         use_input_stats: whether to use, and keep a running record of, the statistics of `input`.
         momentum: share of `input` in the running statistics.
-        eps: added to the variance.
+        eps: added to the variance. With 0 a channel of equal values becomes NaN, as group_norm's (PyTorch: 0).
 
     weight and bias, and running_mean and running_var, are of the dtype of `input`, or float32 beside a float16 or
     bfloat16 `input`.

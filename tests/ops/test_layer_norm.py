@@ -9,7 +9,15 @@ from support.devices import CUDA_DTYPES
 from support.opspec import RELATIVE_NORM, assert_close
 
 import cuda_ops
-from cuda_ops.functional import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
+from cuda_ops.functional import (
+    add_layer_norm,
+    add_rms_norm,
+    batch_norm,
+    dropout,
+    group_norm,
+    layer_norm,
+    rms_norm,
+)
 
 native = torch.nn.functional
 INF, NAN = float("inf"), float("nan")
@@ -38,6 +46,41 @@ def test_means_far_larger_than_the_deviation(device, cols):
         torch.autograd.grad(expected, exact, grad_output.double())[0],
         5e-6,
     )
+
+
+EQUAL = {  # a shape, and that of what has equal elements, which are different for each
+    "layer_norm": (layer_norm, native.layer_norm, (9, 257), (9, 1), {"normalized_shape": (257,)}),
+    "group_norm": (group_norm, native.group_norm, (9, 6, 257), (9, 1, 1), {"num_groups": 1}),
+    "batch_norm": (
+        batch_norm,
+        native.batch_norm,
+        (257, 9),
+        (1, 9),
+        {"running_mean": None, "running_var": None, "training": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_second_derivatives_of_equal_elements(name, device):
+    """They are composed of sums in the input's dtype, for which a mean that is rounded once is too little: what is left
+    of equal elements is then no 0."""
+    ours, theirs, shape, which, options = EQUAL[name]
+    size = shape[-1] if name == "layer_norm" else shape[1]
+
+    def second(function, dtype, device):
+        def made(*shape, seed):
+            return random(*shape, seed=seed).float().to(device, dtype).requires_grad_()
+
+        x = random(*which).float().expand(shape).to(device, dtype).requires_grad_()
+        grad_output, weight, v = made(*shape, seed=1), made(size, seed=2), made(*shape, seed=3)
+        output = function(x, **options, weight=weight, bias=torch.zeros_like(weight))
+        grads = torch.autograd.grad(output, (x, weight), grad_output, create_graph=True)
+        return torch.autograd.grad(grads, (x, grad_output), (v, torch.ones_like(weight)))
+
+    expected = second(theirs, torch.float64, "cpu")
+    for a, e in zip(second(ours, torch.float32, device), expected, strict=True):
+        assert_close(a, e, 2e-6)
 
 
 @pytest.mark.parametrize("cols", [3, 32, 300, 1025, 8192, 40_001])

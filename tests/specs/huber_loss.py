@@ -1,4 +1,3 @@
-import torch
 from support.losses import loss_spec, reduced, weighted
 
 import cuda_ops
@@ -9,7 +8,7 @@ def reference(input, target, reduction="mean", delta=1.0, weight=None):
     is_far = difference.abs() >= delta
     near = difference.masked_fill(is_far, 0)
     far = difference.masked_fill(~is_far, delta).abs()
-    losses = 0.5 * near * near + delta * (far - delta) + torch.where(is_far, 0.5 * delta * delta, 0.0)
+    losses = 0.5 * near * near + delta * (far - delta) + 0.5 * delta * delta * is_far.to(input.dtype)
     return reduced(losses, weight, reduction, by_weights=False)
 
 

@@ -30,9 +30,24 @@ def arguments(make, *shape, statistics=True, weight=True, bias=True):
     )
 
 
-def reference(input, running_mean=None, running_var=None, weight=None, bias=None, *args, **kwargs):
+def reference(
+    input,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    use_input_stats=True,
+    momentum=0.1,
+    eps=1e-5,
+):
     weight = weight_beside(bias, weight)
-    return torch.nn.functional.instance_norm(input, running_mean, running_var, weight, bias, *args, **kwargs)
+    if input.numel() == 0:  # of which PyTorch's statistics become NaN
+        running_mean, running_var = (None if t is None else t.clone() for t in (running_mean, running_var))
+    statistics = (running_mean, running_var)
+    output = torch.nn.functional.instance_norm(input, *statistics, weight, bias, use_input_stats, momentum, eps)
+    if eps == 0 and use_input_stats:  # 0/0 is NaN, as group_norm's: instance_norm of PyTorch's has 0
+        return torch.nn.functional.group_norm(input, input.shape[1], weight, bias, eps)
+    return output
 
 
 def samples(make):
