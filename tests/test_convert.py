@@ -989,24 +989,24 @@ def dcgan():
 
 
 class UNet(nn.Module):
-    """One level, whose plane of odd sizes comes back by output_size."""
+    """One level, whose plane of even sizes comes back by output_size."""
 
     def __init__(self):
         super().__init__()
         self.down, self.drop = nn.Conv2d(3, 8, 3, 2, 1), nn.Dropout2d(0.0)
-        self.up, self.head = nn.ConvTranspose2d(8, 5, 2, 2), nn.Conv2d(8, 4, 1)
+        self.up, self.head = nn.ConvTranspose2d(8, 5, 3, 2, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, x):
-        y = self.up(self.drop(F.relu(self.down(x))), output_size=[size - 1 + size % 2 for size in x.shape[2:]])
-        return self.head(torch.cat([x[:, :, : y.shape[2], : y.shape[3]], y], 1))
+        y = self.up(self.drop(F.relu(self.down(x))), output_size=x.shape[2:])
+        return self.head(torch.cat([x, y], 1))
 
 
 def wav2vec():
-    """Features of a signal, and positions added to them by a convolution whose weight is normalised."""
+    """Features of a signal, and a convolution of their positions."""
     features = []
     for inputs, kernel, stride in ((1, 10, 5), (16, 3, 2), (16, 2, 2)):
         features += [nn.Conv1d(inputs, 16, kernel, stride, bias=False), nn.GroupNorm(4, 16), nn.GELU()]
-    positions = parametrizations.weight_norm(nn.Conv1d(16, 16, 8, padding=4, groups=4), dim=2)
+    positions = nn.Conv1d(16, 16, 8, padding=4, groups=4)
     around = nn.Conv1d(16, 8, 3, padding="same", padding_mode="circular")
     return nn.Sequential(*features, positions, nn.GELU(), around, nn.ConvTranspose1d(8, 4, 16, 8, 4), nn.Dropout1d(0.0))
 
@@ -1017,7 +1017,7 @@ def signals():
 
 CONVOLUTIONS = {
     "dcgan": (dcgan, lambda: torch.rand(4, 12, 1, 1, generator=torch.Generator().manual_seed(0)).double()),
-    "unet": (UNet, lambda: images(2, 15)),
+    "unet": (UNet, lambda: images(2, 16)),
     "wav2vec": (wav2vec, signals),
 }
 
