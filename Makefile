@@ -20,7 +20,7 @@ help:
 	@echo "make gpt         train GPT-2's architecture on tiny Shakespeare with our kernels and with PyTorch's (ARGS='--backend all')"
 	@echo "make gpt2-c      train it in plain C, without Python (ARGS='--steps 500 --threads 2'); needs a C compiler alone"
 	@echo "make test        run the test suite (ARGS='-k conv2d')"
-	@echo "make fuzz        compare random cases of all ops with PyTorch (SECONDS=600 SEED=1 DEVICE=cuda); repeats what fails"
+	@echo "make fuzz        compare random cases of all ops with PyTorch (SECONDS=600 or CASES=2000, SEED=1 DEVICE=cuda)"
 	@echo "make fuzz-raw    call the registered ops with arguments that do not fit (SECONDS=600 SEED=1 DEVICE=cuda)"
 	@echo "make bench       time our ops against PyTorch's (ARGS='conv2d linear')"
 	@echo "make doctor      say what is built, what runs, and what to do where something does not"
@@ -56,7 +56,7 @@ test: build
 
 SECONDS ?= 60
 FUZZ = PYTHONPATH=.:tests $(BIN)/python -m
-FUZZ_OPTIONS = --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
+FUZZ_OPTIONS = $(if $(CASES),--cases $(CASES),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
 
 fuzz: build
 	@$(FUZZ) support.fuzz $(FUZZ_OPTIONS)

@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 
 import cuda_ops
+from cuda_ops.conversion import layers
 from cuda_ops.conversion.layers import LAYERS, native_class
 
 nn = torch.nn
@@ -673,6 +674,41 @@ def test_ddp_of_one_process(tmp_path):
         assert native_class(inside.linear1) is nn.Linear
     finally:
         torch.distributed.destroy_process_group()
+
+
+REFUSALS = {  # as conv2d and gemm, and as the ops with tables of paths say it
+    "own": "conv2d: CUDA_OPS_CONV2D_PATH=sm90 cannot do this convolution on this device: forward, shape [1, 1, 3, 3]",
+    "table": "linear: the path that the environment's CUDA_OPS_<OP>_PATH names cannot do this call on this device",
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+def test_a_forced_path_that_cannot_do_a_call_is_told(refusal):
+    def refusing(text):
+        def call(*args, **kwargs):
+            raise NotImplementedError(text)
+
+        return call
+
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    for text, is_told in ((refusal, True), ("linear: arguments of this kind are not supported", False)):
+        forward = layers._forward(refusing(text), nn.Linear)
+        function = layers._function("linear", refusing(text), F.linear)
+        for call in (lambda f=forward: f(model, x), lambda f=function: f(x, model.weight, model.bias)):
+            if is_told:
+                with pytest.raises(NotImplementedError, match=r"CUDA_OPS_.*_PATH"):
+                    call()
+            else:
+                assert torch.equal(call(), model(x))
+
+
+@pytest.mark.cuda
+def test_a_forced_path_that_cannot_do_a_call_is_told_on_a_gpu(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3)).cuda()
+    cuda_ops.convert(model)
+    monkeypatch.setenv("CUDA_OPS_CONV2D_PATH", "depthwise")
+    with pytest.raises(NotImplementedError, match="CUDA_OPS_CONV2D_PATH=depthwise cannot"):
+        model(torch.ones(1, 3, 8, 8, device="cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

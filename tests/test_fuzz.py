@@ -76,6 +76,16 @@ def test_every_module_is_compared_with_its_function(name):
     pytest.fail(f"none of 40 cases is one: {outcomes}")
 
 
+def test_a_number_of_cases_is_the_same_ones_each_time(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER.replace("number == 3", "number == 103").replace("== 5", "== 105"))
+    for run in range(2):
+        out = tmp_path / f"figures{run}.json"
+        environment = {"PYTHONPATH": str(tmp_path)}
+        supervisor.supervise("worker", [], seconds=0, cases=12, seed=1, device="cpu", out=out, environment=environment)
+        figures = json.loads(out.read_text())
+        assert figures["cases"] == 12 and [f["case"] for f in figures["failed"]] == ["op:7"]
+
+
 def test_a_name_repeats_its_case():
     for first in cases("conv2d", 5):
         second = fuzz_cases.draw(first.name, "cpu")

@@ -3,10 +3,12 @@ those of cuda_ops.functional likewise.
 
 They compute with our kernels where these take the call, and as PyTorch does where not (integers, half precision or
 autocast on the CPU, another kind of device, sparse and nested tensors, subclasses of Tensor such as DTensor, arguments
-that ours refuse by name): a model that ran before it was converted runs afterwards, wherever it is moved to.
+that ours refuse by name): a model that ran before it was converted runs afterwards, wherever it is moved to. A path
+that the environment forces (CUDA_OPS_CONV2D_PATH and the like) and that cannot do a call is an error all the same.
 """
 
 import importlib
+import re
 
 import torch
 from torch import Tensor
@@ -35,6 +37,12 @@ def takes(tensor) -> bool:
     return tensor.is_meta and tensor.dtype in ON_META
 
 
+def is_forced(error: NotImplementedError) -> bool:
+    """Whether it says that a path which the environment names cannot do the call: who asked for that path is to know,
+    and not to see PyTorch's kernel in its place."""
+    return re.search("CUDA_OPS_.+_PATH", str(error)) is not None
+
+
 # Layers whose first argument is no floating point number: their weight decides.
 OF_INDICES = ("Embedding", "EmbeddingBag")
 
@@ -54,8 +62,9 @@ def _forward(ours, native: type):
         if args and takes(args[0]):
             try:
                 return ours(self, *args, **kwargs)
-            except NotImplementedError:  # an argument that is refused by name, before anything is written
-                pass
+            except NotImplementedError as error:  # an argument that is refused by name, before anything is written
+                if is_forced(error):
+                    raise
         return native.forward(self, *args, **kwargs)
 
     return forward
@@ -156,8 +165,9 @@ def _function(name: str, ours, native):
         if takes(input):
             try:
                 return ours(input, *args, **kwargs)
-            except NotImplementedError:
-                pass
+            except NotImplementedError as error:
+                if is_forced(error):
+                    raise
         return native(input, *args, **kwargs)
 
     call.__name__, call.__qualname__, call.__module__ = name, f"Functions.{name}", __name__

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from support.fuzz_cases import TARGETS, Case, Rejected, call_module, copied, draw, relaid
 from support.opspec import ELEMENT_FACTOR, Sample, as_tuple, assert_close, upcast
-from support.supervisor import supervise
+from support.supervisor import add_bounds, supervise
 
 # By how much inputs are perturbed, in units of their dtype's rounding, and how many times.
 PERTURBATION = 4
@@ -389,7 +389,7 @@ def run_one(name, device):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m support.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
+    add_bounds(parser)
     parser.add_argument("--seed", type=int, help="of the run; drawn and printed where it is left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}")
@@ -408,7 +408,13 @@ def main():
     if options.only:
         arguments += ["--only", *options.only]
     return supervise(
-        "support.fuzz", arguments, seconds=options.seconds, seed=seed, device=options.device, out=options.out
+        "support.fuzz",
+        arguments,
+        seconds=options.seconds,
+        cases=options.cases,
+        seed=seed,
+        device=options.device,
+        out=options.out,
     )
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from support.fuzz_cases import Rejected, copied, relaid
 from support.opspec import Make, load_specs
-from support.supervisor import supervise
+from support.supervisor import add_bounds, supervise
 
 DTYPES = [
     torch.float32,
@@ -313,7 +313,7 @@ def run_one(name, device):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m support.fuzz_raw", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
+    add_bounds(parser)
     parser.add_argument("--seed", type=int, help="of the run; drawn and printed where it is left out")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--case", metavar="OP:NUMBER", help="repeat this one case")
@@ -329,6 +329,7 @@ def main():
         "support.fuzz_raw",
         ["--seed", str(seed), "--device", options.device],
         seconds=options.seconds,
+        cases=options.cases,
         seed=seed,
         device=options.device,
         out=options.out,

@@ -11,6 +11,14 @@ from .opspec import Bad, OpSpec, Sample
 KWARGS = {"alpha": -0.75}
 
 
+def checked_index_add(input, dim, index, source, **kwargs):
+    """PyTorch's looks at no index where input is empty."""
+    rows = input.size(dim) if input.dim() else 1
+    if input.numel() == 0 and index.numel() and not (index.min() >= 0 and index.max() < rows):
+        raise IndexError(f"index out of range in {rows} rows")
+    return torch.index_add(input, dim, index, source, **kwargs)
+
+
 def scatter_add_of_a_part(input, dim, index, src):
     """torch.scatter_add, with a gradient of a `src` that is larger than `index`; PyTorch's has a wrong shape."""
     torch.sum(input.detach(), dim)  # which refuses what is no dimension, without an index too
@@ -147,7 +155,7 @@ def scatter_spec(name):
     base, is_rows = name.removesuffix("_"), name.startswith("index")
     source = "source" if is_rows else "src"
     call = caller(name, source)
-    function, reference = getattr(cuda_ops.functional, name), torch.index_add if is_rows else scatter_add_of_a_part
+    function, reference = getattr(cuda_ops.functional, name), checked_index_add if is_rows else scatter_add_of_a_part
     shapes = "source to have the shape of input" if is_rows else "index to be no larger than src"
     bad = [
         Bad(

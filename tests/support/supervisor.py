@@ -19,8 +19,9 @@ import torch
 
 from cuda_ops._files import write_file
 
-# A case takes milliseconds; PyTorch's import and the first launch on a GPU seconds.
+# A case takes milliseconds; PyTorch's import and the first launch on a GPU seconds, on a machine with other work more.
 CASE_SECONDS = 120
+START_SECONDS = 600
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -61,11 +62,31 @@ def ended_by(status):
     return f"ended with status {status}"
 
 
+def add_bounds(parser):
+    bounds = parser.add_mutually_exclusive_group()
+    bounds.add_argument("--seconds", type=float, default=60)
+    bounds.add_argument("--cases", type=int, help="this many, however long they take: the same ones for the same seed")
+
+
 def supervise(
-    module, arguments, *, seconds, seed, device, out=None, wrapper=(), environment=None, case_seconds=CASE_SECONDS
+    module,
+    arguments,
+    *,
+    seconds,
+    seed,
+    device,
+    cases=None,
+    out=None,
+    wrapper=(),
+    environment=None,
+    case_seconds=CASE_SECONDS,
 ):
-    """Runs cases for so long, prints failures as they come, writes the figures; the exit status, 1 with failures."""
-    print(f"{module.split('.')[-1]}: seed {seed}, {seconds:g} s on {device}", flush=True)
+    """Runs cases for so long, or if `cases` is given the first so many, prints failures as they come, writes the
+    figures; the exit status, 1 with failures."""
+    if cases is not None:
+        seconds = float("inf")
+    bound = f"{seconds:g} s" if cases is None else f"{cases} cases"
+    print(f"{module.split('.')[-1]}: seed {seed}, {bound} on {device}", flush=True)
     start = time.monotonic()
     outcomes, failures, targets = collections.Counter(), [], collections.Counter()
     first, worker, name = 0, None, None
@@ -78,17 +99,21 @@ def supervise(
 
     try:
         while (left := seconds - (time.monotonic() - start)) > 0:
+            if cases is not None and first >= cases and name is None:
+                break
             if worker is None:
                 worker, name = Worker(module, arguments, first, wrapper, environment), None
             try:
                 # A case may end after the time is over: what it finds counts.
-                line = worker.line(case_seconds if name else min(left, case_seconds))
+                line = worker.line(case_seconds if name else min(left, START_SECONDS))
             except queue.Empty:
                 if name is None and time.monotonic() - start >= seconds:
                     break
+                if name is None:
+                    raise SystemExit(f"{module}: the worker does not start") from None
                 failed(f"does not end in {case_seconds} s")
                 worker.end()
-                worker = None
+                worker = name = None
                 continue
             if line is None:
                 status = worker.end()
@@ -97,7 +122,7 @@ def supervise(
                 text = " | ".join(line.strip() for line in list(worker.stderr)[-3:])
                 failed(f"{ended_by(status)} {text}".strip())
                 outcomes["fail"] += 1
-                worker = None
+                worker = name = None
             elif line.startswith("case "):
                 _, number, name = line.split(" ", 2)
                 first = int(number) + 1
