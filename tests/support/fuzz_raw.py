@@ -228,7 +228,7 @@ def check_error(name, error, is_composed):
     parts = (
         "forward|backward|inference|inplace|update|gradients|tangent|step|paths?|plan|rung|refusal|saved|share|scale"
         "|partials"
-        "|range"
+        "|range|packed"
     )
     stem = re.split(f"_(?:{parts})", name)
     if stem[0].rstrip("_") not in text:
