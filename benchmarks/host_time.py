@@ -118,7 +118,17 @@ def cases(device) -> Iterator[Case]:
         (weight, x),
     )
     yield Case("dropout", lambda x: ours.dropout(x, 0.5), lambda x: native.dropout(x, 0.5), (x,))
-    yield Case("dropout2d", lambda x: ours.dropout2d(x, 0.5), lambda x: native.dropout2d(x, 0.5), (images,))
+    rows = make(2, 3, 8)
+    for name, like in (("dropout1d", rows), ("dropout2d", images), ("dropout3d", images)):
+        mine, theirs = getattr(ours, name), getattr(native, name)
+        yield Case(name, lambda x, f=mine: f(x, 0.5), lambda x, f=theirs: f(x, 0.5), (like,))
+    # What torchvision.ops.stochastic_depth does with rows.
+    yield Case(
+        "stochastic_depth",
+        lambda x: ours.stochastic_depth(x, 0.5, "row"),
+        lambda x: x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.5).div_(0.5),
+        (images,),
+    )
     yield Case(
         "dropout_add",
         lambda x, r: ours.dropout_add(x, r, 0.5),

@@ -3,6 +3,8 @@ from support.opspec import OpSpec, Sample, bad
 
 import cuda_ops
 
+from .dropout import op_samples
+
 function = cuda_ops.functional.dropout2d
 
 
@@ -28,6 +30,8 @@ SPEC = OpSpec(
     samples=samples,
     small_samples=small_samples,
     empty_samples=empty_samples,
+    op_samples=op_samples,
+    takes_halves_on_cpu=True,
     gradgrad=True,
     random=True,
     bad=[
