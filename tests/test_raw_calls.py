@@ -1,14 +1,18 @@
 """Calls of registered ops that no functional makes, but torch.ops.cuda_ops lets everyone make: what `make fuzz-raw`
 found, each with its message where it once ended the process or wrote beyond its output."""
 
+import random
+
 import pytest
 import torch
 from support.opspec import Make
 
 import cuda_ops.functional  # registers the ops
+from cuda_ops import _library
 
 ops = torch.ops.cuda_ops
 make = Make("cpu", torch.float32)
+H200 = [90, 132, 232448]  # what the tables of paths ask of a device: architecture, multiprocessors, shared memory
 
 
 def test_tangents_without_what_they_multiply():
@@ -122,6 +126,33 @@ def test_sizes_that_no_tensor_has(size):
         if (i, size) not in ((12, -1), (13, -1)):
             with pytest.raises(RuntimeError, match="conv2d_paths: expected"):
                 ops.conv2d_paths(0, torch.float32, sizes, [0, 0, 0], True, "", [])
+
+
+@pytest.mark.skipif(not _library.has_cuda(), reason="a build without CUDA has no tables of paths")
+@pytest.mark.parametrize("direction", range(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_paths_of_convolutions_over_nothing(direction, dtype):
+    """An H200's table of paths, asked for sizes with a 0 among them: a division by zero ended the process."""
+    rng = random.Random(direction)
+    for _ in range(3000):
+        groups = rng.choice([1, 1, 1, 2, 3])
+        channels, out_channels = (groups * rng.choice([0, 1, 2, 4, 8, 16]) for _ in range(2))
+        extents = [
+            rng.choice([0, 1, 5]),
+            rng.choice([0, 4, 9]),
+            out_channels,
+            rng.choice([0, 1, 5]),
+            rng.choice([0, 3]),
+        ]
+        window = [rng.choice([1, 3]), rng.choice([1, 2]), 1, rng.choice([1, 2]), rng.choice([0, 1]), 0, 1, 1]
+        sizes = [rng.choice([0, 1, 5]), groups, channels, *extents, *window]
+        formats = [rng.randrange(2) for _ in range(3)]
+        names, _, _, reasons, flags = ops.conv2d_paths(direction, dtype, sizes, formats, True, "", H200)
+        ops.conv2d_wants_channels_last(direction, dtype, sizes, formats, True, "", H200)
+        if 0 in sizes[:8]:
+            *others, simt = zip(names, reasons, flags, strict=True)
+            assert simt == ("simt", "", 7), sizes
+            assert all(row[1:] == ("there are no channels, or no pixels", 0) for row in others), sizes
 
 
 @pytest.mark.parametrize("name", ["swiglu", "geglu"])

@@ -36,11 +36,26 @@ static const ConvPath PATHS[] = {
      conv2d_simt_workspace, conv2d_simt},
 };
 
+static bool is_empty(const cuda_ops_conv2d_sizes &s)
+{
+    return s.batch < 1 || s.in_channels < 1 || s.in_height < 1 || s.in_width < 1 || s.out_channels < 1 ||
+           s.out_height < 1 || s.out_width < 1;
+}
+
+// Sums over nothing, and sizes of 0, are the simt path's alone: no other divides by them.
+static Answer supports(const ConvPath &path, const ConvCall &call, ConvDevice device)
+{
+    if (is_empty(call.sizes) && path.number != CUDA_OPS_CONV2D_SIMT)
+        return no("there are no channels, or no pixels");
+    return path.supports(call, device);
+}
+
 // Whether a row takes a call that asks for path `number`.
 static bool takes(const ConvPath &path, const ConvCall &call, int number, ConvDevice device)
 {
-    return (number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number) &&
-           path.supports(call, device);
+    if (!supports(path, call, device))
+        return false;
+    return number == CUDA_OPS_CONV2D_FASTEST ? !path.is_fast || path.is_fast(call, device) : number == path.number;
 }
 
 static ConvCall call_of_sizes(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes, cuda_ops_dtype dtype)
@@ -89,13 +104,11 @@ extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int roo
     bool chosen = false;
     int count = 0;
     for (const ConvPath &row : PATHS) {
-        const Answer supports = row.supports(call, on), is_fast = row.is_fast ? row.is_fast(call, on) : YES;
+        const Answer can = supports(row, call, on), is_fast = can && row.is_fast ? row.is_fast(call, on) : YES;
         const bool takes_it = !chosen && takes(row, call, path, on);
         if (count < room)
-            reports[count] = {row.name,    row.file,
-                              row.kernels, supports ? is_fast.why_not : supports.why_not,
-                              supports,    supports && is_fast,
-                              takes_it};
+            reports[count] = {row.name, row.file,       row.kernels, can ? is_fast.why_not : can.why_not,
+                              can,      can && is_fast, takes_it};
         chosen = chosen || takes_it;
         count++;
     }

@@ -51,8 +51,6 @@ Answer conv2d_gemm_1x1_supports(const ConvCall &call, ConvDevice device)
         return no("the kernel is not 1x1 without padding");
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
-    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
-        return CONV_IS_EMPTY;
     if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     const bool reads_inside =

@@ -26,8 +26,8 @@ typedef Device ConvDevice;
 // A path is a kernel, or a family of kernels, for one, two or all three of the products. Its file ends with its row's
 // functions:
 //   supports   whether it can compute this product, or why not. Alignment is read from the call's pointers; NULL, where only the
-//              sizes are asked about, counts as aligned.
-//   is_fast    whether to prefer it to the rows below; a NULL function: always.
+//              sizes are asked about, counts as aligned. Only simt's is asked about sizes of 0.
+//   is_fast    whether to prefer it to the rows below, of what it supports; a NULL function: always.
 //   workspace  bytes, aligned to 256; a NULL function: none.
 //   launch     the product; CUDA_OPS_INVALID_ARGUMENT where it cannot after all, and then the next row is tried.
 struct ConvPath {
@@ -44,7 +44,6 @@ static constexpr Answer CONV_NEEDS_TENSOR_CORES = {"takes float16 and bfloat16, 
 static constexpr Answer CONV_NEEDS_ONE_GROUP = {"takes one group"};
 static constexpr Answer CONV_NEEDS_CHANNELS_LAST = {"input and output are not both channels_last"};
 static constexpr Answer CONV_NEEDS_VECTORS = {"a pixel's channels are not whole aligned vectors of 16 bytes"};
-static constexpr Answer CONV_IS_EMPTY = {"there are no channels, or no images"};
 static constexpr Answer CONV_IS_LARGE = {"a size is beyond its limits"};
 
 // Implicit GEMM on CUDA cores, takes everything (simt.cu).

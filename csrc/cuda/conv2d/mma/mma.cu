@@ -73,8 +73,6 @@ Answer conv2d_mma_supports(const ConvCall &call, ConvDevice device)
         return NEEDS_80;
     if (!tf32 && !is_16_bit)
         return CONV_NEEDS_TENSOR_CORES;
-    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
-        return CONV_IS_EMPTY;
     if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     if (s.groups > MOST_BLOCKS)

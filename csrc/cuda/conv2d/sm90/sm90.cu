@@ -331,8 +331,6 @@ Answer conv2d_sm90_supports(const ConvCall &call, ConvDevice device)
         return CONV_NEEDS_TENSOR_CORES;
     if (s.groups != 1)
         return CONV_NEEDS_ONE_GROUP;
-    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
-        return CONV_IS_EMPTY;
     if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     const bool forward = call.pass == CUDA_OPS_CONV2D_FORWARD, input = call.pass == CUDA_OPS_CONV2D_BACKWARD_INPUT;

@@ -97,8 +97,6 @@ Answer conv2d_sm90_halo_supports(const ConvCall &call, ConvDevice device)
         return CONV_NEEDS_ONE_GROUP;
     if (s.stride_height != 1 || s.stride_width != 1)
         return no("takes stride 1");
-    if (s.batch < 1 || s.in_channels < 1 || s.out_channels < 1)
-        return CONV_IS_EMPTY;
     if (!conv2d_images_are_channels_last(s))
         return CONV_NEEDS_CHANNELS_LAST;
     if (s.in_channels > 4096 || s.out_channels > 4096 || s.kernel_height * s.kernel_width > 64)
