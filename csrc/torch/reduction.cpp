@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -213,9 +214,9 @@ Tensor restored_like(const Tensor &result, const Tensor &input, Dims dims, bool 
     return restored(result, reduced_dims("reduction", input.sym_sizes(), dims), keepdim);
 }
 
-c10::SymInt reduced_count(const Tensor &input, Dims dims)
+c10::SymInt reduced_count(const char *op, const Tensor &input, Dims dims)
 {
-    const std::vector<bool> reduced = reduced_dims("reduction", input.sym_sizes(), dims);
+    const std::vector<bool> reduced = reduced_dims(op, input.sym_sizes(), dims);
     c10::SymInt count = 1;
     for (size_t d = 0; d < reduced.size(); d++)
         if (reduced[d])
@@ -298,19 +299,27 @@ Tensor norm_slope(const Tensor &input, const Tensor &result, double p, Dims dims
     return sign * size.pow(p - 1) * factor;
 }
 
-Tensor var_slope(const Tensor &input, Dims dims, double correction)
+// Of var and std, but for what scaled_as_var multiplies the gradient by.
+Tensor var_slope(const Tensor &input, Dims dims)
 {
     using Mean = Tensor(const Tensor &, Dims, bool, Type);
     static const auto op = registered_op<Mean>("cuda_ops::mean_forward");
     const at::ScalarType type = at::isReducedFloatingType(input.scalar_type()) ? at::kFloat : input.scalar_type();
-    const Tensor difference = input - op.call(input, dims, true, type);
-    return difference * c10::Scalar(c10::SymFloat(2.0) / (c10::SymFloat(reduced_count(input, dims)) - correction));
+    return input - op.call(input, dims, true, type);
 }
 
-Tensor std_slope(const Tensor &input, const Tensor &result, Dims dims, double correction)
+// In PyTorch's order, by which a divisor of 0 makes infinities or NaN.
+Tensor scaled_as_var(cuda_ops_reduction_kind kind, const Tensor &grad, const Tensor &input, const Tensor &result,
+                     Dims dims, double correction)
 {
-    const Tensor is_zero = result == 0, divisor = at::where(is_zero, at::ones_like(result), result);
-    return var_slope(input, dims, correction) * at::where(is_zero, at::zeros_like(result), 0.5 / divisor);
+    if (kind != CUDA_OPS_VAR && kind != CUDA_OPS_STD)
+        return grad;
+    const c10::SymFloat divisor = c10::SymFloat(reduced_count("reduction", input, dims)) - correction;
+    const Tensor scaled = grad * c10::Scalar(c10::SymFloat(2.0) / divisor);
+    if (kind == CUDA_OPS_VAR)
+        return scaled;
+    const Tensor is_zero = result == 0, twice = 2 * at::where(is_zero, at::ones_like(result), result);
+    return at::where(is_zero, at::zeros_like(scaled), scaled / twice);
 }
 
 // The gradient of the result by each element of input, which is cast to the type of the result.
@@ -325,9 +334,8 @@ Tensor slope_of(cuda_ops_reduction_kind kind, const Tensor &given, const Tensor 
     case CUDA_OPS_NORM:
         return norm_slope(input, result, parameter, dims);
     case CUDA_OPS_VAR:
-        return var_slope(input, dims, parameter);
     case CUDA_OPS_STD:
-        return std_slope(input, result, dims, parameter);
+        return var_slope(input, dims);
     default:
         return extreme_slope(input, result, dims);
     }
@@ -339,17 +347,21 @@ Tensor slope_of(cuda_ops_reduction_kind kind, const Tensor &given, const Tensor 
 static Tensor reduction_backward(const Tensor &grad_output, const Tensor &input, const Tensor &output, int64_t kind,
                                  std::optional<double> parameter, Dims dims, bool keepdim)
 {
-    const Tensor slope =
-        slope_of(static_cast<cuda_ops_reduction_kind>(kind), input, output, dims, keepdim, parameter.value_or(0));
-    return (slope * restored_like(grad_output, input, dims, keepdim)).to(input.scalar_type());
+    const auto which = static_cast<cuda_ops_reduction_kind>(kind);
+    const double number = parameter.value_or(0);
+    const Tensor slope = slope_of(which, input, output, dims, keepdim, number);
+    const Tensor grad = restored_like(grad_output, input, dims, keepdim);
+    const Tensor result = restored_like(output, input, dims, keepdim);
+    return (slope * scaled_as_var(which, grad, input, result, dims, number)).to(input.scalar_type());
 }
 
 static Tensor reduction_tangent(const Tensor &tangent, const Tensor &input, const Tensor &output, int64_t kind,
                                 std::optional<double> parameter, Dims dims, bool keepdim)
 {
-    const Tensor slope =
-        slope_of(static_cast<cuda_ops_reduction_kind>(kind), input, output, dims, keepdim, parameter.value_or(0));
-    return (slope * tangent).sum(dims, keepdim).to(output.scalar_type());
+    const auto which = static_cast<cuda_ops_reduction_kind>(kind);
+    const double number = parameter.value_or(0);
+    const Tensor sums = (slope_of(which, input, output, dims, keepdim, number) * tangent).sum(dims, keepdim);
+    return scaled_as_var(which, sums, input, output, dims, number).to(output.scalar_type());
 }
 
 static Tensor sum_forward(const Tensor &input, Dims dim, bool keepdim, Type dtype)
@@ -369,6 +381,9 @@ static Tensor prod_forward(const Tensor &input, Dims dim, bool keepdim, Type dty
 
 static Tensor vector_norm_forward(const Tensor &input, double p, Dims dim, bool keepdim, Type dtype)
 {
+    // The square of a tiny element is 0; of one alone the norm is its absolute value.
+    if (p == 2 && reduced_count("norm", input, dim) == 1)
+        p = std::numeric_limits<double>::infinity();
     return reduce("norm", input, dim, keepdim, CUDA_OPS_NORM, p, dtype);
 }
 

@@ -125,9 +125,9 @@ class _Composed:
             else:
                 scores = scores + mask.to(self.dtype)
         scores = scores.masked_fill(unseen, -math.inf)
-        self.logsumexp = torch.logsumexp(scores, -1)
-        base = self.logsumexp.masked_fill(self.logsumexp == -math.inf, 0.0)
-        self.weights = torch.exp(scores - base.unsqueeze(-1))
+        # Of scores less their maximum: a logsumexp of 1e4 is rounded by 1e-3, by which the weights would be wrong.
+        hidden = (scores == -math.inf).all(-1, keepdim=True)
+        self.weights = torch.softmax(scores.masked_fill(hidden, 0.0), -1).masked_fill(hidden, 0.0)
         self.factors = _dropout_factors(self.weights, state, dropout)
 
     def of_queries(self, tensor):

@@ -133,6 +133,28 @@ def test_gradients_of_products_of_zeros(device):
     assert grad.tolist() == [[0, 6, 0], [0, 0, 0], [8, 4, 2]]
 
 
+def test_the_norm_of_one_element_is_its_absolute_value(device):
+    """Though the square of a tiny one is 0."""
+    x = torch.tensor([[-1e-30], [0.0], [3.0]], device=device, requires_grad=True)
+    norms = F.norm(x, dim=1)
+    assert norms.tolist() == x.detach().abs()[:, 0].tolist()
+    assert torch.autograd.grad(norms.sum(), x)[0].tolist() == [[-1.0], [0.0], [1.0]]
+
+
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom is <= 0")
+def test_second_derivatives_of_variances_of_as_many_as_the_correction(device):
+    """A divisor of 0, and PyTorch's infinities and NaN of it."""
+    x = torch.tensor([[1.0, 2.0, 6.0], [3.0, 3.0, 3.0]], device=device, requires_grad=True)
+    grad = torch.tensor([1.0, -2.0], device=device, requires_grad=True)
+    found = []
+    for var in (F.var, torch.var):
+        (first,) = torch.autograd.grad(var(x, dim=1, correction=3), x, grad, create_graph=True)
+        weights = torch.tensor([[1.0, 2.0, -0.5], [1.0, 0.0, 0.0]], device=device)
+        found.append([first, *torch.autograd.grad(first, (x, grad), weights)])
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
 def test_variances_of_few(device):
     assert F.var(torch.ones(3, 1, device=device), 1).isnan().all()
     assert F.var(torch.ones(3, 1, device=device), 1, correction=0).tolist() == [0, 0, 0]

@@ -127,8 +127,9 @@ SPEC = OpSpec(
     cancels=True,
     # Of equal keys all weights are equal, and the gradients of query and key are nothing but rounding.
     expanded_dim=-1,
-    # Those of scaled_dot_product_attention, of operands that a product has rounded.
-    relative_norm={torch.float32: 2e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1},
+    # Those of scaled_dot_product_attention, of operands that a product has rounded; in float16 twice the error of
+    # PyTorch's flash attention (0.021: the query's gradient of 'no batch' with expanded operands, which cancels).
+    relative_norm={torch.float32: 2e-5, torch.float16: 4.2e-2, torch.bfloat16: 1.2e-1},
     # Which of infinity times a weight of 0 are computed depends on the tiles.
     nonfinite=False,
     bad=[

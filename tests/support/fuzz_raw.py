@@ -352,7 +352,7 @@ def sanitizer(device):
     tool = shutil.which("compute-sanitizer") if device == "cuda" else None
     if device == "cuda" and tool is None:
         print("compute-sanitizer is not on PATH: on the GPU only what PyTorch itself is told is seen", flush=True)
-    return [tool, "--error-exitcode", "77", "--exit-on-error", "yes"] if tool else []
+    return [tool, "--error-exitcode", "77"] if tool else []
 
 
 if __name__ == "__main__":
