@@ -37,6 +37,8 @@ struct MatrixLayout {
 
 static MatrixLayout layout_of(const Tensor &matrix)
 {
+    if (matrix.numel() == 0) // whose strides mean nothing, and contiguous() leaves them
+        return {true, false, std::max<int64_t>(1, matrix.size(-1)), 0};
     const int64_t stride = matrix.dim() == 3 && matrix.size(0) > 1 ? matrix.stride(0) : 0;
     if (!matrix.is_neg())
         for (int transposed = 0; transposed < 2; transposed++) {

@@ -195,6 +195,13 @@ def test_large_kernels_and_depths(device):
         check_against_native(tensors_of(device, torch.float32, input, weight), arguments)
 
 
+@pytest.mark.parametrize("taps", [13, 14, 15, 16])
+def test_weight_gradients_of_many_places_and_few_channels(device, taps):
+    """Gathered in blocks: one that was rounded up over its buffer read the gradient's memory for the input's."""
+    for dtype in (torch.float32, torch.float64):
+        check_against_native(tensors_of(device, dtype, (64, 15, 1, 79), (2, 15, 1, taps)), {"padding": (0, taps // 2)})
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_follows_sizes(device, dynamic):
     """One compiled function for several sizes and both formats, forward and backward."""

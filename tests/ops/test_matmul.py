@@ -96,6 +96,29 @@ def test_random_shapes(device_dtype):
             assert_products_close(*found, terms, f"{left} {right}: {name}")
 
 
+def empty_views(make, rows, columns):
+    """A matrix, in the layouts that an empty one's strides can have."""
+    yield make(rows, columns)
+    yield make(columns, rows).mT
+    yield make(rows, columns + 3)[:, :columns]
+    yield make(2 * rows, columns)[::2]
+    yield make(1, 1).expand(rows, 1)[:, :columns] if columns < 2 else make(rows, 2 * columns)[:, ::2]
+
+
+@pytest.mark.parametrize("batch", [None, 0, 3])
+def test_empty_dimensions(device_dtype, batch):
+    """A sum of no terms is 0, and so are the gradients that such a product has."""
+    make = Make(*device_dtype, requires_grad=True)
+    for rows, depth, columns in [(14, 0, 31), (32, 9, 0), (0, 9, 4), (1, 0, 1), (0, 0, 0)]:
+        for a in empty_views(make, rows, depth):
+            for b in empty_views(make, depth, columns):
+                left, right = (t if batch is None else t.expand(batch, *t.shape) for t in (a, b))
+                output = matmul(left, right)
+                assert output.shape == torch.matmul(left, right).shape and not output.any()
+                for grad, tensor in zip(torch.autograd.grad(output.sum(), (a, b)), (a, b), strict=True):
+                    assert grad.shape == tensor.shape and not grad.any()
+
+
 def test_only_the_wanted_gradient_is_computed(device):
     make = Make(device, torch.float32)
     for wanted in (0, 1):

@@ -73,11 +73,11 @@ static size_t size_of(cuda_ops_dtype dtype)
     return dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
 }
 
-/* Sizes of equal blocks, at most `most` and a multiple of `unit` (or all there is). */
+/* The size of equal blocks, at most `most`, and if that is a unit or more a multiple of `unit` (or all there is). */
 static int64_t even_block(int64_t size, int64_t most, int64_t unit)
 {
-    const int64_t blocks = max_i64(1, ceil_div_i64(size, max_i64(1, most)));
-    return max_i64(1, min_i64(size, round_up_i64(ceil_div_i64(size, blocks), unit)));
+    const int64_t step = most < unit ? 1 : unit, blocks = ceil_div_i64(size, max_i64(1, most / step * step));
+    return max_i64(1, min_i64(size, round_up_i64(ceil_div_i64(size, max_i64(1, blocks)), step)));
 }
 
 /* A stride phase: its lattice, and where its taps are in the weight. */
@@ -165,7 +165,7 @@ static int64_t channel_block(const struct product *p, const struct blocks *block
     const int64_t units = blocks->count * p->groups;
     const int64_t pieces =
         min_i64(ceil_div_i64(FEWEST_UNITS, max_i64(1, units)), max_i64(1, p->target_channels / (2 * FEWEST_CHANNELS)));
-    return even_block(p->target_channels, ceil_div_i64(p->target_channels, pieces), 12);
+    return max_i64(1, min_i64(p->target_channels, round_up_i64(ceil_div_i64(p->target_channels, pieces), 12)));
 }
 
 static int64_t phase_units(const struct product *p, const struct phase *phase, bool channels_last)
@@ -211,7 +211,7 @@ static struct weight_cut weight_cut(const struct product *p, const struct phase 
     }
     cut.depth_block = depth_block(phase->depth, cut.blocks.size, dtype);
     if (phase->depth >= 8 * 96)
-        cut.depth_block = min_i64(cut.depth_block, even_block(phase->depth, phase->depth / 8, 96));
+        cut.depth_block = min_i64(cut.depth_block, round_up_i64(ceil_div_i64(phase->depth, 8), 96));
     else
         cut.depth_block = even_block(phase->depth, cut.depth_block, 96);
     cut.depth_blocks = ceil_div_i64(phase->depth, cut.depth_block);
