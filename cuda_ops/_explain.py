@@ -24,6 +24,7 @@ from torch._prims_common import suggest_memory_format
 from . import _library
 from ._errors import UserError
 from ._table import print_table
+from ._tf32 import tf32
 
 # Multiprocessors and bytes of shared memory a block, where only the capability is given: of a T4, A100, A40, L40 and
 # H200, and of a B200.
@@ -818,23 +819,17 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def main(args) -> int:
     for call in args.calls:
-        op, positional, named, tf32 = parse_call(call)
-        flags = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = [flag.allow_tf32 for flag in flags]
+        op, positional, named, allowed = parse_call(call)
         try:
-            for flag in flags:
-                flag.allow_tf32 = tf32
-            explain(
-                op,
-                *positional,
-                capability=args.capability,
-                multiprocessors=args.multiprocessors,
-                shared_memory=args.shared_memory,
-                **named,
-            )
+            with tf32(allowed):
+                explain(
+                    op,
+                    *positional,
+                    capability=args.capability,
+                    multiprocessors=args.multiprocessors,
+                    shared_memory=args.shared_memory,
+                    **named,
+                )
         except (NotImplementedError, RuntimeError, TypeError, ImportError) as error:
             raise UserError(str(error)) from None
-        finally:
-            for flag, value in zip(flags, before, strict=True):
-                flag.allow_tf32 = value
     return 0
