@@ -29,10 +29,30 @@ int64_t cuda_ops_embedding_find_bad_index_cpu(const void *indices, int index_byt
     return -1;
 }
 
+/* Rows are copied, whatever their bits mean, but for a row that is not there. */
+static void copy_rows_of_halves(uint16_t *output, const uint16_t *weight, const void *indices, int index_bytes,
+                                int64_t rows, int64_t cols, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; cols > 0 && i < end; i++) {
+        const int64_t index = index_at(indices, index_bytes, i);
+        uint16_t *const row = output + i * cols;
+        if (0 <= index && index < rows)
+            memcpy(row, weight + index * cols, (size_t)cols * sizeof *row);
+        else
+            memset(row, 0xff, (size_t)cols * sizeof *row); /* a NaN in both types */
+    }
+}
+
 cuda_ops_status cuda_ops_embedding_forward_cpu(void *output, const void *weight, const void *indices, int index_bytes,
                                                int64_t rows, int64_t cols, int64_t begin, int64_t end,
                                                cuda_ops_dtype dtype)
 {
+    if (dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16) {
+        const cuda_ops_status status = check_indexed(index_bytes, CUDA_OPS_FLOAT32);
+        if (status == CUDA_OPS_SUCCESS)
+            copy_rows_of_halves(output, weight, indices, index_bytes, rows, cols, begin, end);
+        return status;
+    }
     const cuda_ops_status status = check_indexed(index_bytes, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;

@@ -18,6 +18,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -58,10 +59,12 @@ void launch_activation(const Activation &activation, const Tensor &output, const
                         cuda_ops_activation_forward_cuda(output.data_ptr(), x.const_data_ptr(), x.numel(), f.function,
                                                          f.first, f.second, dtype, current_stream(f.op)));
     else
-        parallel_ranges(f.op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_activation_forward_cpu(output.data_ptr(), x.const_data_ptr(), begin, end, f.function,
-                                                   f.first, f.second, dtype);
-        });
+        parallel_elements(
+            f.op, x.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_activation_forward_cpu(to, from, begin, end, f.function, f.first, f.second, type);
+            },
+            writes(output), reads(x));
 }
 
 Tensor activation_forward(const Activation &f, const Tensor &input)
@@ -108,10 +111,13 @@ Tensor activation_backward(const Activation &activation, const Tensor &grad_outp
                                                               x.const_data_ptr(), x.numel(), f.function, f.first,
                                                               f.second, dtype, current_stream(op)));
     else
-        parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_activation_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                    begin, end, f.function, f.first, f.second, dtype);
-        });
+        parallel_elements(
+            op, x.numel(), dtype,
+            [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_activation_backward_cpu(to, grad, from, begin, end, f.function, f.first, f.second,
+                                                        type);
+            },
+            writes(grad_input), reads(g), reads(x));
     return grad_input;
 }
 
@@ -421,7 +427,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
         backward_saved<softplus_second, double, double>);
     CUDA_OPS_IMPLEMENT(library, "softplus_forward", Softplus::forward);
     CUDA_OPS_IMPLEMENT(library, "softplus_backward", Softplus::backward);
-    CUDA_OPS_AUTOCAST(library, "softplus_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "softplus_forward", FLOAT32_ON_CUDA);
     FORWARD_DERIVATIVES(library, "softplus", "input", ", beta, threshold");
     BACKWARD_DERIVATIVES(library, "softplus_backward", "input", ", beta, threshold");
 }

@@ -24,7 +24,7 @@ static void check_adam_states(const char *name, const at::TensorList states, con
     TORCH_CHECK(states.size() == params.size(), "adam: expected as many ", name, " as params, ", params.size(),
                 ", got ", states.size());
     const at::ScalarType type = params[0].scalar_type(), state_type = states[0].scalar_type();
-    const bool half = type == at::kHalf || type == at::kBFloat16;
+    const bool half = is_half(type);
     TORCH_CHECK(state_type == type || (half && state_type == at::kFloat), "adam: expected ", name,
                 " to have the dtype of params, ", c10::getDtypeNames(type).first, half ? ", or float32" : "", ", got ",
                 c10::getDtypeNames(state_type).first);
@@ -80,12 +80,15 @@ static void adam_cpu(const std::vector<AdamEntry> &entries, const std::vector<do
 {
     for (size_t i = 0; i < entries.size(); i++) {
         const AdamEntry &entry = entries[i];
-        void *const largest = entry.largest.defined() ? entry.largest.data_ptr() : nullptr;
-        parallel_ranges("adam", entry.param.numel(), ELEMENTWISE_GRAIN / 4, [&](int64_t begin, int64_t end) {
-            return cuda_ops_adam_cpu(entry.param.data_ptr(), entry.grad.data_ptr(), entry.exp_avg.data_ptr(),
-                                     entry.exp_avg_sq.data_ptr(), largest, steps[i], grad_scale, &options, begin, end,
-                                     dtype);
-        });
+        parallel_rows(
+            "adam", entry.param.numel(), 1, ELEMENTWISE_GRAIN / 4, dtype,
+            [&](void *param, void *grad, void *exp_avg, void *exp_avg_sq, void *largest, int64_t begin, int64_t end,
+                cuda_ops_dtype type) {
+                return cuda_ops_adam_cpu(param, grad, exp_avg, exp_avg_sq, largest, steps[i], grad_scale, &options,
+                                         begin, end, type);
+            },
+            updates(entry.param), grad_scale != 1 ? updates(entry.grad) : reads(entry.grad), updates(entry.exp_avg),
+            updates(entry.exp_avg_sq), updates(entry.largest));
     }
 }
 

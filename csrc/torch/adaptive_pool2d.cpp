@@ -34,16 +34,6 @@ static cuda_ops_adaptive_pool2d make_adaptive(const char *op, at::IntArrayRef si
     return {dim == 4 ? sizes[0] : 1, sizes[dim - 3], axis(0), axis(1), channels_last};
 }
 
-// As parallel_pool2d, over planes or over rows of `rows` to the image.
-template <typename Kernel>
-static void parallel_adaptive(const char *op, const cuda_ops_adaptive_pool2d &pool, int64_t rows, int64_t elements,
-                              const Kernel &kernel)
-{
-    const int64_t units = pool.channels_last ? pool.batch * rows : pool.batch * pool.channels;
-    parallel_ranges(op, units, std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / std::max<int64_t>(elements, 1)),
-                    kernel);
-}
-
 static Tensor adaptive_avg_pool2d_forward(const Tensor &input, at::IntArrayRef output_size)
 {
     const char *const op = "adaptive_avg_pool2d";
@@ -65,10 +55,12 @@ static Tensor adaptive_avg_pool2d_forward(const Tensor &input, at::IntArrayRef o
                                                                       x.const_data_ptr(), &pool, dtype,
                                                                       current_stream(op)));
     } else {
-        parallel_adaptive(op, pool, pool.height.output, x.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_adaptive_avg_pool2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), &pool, begin, end,
-                                                            dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.output, x.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_adaptive_avg_pool2d_forward_cpu(to, from, &pool, begin, end, type);
+            },
+            writes(output, pool2d_output(pool)), reads(x, pool2d_input(pool)));
     }
     return output;
 }
@@ -95,10 +87,12 @@ static Tensor adaptive_avg_pool2d_backward(const Tensor &grad_output, at::IntArr
         CUDA_OPS_LAUNCH(op, cuda_ops_adaptive_avg_pool2d_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), &pool,
                                                                        dtype, current_stream(op)));
     else
-        parallel_adaptive(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_adaptive_avg_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), &pool, begin,
-                                                             end, dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.input, grad_input.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_adaptive_avg_pool2d_backward_cpu(to, from, &pool, begin, end, type);
+            },
+            writes(grad_input, pool2d_input(pool)), reads(g, pool2d_output(pool)));
     return grad_input;
 }
 
@@ -122,10 +116,13 @@ static std::tuple<Tensor, Tensor> adaptive_max_pool2d_forward(const Tensor &inpu
                                                                       x.const_data_ptr(), &pool, dtype,
                                                                       current_stream(op)));
     else
-        parallel_adaptive(op, pool, pool.height.output, x.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_adaptive_max_pool2d_forward_cpu(output.data_ptr(), indices.data_ptr<int64_t>(),
-                                                            x.const_data_ptr(), &pool, begin, end, dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.output, x.numel(), dtype,
+            [&](void *to, void *positions, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_adaptive_max_pool2d_forward_cpu(to, static_cast<int64_t *>(positions), from, &pool,
+                                                                begin, end, type);
+            },
+            writes(output, pool2d_output(pool)), writes(indices, pool2d_output(pool)), reads(x, pool2d_input(pool)));
     return {output, indices};
 }
 
@@ -154,11 +151,14 @@ static Tensor adaptive_max_pool2d_backward(const Tensor &grad_output, const Tens
                                                                        positions.const_data_ptr<int64_t>(), &pool,
                                                                        dtype, current_stream(op)));
     else
-        parallel_adaptive(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_adaptive_max_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(),
-                                                             positions.const_data_ptr<int64_t>(), &pool, begin, end,
-                                                             dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.input, grad_input.numel(), dtype,
+            [&](void *to, const void *from, const void *at, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_adaptive_max_pool2d_backward_cpu(to, from, static_cast<const int64_t *>(at), &pool,
+                                                                 begin, end, type);
+            },
+            writes(grad_input, pool2d_input(pool)), reads(g, pool2d_output(pool)),
+            reads(positions, pool2d_output(pool)));
     return grad_input;
 }
 

@@ -6,6 +6,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -39,10 +40,7 @@ static Tensor add2_forward(const Tensor &input, const Tensor &other)
         CUDA_OPS_LAUNCH("add2", cuda_ops_add2_forward_cuda(output.data_ptr(), a.const_data_ptr(), b.const_data_ptr(),
                                                            a.numel(), dtype, current_stream("add2")));
     else
-        parallel_ranges("add2", a.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_add2_forward_cpu(output.data_ptr(), a.const_data_ptr(), b.const_data_ptr(), begin, end,
-                                             dtype);
-        });
+        parallel_elements("add2", a.numel(), dtype, cuda_ops_add2_forward_cpu, writes(output), reads(a), reads(b));
     return output;
 }
 

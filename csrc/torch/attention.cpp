@@ -17,6 +17,7 @@
 #include "cpu_workspace.h"
 #include "dropout_state.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -190,6 +191,12 @@ attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, c
         return {output, logsumexp, state};
     }
     call.output = attention_strides(output);
+    if (is_cpu_half(query)) {
+        const auto [result, sums, drawn] =
+            in_float32(attention_forward, query, key, value, mask, alibi_slopes, scale, diagonal, window_left,
+                       window_right, softcap, dropout, std::optional<Tensor>());
+        return {output.copy_(result), sums, drawn};
+    }
     if (dropout > 0.0)
         call.philox = draw_philox(query.device());
     if (q.is_cuda()) {
@@ -271,6 +278,15 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
         for (const Tensor &grad : grads)
             grad.zero_();
         return grad_scores;
+    }
+    if (is_cpu_half(query)) {
+        std::array<Tensor, 3> computed;
+        const Tensor scores = attention_backward_into(
+            computed, widened(grad_output), grad_logsumexp, widened(query), widened(key), widened(value), widened(mask),
+            alibi_slopes, widened(output), logsumexp, state, options, with_scores);
+        for (size_t i = 0; i < grads.size(); i++)
+            grads[i].copy_(computed[i]);
+        return scores.to(query.scalar_type());
     }
     call.output = attention_strides(o), call.grad_output = attention_strides(g);
     call.grad_query = attention_strides(grad_query);

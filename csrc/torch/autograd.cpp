@@ -395,20 +395,17 @@ class AutocastKernel final : public c10::OperatorKernel
         const c10::impl::ExcludeDispatchKeyGuard guard(
             at::autocast::get_autocast_dispatch_key_from_device_type(device));
         const at::ScalarType dtype =
-            policy == Autocast::FLOAT32 ? at::kFloat : at::autocast::get_autocast_dtype(device);
+            policy == Autocast::FLOAT32 || policy == Autocast::FLOAT32_ON_CUDA
+                ? at::kFloat
+                : at::autocast::get_autocast_dtype(device);
         const size_t count = op.schema().arguments().size(), first = stack->size() - count;
         for (size_t i = first; i < stack->size(); i++) {
             IValue &argument = (*stack)[i];
             if (!argument.isTensor())
                 continue;
             const Tensor &tensor = argument.toTensor();
-            if (tensor.is_floating_point() && tensor.scalar_type() != at::kDouble) {
-                TORCH_CHECK_NOT_IMPLEMENTED(device != c10::DeviceType::CPU || policy == Autocast::FLOAT32,
-                                            display_name(op),
-                                            ": autocast on the CPU is not supported (the CPU backend computes in "
-                                            "float32 and float64)");
+            if (tensor.is_floating_point() && tensor.scalar_type() != at::kDouble)
                 argument = IValue(at::autocast::cached_cast(dtype, tensor, device));
-            }
             if (policy == Autocast::INPUT_ONLY)
                 break;
         }
@@ -447,10 +444,14 @@ void register_derivatives(torch::Library &library, const char *name, std::initia
 
 void register_autocast(torch::Library &library, const char *name, Autocast policy)
 {
-    for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA})
+    const bool cuda_alone = policy == Autocast::FLOAT32_ON_CUDA;
+    for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+        if (cuda_alone && device == c10::DeviceType::CPU)
+            continue;
         library.impl(name, torch::dispatch(at::autocast::get_autocast_dispatch_key_from_device_type(device),
                                            torch::CppFunction::makeFromBoxedFunctor(
                                                std::make_unique<AutocastKernel>(policy, device))));
+    }
 }
 
 } // namespace cuda_ops

@@ -52,6 +52,7 @@ enum class Autocast {
     LOWER_PRECISION, // all floating-point tensors but float64: to autocast's dtype
     INPUT_ONLY,      // the first tensor to autocast's dtype; the op takes float32 parameters beside it
     FLOAT32,         // all floating-point tensors but float64: to float32
+    FLOAT32_ON_CUDA, // likewise, but on the CPU the op computes in the dtype that it is given
 };
 
 // Registers the op's derivatives. `name` without the namespace.
@@ -70,7 +71,8 @@ c10::TypedOperatorHandle<Signature> registered_op(const char *name)
 // a tangent.
 bool is_differentiated_further(at::TensorList tensors);
 
-// Registers what torch.autocast casts. On the CPU, whose kernels know no halves, lower precision is an error.
+// Registers what torch.autocast casts. PyTorch's lists are not the same for both devices: on the CPU softmax, norms and
+// sums of halves are halves.
 void register_autocast(torch::Library &library, const char *name, Autocast policy);
 
 } // namespace cuda_ops

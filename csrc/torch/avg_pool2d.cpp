@@ -38,10 +38,12 @@ static Tensor avg_pool2d_forward(const Tensor &input, at::IntArrayRef kernel_siz
         CUDA_OPS_LAUNCH(op, cuda_ops_avg_pool2d_forward_cuda(output.data_ptr(), x.const_data_ptr(), &pool,
                                                              count_include_pad, divisor, dtype, current_stream(op)));
     else
-        parallel_pool2d(op, pool, pool.height.output, x.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_avg_pool2d_forward_cpu(output.data_ptr(), x.const_data_ptr(), &pool, count_include_pad,
-                                                   divisor, begin, end, dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.output, x.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_avg_pool2d_forward_cpu(to, from, &pool, count_include_pad, divisor, begin, end, type);
+            },
+            writes(output, pool2d_output(pool)), reads(x, pool2d_input(pool)));
     return output;
 }
 
@@ -69,10 +71,12 @@ static Tensor avg_pool2d_backward(const Tensor &grad_output, at::IntArrayRef inp
         CUDA_OPS_LAUNCH(op, cuda_ops_avg_pool2d_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), &pool,
                                                               count_include_pad, divisor, dtype, current_stream(op)));
     else
-        parallel_pool2d(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_avg_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), &pool, count_include_pad,
-                                                    divisor, begin, end, dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.input, grad_input.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_avg_pool2d_backward_cpu(to, from, &pool, count_include_pad, divisor, begin, end, type);
+            },
+            writes(grad_input, pool2d_input(pool)), reads(g, pool2d_output(pool)));
     return grad_input;
 }
 

@@ -12,6 +12,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 #include "running_statistics.h"
 
 namespace cuda_ops
@@ -115,9 +116,7 @@ static void update(const char *op, const RunningStatistics &running, const Tenso
                                                             variance.const_data_ptr<double>(), mean.numel(), count,
                                                             to.momentum, to.dtype, current_stream(op)));
     else if (to.mean)
-        check_status(op, cuda_ops_batch_norm_update_cpu(to.mean, to.variance, mean.const_data_ptr<double>(),
-                                                        variance.const_data_ptr<double>(), mean.numel(), count,
-                                                        to.momentum, to.dtype));
+        running.update_cpu(op, mean.const_data_ptr<double>(), variance.const_data_ptr<double>(), mean.numel(), count);
     running.count_batch();
     running.finish();
 }
@@ -167,6 +166,13 @@ forward_training(const Tensor &input, const std::optional<Tensor> &weight, const
                             l.outer, l.channels, l.inner, eps, dtype, parameters.dtype, current_stream(op)));
         update(op, running, mean, variance, l.outer * l.inner);
         return {output, mean, variance};
+    }
+    if (is_half(dtype)) {
+        const auto [result, its_mean, its_variance] =
+            in_float32(forward_training, x, weight, bias, std::optional<Tensor>(), std::optional<Tensor>(),
+                       std::optional<Tensor>(), momentum, eps);
+        update(op, running, its_mean, its_variance, l.outer * l.inner);
+        return {result.to(x.scalar_type()), its_mean, its_variance};
     }
     const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
     parallel_ranges(op, blocks, grain_of(l, blocks), [&](int64_t begin, int64_t end) {
@@ -228,6 +234,8 @@ static Tensor forward_inference(const char *op, const Tensor &input, const std::
                             l.channels, l.inner, eps, dtype, parameters.dtype, statistics_dtype, current_stream(op)));
         return output;
     }
+    if (is_half(dtype))
+        return in_float32(forward_inference, op, x, weight, bias, mean, variance, eps).to(x.scalar_type());
     check_status(op, cuda_ops_batch_norm_prepare_inference_cpu(
                          workspace.data_ptr(), parameters.weight_data(), parameters.bias_data(), mean.const_data_ptr(),
                          variance.const_data_ptr(), l.outer, l.channels, l.inner, eps, dtype));
@@ -302,6 +310,12 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
                                 m.const_data_ptr(), v.const_data_ptr(), l.outer, l.channels, l.inner, eps, training,
                                 dtype, parameter_dtype, statistics_dtype, current_stream(op)));
         return {grad_input, grad_weight, grad_bias};
+    }
+    if (is_half(dtype)) {
+        const auto [to_input, to_weight, to_bias] =
+            in_float32(batch_norm_backward, g, x, weight, m, v, training, eps,
+                       std::optional<at::ScalarType>(at::kFloat), wanted);
+        return {to_input.to(x.scalar_type()), to_weight.to(parameter_type), to_bias.to(parameter_type)};
     }
     TORCH_CHECK(parameter_dtype == dtype, op, ": expected parameter_dtype to be that of input on the CPU, got ",
                 parameter_type);

@@ -25,7 +25,8 @@ namespace cuda_ops
 
 using at::Tensor;
 
-// The C API's dtype of a tensor. Refuses dtypes without kernels: integers and complex; on the CPU float16 and bfloat16.
+// The C API's dtype of a tensor. Refuses dtypes without kernels: integers and complex. (What the CPU does with float16
+// and bfloat16: halves.h.)
 cuda_ops_dtype check_dtype(const char *op, const char *argument, const Tensor &tensor);
 
 // Same device and dtype as `reference`, or an error that names both.

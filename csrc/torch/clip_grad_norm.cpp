@@ -90,9 +90,12 @@ static Tensor clip_grad_norm_partials(at::TensorList grads, double norm_type)
             parallel_ranges(op, own, 1, [&](int64_t begin, int64_t end) {
                 cuda_ops_status status = CUDA_OPS_SUCCESS;
                 for (int64_t task = begin; task < end && status == CUDA_OPS_SUCCESS; task++)
-                    status =
-                        cuda_ops_grad_norm_partial_cpu(next + task, list.pointers[i], norm_type, task * GRADIENT_TASK,
-                                                       std::min((task + 1) * GRADIENT_TASK, count), list.dtype);
+                    status = call_rows(
+                        list.dtype, task * GRADIENT_TASK, std::min((task + 1) * GRADIENT_TASK, count),
+                        [&](const void *from, int64_t first, int64_t last, cuda_ops_dtype type) {
+                            return cuda_ops_grad_norm_partial_cpu(next + task, from, norm_type, first, last, type);
+                        },
+                        reads(list.tensors[i]));
                 return status;
             });
             next += own;
@@ -135,9 +138,12 @@ static Tensor clip_grad_norm_scale_(at::TensorList grads, const Tensor &partials
         const double factor = cuda_ops_clip_factor_cpu(value, max_norm);
         for (const GradientsAlike &list : lists)
             for (int64_t i = 0; i < list.size(); i++)
-                parallel_ranges(op, list.counts[i], ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-                    return cuda_ops_clip_grad_cpu(list.pointers[i], factor, begin, end, list.dtype);
-                });
+                parallel_elements(
+                    op, list.counts[i], list.dtype,
+                    [&](void *grad, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                        return cuda_ops_clip_grad_cpu(grad, factor, begin, end, type);
+                    },
+                    updates(list.tensors[i]));
     }
     const at::AutoDispatchBelowADInplaceOrView below;
     std::vector<size_t> next(lists.size(), 0); // of each list, the gradient that is the next one's copy

@@ -21,6 +21,7 @@
 #include "cpu_workspace.h"
 #include "cuda_ops/conv_transpose2d.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -298,6 +299,9 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
                                                          dtype, current_stream(op)));
         return output;
     }
+    if (is_half(dtype))
+        return conv2d_forward(op, widened(x), widened(w), widened(bias), parameters, channels_last)
+            .to(x.scalar_type());
     const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype);
     parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes, begin,
@@ -348,6 +352,9 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return bias.defined() ? grad_input.add_(bias.view({-1, 1, 1})) : grad_input;
     }
+    if (is_half(dtype))
+        return conv2d_backward_input(op, widened(g), widened(w), input_size, channels_last, parameters, widened(bias))
+            .to(g.scalar_type());
     const void *const bias_data = bias.defined() ? bias.const_data_ptr() : nullptr;
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype);
     parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
@@ -404,6 +411,9 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
                                 run.workspace.mutable_data_ptr(), run.path, dtype, current_stream(op)));
         return grad_weight;
     }
+    if (is_half(dtype))
+        return conv2d_backward_weight(op, widened(g), widened(x), weight_size, channels_last, parameters)
+            .to(g.scalar_type());
     const CpuRun run(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype);
     parallel_ranges(op, run.plan.count, 1, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_backward_weight_cpu(grad_weight.data_ptr(), run.prepared, g.const_data_ptr(),
@@ -444,6 +454,8 @@ static Tensor conv2d_backward_bias(const Tensor &grad_output, at::OptionalIntArr
                                 workspace.mutable_data_ptr(), dtype, current_stream(op)));
         return grad_bias;
     }
+    if (is_half(dtype))
+        return in_float32(conv2d_backward_bias, image, size).to(g.scalar_type());
     parallel_ranges(op, channels, std::max<int64_t>(1, ELEMENTWISE_GRAIN / (batch * pixels)),
                     [&](int64_t begin, int64_t end) {
                         return cuda_ops_conv2d_backward_bias_cpu(grad_bias.data_ptr(), g.const_data_ptr(), batch,

@@ -108,7 +108,9 @@ static Plan plan_of(const Problem &problem, bool cuda, cuda_ops_dtype dtype)
     plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = plan.cuda.makes_grad_input = 1;
     plan.cuda.statistics = 2 * problem.conv.out_channels;
     if (!cuda) {
-        if (const auto block = conv_block_sizes(problem.conv, problem.pool, dtype)) {
+        // The CPU computes halves in float32 (halves.h).
+        const cuda_ops_dtype computed = is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype;
+        if (const auto block = conv_block_sizes(problem.conv, problem.pool, computed)) {
             plan.kind = Plan::CPU_BLOCK;
             plan.cuda.keeps_conv_output = plan.cuda.keeps_maximum = problem.conv.in_channels > 1;
             plan.cuda.statistics = conv_block_statistics(*block);
@@ -332,6 +334,20 @@ conv_bn_relu_pool_training(const Tensor &input, const Tensor &weight, const std:
                                     CHANNEL);
     const Plan plan = plan_of(problem, input.is_cuda(), dtype);
     const bool keeps_conv_output = plan.cuda.keeps_conv_output;
+    if (is_cpu_half(input) && !problem.empty()) {
+        // With running statistics as float32 of their own, which are then rounded once.
+        const std::optional<Tensor> new_mean = widened(running_mean), new_variance = widened(running_var);
+        const auto [result, its_conv_output, its_argmax, its_maximum, its_statistics] =
+            in_float32(conv_bn_relu_pool_training, input, weight, bias, bn_weight, bn_bias, new_mean, new_variance,
+                       num_batches_tracked, momentum, eps, geometry);
+        const at::ScalarType type = input.scalar_type();
+        if (is_half(running.statistics.dtype) && new_mean) {
+            round_back(running.mean, *new_mean);
+            round_back(running.variance, *new_variance);
+            running.finish();
+        }
+        return {result.to(type), its_conv_output.to(type), its_argmax, its_maximum.to(type), its_statistics};
+    }
 
     const auto options = input.options();
     Tensor output = empty(problem.output_size(), options.memory_format(problem.format()));
@@ -414,6 +430,10 @@ static Tensor conv_bn_relu_pool_inference(const Tensor &input, const Tensor &wei
     Tensor output = empty(problem.output_size(), input.options().memory_format(problem.format()));
     if (problem.empty())
         return output;
+    if (is_cpu_half(input))
+        return in_float32(conv_bn_relu_pool_inference, input, weight, bias, bn_weight, bn_bias, running_mean,
+                          running_var, eps, geometry)
+            .to(input.scalar_type());
     const Tensor mean = running_mean.contiguous(), variance = running_var.contiguous();
     const Tensor conv_output = conv2d_forward(op, input, weight.to(input.scalar_type()), in_dtype_of(bias, input),
                                               problem.parameters, problem.pool.channels_last);
@@ -516,6 +536,14 @@ conv_bn_relu_pool_backward(const Tensor &grad_output, const Tensor &input, const
             grad_input = empty(input.sizes(), input.options().memory_format(input.suggest_memory_format()));
         Tensor grad_weight = empty(weight.sizes(), weight.options().memory_format(memory_format(weight_channels_last)));
         return {grad_input, grad_weight.zero_(), grad_bias.zero_(), grad_bn_weight.zero_(), grad_bn_bias.zero_()};
+    }
+    if (is_cpu_half(input)) {
+        const auto [to_input, to_weight, to_bias, to_bn_weight, to_bn_bias] =
+            in_float32(conv_bn_relu_pool_backward, grad_output, input, weight, bias, bn_weight, bn_bias, conv_output,
+                       argmax, maximum, statistics, eps, geometry, needs_grad_input);
+        return {to_input.to(input.scalar_type()), to_weight.to(weight.scalar_type()),
+                to_bias.to(grad_bias.scalar_type()), to_bn_weight.to(grad_bn_weight.scalar_type()),
+                to_bn_bias.to(grad_bn_bias.scalar_type())};
     }
     const at::MemoryFormat format = problem.format();
     const Tensor g = grad_output.contiguous(format), kept_argmax = argmax.contiguous(format),

@@ -109,13 +109,27 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
     }
     if (!p.has_probabilities)
         check_targets_cpu(op, p.target, shape, ignore_index);
-    void *losses = p.reduction == CUDA_OPS_REDUCTION_NONE ? loss.data_ptr() : nullptr;
+    if (is_cpu_half(p.input) && shape.inner != 1) { // as a whole: a task may end within a row
+        const auto [result, its_statistics, total] =
+            in_float32(cross_entropy_forward, p.input, target, weight, reduction, ignore_index, label_smoothing);
+        return {result.to(p.input.scalar_type()), its_statistics, total};
+    }
+    const Tensor class_weight = widened(p.weight);
+    const Tensor losses = p.reduction == CUDA_OPS_REDUCTION_NONE ? loss : Tensor();
     reduce_columns_cpu(
         op, loss, total_weight, shape, p.reduction, p.dtype, [&](double *partial, int64_t begin, int64_t end) {
-            return cuda_ops_cross_entropy_forward_cpu(losses, partial, statistics.data_ptr(), p.input.const_data_ptr(),
-                                                      p.indices(), p.probabilities(), pointer_or_null(p.weight),
-                                                      shape.columns(), shape.classes, shape.inner, begin, end,
-                                                      ignore_index, label_smoothing, p.dtype);
+            return call_rows(
+                p.dtype, begin, end,
+                [&](void *to, void *its_statistics, const void *x, const void *classes, const void *probabilities,
+                    int64_t first, int64_t last, cuda_ops_dtype type) {
+                    return cuda_ops_cross_entropy_forward_cpu(
+                        to, partial, its_statistics, x, static_cast<const int64_t *>(classes), probabilities,
+                        pointer_or_null(class_weight), shape.columns(), shape.classes, shape.inner, first, last,
+                        ignore_index, label_smoothing, type);
+                },
+                writes(losses), writes(statistics), reads(p.input, shape.classes),
+                reads(p.has_probabilities ? Tensor() : p.target),
+                reads(p.has_probabilities ? p.target : Tensor(), shape.classes));
         });
     return results();
 }
@@ -148,12 +162,21 @@ static Tensor cross_entropy_backward(const Tensor &grad_output, const Tensor &in
                                 total_weight.const_data_ptr(), shape.outer, shape.classes, shape.inner, ignore_index,
                                 label_smoothing, p.reduction, p.dtype, current_stream(op)));
     } else {
-        parallel_ranges(op, shape.columns(), columns_per_task(shape), [&](int64_t begin, int64_t end) {
-            return cuda_ops_cross_entropy_backward_cpu(
-                grad_input.data_ptr(), g.const_data_ptr(), p.input.const_data_ptr(), p.indices(), p.probabilities(),
-                pointer_or_null(p.weight), statistics.const_data_ptr(), total_weight.const_data_ptr(), shape.columns(),
-                shape.classes, shape.inner, begin, end, ignore_index, label_smoothing, p.reduction, p.dtype);
-        });
+        const bool each = p.reduction == CUDA_OPS_REDUCTION_NONE;
+        const Tensor class_weight = widened(p.weight), shared = widened(g);
+        const int64_t row = shape.classes * shape.inner;
+        parallel_rows(
+            op, shape.columns(), shape.inner, columns_per_task(shape), p.dtype,
+            [&](void *to, const void *grad, const void *x, const void *classes, const void *probabilities,
+                const void *its_statistics, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_cross_entropy_backward_cpu(
+                    to, each ? grad : shared.const_data_ptr(), x, static_cast<const int64_t *>(classes), probabilities,
+                    pointer_or_null(class_weight), its_statistics, total_weight.const_data_ptr(), shape.columns(),
+                    shape.classes, shape.inner, begin, end, ignore_index, label_smoothing, p.reduction, type);
+            },
+            writes(grad_input, row), reads(each ? g : Tensor(), shape.inner), reads(p.input, row),
+            reads(p.has_probabilities ? Tensor() : p.target, shape.inner),
+            reads(p.has_probabilities ? p.target : Tensor(), row), reads(statistics, shape.inner));
     }
     return grad_input;
 }

@@ -7,6 +7,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -40,6 +41,8 @@ static Tensor cumsum_forward(const Tensor &given, int64_t dim, std::optional<at:
                                                  cols, inner, reverse, type, current_stream(op)));
         return output;
     }
+    if (is_half(type))
+        return in_float32(cumsum_forward, x, dim, std::optional<at::ScalarType>(), reverse).to(x.scalar_type());
     const int64_t units = cuda_ops_cumsum_units_cpu(outer, inner);
     const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / x.numel());
     parallel_ranges(op, units, grain, [&](int64_t begin, int64_t end) {
@@ -62,7 +65,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("cumsum_backward(Tensor grad_output, int dim, ScalarType dtype, bool reverse) -> Tensor",
                 cuda_ops::cumsum_backward);
     CUDA_OPS_IMPLEMENT(library, "cumsum_forward", cuda_ops::cumsum_forward);
-    CUDA_OPS_AUTOCAST(library, "cumsum_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "cumsum_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "cumsum_forward",
                          {"input: cumsum_backward(grad_output, dim, input.dtype, reverse)",
                           "output <- cumsum_forward(tangent_input, dim, dtype, reverse)"});

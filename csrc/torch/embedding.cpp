@@ -96,10 +96,10 @@ static cuda_ops_dtype check_gradient_dtype(const char *op, at::ScalarType dtype,
 {
     if (dtype == grad_output.scalar_type())
         return check_dtype(op, "grad_output", grad_output);
-    const bool is_half = grad_output.scalar_type() == at::kHalf || grad_output.scalar_type() == at::kBFloat16;
-    TORCH_CHECK(dtype == at::kFloat && is_half, op, ": expected dtype to be that of grad_output, ",
+    const bool of_halves = is_half(grad_output.scalar_type());
+    TORCH_CHECK(dtype == at::kFloat && of_halves, op, ": expected dtype to be that of grad_output, ",
                 c10::getDtypeNames(grad_output.scalar_type()).first,
-                is_half ? ", or float32" : ""); // any number may have been passed as a dtype
+                of_halves ? ", or float32" : ""); // any number may have been passed as a dtype
     return CUDA_OPS_FLOAT32;
 }
 
@@ -142,6 +142,8 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
                                                              output_dtype, current_stream(op)));
         return grad_weight;
     }
+    if (is_cpu_half(g))
+        return in_float32(embedding_backward, g, i, size, at::kFloat, padding_idx, scale_grad_by_freq).to(weight_dtype);
     check_indices_cpu(embedding_index_errors, i, rows);
     std::vector<int64_t> starts(rows + 2), slots(count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes, count,
@@ -214,10 +216,9 @@ static Tensor token_position_embedding_forward(const Tensor &tokens, const Tenso
     check_token_positions(op, tokens, token_weight, position_weight);
     [[maybe_unused]] cuda_ops_dtype output_dtype = dtype; // of the launch on CUDA
     if (output_type != token_weight.scalar_type()) {
-        const bool is_half = output_type == at::kHalf || output_type == at::kBFloat16;
-        TORCH_CHECK_NOT_IMPLEMENTED(is_half && dtype == CUDA_OPS_FLOAT32 && token_weight.is_cuda(), op,
+        TORCH_CHECK_NOT_IMPLEMENTED(is_half(output_type) && dtype == CUDA_OPS_FLOAT32, op,
                                     ": expected dtype to be that of the weights, or float16 or bfloat16 beside float32 "
-                                    "weights on CUDA");
+                                    "weights");
         output_dtype = output_type == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
     }
     const c10::OptionalDeviceGuard guard(at::device_of(token_weight));
@@ -239,6 +240,8 @@ static Tensor token_position_embedding_forward(const Tensor &tokens, const Tenso
     check_indices_cpu(token_index_errors, i, rows);
     if (output.numel() == 0)
         return output;
+    if (is_half(output_type)) // as a whole: positions are numbers of rows
+        return in_float32(token_position_embedding_forward, i, w, p, at::kFloat).to(output_type);
     parallel_ranges(op, count, row_grain(cols), [&](int64_t begin, int64_t end) {
         return cuda_ops_token_position_embedding_forward_cpu(output.data_ptr(), w.const_data_ptr(), p.const_data_ptr(),
                                                              i.const_data_ptr(), index_bytes, rows, cols, positions,
@@ -274,6 +277,8 @@ static Tensor position_embedding_backward(const Tensor &grad_output, at::IntArra
                                                                       dtype, output_dtype, current_stream(op)));
         return grad_weight;
     }
+    if (is_cpu_half(g))
+        return in_float32(position_embedding_backward, g, size, at::kFloat).to(weight_dtype);
     parallel_ranges(op, rows, row_grain(cols), [&](int64_t begin, int64_t end) {
         return cuda_ops_position_embedding_backward_cpu(grad_weight.data_ptr(), g.const_data_ptr(), batch, positions,
                                                         cols, begin, end, dtype);

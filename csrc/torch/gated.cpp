@@ -15,6 +15,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -98,6 +99,19 @@ struct GatedInputs {
     {
         return rows * cols;
     }
+
+    // What the CPU goes along: elements, or rows of that many columns' parts where gate and value are in one tensor.
+    int64_t row(int64_t parts) const
+    {
+        return second.defined() ? 1 : parts * cols;
+    }
+
+    // The value's place beside a gate on the CPU, whose kernels take float32 and float64.
+    const void *value_of(const void *gate_data, const void *value_data, cuda_ops_dtype dtype) const
+    {
+        const int64_t bytes = dtype == CUDA_OPS_FLOAT64 ? sizeof(double) : sizeof(float);
+        return second.defined() ? value_data : static_cast<const char *>(gate_data) + cols * bytes;
+    }
 };
 
 Tensor gated_forward(const GatedFunction &f, const Tensor &gate, const std::optional<Tensor> &value)
@@ -112,10 +126,14 @@ Tensor gated_forward(const GatedFunction &f, const Tensor &gate, const std::opti
         CUDA_OPS_LAUNCH(f.op, cuda_ops_gated_forward_cuda(output.data_ptr(), in.gate, in.value, in.rows, in.cols,
                                                           in.stride, f.function, dtype, current_stream(f.op)));
     else
-        parallel_ranges(f.op, in.count(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_gated_forward_cpu(output.data_ptr(), in.gate, in.value, in.cols, in.stride, begin, end,
-                                              f.function, dtype);
-        });
+        parallel_rows(
+            f.op, in.count(), in.row(1), ELEMENTWISE_GRAIN, dtype,
+            [&](void *to, const void *from_gate, const void *from_value, int64_t begin, int64_t end,
+                cuda_ops_dtype type) {
+                return cuda_ops_gated_forward_cpu(to, from_gate, in.value_of(from_gate, from_value, type), in.cols,
+                                                  in.stride, begin, end, f.function, type);
+            },
+            writes(output, in.row(1)), reads(in.first, in.row(2)), reads(in.second));
     return output;
 }
 
@@ -147,10 +165,16 @@ std::tuple<Tensor, Tensor> gated_backward(const GatedFunction &f, const Tensor &
                                                          in.value, in.rows, in.cols, in.stride, f.function, dtype,
                                                          current_stream(op)));
     else
-        parallel_ranges(op, in.count(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_gated_backward_cpu(grad_gate.data_ptr(), to_value, g.const_data_ptr(), in.gate, in.value,
-                                               in.cols, in.stride, begin, end, f.function, dtype);
-        });
+        parallel_rows(
+            op, in.count(), in.row(1), ELEMENTWISE_GRAIN, dtype,
+            [&](void *to_gate, void *to_its_value, const void *grad, const void *from_gate, const void *from_value,
+                int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_gated_backward_cpu(
+                    to_gate, const_cast<void *>(in.value_of(to_gate, to_its_value, type)), grad, from_gate,
+                    in.value_of(from_gate, from_value, type), in.cols, in.stride, begin, end, f.function, type);
+            },
+            writes(grad_gate, in.row(2)), writes(value ? grad_value : Tensor()), reads(g, in.row(1)),
+            reads(in.first, in.row(2)), reads(in.second));
     return {grad_gate, grad_value};
 }
 

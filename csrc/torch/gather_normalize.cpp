@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "empty.h"
+#include "halves.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -35,7 +36,7 @@ static void check(const char *op, const Tensor &images, const Tensor &indices, d
 }
 
 // Before anything is allocated: an op's call may pass any number as a dtype.
-static cuda_ops_dtype check_output_dtype(const char *op, at::ScalarType dtype, const Tensor &images)
+static cuda_ops_dtype check_output_dtype(const char *op, at::ScalarType dtype)
 {
     switch (dtype) {
     case at::kFloat:
@@ -43,10 +44,9 @@ static cuda_ops_dtype check_output_dtype(const char *op, at::ScalarType dtype, c
     case at::kDouble:
         return CUDA_OPS_FLOAT64;
     case at::kHalf:
+        return CUDA_OPS_FLOAT16;
     case at::kBFloat16:
-        TORCH_CHECK_NOT_IMPLEMENTED(images.is_cuda(), op, ": expected dtype to be float32 or float64 on the CPU, got ",
-                                    c10::getDtypeNames(dtype).first, " (float16 and bfloat16 run on CUDA)");
-        return dtype == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+        return CUDA_OPS_BFLOAT16;
     default: {
         const int number = static_cast<int>(dtype);
         const bool is_known = 0 <= number && number < static_cast<int>(at::ScalarType::Undefined);
@@ -75,7 +75,7 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const char *op = "gather_normalize";
     const c10::OptionalDeviceGuard guard(at::device_of(images));
     check(op, images, indices, mean, std, labels);
-    const cuda_ops_dtype kernel_dtype = check_output_dtype(op, dtype, images);
+    const cuda_ops_dtype kernel_dtype = check_output_dtype(op, dtype);
     const Tensor source = dense_images(images), i = indices.contiguous();
     const Tensor l = labels ? labels->contiguous() : Tensor();
     const int64_t rows = indices.size(0), count = images.size(0);
@@ -104,13 +104,15 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const int64_t bad = cuda_ops_gather_normalize_find_bad_index_cpu(i.const_data_ptr(), index_bytes, rows, count);
     if (bad >= 0)
         gather_normalize_index_errors.raise(count, i[bad].item<int64_t>(), bad);
-    parallel_ranges(op, rows, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(row_size, 1)),
-                    [&](int64_t begin, int64_t end) {
-                        return cuda_ops_gather_normalize_cpu(output.data_ptr(), to_labels,
-                                                             source.const_data_ptr<uint8_t>(), i.const_data_ptr(),
-                                                             index_bytes, pointer_or_null(l), label_bytes, count,
-                                                             row_size, begin, end, mean, std, kernel_dtype);
-                    });
+    parallel_rows(
+        op, rows, 1, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(row_size, 1)), kernel_dtype,
+        [&](void *to, void *its_labels, const void *its_indices, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_gather_normalize_cpu(to, static_cast<int64_t *>(its_labels),
+                                                 source.const_data_ptr<uint8_t>(), its_indices, index_bytes,
+                                                 pointer_or_null(l), label_bytes, count, row_size, begin, end, mean,
+                                                 std, type);
+        },
+        writes(output, row_size), writes(labels ? output_labels : Tensor()), reads(i));
     return {output, output_labels};
 }
 

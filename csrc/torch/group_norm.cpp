@@ -13,6 +13,7 @@
 #include "checks.h"
 #include "cpu_workspace.h"
 #include "empty.h"
+#include "halves.h"
 #include "running_statistics.h"
 
 namespace cuda_ops
@@ -113,6 +114,10 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const char *op, const Tensor &inpu
                                                              dtype, parameters.dtype, current_stream(op)));
         return {output, mean, variance};
     }
+    if (is_half(dtype)) {
+        const auto [result, its_mean, its_variance] = in_float32(group_norm, op, x, num_groups, weight, bias, eps);
+        return {result.to(x.scalar_type()), its_mean, its_variance};
+    }
     const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
     parallel_ranges(op, units, l.grain(units), [&](int64_t begin, int64_t end) {
         return cuda_ops_group_norm_forward_cpu(output.data_ptr(), mean.data_ptr<double>(), variance.data_ptr<double>(),
@@ -186,6 +191,13 @@ static std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor &grad
                                 v.const_data_ptr<double>(), l.sizes, eps, dtype, parameter_dtype, current_stream(op)));
         return {grad_input, grads[0], grads[1]};
     }
+    if (is_half(dtype)) {
+        const auto [to_input, to_weight, to_bias] =
+            in_float32(group_norm_backward, g, x, num_groups, weight, m, v, eps,
+                       std::optional<at::ScalarType>(at::kFloat), wanted);
+        const at::ScalarType type = grads[0].scalar_type();
+        return {to_input.to(x.scalar_type()), to_weight.to(type), to_bias.to(type)};
+    }
     TORCH_CHECK(parameter_dtype == dtype, op, ": expected bias_dtype to be that of input on the CPU, got ",
                 c10::toString(options.dtype().toScalarType()));
     void *const workspace = thread_workspace(cuda_ops_group_norm_workspace_cpu(l.sizes));
@@ -234,10 +246,15 @@ static void instance_norm_update_(const Tensor &running_mean, const Tensor &runn
                                                                m.const_data_ptr<double>(), v.const_data_ptr<double>(),
                                                                m.size(0), m.size(1), count, momentum, dtype,
                                                                current_stream(op)));
-    else
-        check_status(op, cuda_ops_instance_norm_update_cpu(to_mean.data_ptr(), to_variance.data_ptr(),
+    else {
+        const Tensor new_mean = widened(to_mean), new_variance = widened(to_variance);
+        check_status(op, cuda_ops_instance_norm_update_cpu(new_mean.data_ptr(), new_variance.data_ptr(),
                                                            m.const_data_ptr<double>(), v.const_data_ptr<double>(),
-                                                           m.size(0), m.size(1), count, momentum, dtype));
+                                                           m.size(0), m.size(1), count, momentum,
+                                                           is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
+        round_back(to_mean, new_mean);
+        round_back(to_variance, new_variance);
+    }
     for (const auto &[updated, given] : {std::pair{to_mean, running_mean}, std::pair{to_variance, running_var}}) {
         if (!updated.is_same(given))
             given.copy_(updated);
@@ -294,7 +311,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "instance_norm_update_", cuda_ops::instance_norm_update_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "instance_norm_update_");
     // As PyTorch's, of which instance_norm is in none of autocast's lists.
-    CUDA_OPS_AUTOCAST(library, "group_norm_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "group_norm_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(
         library, "group_norm_forward",
         {"input, weight, bias: group_norm_backward(grad_output, input, num_groups, weight, mean, variance, eps, "

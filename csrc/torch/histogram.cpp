@@ -16,6 +16,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -93,7 +94,12 @@ static Tensor histc_forward(const Tensor &input, int64_t bins, double min, doubl
     }
     return count_cpu(op, x.numel(), bins,
                      [&](int64_t *counts, int64_t begin, int64_t end) {
-                         return cuda_ops_histc_cpu(counts, x.const_data_ptr(), begin, end, bins, low, high, dtype);
+                         return call_rows(
+                             dtype, begin, end,
+                             [&](const void *from, int64_t first, int64_t last, cuda_ops_dtype type) {
+                                 return cuda_ops_histc_cpu(counts, from, first, last, bins, low, high, type);
+                             },
+                             reads(x));
                      })
         .to(x.scalar_type());
 }

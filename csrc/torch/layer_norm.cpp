@@ -17,6 +17,7 @@
 #include "cuda_ops/dropout.h"
 #include "dropout_state.h"
 #include "empty.h"
+#include "halves.h"
 #include "parameters.h"
 
 namespace cuda_ops
@@ -140,21 +141,31 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
                                 parameters.dtype, current_stream(op)));
         return result;
     }
+    if (is_half(dtype) && residual && p > 0.0) { // as a whole: masks go by the number of an element
+        const Tensor added = widened(r);
+        Normalized n = in_float32(norm_forward, op, norm, x, &added, normalized_shape, weight, bias, eps, p);
+        return {n.output.to(x.scalar_type()), n.sum.to(x.scalar_type()), n.mean, n.rstd, n.state};
+    }
+    const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
     cuda_ops_philox_state philox{};
     if (residual && p > 0.0) {
         philox = draw_philox(x.device());
         result.state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
         result.state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
     }
-    parallel_ranges(op, shape.rows, shape.grain(), [&](int64_t begin, int64_t end) {
-        return residual ? cuda_ops_add_layer_norm_forward_cpu(result.output.data_ptr(), result.sum.data_ptr(), mean,
-                                                              result.rstd.data_ptr(), x.const_data_ptr(),
-                                                              r.const_data_ptr(), weight_data, bias_data, shape.cols,
-                                                              eps, norm, p, philox, begin, end, dtype)
-                        : cuda_ops_layer_norm_forward_cpu(result.output.data_ptr(), mean, result.rstd.data_ptr(),
-                                                          x.const_data_ptr(), weight_data, bias_data, shape.cols, eps,
-                                                          norm, begin, end, dtype);
-    });
+    parallel_rows(
+        op, shape.rows, 1, shape.grain(), dtype,
+        [&](void *output, void *sum, void *its_mean, void *rstd, const void *from, const void *added, int64_t begin,
+            int64_t end, cuda_ops_dtype type) {
+            double *const means = static_cast<double *>(its_mean);
+            return residual ? cuda_ops_add_layer_norm_forward_cpu(output, sum, means, rstd, from, added,
+                                                                  data_or_null(w), data_or_null(b), shape.cols, eps,
+                                                                  norm, p, philox, begin, end, type)
+                            : cuda_ops_layer_norm_forward_cpu(output, means, rstd, from, data_or_null(w),
+                                                              data_or_null(b), shape.cols, eps, norm, begin, end, type);
+        },
+        writes(result.output, shape.cols), writes(result.sum, shape.cols), writes(result.mean), writes(result.rstd),
+        reads(x, shape.cols), reads(r, shape.cols));
     return result;
 }
 
@@ -217,6 +228,13 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm n
                                                               mean_data, r.const_data_ptr(), shape.rows, shape.cols,
                                                               norm, dtype, parameter_dtype, current_stream(op)));
         return {grad_input, grads[0], grads[1]};
+    }
+    if (is_half(dtype)) {
+        const auto [to_input, to_weight, to_bias] =
+            in_float32(norm_backward, op, norm, g, grad_sum, x, normalized_shape, weight, mean, r,
+                       std::optional<at::ScalarType>(at::kFloat), wanted);
+        const at::ScalarType type = grads[0].scalar_type();
+        return {to_input.to(x.scalar_type()), to_weight.to(type), to_bias.to(type)};
     }
     TORCH_CHECK(parameter_dtype == dtype, op, ": expected bias_dtype to be that of input on the CPU, got ",
                 c10::toString(options.dtype().toScalarType()));
@@ -521,7 +539,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "layer_norm_backward", cuda_ops::layer_norm_backward);
     CUDA_OPS_IMPLEMENT(library, "rms_norm_backward", cuda_ops::rms_norm_backward);
     // As PyTorch's, of which rms_norm is in none of autocast's lists.
-    CUDA_OPS_AUTOCAST(library, "layer_norm_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "layer_norm_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_AUTOCAST(library, "add_layer_norm_forward", FLOAT32);
 
     CUDA_OPS_DERIVATIVES(

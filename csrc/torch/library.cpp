@@ -34,11 +34,9 @@ cuda_ops_dtype check_dtype(const char *op, const char *argument, const Tensor &t
     case at::kDouble:
         return CUDA_OPS_FLOAT64;
     case at::kHalf:
+        return CUDA_OPS_FLOAT16;
     case at::kBFloat16:
-        TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cuda(), op, ": expected ", argument,
-                                    " to be float32 or float64 on the CPU, got ", name_of(tensor.scalar_type()),
-                                    " (float16 and bfloat16 run on CUDA)");
-        return tensor.scalar_type() == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16;
+        return CUDA_OPS_BFLOAT16;
     default:
         TORCH_CHECK(false, op, ": expected ", argument, " to be floating point, got ", name_of(tensor.scalar_type()));
     }

@@ -103,6 +103,8 @@ static Tensor linear_forward(const Tensor &input, const Tensor &weight, const st
     Tensor output = empty_with_last(x, size.out_features);
     if (output.numel() == 0)
         return output;
+    if (is_cpu_half(x))
+        return in_float32(linear_forward, x, w, bias).to(x.scalar_type());
     if (x.is_cuda())
         CUDA_OPS_LAUNCH("linear", forward_cuda(output, x, w, bias_data, size, dtype));
     else
@@ -128,6 +130,8 @@ static Tensor linear_backward_input(const Tensor &grad_output, const Tensor &wei
     Tensor grad_input = empty_with_last(g, size.in_features);
     if (grad_input.numel() == 0)
         return grad_input;
+    if (is_cpu_half(g))
+        return in_float32(linear_backward_input, g, w).to(g.scalar_type());
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, backward_input_cuda(grad_input, g, w, size, dtype));
     else
@@ -152,6 +156,8 @@ static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &in
     Tensor grad_weight = at::empty({size.out_features, size.in_features}, g.options());
     if (grad_weight.numel() == 0)
         return grad_weight;
+    if (is_cpu_half(g))
+        return in_float32(linear_backward_weight, g, x).to(g.scalar_type());
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, backward_weight_cuda(grad_weight, g, x, size, dtype));
     else
@@ -175,6 +181,8 @@ static Tensor linear_backward_bias(const Tensor &grad_output)
     Tensor grad_bias = at::empty({out_features}, g.options());
     if (out_features == 0)
         return grad_bias;
+    if (is_cpu_half(g))
+        return in_float32(linear_backward_bias, g).to(g.scalar_type());
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, backward_bias_cuda(grad_bias, g, rows, dtype));
     else

@@ -7,6 +7,7 @@
 
 #include "checks.h"
 #include "cpu_workspace.h"
+#include "halves.h"
 
 namespace cuda_ops
 {

@@ -209,6 +209,13 @@ linear_cross_entropy_forward(const Tensor &input, const Tensor &weight, const Te
         linear_cross_entropy_index_errors.check_now(error);
         return results();
     }
+    if (is_cpu_half(p.input)) {
+        const auto [result, total, to_input, to_weight, to_bias] =
+            in_float32(linear_cross_entropy_forward, p.input, p.weight, p.target, bias, row_scale, reduction,
+                       ignore_index, label_smoothing, z_loss, logit_softcap, with_input, with_weight, with_bias);
+        return {result.to(loss.scalar_type()), total, to_input.to(grad_input.scalar_type()),
+                to_weight.to(grad_weight.scalar_type()), to_bias};
+    }
     check_targets_cpu(op, p.target, {1, p.classes, 1, {}}, ignore_index);
     forward_cpu(op, p, loss, total_weight, gradients, ignore_index, label_smoothing, z_loss, logit_softcap);
     return results();
@@ -235,6 +242,12 @@ linear_cross_entropy_scale(const Tensor &grad_output, const Tensor &total_weight
         check_same_device(op, "grad_weight and grad_bias", sum, "grad_output", grad_output);
         TORCH_CHECK(sum.scalar_type() == wanted, op, ": expected grad_weight and grad_bias to be those of forward, ",
                     c10::getDtypeNames(wanted).first, ", got ", c10::getDtypeNames(sum.scalar_type()).first);
+    }
+    if (is_cpu_half(grad_input)) {
+        const auto [to_input, to_weight, to_bias] = in_float32(linear_cross_entropy_scale, grad_output, total_weight,
+                                                               grad_input, grad_weight, grad_bias, reduction);
+        const at::ScalarType type = grad_output.scalar_type();
+        return {to_input.to(grad_input.scalar_type()), to_weight.to(type), to_bias.to(type)};
     }
     const Tensor x = grad_input.contiguous(), w = grad_weight.contiguous(), b = grad_bias.contiguous();
     Tensor output_input = empty(x.sizes(), x.options());

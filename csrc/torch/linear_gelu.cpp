@@ -87,6 +87,10 @@ static std::tuple<Tensor, Tensor> linear_gelu_forward(const Tensor &input, const
     Tensor preactivation = with_preactivation ? empty(sizes, x.options()) : empty({0}, x.options());
     if (output.numel() == 0)
         return {output, preactivation};
+    if (is_cpu_half(x)) {
+        const auto [result, before] = in_float32(linear_gelu_forward, x, w, bias, approximate, with_preactivation);
+        return {result.to(x.scalar_type()), before.to(x.scalar_type())};
+    }
     if (x.is_cuda())
         CUDA_OPS_LAUNCH(op, forward_cuda(output, with_preactivation ? preactivation : Tensor(), x, w, bias_data, rows,
                                          gelu, dtype));
@@ -114,6 +118,10 @@ static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output
     const int64_t rows = rows_of(z), out_features = z.size(-1);
     Tensor grad_preactivation = empty(z.sizes(), z.options());
     Tensor grad_bias = empty({with_bias ? out_features : 0}, z.options());
+    if (is_cpu_half(z)) {
+        const auto [to_preactivation, to_bias] = in_float32(linear_gelu_backward, g, z, approximate, with_bias);
+        return {to_preactivation.to(z.scalar_type()), to_bias.to(z.scalar_type())};
+    }
     if (z.is_cuda()) {
         CUDA_OPS_LAUNCH(op, backward_cuda(grad_preactivation, grad_bias, g, z, with_bias, gelu, dtype));
         return {grad_preactivation, grad_bias};

@@ -64,6 +64,8 @@ static Tensor linear_relu_forward(const Tensor &input, const Tensor &weight, con
     Tensor output = empty(sizes, x.options());
     if (output.numel() == 0)
         return output;
+    if (is_cpu_half(x))
+        return in_float32(linear_relu_forward, x, w, bias).to(x.scalar_type());
     if (x.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
         const Tensor workspace =
@@ -139,6 +141,11 @@ static std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor &gra
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(), y = output.contiguous(), x = input.contiguous();
     const Tensor w = weight.contiguous();
+    if (is_cpu_half(x)) {
+        const auto [to_input, to_weight, to_bias] =
+            in_float32(linear_relu_backward, g, y, x, w, with_input, with_weight, with_bias);
+        return {to_input.to(x.scalar_type()), to_weight.to(w.scalar_type()), to_bias.to(w.scalar_type())};
+    }
     Tensor grad_input = with_input ? empty(x.sizes(), x.options()) : empty({0}, x.options());
     Tensor grad_weight = with_weight ? empty(w.sizes(), w.options()) : empty({0}, w.options());
     Tensor grad_bias = with_bias ? empty({size.out_features}, w.options()) : empty({0}, w.options());

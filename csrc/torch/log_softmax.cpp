@@ -25,10 +25,12 @@ static Tensor log_softmax_forward(const Tensor &input, int64_t dim)
         CUDA_OPS_LAUNCH(op, cuda_ops_log_softmax_forward_cuda(output.data_ptr(), x.const_data_ptr(), shape.outer,
                                                               shape.cols, shape.inner, dtype, current_stream(op)));
     else
-        parallel_ranges(op, shape.outer * shape.inner, column_grain(shape), [&](int64_t begin, int64_t end) {
-            return cuda_ops_log_softmax_forward_cpu(output.data_ptr(), x.const_data_ptr(), shape.cols, shape.inner,
-                                                    begin, end, dtype);
-        });
+        parallel_columns(
+            op, shape, dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_log_softmax_forward_cpu(to, from, shape.cols, shape.inner, begin, end, type);
+            },
+            writes(output, shape.row()), reads(x, shape.row()));
     return output;
 }
 
@@ -49,10 +51,12 @@ static Tensor log_softmax_backward(const Tensor &grad_output, const Tensor &outp
                                                                y.const_data_ptr(), shape.outer, shape.cols, shape.inner,
                                                                dtype, current_stream(op)));
     else
-        parallel_ranges(op, shape.outer * shape.inner, column_grain(shape), [&](int64_t begin, int64_t end) {
-            return cuda_ops_log_softmax_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), y.const_data_ptr(),
-                                                     shape.cols, shape.inner, begin, end, dtype);
-        });
+        parallel_columns(
+            op, shape, dtype,
+            [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_log_softmax_backward_cpu(to, grad, from, shape.cols, shape.inner, begin, end, type);
+            },
+            writes(grad_input, shape.row()), reads(g, shape.row()), reads(y, shape.row()));
     return grad_input;
 }
 
@@ -81,7 +85,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 cuda_ops::log_softmax_backward_output);
     CUDA_OPS_IMPLEMENT(library, "log_softmax_forward", cuda_ops::log_softmax_forward);
     CUDA_OPS_IMPLEMENT(library, "log_softmax_backward", cuda_ops::log_softmax_backward);
-    CUDA_OPS_AUTOCAST(library, "log_softmax_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "log_softmax_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "log_softmax_forward",
                          {"input: log_softmax_backward(grad_output, output, dim)",
                           "output <- log_softmax_tangent(tangent_input, output, dim)"});

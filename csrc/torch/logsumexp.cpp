@@ -84,10 +84,12 @@ static Tensor logsumexp_forward(const Tensor &input, at::IntArrayRef dim, bool k
                                                             current_stream(op)));
         return output;
     }
-    parallel_ranges(op, shape.outer * shape.inner, column_grain(shape), [&](int64_t begin, int64_t end) {
-        return cuda_ops_logsumexp_forward_cpu(output.data_ptr(), x.const_data_ptr(), shape.cols, shape.inner, begin,
-                                              end, dtype);
-    });
+    parallel_columns(
+        op, shape, dtype,
+        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_logsumexp_forward_cpu(to, from, shape.cols, shape.inner, begin, end, type);
+        },
+        writes(output, shape.inner), reads(x, shape.row()));
     return output;
 }
 
@@ -113,10 +115,14 @@ static Tensor logsumexp_backward(const Tensor &grad_output, const Tensor &input,
                                                                  x.const_data_ptr(), y.const_data_ptr(), shape.outer,
                                                                  shape.cols, shape.inner, dtype, current_stream(op)));
         else
-            parallel_ranges(op, shape.outer * shape.inner, column_grain(shape), [&](int64_t begin, int64_t end) {
-                return cuda_ops_logsumexp_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                       y.const_data_ptr(), shape.cols, shape.inner, begin, end, dtype);
-            });
+            parallel_columns(
+                op, shape, dtype,
+                [&](void *to, const void *grad, const void *from, const void *sum, int64_t begin, int64_t end,
+                    cuda_ops_dtype type) {
+                    return cuda_ops_logsumexp_backward_cpu(to, grad, from, sum, shape.cols, shape.inner, begin, end,
+                                                           type);
+                },
+                writes(grad_input, shape.row()), reads(g, shape.inner), reads(x, shape.row()), reads(y, shape.inner));
     }
     if (!as.moved)
         return grad_input;
@@ -183,7 +189,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 cuda_ops::logsumexp_backward_tangent_output);
     CUDA_OPS_IMPLEMENT(library, "logsumexp_forward", cuda_ops::logsumexp_forward);
     CUDA_OPS_IMPLEMENT(library, "logsumexp_backward", cuda_ops::logsumexp_backward);
-    CUDA_OPS_AUTOCAST(library, "logsumexp_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "logsumexp_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "logsumexp_forward",
                          {"input: logsumexp_backward(grad_output, input, output, dim, keepdim)",
                           "output <- logsumexp_tangent(tangent_input, input, output, dim, keepdim)"});

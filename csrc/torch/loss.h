@@ -9,6 +9,7 @@
 
 #include "checks.h"
 #include "cuda_ops/loss.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -91,9 +92,12 @@ void reduce_columns_cpu(const char *op, const Tensor &loss, const Tensor &total_
         }
         return cuda_ops_status{CUDA_OPS_SUCCESS};
     });
-    if (reduction != CUDA_OPS_REDUCTION_NONE)
-        check_status(op, cuda_ops_loss_reduce_cpu(loss.data_ptr(), total_weight.data_ptr(), partials.data(), tasks,
-                                                  reduction, dtype));
+    if (reduction == CUDA_OPS_REDUCTION_NONE)
+        return;
+    const Tensor sum = float32_like(loss);
+    check_status(op, cuda_ops_loss_reduce_cpu(sum.data_ptr(), total_weight.data_ptr(), partials.data(), tasks, reduction,
+                                              is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
+    round_back(loss, sum);
 }
 
 // Bad class indices on CUDA. The kernel cannot raise, a device-side assert would make the process's CUDA context

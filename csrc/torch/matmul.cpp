@@ -51,6 +51,8 @@ static Tensor matmul_forward(const Tensor &input, const Tensor &other)
                                      : empty({a.size(0), a.size(1), b.size(2)}, a.options());
     if (output.numel() == 0)
         return output;
+    if (is_cpu_half(a))
+        return in_float32(matmul_forward, a, b).to(a.scalar_type());
     const cuda_ops_gemm_problem problem = problem_of(a, b, dtype);
     if (a.is_cuda())
         CUDA_OPS_LAUNCH("matmul",

@@ -35,10 +35,13 @@ static std::tuple<Tensor, Tensor> max_pool2d_forward(const Tensor &input, at::In
         CUDA_OPS_LAUNCH(op, cuda_ops_max_pool2d_forward_cuda(output.data_ptr(), indices.data_ptr<int64_t>(),
                                                              x.const_data_ptr(), &pool, dtype, current_stream(op)));
     else
-        parallel_pool2d(op, pool, pool.height.output, x.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_max_pool2d_forward_cpu(output.data_ptr(), indices.data_ptr<int64_t>(), x.const_data_ptr(),
-                                                   &pool, begin, end, dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.output, x.numel(), dtype,
+            [&](void *to, void *positions, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_max_pool2d_forward_cpu(to, static_cast<int64_t *>(positions), from, &pool, begin, end,
+                                                       type);
+            },
+            writes(output, pool2d_output(pool)), writes(indices, pool2d_output(pool)), reads(x, pool2d_input(pool)));
     return {output, indices};
 }
 
@@ -68,10 +71,14 @@ static Tensor max_pool2d_backward(const Tensor &grad_output, const Tensor &indic
                                                               positions.const_data_ptr<int64_t>(), &pool, dtype,
                                                               current_stream(op)));
     else
-        parallel_pool2d(op, pool, pool.height.input, grad_input.numel(), [&](int64_t begin, int64_t end) {
-            return cuda_ops_max_pool2d_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(),
-                                                    positions.const_data_ptr<int64_t>(), &pool, begin, end, dtype);
-        });
+        parallel_pool2d(
+            op, pool, pool.height.input, grad_input.numel(), dtype,
+            [&](void *to, const void *from, const void *at, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_max_pool2d_backward_cpu(to, from, static_cast<const int64_t *>(at), &pool, begin, end,
+                                                        type);
+            },
+            writes(grad_input, pool2d_input(pool)), reads(g, pool2d_output(pool)),
+            reads(positions, pool2d_output(pool)));
     return grad_input;
 }
 

@@ -42,6 +42,10 @@ static std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor &input, const Te
         return {loss, total_weight};
     }
     check_targets_cpu(op, t, shape, ignore_index);
+    if (is_cpu_half(x)) {
+        const auto [result, total] = in_float32(nll_loss_forward, x, t, weight, reduction_number, ignore_index);
+        return {result.to(x.scalar_type()), total};
+    }
     void *losses = reduction == CUDA_OPS_REDUCTION_NONE ? loss.data_ptr() : nullptr;
     reduce_columns_cpu(
         op, loss, total_weight, shape, reduction, dtype, [&](double *partial, int64_t begin, int64_t end) {
@@ -77,11 +81,19 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
                                                             shape.outer, shape.classes, shape.inner, ignore_index,
                                                             reduction, dtype, current_stream(op)));
     } else {
-        parallel_ranges(op, shape.columns(), columns_per_task(shape), [&](int64_t begin, int64_t end) {
-            return cuda_ops_nll_loss_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), indices,
-                                                  pointer_or_null(w), total_weight.const_data_ptr(), shape.classes,
-                                                  shape.inner, begin, end, ignore_index, reduction, dtype);
-        });
+        const bool each = reduction == CUDA_OPS_REDUCTION_NONE;
+        const Tensor class_weight = widened(w), shared = widened(g);
+        parallel_rows(
+            op, shape.columns(), shape.inner, columns_per_task(shape), dtype,
+            [&](void *to, const void *grad, const void *classes, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_nll_loss_backward_cpu(to, each ? grad : shared.const_data_ptr(),
+                                                      static_cast<const int64_t *>(classes),
+                                                      pointer_or_null(class_weight), total_weight.const_data_ptr(),
+                                                      shape.classes, shape.inner, begin, end, ignore_index, reduction,
+                                                      type);
+            },
+            writes(grad_input, shape.classes * shape.inner), reads(each ? g : Tensor(), shape.inner),
+            reads(t, shape.inner));
     }
     return grad_input;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "checks.h"
+#include "halves.h"
 
 namespace cuda_ops
 {

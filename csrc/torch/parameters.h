@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checks.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -10,8 +11,7 @@ namespace cuda_ops
 inline cuda_ops_dtype check_parameter(const char *op, const char *argument, const Tensor &tensor, const Tensor &input)
 {
     check_same_device(op, argument, tensor, "input", input);
-    const bool half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    if (!half || tensor.scalar_type() != at::kFloat)
+    if (!is_half(input.scalar_type()) || tensor.scalar_type() != at::kFloat)
         check_like(op, argument, tensor, "input", input);
     return check_dtype(op, argument, tensor);
 }

@@ -148,23 +148,33 @@ Tensor pointwise_loss_forward(const PointwiseLoss &f, const Tensor &input, const
                                   &in.factors, count, f.loss, f.parameter, reduction, in.dtype, current_stream(f.op)));
         return loss;
     }
+    if (is_cpu_half(in.x) && (weight || pos_weight)) // as a whole: factors go by the number of an element
+        return in_float32(pointwise_loss_forward, f, in.x, in.t, weight, pos_weight, reduction_number)
+            .to(in.x.scalar_type());
     const int64_t tasks = (count + LOSS_TASK - 1) / LOSS_TASK;
     std::vector<double> partials(each ? 0 : 2 * tasks);
     parallel_ranges(f.op, tasks, 2, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
-            const cuda_ops_status status = cuda_ops_pointwise_loss_forward_cpu(
-                each ? loss.data_ptr() : nullptr, each ? nullptr : &partials[2 * task], in.x.const_data_ptr(),
-                in.t.const_data_ptr(), &in.factors, task * LOSS_TASK, std::min((task + 1) * LOSS_TASK, count), f.loss,
-                f.parameter, in.dtype);
+            double *const partial = each ? nullptr : &partials[2 * task];
+            const cuda_ops_status status = call_rows(
+                in.dtype, task * LOSS_TASK, std::min((task + 1) * LOSS_TASK, count),
+                [&](void *to, const void *x, const void *t, int64_t first, int64_t last, cuda_ops_dtype type) {
+                    return cuda_ops_pointwise_loss_forward_cpu(to, partial, x, t, &in.factors, first, last, f.loss,
+                                                               f.parameter, type);
+                },
+                writes(each ? loss : Tensor()), reads(in.x), reads(in.t));
             if (status != CUDA_OPS_SUCCESS)
                 return status;
         }
         return cuda_ops_status{CUDA_OPS_SUCCESS};
     });
     double number = 0; // of the elements, which the C API's second stage writes, in either dtype
-    if (!each)
-        check_status(f.op,
-                     cuda_ops_loss_reduce_cpu(loss.data_ptr(), &number, partials.data(), tasks, reduction, in.dtype));
+    if (!each) {
+        const Tensor sum = float32_like(loss);
+        check_status(f.op, cuda_ops_loss_reduce_cpu(sum.data_ptr(), &number, partials.data(), tasks, reduction,
+                                                    check_dtype(f.op, "loss", sum)));
+        round_back(loss, sum);
+    }
     return loss;
 }
 
@@ -194,11 +204,19 @@ Tensor pointwise_loss_backward(const PointwiseLoss &f, const Tensor &grad_output
                                                                   reduction, in.dtype, current_stream(op)));
         return gradient;
     }
-    parallel_ranges(op, count, ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-        return cuda_ops_pointwise_loss_backward_cpu(gradient.data_ptr(), g.const_data_ptr(), in.x.const_data_ptr(),
-                                                    in.t.const_data_ptr(), &in.factors, count, begin, end, f.loss,
-                                                    f.parameter, by_target, reduction, in.dtype);
-    });
+    if (is_cpu_half(in.x) && (weight || pos_weight))
+        return in_float32(pointwise_loss_backward, f, g, in.x, in.t, weight, pos_weight, reduction_number, by_target)
+            .to(in.x.scalar_type());
+    const Tensor shared = each ? Tensor() : widened(g); // by all elements
+    parallel_elements(
+        op, count, in.dtype,
+        [&](void *to, const void *grad, const void *x, const void *t, int64_t begin, int64_t end,
+            cuda_ops_dtype type) {
+            return cuda_ops_pointwise_loss_backward_cpu(to, each ? grad : shared.const_data_ptr(), x, t, &in.factors,
+                                                        count, begin, end, f.loss, f.parameter, by_target, reduction,
+                                                        type);
+        },
+        writes(gradient), reads(each ? g : Tensor()), reads(in.x), reads(in.t));
     return gradient;
 }
 

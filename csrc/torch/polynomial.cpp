@@ -8,6 +8,7 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -34,10 +35,13 @@ static Tensor polynomial_forward(const Tensor &input, at::ArrayRef<double> coeff
                                                                        coefficients.data(), coefficient_count, dtype,
                                                                        current_stream("polynomial")));
     else
-        parallel_ranges("polynomial", x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_polynomial_forward_cpu(output.data_ptr(), x.const_data_ptr(), begin, end,
-                                                   coefficients.data(), coefficient_count, dtype);
-        });
+        parallel_elements(
+            "polynomial", x.numel(), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_polynomial_forward_cpu(to, from, begin, end, coefficients.data(), coefficient_count,
+                                                       type);
+            },
+            writes(output), reads(x));
     return output;
 }
 
@@ -59,10 +63,13 @@ static Tensor polynomial_backward(const Tensor &grad_output, const Tensor &input
                                                           x.numel(), coefficients.data(), coefficient_count, dtype,
                                                           current_stream("polynomial_backward")));
     else
-        parallel_ranges("polynomial_backward", x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_polynomial_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                    begin, end, coefficients.data(), coefficient_count, dtype);
-        });
+        parallel_elements(
+            "polynomial_backward", x.numel(), dtype,
+            [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_polynomial_backward_cpu(to, grad, from, begin, end, coefficients.data(),
+                                                        coefficient_count, type);
+            },
+            writes(grad_input), reads(g), reads(x));
     return grad_input;
 }
 

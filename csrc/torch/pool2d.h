@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "cuda_ops/pool2d.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -93,8 +94,32 @@ inline void check_pooled_shape(const char *op, const char *argument, const Tenso
                 pooled.sizes());
 }
 
-// Calls kernel(begin, end) over planes, or over rows of `rows` to the image with channels_last; `elements` are all that
-// are read and written.
+// The arrays of one call of a pooling on the CPU, as parallel_rows (halves.h) takes them: of planes, or, with
+// channels_last, of whole images.
+template <typename Pool>
+int64_t pool2d_input(const Pool &pool)
+{
+    return (pool.channels_last ? pool.channels : 1) * int64_t(pool.height.input) * pool.width.input;
+}
+
+template <typename Pool>
+int64_t pool2d_output(const Pool &pool)
+{
+    return (pool.channels_last ? pool.channels : 1) * int64_t(pool.height.output) * pool.width.output;
+}
+
+// parallel_rows over planes, or over rows of `rows` to the image with channels_last; `elements` are all that are read and
+// written.
+template <typename Pool, typename Kernel, typename... Arrays>
+void parallel_pool2d(const char *op, const Pool &pool, int64_t rows, int64_t elements, cuda_ops_dtype dtype,
+                     const Kernel &kernel, const Arrays &...arrays)
+{
+    const int64_t units = pool.channels_last ? pool.batch * rows : pool.batch * pool.channels;
+    const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / std::max<int64_t>(elements, 1));
+    parallel_rows(op, units, pool.channels_last ? rows : 1, grain, dtype, kernel, arrays...);
+}
+
+// Calls kernel(begin, end) over the same ranges.
 template <typename Kernel>
 void parallel_pool2d(const char *op, const cuda_ops_pool2d &pool, int64_t rows, int64_t elements, const Kernel &kernel)
 {

@@ -13,6 +13,7 @@
 #include "checks.h"
 #include "cpu_workspace.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -41,6 +42,19 @@ struct PreluShape {
     }
 };
 
+static void launch_cpu(const char *op, const Tensor &output, const Tensor &x, const Tensor &w, const PreluShape &shape,
+                       cuda_ops_dtype dtype)
+{
+    const int64_t row = shape.channels * shape.inner;
+    parallel_rows(
+        op, x.numel(), row, ELEMENTWISE_GRAIN, dtype,
+        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_prelu_forward_cpu(to, from, w.const_data_ptr(), shape.channels, shape.inner, begin, end,
+                                              type);
+        },
+        writes(output, row), reads(x, row));
+}
+
 static Tensor prelu_forward(const Tensor &input, const Tensor &weight)
 {
     const char *const op = "prelu";
@@ -57,10 +71,7 @@ static Tensor prelu_forward(const Tensor &input, const Tensor &weight)
                                                         shape.outer, shape.channels, shape.inner, dtype,
                                                         current_stream(op)));
     else
-        parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_prelu_forward_cpu(output.data_ptr(), x.const_data_ptr(), w.const_data_ptr(), shape.channels,
-                                              shape.inner, begin, end, dtype);
-        });
+        launch_cpu(op, output, x, widened(w), shape, dtype);
     return output;
 }
 
@@ -88,6 +99,10 @@ static std::tuple<Tensor, Tensor> prelu_backward(const Tensor &grad_output, cons
                                                          w.const_data_ptr(), outer, channels, inner, dtype,
                                                          current_stream(op)));
         return {grad_input, grad_weight};
+    }
+    if (is_cpu_half(x)) {
+        const auto [to_input, to_weight] = in_float32(prelu_backward, g, x, w);
+        return {to_input.to(x.scalar_type()), to_weight.to(w.scalar_type())};
     }
     void *const workspace = thread_workspace(cuda_ops_prelu_workspace_cpu(outer, channels, inner));
     const int64_t units = cuda_ops_prelu_units_cpu(outer, channels, inner);

@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "dropout_state.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -27,10 +28,14 @@ static void random_fill(const char *op, Tensor &tensor, cuda_ops_distribution di
         if (x.is_cuda())
             CUDA_OPS_LAUNCH(op, cuda_ops_random_fill_cuda(x.data_ptr(), x.numel(), distribution, first, second, philox,
                                                           dtype, current_stream(op)));
-        else
+        else { // numbers go by the place of an element
+            const Tensor numbers = float32_like(x);
             parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-                return cuda_ops_random_fill_cpu(x.data_ptr(), begin, end, distribution, first, second, philox, dtype);
+                return cuda_ops_random_fill_cpu(numbers.data_ptr(), begin, end, distribution, first, second, philox,
+                                                is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype);
             });
+            round_back(x, numbers);
+        }
     }
     if (!x.is_same(tensor))
         tensor.copy_(x);

@@ -20,6 +20,7 @@
 #include "checks.h"
 #include "cpu_workspace.h"
 #include "empty.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -128,6 +129,10 @@ Tensor reduce(const char *op, const Tensor &given, Dims dims, bool keepdim, cuda
     const bool widens = given.is_cuda() && at::isReducedFloatingType(given.scalar_type()) && to == at::kFloat;
     const Tensor input = to == given.scalar_type() || widens ? given : given.to(to);
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
+    if (is_cpu_half(input)) {
+        const Tensor result = reduce(op, widened(input), dims, keepdim, kind, parameter);
+        return is_index(kind) ? result : result.to(to);
+    }
     const std::vector<bool> reduced = reduced_dims(op, input.sym_sizes(), dims);
     const std::vector<int64_t> shape = result_sizes(input, reduced, keepdim);
     const auto options = input.options().dtype(is_index(kind) ? at::kLong : to);
@@ -268,8 +273,7 @@ Tensor prod_slope(const Tensor &input, Dims dims)
     for (size_t i = 0; i < order.size(); i++)
         places[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
     // Of halves in float32: their products would be rounded at each factor.
-    const bool is_half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-    const Tensor moved = (is_half ? input.to(at::kFloat) : input).permute(order);
+    const Tensor moved = (is_half(input.scalar_type()) ? input.to(at::kFloat) : input).permute(order);
     const Tensor rows = moved.flatten(std::count(reduced.begin(), reduced.end(), false), -1);
     if (rows.sym_numel() == 0)
         return at::ones_like(input);
@@ -466,9 +470,9 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     CUDA_OPS_IMPLEMENT(library, "var_forward", cuda_ops::var_forward);
     CUDA_OPS_IMPLEMENT(library, "std_forward", cuda_ops::std_forward);
     // As PyTorch's.
-    CUDA_OPS_AUTOCAST(library, "sum_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "sum_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_AUTOCAST(library, "prod_forward", FLOAT32);
-    CUDA_OPS_AUTOCAST(library, "norm_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "norm_forward", FLOAT32_ON_CUDA);
     CUDA_OPS_DERIVATIVES(library, "sum_forward",
                          {"input: sum_backward(grad_output, input.size, dim, keepdim, input.dtype)",
                           "output <- sum_forward(tangent_input, dim, keepdim, dtype)"});

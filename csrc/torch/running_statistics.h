@@ -5,6 +5,7 @@
 
 #include "checks.h"
 #include "cuda_ops/conv_bn_relu_pool.h"
+#include "halves.h"
 #include "parameters.h"
 
 namespace cuda_ops
@@ -49,6 +50,19 @@ struct RunningStatistics {
             batches = dense(given_batches);
             statistics.batches = batches.data_ptr<int64_t>();
         }
+    }
+
+    // On the CPU, after a batch of `count` values for each of the channels.
+    void update_cpu(const char *op, const double *batch_mean, const double *batch_variance, int64_t channels,
+                    int64_t count) const
+    {
+        const Tensor new_mean = widened(mean), new_variance = widened(variance);
+        check_status(op, cuda_ops_batch_norm_update_cpu(new_mean.data_ptr(), new_variance.data_ptr(), batch_mean,
+                                                        batch_variance, channels, count, statistics.momentum,
+                                                        is_half(statistics.dtype) ? CUDA_OPS_FLOAT32
+                                                                                  : statistics.dtype));
+        round_back(mean, new_mean);
+        round_back(variance, new_variance);
     }
 
     // For paths whose kernels do not count batches. (By an op: on CUDA the pointer is not the host's.)

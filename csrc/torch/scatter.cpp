@@ -108,6 +108,12 @@ static void launch_index_add(const char *op, IndexErrors &errors, const Tensor &
         errors.check_now(error);
         return;
     }
+    if (is_cpu_half(input)) { // summed in float32, and rounded once
+        const Tensor sums = widened(input);
+        launch_index_add(op, errors, sums, sums, dim, i, widened(s), alpha);
+        output.copy_(sums.view(output.sizes()));
+        return;
+    }
     check_scattered_cpu(errors, i, sizes.rows);
     std::vector<int64_t> starts(sizes.rows + 2), slots(sizes.count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes,
@@ -189,6 +195,8 @@ static Tensor index_add_backward(const Tensor &grad_output, int64_t dim, const T
                                                          index_bytes, sizes, alpha, dtype, current_stream(op)));
         return grad_source;
     }
+    if (is_cpu_half(g))
+        return in_float32(index_add_backward, grad_output, dim, i, alpha).to(g.scalar_type());
     parallel_ranges(op, sizes.outer * sizes.count, scatter_grain(sizes.inner), [&](int64_t begin, int64_t end) {
         return cuda_ops_index_add_backward_cpu(grad_source.data_ptr(), g.const_data_ptr(), i.const_data_ptr(),
                                                index_bytes, sizes, alpha, begin, end, dtype);
@@ -252,6 +260,12 @@ static void launch_scatter_add(const char *op, const Tensor &output, int64_t dim
 {
     if (given_index.numel() == 0)
         return;
+    if (is_cpu_half(output)) { // summed in float32, and rounded once
+        const Tensor sums = widened(output);
+        launch_scatter_add(op, sums, dim, given_index, widened(given_source));
+        round_back(output, sums);
+        return;
+    }
     const Tensor index = given_index.dim() == 0 ? given_index.view({1}) : given_index;
     const Tensor source = first_elements(given_source.dim() == 0 ? given_source.view({1}) : given_source, index, -1);
     const Tensor part = first_elements(output, index, dim), x = part.contiguous();
@@ -331,6 +345,8 @@ static Tensor scatter_add_backward(const Tensor &grad_output, int64_t dim, const
         grad_source.zero_();
     if (given_index.numel() == 0)
         return grad_source;
+    if (is_cpu_half(grad_output))
+        return in_float32(scatter_add_backward, grad_output, dim, given_index, size).to(grad_output.scalar_type());
     const Tensor index = with_a_dim(given_index);
     const Tensor g = first_elements(with_a_dim(grad_output), index, wrapped).contiguous();
     const Tensor part = first_elements(grad_source.dim() == 0 ? grad_source.view({1}) : grad_source, index, -1);

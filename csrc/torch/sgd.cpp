@@ -59,11 +59,12 @@ static void sgd_cpu(const std::vector<SgdEntry> &entries, const std::vector<uint
 {
     for (size_t i = 0; i < entries.size(); i++) {
         const SgdEntry &entry = entries[i];
-        void *const buffer = entry.buffer.defined() ? entry.buffer.data_ptr() : nullptr;
-        parallel_ranges("sgd", entry.param.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-            return cuda_ops_sgd_cpu(entry.param.data_ptr(), entry.grad.const_data_ptr(), buffer, first[i], &options,
-                                    begin, end, dtype);
-        });
+        parallel_elements(
+            "sgd", entry.param.numel(), dtype,
+            [&](void *param, const void *grad, void *buffer, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_sgd_cpu(param, grad, buffer, first[i], &options, begin, end, type);
+            },
+            updates(entry.param), reads(entry.grad), first[i] ? writes(entry.buffer) : updates(entry.buffer));
     }
 }
 

@@ -26,10 +26,12 @@ static Tensor softmax_forward(const Tensor &input, int64_t dim)
         CUDA_OPS_LAUNCH(op, cuda_ops_softmax_forward_cuda(output.data_ptr(), x.const_data_ptr(), shape.outer,
                                                           shape.cols, shape.inner, dtype, current_stream(op)));
     else
-        parallel_ranges(op, shape.outer * shape.inner, column_grain(shape), [&](int64_t begin, int64_t end) {
-            return cuda_ops_softmax_forward_cpu(output.data_ptr(), x.const_data_ptr(), shape.cols, shape.inner, begin,
-                                                end, dtype);
-        });
+        parallel_columns(
+            op, shape, dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_softmax_forward_cpu(to, from, shape.cols, shape.inner, begin, end, type);
+            },
+            writes(output, shape.row()), reads(x, shape.row()));
     return output;
 }
 
@@ -50,10 +52,12 @@ static Tensor softmax_gradient(const char *op, const Tensor &grad_output, const 
                                                            y.const_data_ptr(), scale, shape.outer, shape.cols,
                                                            shape.inner, dtype, current_stream(op)));
     else
-        parallel_ranges(op, shape.outer * shape.inner, column_grain(shape), [&](int64_t begin, int64_t end) {
-            return cuda_ops_softmax_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), scale,
-                                                 shape.cols, shape.inner, begin, end, dtype);
-        });
+        parallel_columns(
+            op, shape, dtype,
+            [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_softmax_backward_cpu(to, grad, from, scale, shape.cols, shape.inner, begin, end, type);
+            },
+            writes(grad_input, shape.row()), reads(g, shape.row()), reads(y, shape.row()));
     return grad_input;
 }
 
@@ -106,7 +110,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 cuda_ops::softmax_backward_tangent);
     CUDA_OPS_IMPLEMENT(library, "softmax_forward", cuda_ops::softmax_forward);
     CUDA_OPS_IMPLEMENT(library, "softmax_backward", cuda_ops::softmax_backward);
-    CUDA_OPS_AUTOCAST(library, "softmax_forward", FLOAT32);
+    CUDA_OPS_AUTOCAST(library, "softmax_forward", FLOAT32_ON_CUDA);
     // The matrix of derivatives, diag(output) - output * output^T, is its own transpose.
     CUDA_OPS_DERIVATIVES(library, "softmax_forward",
                          {"input: softmax_backward(grad_output, output, dim)",

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "checks.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -12,6 +13,12 @@ namespace cuda_ops
 // PyTorch.
 struct SoftmaxShape {
     int64_t outer = 1, cols = 1, inner = 1;
+
+    // Elements that lie together and that kernels go along.
+    int64_t row() const
+    {
+        return cols * inner;
+    }
 };
 
 inline SoftmaxShape softmax_shape(const char *op, const Tensor &input, int64_t dim)
@@ -30,6 +37,14 @@ inline SoftmaxShape softmax_shape(const char *op, const Tensor &input, int64_t d
 inline int64_t column_grain(const SoftmaxShape &shape)
 {
     return std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / shape.cols, 1);
+}
+
+// parallel_rows over the columns, of which a row of the arrays has `inner`.
+template <typename Kernel, typename... Arrays>
+void parallel_columns(const char *op, const SoftmaxShape &shape, cuda_ops_dtype dtype, const Kernel &kernel,
+                      const Arrays &...arrays)
+{
+    parallel_rows(op, shape.outer * shape.inner, shape.inner, column_grain(shape), dtype, kernel, arrays...);
 }
 
 } // namespace cuda_ops

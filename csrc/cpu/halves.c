@@ -1,0 +1,132 @@
+/* float16 and bfloat16 to float32 and back. bfloat16 is the upper half of a float: a shift, and an addition that rounds.
+ * float16 has instructions from AVX2 on; elsewhere its exponent is moved by integer arithmetic, and denormal numbers are
+ * made and unmade by an addition of floats whose last bit weighs what theirs does. Bound by memory. */
+#include "cuda_ops/halves_cpu.h"
+
+#include "common/common.h"
+#include "cuda_ops/cpu_isa.h"
+
+#if CUDA_OPS_WITH_TARGETS
+#include <immintrin.h>
+#endif
+
+CUDA_OPS_INLINE uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+CUDA_OPS_INLINE float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+CUDA_OPS_SIMD static void widen_bfloat16(float *restrict output, const uint16_t *restrict input, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        output[i] = float_of((uint32_t)input[i] << 16);
+}
+
+CUDA_OPS_SIMD static void round_bfloat16(uint16_t *restrict output, const float *restrict input, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = bits_of(input[i]);
+        /* Half of the last place less one, and one more where the last place is odd: a tie goes to the even one. */
+        const uint32_t nearest = bits + 0x7fffu + (bits >> 16 & 1);
+        /* A NaN keeps a bit of its mantissa, which the lower half alone may hold. */
+        const uint32_t nan = bits | 0x400000u;
+        output[i] = (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? nan : nearest) >> 16);
+    }
+}
+
+CUDA_OPS_INLINE float widened_float16(uint16_t half)
+{
+    const uint32_t rebias = (127u - 15u) << 23, infinity = 0x7c00u << 13, one = 1u << 23;
+    const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, magnitude = (uint32_t)(half & 0x7fffu) << 13;
+    const uint32_t exponent = magnitude & infinity;
+    /* The exponent of infinities and NaN is the largest of both types. */
+    const uint32_t normal = magnitude + rebias + (exponent == infinity ? (128u - 16u) << 23 : 0);
+    /* A denormal number as the mantissa of 2^-14, less 2^-14. */
+    const uint32_t denormal = bits_of(float_of(magnitude + rebias + one) - 0x1p-14f);
+    return float_of(sign | (exponent == 0 ? denormal : normal));
+}
+
+CUDA_OPS_INLINE uint16_t rounded_float16(float x)
+{
+    const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    /* Beside 0.5 the last bit of a float weighs 2^-24, as that of a denormal number does. */
+    const uint32_t denormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+    const uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+    const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    return (uint16_t)(sign | (magnitude >= bits_of(0x1p16f)    ? special
+                              : magnitude < bits_of(0x1p-14f) ? denormal
+                                                               : normal));
+}
+
+CUDA_OPS_SIMD static void widen_float16(float *restrict output, const uint16_t *restrict input, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        output[i] = widened_float16(input[i]);
+}
+
+CUDA_OPS_SIMD static void round_float16(uint16_t *restrict output, const float *restrict input, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        output[i] = rounded_float16(input[i]);
+}
+
+#if CUDA_OPS_WITH_TARGETS
+__attribute__((target("avx2,f16c"))) static void widen_float16_avx2(float *restrict output,
+                                                                    const uint16_t *restrict input, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(output + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(input + i))));
+    for (; i < count; i++)
+        output[i] = _cvtsh_ss(input[i]);
+}
+
+__attribute__((target("avx2,f16c"))) static void round_float16_avx2(uint16_t *restrict output,
+                                                                    const float *restrict input, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((__m128i *)(output + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(input + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < count; i++)
+        output[i] = _cvtss_sh(input[i], _MM_FROUND_TO_NEAREST_INT);
+}
+#endif
+
+cuda_ops_status cuda_ops_widen_cpu(float *output, const void *input, int64_t count, cuda_ops_dtype dtype)
+{
+    if (dtype != CUDA_OPS_FLOAT16 && dtype != CUDA_OPS_BFLOAT16)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    if (dtype == CUDA_OPS_BFLOAT16)
+        widen_bfloat16(output, input, count);
+#if CUDA_OPS_WITH_TARGETS
+    else if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2)
+        widen_float16_avx2(output, input, count);
+#endif
+    else
+        widen_float16(output, input, count);
+    return CUDA_OPS_SUCCESS;
+}
+
+cuda_ops_status cuda_ops_round_cpu(void *output, const float *input, int64_t count, cuda_ops_dtype dtype)
+{
+    if (dtype != CUDA_OPS_FLOAT16 && dtype != CUDA_OPS_BFLOAT16)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    if (dtype == CUDA_OPS_BFLOAT16)
+        round_bfloat16(output, input, count);
+#if CUDA_OPS_WITH_TARGETS
+    else if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2)
+        round_float16_avx2(output, input, count);
+#endif
+    else
+        round_float16(output, input, count);
+    return CUDA_OPS_SUCCESS;
+}
