@@ -70,11 +70,16 @@ c10::TypedOperatorHandle<Signature> registered_op(const char *name)
 // a tangent.
 bool is_differentiated_further(at::TensorList tensors);
 
+// Registers that vmap composes the op, instead of calling it for each slice, which it cannot do where an op returns a
+// list: torch.func.jacrev and hessian call gradients so.
+void register_composed(torch::Library &library, const char *name);
+
 // Registers what torch.autocast casts. On the CPU, whose kernels know no halves, lower precision is an error.
 void register_autocast(torch::Library &library, const char *name, Autocast policy);
 
 } // namespace cuda_ops
 
 #define CUDA_OPS_DERIVATIVES(library, name, ...) ::cuda_ops::register_derivatives(library, name, __VA_ARGS__)
+#define CUDA_OPS_COMPOSED(library, name) ::cuda_ops::register_composed(library, name)
 #define CUDA_OPS_AUTOCAST(library, name, policy)                                                                       \
     ::cuda_ops::register_autocast(library, name, ::cuda_ops::Autocast::policy)
