@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-GPU = "nvidia-h200"
+GPU, CPU = "nvidia-h200", "cpu-amd-epyc"
 PRODUCTS = ["gemm", "matmul", "linear", "linear_gelu", "conv2d"]
 
 
@@ -259,6 +259,30 @@ def check():
                     f"processes, {figures['failures']} failed; seeds {', '.join(map(str, figures['seeds']))}{at(fuzz)}"
                 )
                 lines += [f"  - {failed['case']}: {failed['what']}" for failed in figures["failed"]]
+    return lines
+
+
+def fuzzers():
+    """What both fuzzers said at their last runs on the CPU: a file a seed, as `--out` writes it."""
+    lines = []
+    for name, what in (
+        ("fuzz", "random cases beside PyTorch (`make fuzz`)"),
+        ("fuzz_raw", "hostile calls (`make fuzz-raw`)"),
+    ):
+        runs = [json.loads(path.read_text()) for path in sorted((RESULTS / CPU / name).glob("*.json"))]
+        if not runs:
+            continue
+        runs.sort(key=lambda run: run["seed"])
+        cases, failures, seconds = (sum(run[key] for run in runs) for key in ("cases", "failures", "seconds"))
+        commits = ", ".join(sorted({f"`{run['commit'][:7]}`" for run in runs}))
+        seeds = ", ".join(str(run["seed"]) for run in runs)
+        lines.append(
+            f"- {what}: {cases:,} in {seconds:,} s of one thread, {failures} failed; seeds {seeds}; PyTorch "
+            f"{runs[0]['torch']}, commit {commits}"
+        )
+        lines += [f"  - {failed['case']}: {failed['what']}" for run in runs for failed in run["failed"]]
+    if not lines:
+        return [f"Not measured yet: `make fuzz SEED=1 ARGS='--out benchmarks/results/{CPU}/fuzz/1.json'` does it."]
     return lines
 
 
@@ -552,6 +576,7 @@ PARTS = {
     "Teaching ladders": ladders,
     "All ops under one roof": roofline,
     "Checks on the GPU": check,
+    "Fuzzing on the CPU": fuzzers,
 }
 INTRODUCTION = """# Results
 

@@ -1,5 +1,5 @@
-"""The fuzzers for a bounded time, with a seed which they print; and that they find what is wrong. They run where
-FUZZ_SECONDS is set, for that long: not all that they draw of the newest ops has been looked at."""
+"""The fuzzers for a bounded time, with a seed which they print, where FUZZ_SECONDS is set (CI runs them by themselves,
+for a number of cases); and that they find what is wrong."""
 
 import itertools
 import json

@@ -150,6 +150,18 @@ ROWS = {
     "linear_relu": (F.linear_relu, lambda x, w, b: N.relu(N.linear(x, w, b)), [(1024, 1024), (1024,)]),
     "linear_gelu": (F.linear_gelu, lambda x, w, b: N.gelu(N.linear(x, w, b)), [(1024, 1024), (1024,)]),
     "matmul": (F.matmul, torch.matmul, [(1024, 1024)]),
+    "logsumexp": (lambda x: F.logsumexp(x, 1), lambda x: torch.logsumexp(x, 1), ()),
+    "sum": (lambda x: F.sum(x, 1), lambda x: x.sum(1), ()),
+    "var": (lambda x: F.var(x, 1), lambda x: x.var(1), ()),
+    "norm": (lambda x: F.norm(x, 2, 1), lambda x: x.norm(2, 1), ()),
+    "swiglu": (F.swiglu, lambda x: N.silu(x[:, :512]) * x[:, 512:], ()),
+    "geglu": (F.geglu, lambda x: N.gelu(x[:, :512]) * x[:, 512:], ()),
+    "dropout_add": (lambda x: F.dropout_add(x, x, 0.0), lambda x: x + x, ()),
+    "permute_contiguous": (
+        lambda x: F.permute_contiguous(x.view(-1, 32, 32), (0, 2, 1)),
+        lambda x: x.view(-1, 32, 32).transpose(1, 2),
+        (),
+    ),
 }
 
 
@@ -161,16 +173,103 @@ def test_backward_of_rows(name):
     check_backward(function, reference, [ramp(2**31 // 1024 + 3, 1024)], small)
 
 
-def test_backward_of_a_residual_norm():
-    def ours(x, residual, w, b):
-        return F.add_layer_norm(x, residual, (1024,), w, b)[0]
+@pytest.mark.parametrize("layer", [True, False])
+def test_backward_of_a_residual_norm(layer):
+    def ours(x, residual, w, *b):
+        if layer:
+            return F.add_layer_norm(x, residual, (1024,), w, *b)[0]
+        return F.add_rms_norm(x, residual, (1024,), w, 1e-5)[0]
 
-    def native(x, residual, w, b):
-        return N.layer_norm(x + residual, (1024,), w, b)
+    def native(x, residual, w, *b):
+        return N.layer_norm(x + residual, (1024,), w, *b) if layer else N.rms_norm(x + residual, (1024,), w, 1e-5)
 
     rows = 2**31 // 1024 + 3
-    small = [torch.rand(1024, device="cuda", dtype=torch.bfloat16) + 0.5 for _ in range(2)]
+    small = [torch.rand(1024, device="cuda", dtype=torch.bfloat16) + 0.5 for _ in range(2 if layer else 1)]
     check_backward(ours, native, [ramp(rows, 1024), ramp(rows, 1024)], small)
+
+
+LOSSES = {
+    "mse_loss": lambda x: x,
+    "l1_loss": lambda x: x,
+    "smooth_l1_loss": lambda x: x,
+    "huber_loss": lambda x: x,
+    "binary_cross_entropy_with_logits": lambda x: x.abs_(),
+    "kl_div": lambda x: x.abs_(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_backward_of_losses(name):
+    target = LOSSES[name](ramp(1024, 2**31 // 1024 + 3).t())
+
+    def native(x):
+        return getattr(N, name)(x, target[-TAIL:].double(), reduction="none")
+
+    x = ramp(*target.shape)
+    check_backward(lambda x: getattr(F, name)(x, target, reduction="none"), native, [x])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_backward_of_attention(packed):
+    """Causal, of sequences of 128 tokens and 16 heads of 64."""
+    batch = 2**31 // (128 * 16 * 64 * (3 if packed else 1)) + 2
+
+    def native(*operands):
+        q, k, v = operands[0].unbind(2) if packed else operands
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return N.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    if packed:
+        large = [ramp(batch, 128, 3, 16, 64)]
+        check_backward(lambda x: F.flash_attention_qkvpacked(x, causal=True), native, large, tail=2)
+    else:
+        large = [ramp(batch, 128, 16, 64) for _ in range(3)]
+        check_backward(lambda q, k, v: F.flash_attention(q, k, v, causal=True), native, large, tail=2)
+
+
+def test_backward_of_embedding():
+    """A table of so many elements, and so many that are taken from a small one."""
+    rows = 2**31 // 1024 + 3
+    indices = torch.arange(rows - TAIL, rows, device="cuda")
+    check_backward(lambda weight: F.embedding(indices, weight), lambda w: w, [ramp(rows, 1024)])
+    few = torch.arange(rows, device="cuda") % 7
+    weight = ramp(7, 1024).requires_grad_()
+    output = F.embedding(few, weight)
+    assert torch.equal(output[-TAIL:], weight.detach()[few[-TAIL:]])
+    grad_output = torch.zeros_like(output)
+    grad_output[-7:] = ramp(7, 1024)
+    (grad,) = torch.autograd.grad(output, weight, grad_output)
+    expected = torch.zeros(7, 1024, device="cuda", dtype=torch.bfloat16)
+    expected[few[-7:]] = grad_output[-7:]
+    assert torch.equal(grad, expected)
+
+
+@pytest.mark.parametrize("name", ["index_add", "scatter_add"])
+def test_backward_of_scattered_sums(name):
+    """Into rows beyond 2**31 elements, of as many."""
+    rows = 2**31 // 1024 + 3
+    index = torch.arange(rows, device="cuda").flip(0)
+    if name == "scatter_add":
+        index = index.unsqueeze(1).expand(rows, 1024)
+    input, source = ramp(rows, 1024).requires_grad_(), ramp(rows, 1024).requires_grad_()
+    output = getattr(F, name)(input, 0, index, source)
+    expected = input.detach()[-TAIL:] + source.detach()[:TAIL].flip(0)
+    torch.testing.assert_close(output.detach()[-TAIL:], expected)
+    grad_output = torch.zeros_like(output)
+    grad_output[-TAIL:] = ramp(TAIL, 1024)
+    grads = torch.autograd.grad(output, (input, source), grad_output)
+    assert torch.equal(grads[0], grad_output)
+    assert torch.equal(grads[1][:TAIL].flip(0), grad_output[-TAIL:])
+    assert grads[1][TAIL:].count_nonzero() == 0
+
+
+def test_histograms():
+    x = torch.zeros(BEYOND, device="cuda", dtype=torch.uint8)
+    x[-TAIL:] = 3
+    assert F.bincount(x).tolist() == [BEYOND - TAIL, 0, 0, TAIL]
+    # As float32 counts them.
+    counts = F.histc(x.to(torch.bfloat16), 4, 0, 4)
+    assert counts.tolist() == [float(torch.tensor(BEYOND - TAIL, dtype=torch.bfloat16)), 0, 0, 1000]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -202,6 +301,17 @@ def test_backward_of_dropout():
 
 IMAGES = {
     "conv2d": (lambda x, w: F.conv2d(x, w, padding=1), lambda x, w: N.conv2d(x, w, padding=1), [(4, 4, 3, 3)]),
+    "conv_transpose2d": (
+        lambda x, w: F.conv_transpose2d(x, w, padding=1),
+        lambda x, w: N.conv_transpose2d(x, w, padding=1),
+        [(4, 4, 3, 3)],
+    ),
+    "conv1d": (
+        lambda x, w: F.conv1d(x.flatten(2), w, padding=1),
+        lambda x, w: N.conv1d(x.flatten(2), w, padding=1),
+        [(4, 4, 3)],
+    ),
+    "instance_norm": (F.instance_norm, N.instance_norm, ()),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), lambda x: N.max_pool2d(x, 2), ()),
     "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), lambda x: N.avg_pool2d(x, 2), ()),
     "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 8), lambda x: N.adaptive_avg_pool2d(x, 8), ()),

@@ -118,6 +118,20 @@ def test_check_in_both_forms(folder, failures):
     ]
 
 
+def test_runs_of_the_fuzzers_are_added_up(folder):
+    runs = folder.parent / update_results.CPU / "fuzz"
+    runs.mkdir(parents=True)
+    failed = [{"case": "conv2d:7", "what": "output 0 differs", "command": "…"}]
+    run = {"cases": 1000, "failures": 0, "seconds": 20, "seed": 10, "torch": "2.0", "commit": "f" * 40, "failed": []}
+    (runs / "10.json").write_text(json.dumps(run))
+    (runs / "9.json").write_text(json.dumps({**run, "cases": 500, "failures": 1, "seed": 9, "failed": failed}))
+    assert update_results.fuzzers() == [
+        "- random cases beside PyTorch (`make fuzz`): 1,500 in 40 s of one thread, 1 failed; seeds 9, 10; PyTorch 2.0, "
+        "commit `fffffff`",
+        "  - conv2d:7: output 0 differs",
+    ]
+
+
 def test_mnist_of_three_backends(folder):
     phases = ("batch load", "forward", "backward", "update", "zero_grad", "whole step")
 

@@ -467,6 +467,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("attention_gradients_composed(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, "
                 "Tensor value, Tensor? mask, Tensor? alibi_slopes, Tensor state, float scale, SymInt diagonal, "
                 "SymInt window_left, SymInt window_right, float softcap, float dropout, bool[4] wanted) -> Tensor[]");
+    CUDA_OPS_COMPOSED(library, "attention_gradients_composed");
     library.def("attention_tangents(Tensor? tangent_query, Tensor? tangent_key, Tensor? tangent_value, "
                 "Tensor? tangent_mask, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? alibi_slopes, "
                 "Tensor state, float scale, SymInt diagonal, SymInt window_left, SymInt window_right, float softcap, "
@@ -476,6 +477,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "float scale, SymInt diagonal, SymInt window_left, SymInt window_right, float softcap, float dropout, "
                 "bool[4] wanted) -> Tensor[]",
                 cuda_ops::attention_gradients);
+    CUDA_OPS_COMPOSED(library, "attention_gradients");
     CUDA_OPS_IMPLEMENT(library, "attention_forward", cuda_ops::attention_forward);
     CUDA_OPS_IMPLEMENT(library, "attention_backward", cuda_ops::attention_backward);
     CUDA_OPS_AUTOCAST(library, "attention_forward", LOWER_PRECISION);

@@ -442,6 +442,18 @@ void register_derivatives(torch::Library &library, const char *name, std::initia
                                                                        std::make_unique<AutogradKernel>(texts))));
 }
 
+// The composition is the op's only kernel, whatever the key; the ops that it calls meet vmap again.
+static void run_composition(const OperatorHandle &op, Stack *stack)
+{
+    op.redispatchBoxed(DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+void register_composed(torch::Library &library, const char *name)
+{
+    library.impl(name, torch::dispatch(c10::DispatchKey::FuncTorchBatched,
+                                       torch::CppFunction::makeFromBoxedFunction<&run_composition>()));
+}
+
 void register_autocast(torch::Library &library, const char *name, Autocast policy)
 {
     const bool cuda_alone = policy == Autocast::FLOAT32_ON_CUDA;

@@ -362,6 +362,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("batch_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
                 "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, "
                 "Tensor variance, bool training, float eps, bool[3] wanted) -> Tensor[]");
+    CUDA_OPS_COMPOSED(library, "batch_norm_backward_gradients");
     library.def("batch_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_input, "
                 "Tensor? tangent_weight, Tensor grad_output, Tensor input, Tensor? weight, Tensor mean, "
                 "Tensor variance, bool training, float eps, ScalarType? bias_dtype, bool[3] wanted)"

@@ -47,7 +47,7 @@ void check_conv2d_parameters(const char *op, size_t axes, const Conv2dParameters
     for (int64_t value : parameters.dilation)
         TORCH_CHECK(value > 0, op, ": expected dilation to be positive, got ", parameters.dilation);
     TORCH_CHECK(parameters.groups > 0, op, ": expected groups to be positive, got ", parameters.groups);
-    for (IntArrayRef values : {parameters.stride, parameters.padding, parameters.dilation})
+    for (IntArrayRef values : {parameters.padding, parameters.dilation})
         for (int64_t value : values)
             check_conv2d_limit(op, axes, value);
 }
@@ -56,7 +56,7 @@ void check_conv2d_limit(const char *op, size_t axes, int64_t value)
 {
     // The kernels count in int64, but keep rows and columns in 32 bits.
     TORCH_CHECK(value < CONV2D_LIMIT, op, ": expected ", axes == 1 ? "lengths" : "heights, widths",
-                ", stride, padding and dilation to be below ", CONV2D_LIMIT, ", got ", value);
+                ", padding and dilation to be below ", CONV2D_LIMIT, ", got ", value);
 }
 
 // "5 x 3", or "5".
@@ -119,8 +119,12 @@ cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntA
     sizes.in_width = plane[last];
     sizes.kernel_height = has_rows ? taps[0] : 1;
     sizes.kernel_width = taps[last];
-    sizes.stride_height = has_rows ? parameters.stride[0] : 1;
-    sizes.stride_width = parameters.stride[last];
+    // Any stride that leaves one place for the kernel is the same as the least of them, which is below the limit.
+    const auto stride = [&](size_t axis) {
+        return std::min(parameters.stride[axis], padded[axis] - kernel[axis] + 1);
+    };
+    sizes.stride_height = has_rows ? stride(0) : 1;
+    sizes.stride_width = stride(last);
     sizes.padding_top = has_rows ? parameters.padding[0] : 0;
     sizes.padding_left = parameters.padding[2 * last];
     sizes.dilation_height = has_rows ? parameters.dilation[0] : 1;

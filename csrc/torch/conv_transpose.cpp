@@ -51,6 +51,7 @@ static at::DimVector transposed_size(const char *op, size_t axes, const Tensor &
                     output_padding);
         check_conv2d_limit(op, axes, from);
         check_conv2d_limit(op, axes, taps);
+        check_conv2d_limit(op, axes, from > 1 ? stride : 1);
         size.push_back((from - 1) * stride + (taps - 1) * parameters.dilation[axis] + 1 - parameters.padding[2 * axis] -
                        parameters.padding[2 * axis + 1] + output_padding[axis]);
     }

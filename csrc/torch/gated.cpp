@@ -346,6 +346,7 @@ struct GatedOps {
         library.def(name "_gradients(Tensor? grad_gate, Tensor? grad_value, Tensor grad_output, Tensor gate, Tensor? " \
                          "value" types ", bool[3] wanted) -> Tensor[]",                                                \
                     Ops::gradients);                                                                                   \
+        CUDA_OPS_COMPOSED(library, name "_gradients");                                                                 \
         library.def(name "_tangent(Tensor tangent, Tensor gate, Tensor? value" types ") -> Tensor", Ops::tangent);     \
         library.def(name "_backward_tangents(Tensor tangent, Tensor grad_output, Tensor gate, Tensor? value" types     \
                          ") -> (Tensor, Tensor)",                                                                      \

@@ -499,9 +499,11 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "Tensor? weight, Tensor mean, Tensor rstd, Tensor state, float eps, float p, ScalarType? bias_dtype, "
                 "bool[4] wanted) -> Tensor[]",
                 cuda_ops::add_layer_norm_gradients);
+    CUDA_OPS_COMPOSED(library, "add_layer_norm_gradients");
     library.def("add_rms_norm_gradients(Tensor grad_output, Tensor? grad_sum, Tensor sum, SymInt[] normalized_shape, "
                 "Tensor? weight, Tensor rstd, Tensor state, float eps, float p, bool[3] wanted) -> Tensor[]",
                 cuda_ops::add_rms_norm_gradients);
+    CUDA_OPS_COMPOSED(library, "add_rms_norm_gradients");
     library.def("layer_norm_tangent(Tensor tangent, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
                 "Tensor mean, Tensor rstd, float eps) -> Tensor",
                 cuda_ops::layer_norm_tangent);
@@ -522,8 +524,10 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("layer_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, "
                 "Tensor? grad_grad_bias, Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor? weight, "
                 "float eps, bool[3] wanted) -> Tensor[]");
+    CUDA_OPS_COMPOSED(library, "layer_norm_backward_gradients");
     library.def("rms_norm_backward_gradients(Tensor? grad_grad_input, Tensor? grad_grad_weight, Tensor grad_output, "
                 "Tensor input, SymInt[] normalized_shape, Tensor? weight, float eps, bool[3] wanted) -> Tensor[]");
+    CUDA_OPS_COMPOSED(library, "rms_norm_backward_gradients");
     library.def("layer_norm_backward_tangents(Tensor? tangent_grad_output, Tensor? tangent_grad_sum, "
                 "Tensor? tangent_input, Tensor? tangent_weight, Tensor grad_output, Tensor input, "
                 "SymInt[] normalized_shape, Tensor? weight, float eps, ScalarType? bias_dtype, bool[3] wanted)"

@@ -452,6 +452,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "int reduction, int ignore_index, float label_smoothing, float z_loss, float logit_softcap, "
                 "bool[3] wanted) -> Tensor[]",
                 cuda_ops::linear_cross_entropy_gradients);
+    CUDA_OPS_COMPOSED(library, "linear_cross_entropy_gradients");
     library.def("linear_cross_entropy_tangent(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
                 "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor total_weight, int reduction, "
                 "int ignore_index, float label_smoothing, float z_loss, float logit_softcap) -> Tensor",

@@ -224,6 +224,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_relu_gradients(Tensor grad_output, Tensor output, Tensor input, Tensor weight, bool[3] wanted) "
                 "-> Tensor[]",
                 cuda_ops::linear_relu_gradients);
+    CUDA_OPS_COMPOSED(library, "linear_relu_gradients");
     library.def("linear_relu_tangent(Tensor? input, Tensor? weight, Tensor? bias, Tensor output) -> Tensor",
                 cuda_ops::linear_relu_tangent);
     library.def("linear_relu_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");

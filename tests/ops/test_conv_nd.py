@@ -44,6 +44,28 @@ def test_images_keep_their_layout():
         assert output.is_contiguous(memory_format=torch.channels_last) == last
 
 
+@pytest.mark.parametrize("stride", [2**30, 2**63 - 1])
+def test_strides_beyond_all_images(stride):
+    """Of a kernel that fits once; two places would make a step of the stride. PyTorch's is given one that it counts in 32
+    bits."""
+    x, image, weight = make(2, 4, 5), make(2, 4, 5, 7), make(4, 4, 3)
+    calls = {
+        "conv1d": ((x, weight), lambda stride: {"stride": stride, "padding": 1}),
+        "conv2d": ((image, weight.unsqueeze(2)), lambda stride: {"stride": (1, stride), "padding": (0, 1)}),
+        "conv_transpose1d": ((x[..., :1], weight), lambda stride: {"stride": stride}),
+        "conv_transpose2d": ((image[..., :1], weight.unsqueeze(2)), lambda stride: {"stride": (2, stride)}),
+    }
+    for name, (tensors, options) in calls.items():
+        found = []
+        for functional, step in ((F, stride), (N, 2**20)):
+            inputs = [t.detach().requires_grad_() for t in tensors]
+            output = getattr(functional, name)(*inputs, **options(step))
+            found.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
+        torch.testing.assert_close(*found)
+    with pytest.raises(RuntimeError, match="conv_transpose1d: expected lengths, .* to be below 1073741824"):
+        F.conv_transpose1d(x, weight, stride=stride)
+
+
 MODULES = {
     "Conv1d": (
         (4, 6, 3),

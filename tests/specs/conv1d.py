@@ -184,7 +184,7 @@ SPEC = OpSpec(
             "beyond the limit",
             call(dilation=2**30),
             RuntimeError,
-            "conv1d: expected lengths, stride, padding and dilation to be below 1073741824, got 1073741824",
+            "conv1d: expected lengths, padding and dilation to be below 1073741824, got 1073741824",
         ),
         bad(
             "dtype of weight",

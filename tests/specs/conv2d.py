@@ -224,7 +224,7 @@ SPEC = OpSpec(
             "beyond the limit",
             call(dilation=2**30),
             RuntimeError,
-            "conv2d: expected heights, widths, stride, padding and dilation to be below 1073741824, got 1073741824",
+            "conv2d: expected heights, widths, padding and dilation to be below 1073741824, got 1073741824",
         ),
         Bad(
             "grad_output of another shape, for input",

@@ -190,7 +190,7 @@ SPEC = OpSpec(
             "beyond the limit",
             call(dilation=2**30),
             RuntimeError,
-            f"{OP}: expected heights, widths, stride, padding and dilation to be below 1073741824, got 1073741824",
+            f"{OP}: expected heights, widths, padding and dilation to be below 1073741824, got 1073741824",
         ),
         bad(
             "dtype of weight",

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from cuda_ops._files import write_file
+from cuda_ops.training.facts import commit
 
 # A case takes milliseconds; PyTorch's import and the first launch on a GPU seconds, on a machine with other work more.
 CASE_SECONDS = 120
@@ -153,6 +154,7 @@ def report(module, outcomes, targets, failures, seconds, seed, device, out):
         "seed": seed,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
+        "commit": commit(),
         "targets": dict(sorted(targets.items())),
         "failed": failures,
     }
