@@ -10,8 +10,6 @@
 
 #include "common/common.h"
 #include "common/exponential.h"
-#include "common/philox_block.h"
-#include "cuda_ops/dropout.h"
 #include "gemm/single_thread.h"
 
 /* Rows and columns of a block of scores: 64 is as many as gemm takes without packing the keys, and 64 x 512 floats are
@@ -53,6 +51,40 @@ static int64_t head_of_keys(const cuda_ops_attention *call, int64_t head)
 static int64_t row_of(const struct attention_block *block, int64_t i)
 {
     return (block->batch * block->call->heads + block->head) * block->call->queries + i;
+}
+
+/* Keys whose numbers are drawn together, in blocks side by side, so that the compiler vectorises Philox's rounds. */
+enum { DROPOUT_KEYS = 128, DROPOUT_BLOCKS = DROPOUT_KEYS / 4 };
+
+/* Dropout's numbers of query i and keys [first, first + DROPOUT_KEYS), first a multiple of that. A block has those of
+ * keys k, k + 1, k + 8 and k + 9, k even. */
+CUDA_OPS_INLINE void dropout_numbers(uint16_t numbers[DROPOUT_KEYS], const cuda_ops_attention *call, int64_t head_index,
+                                     int64_t i, int64_t first)
+{
+    const uint64_t row = cuda_ops_attention_dropout_row(head_index, call->queries, i), offset = call->philox.offset / 4;
+    const bool lower = i % 16 < 8;
+    uint32_t near[DROPOUT_BLOCKS], far[DROPOUT_BLOCKS];
+    for (int n = 0; n < DROPOUT_BLOCKS; n++) {
+        uint32_t c0 = (uint32_t)offset, c1 = (uint32_t)(offset >> 32) + (uint32_t)(row >> 32);
+        uint32_t c2 = (uint32_t)row + (uint32_t)(n % 4), c3 = (uint32_t)(first / 16) + (uint32_t)(n / 4);
+        uint32_t key0 = (uint32_t)call->philox.seed, key1 = (uint32_t)(call->philox.seed >> 32);
+        /* Only a body without a loop is vectorised over n. */
+#pragma GCC unroll 7
+        for (int round = 0; round < CUDA_OPS_ATTENTION_DROPOUT_ROUNDS; round++) {
+            cuda_ops_philox_round(&c0, &c1, &c2, &c3, key0, key1);
+            key0 += CUDA_OPS_PHILOX_WEYL_0;
+            key1 += CUDA_OPS_PHILOX_WEYL_1;
+        }
+        near[n] = lower ? c0 : c1;
+        far[n] = lower ? c2 : c3;
+    }
+    for (int n = 0; n < DROPOUT_BLOCKS; n++) {
+        uint16_t *const of_block = numbers + n / 4 * 16 + n % 4 * 2;
+        of_block[0] = (uint16_t)near[n];
+        of_block[1] = (uint16_t)(near[n] >> 16);
+        of_block[8] = (uint16_t)far[n];
+        of_block[9] = (uint16_t)(far[n] >> 16);
+    }
 }
 
 #define REAL float
@@ -144,6 +176,25 @@ cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key
     return CUDA_OPS_SUCCESS;
 }
 
+cuda_ops_status cuda_ops_attention_dropout_factors_cpu(void *factors, const cuda_ops_attention *call, int64_t begin,
+                                                       int64_t end, cuda_ops_dtype dtype)
+{
+    const bool sound = call->batch >= 0 && call->heads >= 0 && call->queries >= 0 && call->keys >= 0 &&
+                       call->dropout >= 0 && call->dropout <= 1;
+    if (!sound)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        dropout_factors_f32(factors, call, begin, end);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT64:
+        dropout_factors_f64(factors, call, begin, end);
+        return CUDA_OPS_SUCCESS;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}
+
 #else
 
 #include "common/log_sum_exp.h"
@@ -209,20 +260,32 @@ CUDA_OPS_INLINE void FN(row_scores)(const struct attention_block *block, REAL *s
     }
 }
 
+CUDA_OPS_SIMD static void FN(dropout_factors)(REAL *factors, const cuda_ops_attention *call, int64_t begin, int64_t end)
+{
+    const uint32_t dropped = cuda_ops_attention_dropped_of_65536(call->dropout);
+    const REAL kept = (REAL)cuda_ops_attention_dropout_scale(call->dropout);
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t start = 0; start < call->keys; start += DROPOUT_KEYS) {
+            uint16_t numbers[DROPOUT_KEYS];
+            dropout_numbers(numbers, call, row / call->queries, row % call->queries, start);
+            for (int64_t j = start; j < min_i64(start + DROPOUT_KEYS, call->keys); j++)
+                factors[row * call->keys + j] = numbers[j - start] >= dropped ? kept : 0;
+        }
+}
+
 /* weights[c] *= 0 or 1 / (1 - p), and likewise other[c] unless that is NULL. */
 CUDA_OPS_INLINE void FN(row_dropout)(const struct attention_block *block, REAL *weights, REAL *other, int64_t i,
                                      int64_t first, int64_t count)
 {
     const cuda_ops_attention *const call = block->call;
-    const uint32_t threshold = cuda_ops_dropout_threshold(call->dropout);
-    const REAL kept = (REAL)cuda_ops_dropout_scale(call->dropout);
-    const uint64_t row = (uint64_t)row_of(block, i) * (uint64_t)((call->keys + 3) / 4);
-    const int64_t step = 4 * PHILOX_BLOCK;
-    for (int64_t start = first / 4 * 4; start < first + count; start += step) {
-        uint32_t words[4 * PHILOX_BLOCK];
-        philox_block(words, call->philox.offset / 4, row + (uint64_t)(start / 4), call->philox.seed);
-        for (int64_t j = max_i64(start, first); j < min_i64(start + step, first + count); j++) {
-            const REAL factor = words[j - start] >= threshold ? kept : 0;
+    const uint32_t dropped = cuda_ops_attention_dropped_of_65536(call->dropout);
+    const REAL kept = (REAL)cuda_ops_attention_dropout_scale(call->dropout);
+    const int64_t head_index = row_of(block, 0) / call->queries;
+    for (int64_t start = first / DROPOUT_KEYS * DROPOUT_KEYS; start < first + count; start += DROPOUT_KEYS) {
+        uint16_t numbers[DROPOUT_KEYS];
+        dropout_numbers(numbers, call, head_index, i, start);
+        for (int64_t j = max_i64(start, first); j < min_i64(start + DROPOUT_KEYS, first + count); j++) {
+            const REAL factor = numbers[j - start] >= dropped ? kept : 0;
             weights[j - first] *= factor;
             if (other)
                 other[j - first] *= factor;

@@ -227,6 +227,40 @@ attention_forward(const Tensor &query, const Tensor &key, const Tensor &value, c
     return {output, logsumexp, state};
 }
 
+// Dropout's factors of weights of these sizes, [batch, heads, queries, keys], for what is composed of other ops.
+static Tensor attention_dropout_factors(const Tensor &state, at::IntArrayRef sizes, double dropout, at::ScalarType type)
+{
+    const char *const op = "attention_dropout_factors";
+    TORCH_CHECK(state.scalar_type() == at::kLong && state.sizes() == at::IntArrayRef({2}), op,
+                ": expected state to be 2 int64, got ", c10::getDtypeNames(state.scalar_type()).first, " of shape ",
+                state.sizes());
+    TORCH_CHECK(sizes.size() == 4 && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
+                op, ": expected sizes to be 4 numbers, none of them negative, got ", sizes);
+    TORCH_CHECK(0.0 <= dropout && dropout <= 1.0, op, ": expected dropout to be between 0 and 1, got ", dropout);
+    const c10::OptionalDeviceGuard guard(at::device_of(state));
+    Tensor factors = empty(sizes, state.options().dtype(type));
+    const cuda_ops_dtype dtype = check_dtype(op, "factors", factors);
+    if (factors.numel() == 0)
+        return factors;
+    const Tensor seed_and_offset = state.contiguous();
+    const int64_t *const values = seed_and_offset.const_data_ptr<int64_t>();
+    cuda_ops_attention call = {};
+    call.batch = sizes[0], call.heads = sizes[1], call.queries = sizes[2], call.keys = sizes[3];
+    call.dropout = dropout;
+    if (factors.is_cuda()) {
+        call.philox.seed_pointer = values, call.philox.offset_pointer = values + 1;
+        CUDA_OPS_LAUNCH(op,
+                        cuda_ops_attention_dropout_factors_cuda(factors.data_ptr(), &call, dtype, current_stream(op)));
+        return factors;
+    }
+    call.philox.seed = static_cast<uint64_t>(values[0]), call.philox.offset = static_cast<uint64_t>(values[1]);
+    parallel_ranges(op, factors.numel() / sizes[3], std::max<int64_t>(1, ELEMENTWISE_GRAIN / sizes[3]),
+                    [&](int64_t begin, int64_t end) {
+                        return cuda_ops_attention_dropout_factors_cpu(factors.data_ptr(), &call, begin, end, dtype);
+                    });
+    return factors;
+}
+
 // The gradients of query, key and value, into `grads` of their sizes where it holds tensors (after the checks), else into
 // new ones that it then holds. Returns grad_scores: that of the scores before a mask is summed over what it was broadcast
 // to, if that is wanted; else empty.
@@ -478,6 +512,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "bool[4] wanted) -> Tensor[]",
                 cuda_ops::attention_gradients);
     CUDA_OPS_COMPOSED(library, "attention_gradients");
+    library.def("attention_dropout_factors(Tensor state, SymInt[] sizes, float dropout, ScalarType dtype) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "attention_dropout_factors", cuda_ops::attention_dropout_factors);
     CUDA_OPS_IMPLEMENT(library, "attention_forward", cuda_ops::attention_forward);
     CUDA_OPS_IMPLEMENT(library, "attention_backward", cuda_ops::attention_backward);
     CUDA_OPS_AUTOCAST(library, "attention_forward", LOWER_PRECISION);

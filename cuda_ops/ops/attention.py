@@ -61,6 +61,11 @@ def _(
     return (*grads, query.new_empty(scores))
 
 
+@register_fake("cuda_ops::attention_dropout_factors")
+def _(state, sizes, dropout, dtype):
+    return state.new_empty(sizes, dtype=dtype)
+
+
 def _check_packed(op, qkv):
     fits = qkv.dim() == 5 and qkv.shape[2] == 3
     expect(fits, op, "qkv to have shape [batch, length, 3, heads, head_dim], got {}", list(qkv.shape))
@@ -128,7 +133,10 @@ class _Composed:
         # Of scores less their maximum: a logsumexp of 1e4 is rounded by 1e-3, by which the weights would be wrong.
         hidden = (scores == -math.inf).all(-1, keepdim=True)
         self.weights = torch.softmax(scores.masked_fill(hidden, 0.0), -1).masked_fill(hidden, 0.0)
-        self.factors = _dropout_factors(self.weights, state, dropout)
+        self.factors = None
+        if dropout > 0.0:
+            sizes, factors = list(scores.shape), torch.ops.cuda_ops.attention_dropout_factors
+            self.factors = factors(state, sizes, dropout, self.dtype)
 
     def of_queries(self, tensor):
         """One of the keys' as one a head of the queries."""
@@ -140,16 +148,6 @@ class _Composed:
 
     def sum_of_group(self, tensor):
         return tensor.unflatten(1, (-1, self.group)).sum(2) if self.group > 1 else tensor
-
-
-def _dropout_factors(weights, state, dropout):
-    """The factors of each weight: dropout's of as many elements in rows that are filled up to multiples of 4."""
-    if dropout == 0.0:
-        return None
-    padded = (weights.shape[-1] + 3) // 4 * 4
-    ones = torch.ones(*weights.shape[:-1], padded, dtype=weights.dtype, device=weights.device)
-    factors = torch.ops.cuda_ops.dropout_backward(ones, state, dropout, ones.stride())
-    return factors[..., : weights.shape[-1]]
 
 
 @torch.library.impl(library, "attention_gradients_composed", "CompositeImplicitAutograd")
@@ -268,8 +266,9 @@ def scaled_dot_product_attention(
         value: (..., heads, keys, value_dim). All three are of the same dtype; leading dimensions broadcast.
         attn_mask: of a shape that broadcasts to (..., heads, queries, keys), which costs no memory: bool, where True
             takes part; or of the dtype of `query` or float32, and then it is added to the scores.
-        dropout_p: the probability that a weight is dropped, from 0 to 1. There is no `training`: pass 0.0 then. The
-            numbers are those of :func:`cuda_ops.functional.dropout`'s generator.
+        dropout_p: the probability that a weight is dropped, from 0 to 1, rounded to a multiple of :math:`2^{-16}`.
+            There is no `training`: pass 0.0 then. The numbers are of PyTorch's generator, as those of
+            :func:`cuda_ops.functional.dropout`.
         is_causal: query i sees keys 0 to i alone; not together with `attn_mask`.
         scale: what the products are multiplied by; None: :math:`1 / \sqrt{\text{head\_dim}}`.
         enable_gqa: whether heads of key and value may serve several of query; their number divides query's.

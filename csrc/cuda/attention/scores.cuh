@@ -1,4 +1,4 @@
-// What makes a product of query and key a score: cap, slope, mask and windows; and dropout's factors.
+// What makes a product of query and key a score: cap, slope, mask and windows.
 #ifndef CUDA_OPS_ATTENTION_SCORES_CUH
 #define CUDA_OPS_ATTENTION_SCORES_CUH
 
@@ -6,7 +6,6 @@
 
 #include "common/common.cuh"
 #include "cuda_ops/attention.h"
-#include "cuda_ops/dropout.h"
 
 // What the scores of one batch and head have in common.
 template <typename A>
@@ -14,12 +13,13 @@ struct AttentionScores {
     const cuda_ops_attention &p;
     int64_t mask_offset;
     A slope;
+    int64_t head_index;
     uint64_t row; // queries of the batches and heads before
 
     __device__ AttentionScores(const cuda_ops_attention &problem, int64_t batch, int64_t head)
         : p(problem), mask_offset(batch * problem.mask_batch + head * problem.mask_head),
           slope(problem.alibi_slopes ? A(problem.alibi_slopes[batch * problem.alibi_batch + head]) : A(0)),
-          row((uint64_t)((batch * problem.heads + head) * problem.queries))
+          head_index(batch * problem.heads + head), row((uint64_t)(head_index * problem.queries))
     {
     }
 
@@ -65,15 +65,6 @@ struct AttentionScores {
         else if (p.mask_kind == CUDA_OPS_ATTENTION_MASK_BOOLEAN && !((const uint8_t *)p.mask)[at])
             x = -A(CUDART_INF);
         return x;
-    }
-
-    // Dropout's words of query i and keys 4 * quad to 4 * quad + 3.
-    __device__ void words(uint32_t (&counter)[4], int64_t i, int64_t quad, uint64_t seed, uint64_t offset) const
-    {
-        const uint64_t high = (row + (uint64_t)i) * (uint64_t)((p.keys + 3) / 4) + (uint64_t)quad;
-        counter[0] = (uint32_t)(offset / 4), counter[1] = (uint32_t)(offset / 4 >> 32);
-        counter[2] = (uint32_t)high, counter[3] = (uint32_t)(high >> 32);
-        cuda_ops_philox(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
     }
 };
 

@@ -184,16 +184,17 @@ __device__ __forceinline__ T *rows_of(void *tensor, const cuda_ops_attention_str
 
 // The factors of query i and keys j to j + 1, j even.
 template <typename A>
-__device__ __forceinline__ void dropout_factors(A (&factors)[2], const AttentionScores<A> &scores, int64_t i, int64_t j,
-                                                uint64_t seed, uint64_t offset)
+__device__ __forceinline__ void dropout_factors(A (&factors)[2], const cuda_ops_attention &p, int64_t head_index,
+                                                int64_t i, int64_t j, uint64_t seed, uint64_t offset)
 {
     uint32_t words[4];
-    scores.words(words, i, j / 4, seed, offset);
-    const uint32_t threshold = cuda_ops_dropout_threshold(scores.p.dropout);
-    const A kept = A(cuda_ops_dropout_scale(scores.p.dropout));
-#pragma unroll
-    for (int e = 0; e < 2; e++)
-        factors[e] = (j & 2 ? words[2 + e] : words[e]) >= threshold ? kept : A(0);
+    const uint64_t row = cuda_ops_attention_dropout_row(head_index, p.queries, i) + (uint64_t)(j % 8 / 2);
+    cuda_ops_attention_dropout_words(words, row, (uint32_t)(j / 16), seed, offset);
+    const uint32_t near = i & 8 ? words[1] : words[0], far = i & 8 ? words[3] : words[2], word = j & 8 ? far : near;
+    const uint32_t dropped = cuda_ops_attention_dropped_of_65536(p.dropout);
+    const A kept = A(cuda_ops_attention_dropout_scale(p.dropout));
+    factors[0] = (word & 0xffff) >= dropped ? kept : A(0);
+    factors[1] = word >> 16 >= dropped ? kept : A(0);
 }
 
 template <typename T>
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_forward_kernel(const _
 #pragma unroll
                     for (int c = 0; c < 4; c += 2) {
                         A factors[2];
-                        dropout_factors(factors, scores, i, j + column_in_tile(c), seed, offset);
+                        dropout_factors(factors, p, scores.head_index, i, j + column_in_tile(c), seed, offset);
                         tile[r][c] *= factors[0];
                         tile[r][c + 1] *= factors[1];
                     }
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_query_kernel(cons
                     const int64_t i = at.first + row_in_tile(r), column = j + column_in_tile(c);
                     A factors[2] = {A(1), A(1)};
                     if (p.dropout > 0 && i < p.queries)
-                        dropout_factors(factors, scores, i, column, seed, offset);
+                        dropout_factors(factors, p, scores.head_index, i, column, seed, offset);
 #pragma unroll
                     for (int e = 0; e < 2; e++)
                         gradient_of_score<T>(tile[r][c + e], gradient[r][c + e], scores, i, column + e, logsumexp[r],
@@ -402,7 +403,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_key_value_kernel(
                         const int64_t at_key = at.first + row_in_tile(r);
                         A factors[2] = {A(1), A(1)};
                         if (p.dropout > 0 && there)
-                            dropout_factors(factors, scores, at_query, at_key, seed, offset);
+                            dropout_factors(factors, p, scores.head_index, at_query, at_key, seed, offset);
 #pragma unroll
                         for (int e = 0; e < 2; e++)
                             gradient_of_score<T>(tile[r + e][c], gradient[r + e][c], scores, at_query, at_key + e,
@@ -424,6 +425,41 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_key_value_kernel(
         store_result(rows_of<T>(work.second_result, p.grad_value, at.batch, at.head) + at.first * p.grad_value.row,
                      p.grad_value.row, keys, at.chunk * COLUMNS, p.value_dim, sum_value, A(1));
     }
+}
+
+// Of all weights: a thread has two keys, j even and j + 1, of a query.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    attention_dropout_factors_kernel(T *factors, const __grid_constant__ cuda_ops_attention p)
+{
+    typedef accumulate_type<T> A;
+    const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
+    const int64_t pairs = ceil_div(p.keys, 2), rows = p.batch * p.heads * p.queries;
+    for (int64_t at = global_thread_index(); at < rows * pairs; at += global_thread_count()) {
+        const int64_t row = at / pairs, j = at % pairs * 2;
+        A both[2];
+        dropout_factors(both, p, row / p.queries, row % p.queries, j, seed, offset);
+        T *const to = factors + row * p.keys + j;
+        to[0] = store_from_accumulate<T>(both[0]);
+        if (j + 1 < p.keys)
+            to[1] = store_from_accumulate<T>(both[1]);
+    }
+}
+
+extern "C" cuda_ops_status cuda_ops_attention_dropout_factors_cuda(void *factors, const cuda_ops_attention *call,
+                                                                   cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    const cuda_ops_attention &p = *call;
+    if (p.batch < 0 || p.heads < 0 || p.queries < 0 || p.keys < 0 || !(p.dropout >= 0 && p.dropout <= 1))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const int64_t pairs = p.batch * p.heads * p.queries * ceil_div(p.keys, 2);
+    if (pairs == 0)
+        return CUDA_OPS_SUCCESS;
+    CUDA_OPS_DISPATCH(dtype, T,
+                      attention_dropout_factors_kernel<T>
+                      <<<clamp_grid(ceil_div(pairs, THREADS)), THREADS, 0, (cudaStream_t)stream>>>((T *)factors, p);
+                      return launch_status());
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
 }
 
 // A warp a row.

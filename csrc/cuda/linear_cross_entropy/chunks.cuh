@@ -23,47 +23,56 @@ static int64_t chunk_rows(int64_t rows, int64_t classes, cuda_ops_dtype dtype)
     return rows < whole ? rows : whole;
 }
 
-// A block a row: its loss to row_losses (NaN with weight 0 for a bad class), its gradient to grad_logits, which for
-// float and double overwrites the logits. The row is padded with zeros to the pitch, since products load whole vectors.
-// Logits with a cap are replaced by the capped ones first, each by the thread that reads it later.
-template <typename T, typename P>
+// A warp or a block a row: its loss to row_losses (NaN with weight 0 for a bad class), its gradient to grad_logits, which
+// for float and double overwrites the logits. The row is padded with zeros to the pitch, since products load whole
+// vectors. Logits with a cap are replaced by the capped ones first, each by the thread that reads it later.
+template <int GROUP, typename T, typename P>
 __global__ void __launch_bounds__(GROUP_THREADS)
     grad_logits_kernel(T *grad_logits, double *row_losses, P *losses, cuda_ops_index_error *error,
                        accumulate_type<T> *logits, const int64_t *target, const P *row_scale, int64_t first_row,
-                       int64_t classes, int64_t pitch, int64_t ignore_index, accumulate_type<T> keep,
+                       int64_t rows, int64_t classes, int64_t pitch, int64_t ignore_index, accumulate_type<T> keep,
                        accumulate_type<T> spread, accumulate_type<T> z_loss, accumulate_type<T> softcap,
                        bool with_gradient)
 {
     typedef accumulate_type<T> A;
-    __shared__ log_sum_exp<A> scratch[GROUP_THREADS];
+    __shared__ log_sum_exp<A> scratch[WARP_SIZE];
     __shared__ A sum_scratch[WARP_SIZE];
     release_successor();
     wait_for_predecessor();
-    const int64_t row = first_row + blockIdx.x, t = target[row];
-    A *const x = logits + blockIdx.x * pitch;
-    T *const gradient = grad_logits + blockIdx.x * pitch;
+    const group_position at = position_in_group(GROUP, false);
+    const int64_t local = (int64_t)blockIdx.x * (GROUP_THREADS / GROUP) + at.slot;
+    if (local >= rows)
+        return; // a whole group, which shares nothing with the block's others
+    const auto synchronize = [] {
+        if (GROUP > WARP_SIZE)
+            __syncthreads();
+        else
+            __syncwarp();
+    };
+    const int64_t row = first_row + local, t = target[row];
+    A *const x = logits + local * pitch;
+    T *const gradient = grad_logits + local * pitch;
     const bool ignored = t == ignore_index, bad = !ignored && !is_class(t, classes);
     if (softcap > A(0)) {
-        for (int64_t c = threadIdx.x; c < classes && !ignored && !bad; c += GROUP_THREADS)
+        for (int64_t c = at.rank; c < classes && !ignored && !bad; c += GROUP)
             x[c] = softcap * tanh(x[c] / softcap);
-        __syncthreads();
+        synchronize();
     }
-    const log_sum_exp<A> state =
-        group_log_sum_exp<GROUP_THREADS, false>(x, ignored || bad ? 0 : classes, 1, threadIdx.x, scratch);
+    const log_sum_exp<A> state = group_log_sum_exp<GROUP, false>(x, ignored || bad ? 0 : classes, 1, at.rank, scratch);
     const A log_sum = log_of_sum(state);
     const A target_logit = ignored || bad ? A(0) : x[t];
-    __syncthreads(); // the gradient may be written where target_logit was read
+    synchronize(); // the gradient may be written where target_logit was read
     A loss = 0;
     if (ignored || bad) {
         if (with_gradient)
-            for (int64_t c = threadIdx.x; c < pitch; c += GROUP_THREADS)
+            for (int64_t c = at.rank; c < pitch; c += GROUP)
                 gradient[c] = store_from_accumulate<T>(A(0));
         loss = bad ? A(CUDART_NAN) : A(0);
     } else {
         const A scale = row_scale ? (A)load_as_accumulate(row_scale[row]) : A(1);
         const A lse = state.maximum + log_sum, by_softmax = A(1) + A(2) * z_loss * lse;
         if (with_gradient || spread > A(0)) {
-            for (int64_t c = threadIdx.x; c < classes; c += GROUP_THREADS) {
+            for (int64_t c = at.rank; c < classes; c += GROUP) {
                 const A shifted = x[c] - state.maximum;
                 loss += log_sum - shifted;
                 if (with_gradient) {
@@ -74,12 +83,12 @@ __global__ void __launch_bounds__(GROUP_THREADS)
                 }
             }
         }
-        if (with_gradient && classes + threadIdx.x < pitch)
-            gradient[classes + threadIdx.x] = store_from_accumulate<T>(A(0));
-        loss = spread > A(0) ? spread * block_sum(loss, sum_scratch) : A(0);
+        if (with_gradient && classes + at.rank < pitch)
+            gradient[classes + at.rank] = store_from_accumulate<T>(A(0));
+        loss = spread > A(0) ? spread * group_reduce<GROUP, false>(loss, sum_scratch) : A(0);
         loss += keep * (log_sum - (target_logit - state.maximum)) + z_loss * lse * lse;
     }
-    if (threadIdx.x != 0)
+    if (at.rank != 0)
         return;
     if (bad)
         record_bad_index(error, row, t, classes);
@@ -90,7 +99,8 @@ __global__ void __launch_bounds__(GROUP_THREADS)
 }
 
 // A product on tensor cores for 16-bit T and aligned operands, else on CUDA cores; float64 has one kernel, aligned or
-// not.
+// not. k is split over the blocks of clusters where tiles are fewer than multiprocessors, as those of the gradient of a
+// weight of few classes, whose k is the rows.
 template <typename T, bool A_BY_DEPTH, bool B_BY_DEPTH, bool WITH_ROW_SUMS, typename TA, typename TB, typename TC,
           typename TP>
 static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStream_t stream)
@@ -99,9 +109,13 @@ static cuda_ops_status large_product(skinny_product<TA, TB, TC, TP> p, cudaStrea
     typedef skinny_shape<accumulate_type<T>, 64, 64, 2, 2, 2, sizeof(accumulate_type<T>) == 4> plain_shape;
     p.aligned = is_skinny_aligned(p);
     if constexpr (sizeof(T) == 2) {
+        typedef skinny_shape<T, 128, 128, 2, 4, 3> shape;
+        const Device &device = current_device();
+        const int64_t splits = device.multiprocessors / (skinny_tiles<shape>(p) > 0 ? skinny_tiles<shape>(p) : 1);
+        const int most = device.capability >= 90 ? 8 : 1;
         if (fits_tensor_cores<B_BY_DEPTH>(p))
-            return launch_skinny<skinny_shape<T, 128, 128, 2, 4, 3>, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
-                p, 1, stream);
+            return launch_skinny<shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(
+                p, splits < most ? (int)splits : most, stream);
     } else if constexpr (sizeof(T) == 4) {
         if (p.aligned)
             return launch_skinny<plain_shape, A_BY_DEPTH, B_BY_DEPTH, WITH_ROW_SUMS, true>(p, 1, stream);
@@ -137,9 +151,12 @@ static cuda_ops_status large_head(const head_problem<T, P> &p, const HeadCall &c
             if (status != CUDA_OPS_SUCCESS)
                 return status;
         }
-        launch_dependent(grad_logits_kernel<T, P>, dim3((unsigned int)count), dim3(GROUP_THREADS), 0, stream,
-                         grad_logits, row_losses, reduced ? nullptr : p.losses, p.error, logits, p.target, p.row_scale,
-                         first, classes, pitch, p.ignore_index, p.keep, p.spread, p.z_loss, p.softcap, with_gradient);
+        const bool by_warps = classes <= SHORT_ROW;
+        launch_dependent(by_warps ? grad_logits_kernel<WARP_SIZE, T, P> : grad_logits_kernel<GROUP_THREADS, T, P>,
+                         dim3((unsigned int)(by_warps ? ceil_div(count, GROUP_THREADS / WARP_SIZE) : count)),
+                         dim3(GROUP_THREADS), 0, stream, grad_logits, row_losses, reduced ? nullptr : p.losses, p.error,
+                         logits, p.target, p.row_scale, first, count, classes, pitch, p.ignore_index, p.keep, p.spread,
+                         p.z_loss, p.softcap, with_gradient);
         status = launch_status();
         if (status == CUDA_OPS_SUCCESS && p.grad_input && in_features > 0) {
             skinny_product<T, P, T, P> product = {};

@@ -73,10 +73,9 @@ typedef struct cuda_ops_attention {
     /* Slopes, float32, that of a batch and head at batch * alibi_batch + head; NULL: none. */
     const float *alibi_slopes;
     int64_t alibi_batch;
-    /* The probability that a weight is dropped; 0: none. That of query i and key j is where word j % 4 of Philox, with
-     * the seed as key and (offset / 4, (((b * heads + h) * queries + i) * ceil(keys / 4) + j / 4)) as the counter's
-     * halves, is below p * 2^32 (dropout.h). On the CPU the values in `philox` count; on CUDA backward's point to the
-     * state that forward has left. */
+    /* The probability that a weight is dropped, rounded to a multiple of 2^-16 (cuda_ops_attention_dropped_of_65536
+     * says which weights are); 0: none. On the CPU the values in `philox` count; on CUDA backward's point to the state
+     * that forward has left. */
     double dropout;
     cuda_ops_philox_state philox;
 } cuda_ops_attention;
@@ -113,6 +112,13 @@ cuda_ops_status cuda_ops_attention_backward_cuda(void *grad_query, void *grad_ke
                                                  const void *logsumexp, void *workspace, const cuda_ops_attention *call,
                                                  cuda_ops_dtype dtype, cuda_ops_stream stream);
 
+/* Dropout's factors, 0 or 1 / (1 - p): [batch, heads, queries, keys], dense. Of the call only these sizes count, dropout
+ * and philox. CPU: of rows [begin, end), of which there are batch * heads * queries. */
+cuda_ops_status cuda_ops_attention_dropout_factors_cpu(void *factors, const cuda_ops_attention *call, int64_t begin,
+                                                       int64_t end, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_attention_dropout_factors_cuda(void *factors, const cuda_ops_attention *call,
+                                                        cuda_ops_dtype dtype, cuda_ops_stream stream);
+
 /* The table for a call whose tensors are aligned (paths.h): fills in at most `room` reports, and returns how many rows
  * there are. device: NULL for the current one. */
 int cuda_ops_attention_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int with_grad_mask,
@@ -144,6 +150,53 @@ CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_last_query(const cuda_ops_attent
     const int64_t at = j - call->diagonal, first = cuda_ops_attention_first_query(call, j);
     const int64_t last = call->window_left < call->queries - at ? at + call->window_left + 1 : call->queries;
     return last > first ? last : first;
+}
+
+/* Dropout. A weight is dropped if its number, of 16 bits, is below p * 2^16; those that are kept are divided by 1 - p for
+ * the p that has been rounded so, which leaves the mean as it is.
+ *
+ * A Philox block of four words has the numbers of eight weights: where i and j are a multiple of 16 plus q and k, those
+ * that differ in the bits of 8 of q and k, and in k's lowest bit. That is what a thread has of a 16 x 16 tile of a
+ * product of queries and keys on tensor cores; where keys are the rows, it has half of two such blocks, and swaps with
+ * the neighbour that has the other halves. With
+ *     row = 32 * ((b * heads + h) * ceil(queries / 16) + i / 16) + 4 * (q % 8) + k % 8 / 2
+ * the halves of the block's counter are offset / 4 + 2^32 * (row / 2^32) and row % 2^32 + 2^32 * (j / 16), and its key is
+ * the seed; the weight's word is q / 8 + k / 8 * 2, its lower half where k is even. Seven rounds are the fewest with
+ * which Philox passed all of TestU01 (Salmon et al.). */
+#define CUDA_OPS_ATTENTION_DROPOUT_ROUNDS 7
+
+CUDA_OPS_HOST_DEVICE uint32_t cuda_ops_attention_dropped_of_65536(double p)
+{
+    return (uint32_t)(p * 65536.0 + 0.5);
+}
+CUDA_OPS_HOST_DEVICE double cuda_ops_attention_dropout_scale(double p)
+{
+    const uint32_t dropped = cuda_ops_attention_dropped_of_65536(p);
+    return dropped < 65536 ? 65536.0 / (65536 - dropped) : 0.0;
+}
+
+/* `row` above, of key 0 and query i of head_index = b * heads + h. */
+CUDA_OPS_HOST_DEVICE uint64_t cuda_ops_attention_dropout_row(int64_t head_index, int64_t queries, int64_t i)
+{
+    return ((uint64_t)head_index * (uint64_t)((queries + 15) / 16) + (uint64_t)(i / 16)) * 32 + (uint64_t)(i % 8 * 4);
+}
+/* row: that of the block. column: j / 16. */
+CUDA_OPS_HOST_DEVICE void cuda_ops_attention_dropout_words(uint32_t words[4], uint64_t row, uint32_t column,
+                                                           uint64_t seed, uint64_t offset)
+{
+    words[0] = (uint32_t)(offset / 4);
+    words[1] = (uint32_t)(offset / 4 >> 32) + (uint32_t)(row >> 32);
+    words[2] = (uint32_t)row;
+    words[3] = column;
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int round = 0; round < CUDA_OPS_ATTENTION_DROPOUT_ROUNDS; round++) {
+        cuda_ops_philox_round(&words[0], &words[1], &words[2], &words[3], key0, key1);
+        key0 += CUDA_OPS_PHILOX_WEYL_0;
+        key1 += CUDA_OPS_PHILOX_WEYL_1;
+    }
 }
 
 #ifdef __cplusplus

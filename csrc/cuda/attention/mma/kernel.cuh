@@ -2,6 +2,7 @@
 #ifndef CUDA_OPS_ATTENTION_MMA_KERNEL_CUH
 #define CUDA_OPS_ATTENTION_MMA_KERNEL_CUH
 
+#include "attention/dropout.cuh"
 #include "attention/paths.h"
 #include "attention/scores.cuh"
 #include "ptx/arithmetic.cuh"
@@ -22,10 +23,11 @@ struct MmaAttention {
     const float *logsumexp, *delta;
     void *result, *second_result;
     float *logsumexp_result;
-    int64_t *state;
+    DropoutWork dropout;
     int64_t tiles; // of a head
     int chunks;    // of columns, grad_key and grad_value
     bool general;  // scores are more than scaled products within windows
+    bool drops;    // there is dropout
 };
 
 // By the width of a row in shared memory, HEAD: of a warp, forward, tiles of 16 queries; and backward, stages of tiles,
@@ -153,6 +155,12 @@ __device__ __forceinline__ bool sees_all(const cuda_ops_attention &p, int64_t i,
     return cuda_ops_attention_first_key(&p, last) <= j && j + TILE <= cuda_ops_attention_last_key(&p, i);
 }
 
+// The first key that is loaded for queries from `first` on: a multiple of 16, as dropout wants them.
+__device__ __forceinline__ int64_t first_key_of_tile(const cuda_ops_attention &p, int64_t first)
+{
+    return cuda_ops_attention_first_key(&p, first) / 16 * 16;
+}
+
 // Columns of a tile's row that count: those from `first` on, as many as `count`.
 struct SeenColumns {
     int first = 0;
@@ -174,24 +182,48 @@ __device__ __forceinline__ SeenColumns seen_columns(int64_t begin, int64_t end, 
 }
 
 struct GeneralScore {
-    float score, cap, dropout; // the score in units of log2; -inf where the key is not seen
+    float score, cap; // the score in units of log2; -inf where the key is not seen
 };
 // A call: inlined for each of a thread's scores, it would be most of the kernel.
 [[maybe_unused]] static __device__ __noinline__ GeneralScore general_score(const AttentionScores<float> &scores,
-                                                                           float x, int64_t i, int64_t j, uint64_t seed,
-                                                                           uint64_t offset)
+                                                                           float x, int64_t i, int64_t j)
 {
     GeneralScore result;
     result.score = scores.score(x * (float)scores.p.scale, i, j, result.cap) * LOG2_E;
-    result.dropout = 1.0f;
-    if (scores.p.dropout > 0) {
-        uint32_t words[4];
-        scores.words(words, i, j / 4, seed, offset);
-        const uint32_t word = j & 2 ? (j & 1 ? words[3] : words[2]) : (j & 1 ? words[1] : words[0]);
-        const bool kept = word >= cuda_ops_dropout_threshold(scores.p.dropout);
-        result.dropout = kept ? (float)cuda_ops_dropout_scale(scores.p.dropout) : 0.0f;
-    }
     return result;
+}
+
+// Which of a thread's 32 weights of 16 rows and a tile's 64 columns are dropped: bit 4 * n + f is that of fragment f of
+// the n-th eight columns. i, j: the first query and key, multiples of 16.
+template <bool KEYS_ARE_ROWS>
+__device__ __forceinline__ uint32_t dropped_weights(const DropoutWork &work, const DropoutSeed &seed,
+                                                    int64_t head_index, int64_t queries, int64_t i, int64_t j)
+{
+    const uint64_t row = cuda_ops_attention_dropout_row(head_index, queries, i);
+    uint32_t dropped = 0;
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+        uint32_t words[4];
+        if (KEYS_ARE_ROWS)
+            dropout_words_of_keys(words, seed, row + 32 * (n / 2), (uint32_t)(j / 16));
+        else
+            dropout_words(words, seed, row, (uint32_t)(j / 16 + n / 2));
+#pragma unroll
+        for (int f = 0; f < 8; f++) {
+            const int right = f / 4, down = f / 2 % 2, word = KEYS_ARE_ROWS ? right + 2 * down : down + 2 * right;
+            dropped |= dropout_keeps(words[word], f % 2, work.threshold) ? 0 : 1u << (4 * n + f);
+        }
+    }
+    return dropped;
+}
+// Multiplies by dropout's factors.
+__device__ __forceinline__ void drop_weights(float (&weights)[8][4], uint32_t dropped, float scale)
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int f = 0; f < 4; f++)
+            weights[n][f] = dropped >> (4 * n + f) & 1 ? 0.0f : weights[n][f] * scale;
 }
 
 template <typename T>
@@ -244,17 +276,15 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
     // The last queries come first: where windows are causal, they have the most keys.
     const int64_t first = (work.tiles - 1 - blockIdx.x % work.tiles) * ROWS, queries = p.queries - first;
     const int64_t key_head = head / (p.heads / p.key_heads);
-    const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
-    if (work.state && blockIdx.x == 0 && threadIdx.x == 0) {
-        work.state[0] = (int64_t)seed;
-        work.state[1] = (int64_t)offset;
-    }
+    const DropoutSeed seed(work.dropout.philox);
+    if (work.dropout.state && blockIdx.x == 0 && threadIdx.x == 0)
+        seed.store(work.dropout.state);
     const uint32_t q = shared_address(shared), k = q + ROWS * HEAD * 2, v = k + TILE * HEAD * 2;
     const T *const key = rows_of<const T>(work.key, p.key, batch, key_head);
     const T *const value = rows_of<const T>(work.value, p.value, batch, key_head);
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
     const int64_t last_query = (first + ROWS < p.queries ? first + ROWS : p.queries) - 1;
-    const int64_t begin = cuda_ops_attention_first_key(&p, first), end = cuda_ops_attention_last_key(&p, last_query);
+    const int64_t begin = first_key_of_tile(p, first), end = cuda_ops_attention_last_key(&p, last_query);
     const int my_row = 16 * TILES * warp;
     const float to_log2 = work.general ? 1.0f : (float)p.scale * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
@@ -283,7 +313,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                     for (int e = 0; e < 4; e++)
                         weights[m][n][e] =
                             general_score(scores, weights[m][n][e], first + my_row + 16 * m + g + e / 2 * 8,
-                                          j + 8 * n + 2 * t + e % 2, seed, offset)
+                                          j + 8 * n + 2 * t + e % 2)
                                 .score;
         } else if (!sees_all(p, first, ROWS, j)) {
 #pragma unroll
@@ -330,17 +360,13 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                     sum[m][n][2 * half + 1] *= factor;
                 }
             }
-        if (p.dropout > 0) {
+        if (work.drops)
 #pragma unroll
             for (int m = 0; m < TILES; m++)
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        weights[m][n][e] *= general_score(scores, 0.0f, first + my_row + 16 * m + g + e / 2 * 8,
-                                                          j + 8 * n + 2 * t + e % 2, seed, offset)
-                                                .dropout;
-        }
+                drop_weights(
+                    weights[m],
+                    dropped_weights<false>(work.dropout, seed, head_index, p.queries, first + my_row + 16 * m, j),
+                    work.dropout.scale);
         cp_async_wait_all();
         __syncthreads(); // the values are there, and the keys have been read
         if (j + TILE < end)
@@ -366,8 +392,8 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-// Products become D P, and those of grad_output and value dS times the cap's derivative, of one key and query. Both are 0
-// where the key is not seen, whatever its value is. logsumexp: in units of log2.
+// Products become P, and those of grad_output and value, times D, become dS times the cap's derivative, of one key and
+// query. Both are 0 where the key is not seen, whatever its value is. logsumexp: in units of log2.
 __device__ __forceinline__ void gradient_of_score(float &weight, float &gradient, float logsumexp, float delta,
                                                   float to_log2, bool seen)
 {
@@ -375,14 +401,12 @@ __device__ __forceinline__ void gradient_of_score(float &weight, float &gradient
     gradient = seen ? weight * (gradient - delta) : 0.0f;
 }
 __device__ __forceinline__ void gradient_of_general_score(float &weight, float &gradient, float logsumexp, float delta,
-                                                          const AttentionScores<float> &scores, int64_t i, int64_t j,
-                                                          uint64_t seed, uint64_t offset)
+                                                          const AttentionScores<float> &scores, int64_t i, int64_t j)
 {
-    const GeneralScore s = general_score(scores, weight, i, j, seed, offset);
+    const GeneralScore s = general_score(scores, weight, i, j);
     const bool seen = s.score != -CUDART_INF_F;
     weight = seen ? ex2_approx_ftz(s.score - logsumexp) : 0.0f;
-    gradient = seen ? weight * (gradient * s.dropout - delta) * s.cap : 0.0f;
-    weight *= s.dropout;
+    gradient = seen ? weight * (gradient - delta) * s.cap : 0.0f;
 }
 
 #endif
@@ -400,13 +424,13 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
     const int64_t head_index = blockIdx.x / work.tiles, batch = head_index / p.heads, head = head_index % p.heads;
     const int64_t first = (work.tiles - 1 - blockIdx.x % work.tiles) * TILE, queries = p.queries - first;
     const int64_t key_head = head / (p.heads / p.key_heads);
-    const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
+    const DropoutSeed seed(work.dropout.philox);
     const uint32_t q = shared_address(shared), grad = q + BYTES, ring = grad + BYTES;
     const T *const key = rows_of<const T>(work.key, p.key, batch, key_head);
     const T *const value = rows_of<const T>(work.value, p.value, batch, key_head);
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
     const int64_t last_query = (first + TILE < p.queries ? first + TILE : p.queries) - 1;
-    const int64_t begin = cuda_ops_attention_first_key(&p, first), end = cuda_ops_attention_last_key(&p, last_query);
+    const int64_t begin = first_key_of_tile(p, first), end = cuda_ops_attention_last_key(&p, last_query);
     const int my_row = 16 * warp;
     const float to_log2 = (float)p.scale * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
@@ -444,6 +468,10 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
         float weights[1][8][4] = {}, gradients[1][8][4] = {};
         multiply_rows<T, HEAD>(weights, q, my_row, k);
         multiply_rows<T, HEAD>(gradients, grad, my_row, v);
+        if (work.drops)
+            drop_weights(gradients[0],
+                         dropped_weights<false>(work.dropout, seed, head_index, p.queries, first + my_row, j),
+                         work.dropout.scale);
         SeenColumns seen[2];
         const bool all = sees_all(p, first, TILE, j);
 #pragma unroll
@@ -457,8 +485,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
 #pragma unroll
                     for (int e = 0; e < 2; e++)
                         gradient_of_general_score(weights[0][n][2 * half + e], gradients[0][n][2 * half + e],
-                                                  logsumexp[half], delta[half], scores, i, j + 8 * n + 2 * t + e, seed,
-                                                  offset);
+                                                  logsumexp[half], delta[half], scores, i, j + 8 * n + 2 * t + e);
             else
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -496,12 +523,13 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t batch = head_index / p.key_heads, key_head = head_index % p.key_heads;
     const int64_t first = block % work.tiles * TILE, keys = p.keys - first, group = p.heads / p.key_heads;
     const int chunk = blockIdx.x % work.chunks * (COLUMNS / 8); // its first vector
-    const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
+    const DropoutSeed seed(work.dropout.philox);
     const uint32_t k = shared_address(shared), v = k + BYTES, ring = v + BYTES;
     const uint32_t rows = ring + S::STAGES * 2 * BYTES; // logsumexp and delta of a stage
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
     const int64_t last_key = (first + TILE < p.keys ? first + TILE : p.keys) - 1;
-    const int64_t begin = cuda_ops_attention_first_query(&p, first), end = cuda_ops_attention_last_query(&p, last_key);
+    const int64_t begin = cuda_ops_attention_first_query(&p, first) / 16 * 16; // as dropout wants them
+    const int64_t end = cuda_ops_attention_last_query(&p, last_key);
     const int64_t tiles = begin < end ? ceil_div(end - begin, TILE) : 0, steps = tiles * group;
     const int my_row = 16 * warp;
     const float to_log2 = (float)p.scale * LOG2_E;
@@ -541,6 +569,12 @@ __global__ void __launch_bounds__(THREADS)
         float weights[1][8][4] = {}, gradients[1][8][4] = {};
         multiply_rows<T, HEAD>(weights, k, my_row, q);
         multiply_rows<T, HEAD>(gradients, v, my_row, grad);
+        const int64_t head = key_head * group + step / tiles;
+        uint32_t dropped = 0;
+        if (work.drops) {
+            dropped = dropped_weights<true>(work.dropout, seed, batch * p.heads + head, p.queries, i, first + my_row);
+            drop_weights(gradients[0], dropped, work.dropout.scale);
+        }
         SeenColumns seen[2];
         if (!sees_all(p, i, TILE, first))
 #pragma unroll
@@ -564,13 +598,15 @@ __global__ void __launch_bounds__(THREADS)
                     float &weight = weights[0][n][2 * half + e], &gradient = gradients[0][n][2 * half + e];
                     if (work.general)
                         gradient_of_general_score(weight, gradient, logsumexp, delta,
-                                                  AttentionScores<float>(p, batch, key_head * group + step / tiles),
-                                                  i + column, first + my_row + g + 8 * half, seed, offset);
+                                                  AttentionScores<float>(p, batch, head), i + column,
+                                                  first + my_row + g + 8 * half);
                     else
                         gradient_of_score(weight, gradient, logsumexp, delta, to_log2, seen[half].has(column));
                 }
             }
         }
+        if (work.drops)
+            drop_weights(weights[0], dropped, work.dropout.scale);
         multiply_weights<T, HEAD, COLUMNS>(sum_value, weights, grad, chunk);
         multiply_weights<T, HEAD, COLUMNS>(sum_key, gradients, q, chunk);
         if (S::STAGES == 1) {

@@ -76,11 +76,13 @@ cuda_ops_status attention_mma(const AttentionCall &call, const Device &)
     MmaAttention work = {};
     work.p = p;
     work.query = call.query, work.key = call.key, work.value = call.value;
-    work.general = p.softcap > 0 || p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || p.alibi_slopes || p.dropout > 0;
+    work.general = p.softcap > 0 || p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || p.alibi_slopes;
+    work.drops = p.dropout > 0;
+    work.dropout = dropout_work_of(p, call.state);
     work.chunks = 1;
     const auto launch = call.dtype == CUDA_OPS_BFLOAT16 ? attention_mma_bfloat16 : attention_mma_float16;
     if (!call.backward) {
-        work.result = call.output, work.logsumexp_result = (float *)call.logsumexp, work.state = call.state;
+        work.result = call.output, work.logsumexp_result = (float *)call.logsumexp;
         work.tiles = ceil_div(p.queries, forward_rows(head));
         return launch(ATTENTION_FORWARD, head, work, p.batch * p.heads * work.tiles, call.stream);
     }

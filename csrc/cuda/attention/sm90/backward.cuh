@@ -3,6 +3,7 @@
 #ifndef CUDA_OPS_ATTENTION_SM90_BACKWARD_CUH
 #define CUDA_OPS_ATTENTION_SM90_BACKWARD_CUH
 
+#include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
 #include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
@@ -10,6 +11,7 @@
 #include "ptx/arithmetic.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cp_async_bulk.cuh"
+#include "ptx/cvt_relu.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
@@ -19,9 +21,10 @@
 #include "ptx/wgmma.cuh"
 
 // A block has N = 128 keys, 64 a consumer warpgroup, and walks over blocks of M queries.
-template <typename T_, int D_, int M_>
+template <typename T_, int D_, int M_, bool DROPS_>
 struct BackwardTile {
     typedef T_ T;
+    static constexpr bool DROPS = DROPS_;
     static constexpr int D = D_, M = M_, N = 128, THREADS = 3 * WARPGROUP, STAGES = 2, SUM_STAGES = 2;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
     static constexpr int KEY_COLUMN = N * SWIZZLE_ROW, QUERY_COLUMN = M * SWIZZLE_ROW, BOX_BYTES = 64 * SWIZZLE_ROW;
@@ -57,7 +60,8 @@ struct BackwardWork {
     int blocks_m, blocks_n;
     int section, all_key_heads; // heads that are walked together
     Schedule schedule;          // of blocks of keys
-    float scale, scale_log2;
+    float scale, scale_log2;    // scale times dropout's; scale * log2(e)
+    DropoutWork dropout;
 };
 
 // Blocks of keys add to a block of queries' sums in ascending order; the first that sees it stores them.
@@ -195,21 +199,24 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const Bac
     }
 }
 
-template <typename T>
+// POSITIVE: 0 in place of what is negative.
+template <typename T, bool POSITIVE = false>
 __device__ __forceinline__ uint32_t pack_pair(float low, float high)
 {
+    if (POSITIVE)
+        return is_bfloat16<T> ? cvt_rn_relu_bf16x2_f32(high, low) : cvt_rn_relu_f16x2_f32(high, low);
     return is_bfloat16<T> ? cvt_rn_bf16x2_f32(high, low) : cvt_rn_f16x2_f32(high, low);
 }
 
 // A product's registers as the operand of one whose k are its columns.
-template <typename T, int ROWS>
+template <typename T, bool POSITIVE = false, int ROWS>
 __device__ __forceinline__ void pack_fragments(uint32_t (&packed)[ROWS][4], const float (&x)[8 * ROWS])
 {
 #pragma unroll
     for (int k = 0; k < ROWS; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            packed[k][i] = pack_pair<T>(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
+            packed[k][i] = pack_pair<T, POSITIVE>(x[8 * k + 2 * i], x[8 * k + 2 * i + 1]);
 }
 
 // These as rows of 64 elements, the columns of rows column_bytes apart. row: that whose addresses this lane gives.
@@ -250,6 +257,8 @@ __device__ __forceinline__ void multiply_rows(float (&d)[C::M / 2], uint64_t lef
 
 // A consumer warpgroup. The queries' gradients of a step want dS of both warpgroups; they are multiplied a step later, so
 // that neither waits for the other, and one's exponentials run beside the other's products.
+// Dropout's numbers are drawn once: a weight's sign, which is free, keeps whether it is dropped until dS wants to know.
+// The scale of those that are kept is that of the sums' and of delta, which is 1 / scale of what it would be.
 template <typename C>
 __device__ __forceinline__ void backward_consume(const BackwardWork &work, const CUtensorMap *map_grad_key,
                                                  const CUtensorMap *map_grad_value, const BackwardShared &s)
@@ -316,6 +325,7 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 lse[i] = ld_shared_v4_f32(s.statistics + stage * C::STATISTICS_BYTES + quad * 16 + i * 64);
     };
 
+    const DropoutSeed seed(C::DROPS ? work.dropout.philox : cuda_ops_philox_state{});
     bool stored = false; // gradients of keys and values are being copied out of the sums' place
     BackwardItem item;
     for (int round = 0; backward_item<C>(item, work, round); round++) {
@@ -327,6 +337,8 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
         const int steps = item.count * work.group, top = item.n * C::N + 64 * group;
         const int key = top + 16 * warp + lane / 4; // this thread's: key and key + 8
         int m = item.last;
+        uint32_t dropout_row = (uint32_t)cuda_ops_attention_dropout_row(
+            item.batch * work.heads + item.key_head * work.group, work.band.queries, m * C::M);
         if (steps > 0) {
             mbarrier_wait(s.key_full, key_phase);
             key_phase ^= 1;
@@ -377,7 +389,19 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                     p[8 * i + j] = ex2_approx_ftz(fmaf(p[8 * i + j], work.scale_log2, -shift));
                 }
             }
-            pack_fragments<T>(packed, p);
+            if (C::DROPS) {
+#pragma unroll
+                for (int i = 0; i < C::M / 16; i++) {
+                    uint32_t words[4];
+                    dropout_words_of_keys(words, seed, dropout_row + 32 * i, (uint32_t)(top / 16 + warp));
+#pragma unroll
+                    for (int j = 0; j < 8; j++) {
+                        float &x = p[8 * i + j];
+                        x = dropout_keeps(words[j / 4 + j / 2 % 2 * 2], j % 2, work.dropout.threshold) ? x : -x;
+                    }
+                }
+            }
+            pack_fragments<T, C::DROPS>(packed, p);
             wgmma_pin(dv);
             wgmma_pin(packed);
             wgmma_fence();
@@ -393,7 +417,10 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     const float mean = j / 4 ? (j % 2 ? delta.w : delta.z) : j % 2 ? delta.y : delta.x;
-                    dp[8 * i + j] = p[8 * i + j] * (dp[8 * i + j] - mean);
+                    if (C::DROPS)
+                        dp[8 * i + j] = fabsf(p[8 * i + j]) * ((p[8 * i + j] < 0 ? 0 : dp[8 * i + j]) - mean);
+                    else
+                        dp[8 * i + j] = p[8 * i + j] * (dp[8 * i + j] - mean);
                 }
             }
             pack_fragments<T>(packed_scores, dp);
@@ -424,8 +451,11 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
                 stage = 0;
                 phase ^= 1;
             }
-            if (--m == item.last - item.count)
+            dropout_row -= 2 * C::M;
+            if (--m == item.last - item.count) {
                 m = item.last; // of the next head
+                dropout_row += 32 * ceil_div(work.band.queries, 16) + item.count * (2 * C::M);
+            }
             if (step + 1 < steps)
                 mbarrier_wait(s.query_full + 8 * stage, phase);
             multiply_rows<C>(p, my_keys, wgmma_advance(queries_first, stage * C::QUERY_BYTES));
@@ -458,6 +488,10 @@ __device__ __forceinline__ void backward_consume(const BackwardWork &work, const
 #pragma unroll
         for (int i = 0; i < C::D / 2; i++)
             dk[i] *= work.scale;
+        if (C::DROPS)
+#pragma unroll
+            for (int i = 0; i < C::D / 2; i++)
+                dv[i] *= work.dropout.scale;
         pack_and_store<T>(my_sums, dv, matrix_row, lane);
         pack_and_store<T>(my_sums + C::SUM_BYTES, dk, matrix_row, lane);
         fence_proxy_async();
@@ -554,6 +588,7 @@ struct BackwardPrepare {
     const void *output, *grad_output;
     cuda_ops_attention_strides output_strides, grad_strides;
     int heads, queries, blocks_m, value_dim;
+    float kept; // 1 / dropout's scale, which delta is multiplied by
 };
 
 template <typename T, int LANES, int M>
@@ -597,7 +632,7 @@ __global__ void __launch_bounds__(256) attention_sm90_prepare_kernel(const __gri
             const float lse = inside ? work.logsumexp[at] : -INFINITY;
             float *const to = work.statistics + block * (2 * M) + statistics_place(local);
             to[0] = lse == -INFINITY ? INFINITY : lse * 1.4426950408889634f;
-            to[M] = inside && work.grad_logsumexp ? delta - work.grad_logsumexp[at] : delta;
+            to[M] = (inside && work.grad_logsumexp ? delta - work.grad_logsumexp[at] : delta) * work.kept;
         }
     }
 }
@@ -700,7 +735,8 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     // Where all are as long, the ones that end last, since they wait for those before, begin last again.
     const bool as_long = work.band.low <= -work.band.queries && work.band.high >= work.band.keys - 1;
     work.schedule = make_schedule(total, (int64_t)work.section * work.blocks_n, resident, !as_long);
-    work.scale = (float)p.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
+    work.dropout = dropout_work_of(p, nullptr);
+    work.scale = (float)p.scale * work.dropout.scale, work.scale_log2 = (float)(p.scale * 1.4426950408889634);
 
     BackwardPrepare prepare = {};
     prepare.statistics = statistics, prepare.turns = work.turns;
@@ -709,6 +745,7 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     prepare.output_strides = p.output, prepare.grad_strides = p.grad_output;
     prepare.heads = work.heads, prepare.queries = work.band.queries, prepare.blocks_m = work.blocks_m;
     prepare.value_dim = (int)p.value_dim;
+    prepare.kept = work.dropout.scale > 0 ? 1.0f / work.dropout.scale : 0.0f;
     const dim3 grid((unsigned int)blocks_m, (unsigned int)(p.batch * p.heads));
     launch_dependent(attention_sm90_prepare_kernel<T, C::D / 8, C::M>, grid, dim3(256), 0, call.stream, prepare);
 
@@ -737,12 +774,12 @@ static cuda_ops_status launch_backward(const AttentionCall &call, const Device &
     return launch_status();
 }
 
-template <typename T>
+template <typename T, bool DROPS>
 static cuda_ops_status launch_backward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_backward<BackwardTile<T, 64, 128>>(call, device);
-    return launch_backward<BackwardTile<T, 128, 64>>(call, device);
+        return launch_backward<BackwardTile<T, 64, 128, DROPS>>(call, device);
+    return launch_backward<BackwardTile<T, 128, 64, DROPS>>(call, device);
 }
 
 #endif

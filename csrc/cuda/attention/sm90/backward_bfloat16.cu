@@ -6,11 +6,13 @@
 // which stay in registers; dS goes to shared memory for the queries' gradients, whose sums over the blocks of keys are
 // made in device memory by TMA, in fp32 and in a fixed order (a turn is taken for every block of queries): results
 // repeat bit by bit. The third rounds them. With several heads to a key head, their blocks of queries follow each other.
+// With dropout, factors D, P^T becomes D P^T and dP D dP: instances of their own (backward_dropout_bfloat16.cu), whose
+// threads draw the numbers of the scores that they have.
 // Bound by latency between the products; the order costs up to 11 % (benchmarks/notes/attention.md).
 #include "attention/sm90/backward.cuh"
 #include "attention/sm90/sm90.h"
 
 cuda_ops_status attention_sm90_backward_bfloat16(const AttentionCall &call, const Device &device)
 {
-    return launch_backward_of<__nv_bfloat16>(call, device);
+    return launch_backward_of<__nv_bfloat16, false>(call, device);
 }

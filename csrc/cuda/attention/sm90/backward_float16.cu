@@ -4,5 +4,5 @@
 
 cuda_ops_status attention_sm90_backward_float16(const AttentionCall &call, const Device &device)
 {
-    return launch_backward_of<__half>(call, device);
+    return launch_backward_of<__half, false>(call, device);
 }

@@ -3,6 +3,7 @@
 #ifndef CUDA_OPS_ATTENTION_SM90_FORWARD_CUH
 #define CUDA_OPS_ATTENTION_SM90_FORWARD_CUH
 
+#include "attention/dropout.cuh"
 #include "attention/sm90/band.h"
 #include "attention/sm90/sm90.h"
 #include "common/common.cuh"
@@ -17,9 +18,10 @@
 #include "ptx/wgmma.cuh"
 
 // GROUPS consumer warpgroups of 64 queries each walk over blocks of N keys.
-template <typename T_, int D_, int GROUPS_, int N_>
+template <typename T_, int D_, int GROUPS_, int N_, bool DROPS_>
 struct ForwardTile {
     typedef T_ T;
+    static constexpr bool DROPS = DROPS_;
     static constexpr int D = D_, GROUPS = GROUPS_, N = N_, QUERY_STAGES = 2, KEY_STAGES = 2;
     static constexpr int M = 64 * GROUPS, THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int COLUMNS = D / 64; // of 64 elements, SWIZZLE_ROW bytes
@@ -44,6 +46,7 @@ struct ForwardWork {
     int longest_first; // else all tiles are as long
     Schedule schedule; // of tiles, in sections of so many heads
     float scale_log2;  // scale * log2(e)
+    DropoutWork dropout;
 };
 
 #if defined(CUDA_OPS_HOPPER_CODE)
@@ -240,6 +243,21 @@ __device__ __forceinline__ void pack_scores(uint32_t (&p)[C::N / 16][4], const f
             p[k][i] = pack_two<typename C::T>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
 }
 
+// Zeros in place of dropped weights. row, column: dropout's, of the warp's first query and of s[0].
+template <int N>
+__device__ __forceinline__ void drop_weights(float (&s)[N / 2], const DropoutSeed &seed, uint32_t row, uint32_t column,
+                                             uint32_t threshold)
+{
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+        uint32_t words[4];
+        dropout_words(words, seed, row, column + k);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            s[8 * k + i] = dropout_keeps(words[i / 2], i % 2, threshold) ? s[8 * k + i] : 0.0f;
+    }
+}
+
 static constexpr int ORDER_BARRIER = 1, STORE_BARRIER = 4; // named barriers, one a consumer warpgroup
 
 // Ping-pong: the warpgroups issue their products in turns, so that one's exponentials run beside the other's products.
@@ -308,7 +326,7 @@ __device__ __forceinline__ void store_output(const ForwardWork &work, const CUte
         float sum = rows.sum[r];
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
         sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const float inverse = sum == 0.0f ? 0.0f : (C::DROPS ? work.dropout.scale : 1.0f) / sum;
 #pragma unroll
         for (int j = 0; j < C::D / 2; j++)
             if (j / 2 % 2 == r)
@@ -361,6 +379,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         }
         stored = -1;
     };
+    const DropoutSeed seed(C::DROPS ? work.dropout.philox : cuda_ops_philox_state{});
     if (group == C::GROUPS - 1)
         pass_turn<C>(group);
 
@@ -373,6 +392,12 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
         const auto mask_block = [&](int key) {
             if (key + C::N - 1 > min(top + work.band.high, work.band.keys - 1) || key < top + 63 + work.band.low)
                 mask_scores<C::N>(scores, work.band, tile.first_row + my_row, key + lane % 4 * 2);
+        };
+        const uint32_t dropout_row =
+            (uint32_t)cuda_ops_attention_dropout_row(tile.all_head, work.band.queries, top + thread / WARP_SIZE * 16);
+        const auto drop = [&](int key) {
+            if (C::DROPS)
+                drop_weights<C::N>(scores, seed, dropout_row, key / 16, work.dropout.threshold);
         };
         SoftmaxRows rows = {{-INFINITY, -INFINITY}, {0, 0}};
         float alpha[2];
@@ -394,6 +419,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
             release_block<C>(s.key_empty, key_ring, thread);
             mask_block(key);
             softmax_block<C>(scores, rows, alpha, work.scale_log2);
+            drop(key);
             pack_scores<C>(p, scores);
             release_stored(); // the output of the tile before has long been read by now
             for (int i = 0; i < own.before; i++)
@@ -414,6 +440,7 @@ __device__ __forceinline__ void forward_consume(const ForwardWork &work, const C
                 release_block<C>(s.key_empty, key_ring, thread);
                 mask_block(key);
                 softmax_block<C>(scores, rows, alpha, work.scale_log2);
+                drop(key);
                 wgmma_wait_group<0>();
                 wgmma_pin(o);
                 wgmma_pin(p);
@@ -490,6 +517,11 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     __syncthreads();
     wait_for_predecessor();
     release_successor();
+    if (C::DROPS && blockIdx.x == 0 && threadIdx.x / WARP_SIZE == 1) {
+        const DropoutSeed seed(work.dropout.philox);
+        if (threadIdx.x % WARP_SIZE == 0)
+            seed.store(work.dropout.state);
+    }
     if (threadIdx.x / WARPGROUP == 0) {
         setmaxnreg_dec<C::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
@@ -531,18 +563,19 @@ static cuda_ops_status launch_forward(const AttentionCall &call, const Device &d
     work.section = (int)section;
     work.schedule = make_schedule(total, section * work.tiles_m, blocks, work.longest_first);
     work.scale_log2 = (float)(p.scale * 1.4426950408889634);
+    work.dropout = dropout_work_of(p, call.state);
     const auto kernel = attention_sm90_forward_kernel<C>;
     launch_dependent_clusters(kernel, blocks, C::THREADS, 1, C::SHARED_BYTES, call.stream, map_query, map_key,
                               map_value, map_output, work);
     return launch_status();
 }
 
-template <typename T>
+template <typename T, bool DROPS>
 static cuda_ops_status launch_forward_of(const AttentionCall &call, const Device &device)
 {
     if (attention_sm90_is_narrow(call.problem))
-        return launch_forward<ForwardTile<T, 64, 3, 128>>(call, device);
-    return launch_forward<ForwardTile<T, 128, 2, 128>>(call, device);
+        return launch_forward<ForwardTile<T, 64, 3, 128, DROPS>>(call, device);
+    return launch_forward<ForwardTile<T, 128, 2, 128, DROPS>>(call, device);
 }
 
 #endif

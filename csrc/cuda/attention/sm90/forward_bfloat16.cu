@@ -4,6 +4,7 @@
 // registers, and these the left operand of the values' product. Scores of block j + 1 are multiplied before the values of
 // block j, and the warpgroups issue products in turns, so that exponentials run beside products. Blocks go from the
 // diagonal towards the first key; masks are applied only where a block is cut. Long tiles come first.
+// With dropout, an instance of its own (forward_dropout_bfloat16.cu), a thread draws the numbers of the scores that it has.
 // Bound by the tensor cores and, for rows of 64, by the exponentials as much. Measured on an H200 against cuDNN:
 // benchmarks/notes/attention.md.
 #include "attention/sm90/forward.cuh"
@@ -11,5 +12,5 @@
 
 cuda_ops_status attention_sm90_forward_bfloat16(const AttentionCall &call, const Device &device)
 {
-    return launch_forward_of<__nv_bfloat16>(call, device);
+    return launch_forward_of<__nv_bfloat16, false>(call, device);
 }

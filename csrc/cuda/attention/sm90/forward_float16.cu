@@ -4,5 +4,5 @@
 
 cuda_ops_status attention_sm90_forward_float16(const AttentionCall &call, const Device &device)
 {
-    return launch_forward_of<__half>(call, device);
+    return launch_forward_of<__half, false>(call, device);
 }

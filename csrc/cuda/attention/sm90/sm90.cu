@@ -28,8 +28,8 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         return no("has tiles for rows of up to 128 elements");
     if (p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || call.with_grad_mask || call.grad_mask)
         return no("takes no mask but windows");
-    if (p.softcap != 0 || p.alibi_slopes || p.dropout != 0)
-        return no("has no softcap, slopes or dropout");
+    if (p.softcap != 0 || p.alibi_slopes)
+        return no("has no softcap or slopes");
     // The largest score is that of the largest product; and 0 * -inf would be NaN.
     if (!(p.scale > 0 && p.scale < INFINITY))
         return no("takes positive scales alone");
@@ -39,6 +39,8 @@ Answer attention_sm90_supports(const AttentionCall &call, const Device &device)
         p.batch * p.heads * ceil_div(p.queries, 64) > INT32_MAX / 2 ||
         p.batch * p.key_heads * ceil_div(p.keys, 64) > INT32_MAX / 2)
         return no("numbers its tiles by 31 bits");
+    if (p.dropout != 0 && p.batch * p.heads * ceil_div(p.queries, 16) > UINT32_MAX / 32)
+        return no("numbers dropout's blocks by 32 bits");
     const bool forward_fits = strides_fit(p.query, p.batch, p.heads, p.queries, p.head_dim, call.query) &&
                               strides_fit(p.key, p.batch, p.key_heads, p.keys, p.head_dim, call.key) &&
                               strides_fit(p.value, p.batch, p.key_heads, p.keys, p.value_dim, call.value) &&
@@ -72,6 +74,13 @@ int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device
 cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device)
 {
     const bool is_bfloat16 = call.dtype == CUDA_OPS_BFLOAT16;
+    if (call.problem.dropout != 0) {
+        if (call.backward)
+            return is_bfloat16 ? attention_sm90_backward_dropout_bfloat16(call, device)
+                               : attention_sm90_backward_dropout_float16(call, device);
+        return is_bfloat16 ? attention_sm90_forward_dropout_bfloat16(call, device)
+                           : attention_sm90_forward_dropout_float16(call, device);
+    }
     if (call.backward)
         return is_bfloat16 ? attention_sm90_backward_bfloat16(call, device)
                            : attention_sm90_backward_float16(call, device);

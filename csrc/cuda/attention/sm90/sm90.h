@@ -4,7 +4,7 @@
 
 #include "attention/paths.h"
 
-// fp16 and bf16 on Hopper, rows of up to 128 elements; no mask, softcap, slopes or dropout.
+// fp16 and bf16 on Hopper, rows of up to 128 elements; no mask, softcap or slopes.
 Answer attention_sm90_supports(const AttentionCall &call, const Device &device);
 int64_t attention_sm90_workspace(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90(const AttentionCall &call, const Device &device);
@@ -13,6 +13,10 @@ cuda_ops_status attention_sm90_forward_bfloat16(const AttentionCall &call, const
 cuda_ops_status attention_sm90_forward_float16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_bfloat16(const AttentionCall &call, const Device &device);
 cuda_ops_status attention_sm90_backward_float16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_forward_dropout_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_forward_dropout_float16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_dropout_bfloat16(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_sm90_backward_dropout_float16(const AttentionCall &call, const Device &device);
 
 // Rows of up to 64 elements take the tiles for 64, longer ones those for 128; the rest is zeros.
 static inline bool attention_sm90_is_narrow(const cuda_ops_attention &problem)

@@ -1,0 +1,8 @@
+// attention's backward on Hopper, bfloat16, with dropout; see backward_bfloat16.cu.
+#include "attention/sm90/backward.cuh"
+#include "attention/sm90/sm90.h"
+
+cuda_ops_status attention_sm90_backward_dropout_bfloat16(const AttentionCall &call, const Device &device)
+{
+    return launch_backward_of<__nv_bfloat16, true>(call, device);
+}

@@ -1,0 +1,8 @@
+// attention's forward on Hopper, bfloat16, with dropout; see forward_bfloat16.cu.
+#include "attention/sm90/forward.cuh"
+#include "attention/sm90/sm90.h"
+
+cuda_ops_status attention_sm90_forward_dropout_bfloat16(const AttentionCall &call, const Device &device)
+{
+    return launch_forward_of<__nv_bfloat16, true>(call, device);
+}
