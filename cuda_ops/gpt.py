@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add(
         "--precision",
         choices=list(PRECISIONS),
-        help="tf32 and bf16 (by autocast) on a GPU only (default: fp32 on the CPU, bf16 on a GPU)",
+        help="bf16 by autocast; tf32 on a GPU only (default: fp32 on the CPU, bf16 on a GPU)",
     )
     add(
         "--graph",

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--dtype",
         choices=list(DTYPES),
         default="float32",
-        help="bfloat16 and float16: by autocast, on a GPU only (default: float32)",
+        help="bfloat16 and float16: by autocast (default: float32)",
     )
     add(
         "--data-dir",

@@ -31,7 +31,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generato
     graph. They are not those that PyTorch's own would be.
 
     Args:
-        tensor: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        tensor: any shape, any strides; float32, float64, float16 or bfloat16.
         a: the lower end.
         b: the upper end, which rounding alone gives.
         generator: where the numbers are from; None: the default one of the tensor's device.
@@ -43,7 +43,6 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generato
         TypeError: `tensor` is no tensor, `a` or `b` no number.
         RuntimeError: `tensor` is not floating point, or has elements that share memory; `a` is above `b`; or
             `generator` is of another device.
-        NotImplementedError: `tensor` is float16 or bfloat16 on the CPU.
 
     Not differentiable: nothing is recorded, and the version of `tensor` moves on.
 
@@ -63,7 +62,7 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Gene
     those of :func:`uniform_` do, by the method of Box and Muller, up to 6.7 standard deviations (8.5 of float64).
 
     Args:
-        tensor: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        tensor: any shape, any strides; float32, float64, float16 or bfloat16.
         mean: of the distribution.
         std: its standard deviation, at least 0.
         generator: where the numbers are from; None: the default one of the tensor's device.
@@ -74,7 +73,6 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Gene
     Raises:
         TypeError: `tensor` is no tensor, `mean` or `std` no number.
         RuntimeError: `std` is below 0, and what :func:`uniform_` raises.
-        NotImplementedError: `tensor` is float16 or bfloat16 on the CPU.
 
     Example:
         >>> w = cuda_ops.nn.init.normal_(torch.empty(3, 5), std=0.02)

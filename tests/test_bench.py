@@ -557,7 +557,6 @@ def test_csv_is_written_whole(tmp_path):
         (["square", "--device", "toaster"], "device toaster cannot be used"),
         (["square", "--device", "meta"], "device meta has no kernels"),
         (["square", "--device", "cpu:3"], "device cpu:3 is not there: PyTorch has one CPU"),
-        (["square", "--device", "cpu", "--dtype", "bfloat16"], "the CPU backend has float32 and float64 alone"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):

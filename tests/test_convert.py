@@ -712,7 +712,7 @@ def test_a_forced_path_that_cannot_do_a_call_is_told_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_autocast_on_the_cpu_are_pytorchs(dtype):
+def test_half_precision_and_autocast_on_the_cpu(dtype):
     ours, native = net().float(), net().float()
     cuda_ops.convert(ours)
     x = images(4, 8).float()

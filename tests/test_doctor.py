@@ -57,19 +57,13 @@ def test_healthy_without_a_gpu():
     assert "kernels: needs a GPU" in text or "kernels: this build has no CUDA kernels" in text
 
 
-# bincount's counts are of integers, and weights of any dtype are added in float64; the others draw in float32 what
-# PyTorch multiplies by.
-TAKE_HALVES = {"bincount", "dropout1d", "dropout2d", "dropout3d", "stochastic_depth"}
-
-
 def test_json_covers_every_functional():
     status, text = run("--json", "--kernels")
     report = json.loads(text)
     assert (status, report["healthy"]) == (0, True), report["problems"]
     assert set(cuda_ops.functional.__all__) <= set(report["ops"])
     for op, states in report["ops"].items():
-        assert states["cpu float32"] == states["cpu float64"] == "ok", (op, states)
-        assert states["cpu float16"] == ("ok" if op in TAKE_HALVES else "no")
+        assert all(states[f"cpu {dtype}"] == "ok" for dtype in doctor.DTYPES), (op, states)
     assert report["versions"]["built_with"]["torch"] == torch.__version__
 
 

@@ -812,7 +812,7 @@ MISTAKES = {
     "negative lr": (["--lr", "-0.1"], r"--lr -0.1: expected a number above 0"),
     "lr that is no number": (["--min-lr", "nan"], r"--min-lr nan: expected a number of at least 0"),
     "dropout of all": (["--dropout", "1"], r"--dropout 1.0: expected a number from 0 to less than 1"),
-    "half on the CPU": (["--precision", "bf16"], r"--precision bf16 needs a GPU: on the CPU take --precision fp32"),
+    "TF32 on the CPU": (["--precision", "tf32"], r"--precision tf32 needs a GPU: on the CPU take --precision fp32"),
     "more than the model sees": (["--length", "65"], r"--length 65: the model sees at most 64 tokens"),
     "data that is too short": (
         ["--text", "{tmp}/short"],

@@ -84,19 +84,6 @@ def test_bad_inputs_are_refused_by_name(spec, device):
             bad.call(device)
 
 
-def test_halves_on_the_cpu_are_refused(spec):
-    """Or taken, where the specification says so."""
-    for dtype in (torch.float16, torch.bfloat16):
-        for sample in spec.small_samples(Make("cpu", dtype)):
-            if not any(t.is_floating_point() for t in sample.tensors()):
-                continue
-            if spec.takes_halves_on_cpu:
-                assert spec.function(*sample.args, **sample.kwargs).dtype == dtype
-                continue
-            with pytest.raises(NotImplementedError, match="on the CPU, got"):
-                spec.function(*sample.args, **sample.kwargs)
-
-
 def test_a_meta_tensor_beside_others_is_refused(spec):
     """Its result would be memory that nobody has written."""
     for sample in spec.small_samples(Make("cpu", torch.float32)):

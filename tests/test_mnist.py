@@ -461,7 +461,6 @@ MISTAKES = {
     "lr beyond float32": (["--lr", "1e308"], r"--lr 1e\+308: expected at most 3.40282e\+38, the largest of float32"),
     "CPU that is not there": (["--device", "cpu:3"], r"--device cpu:3 is not there: PyTorch has one CPU"),
     "negative seed": (["--seed", "-1"], r"--seed -1: expected"),
-    "half on the CPU": (["--dtype", "bfloat16"], r"--dtype bfloat16 needs a GPU: on the CPU take --dtype float32"),
     "save into a missing folder": (["--save", "{tmp}/none/w.pt"], r"there is no folder .*none: make it first"),
     "save over a folder": (["--save", "{tmp}"], r"is a folder: give the name of a file"),
     "no data": (["--data-dir", "{tmp}"], r"train-images-idx3-ubyte.gz is missing: copy it from"),

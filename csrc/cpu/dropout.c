@@ -3,7 +3,6 @@
 #ifndef REAL
 
 #include "cuda_ops/dropout.h"
-#include "cuda_ops/halves_cpu.h"
 
 #include "common/common.h"
 #include "common/philox_block.h"
@@ -19,22 +18,6 @@
 
 #include "common/undef_real.h"
 
-/* In tiles of whole blocks, each of which is float32 while it is computed. */
-static void dropout_halves(uint16_t *output, const uint16_t *input, const uint16_t *residual, int64_t begin, int64_t end,
-                           double p, uint64_t seed, uint64_t offset, cuda_ops_dtype dtype)
-{
-    enum { TILE = 2048 };
-    float x[TILE], added[TILE];
-    for (int64_t first = begin, last; first < end; first = last) {
-        last = min_i64(end, (first / TILE + 1) * TILE);
-        cuda_ops_widen_cpu(x, input + first, last - first, dtype);
-        if (residual)
-            cuda_ops_widen_cpu(added, residual + first, last - first, dtype);
-        dropout_f32(x, x, residual ? added : NULL, first, first, last, p, seed, offset);
-        cuda_ops_round_cpu(output + first, x, last - first, dtype);
-    }
-}
-
 cuda_ops_status cuda_ops_dropout_cpu(void *output, const void *input, int64_t begin, int64_t end, double p,
                                      cuda_ops_philox_state philox, cuda_ops_dtype dtype)
 {
@@ -48,14 +31,10 @@ cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const 
         return CUDA_OPS_INVALID_ARGUMENT;
     switch (dtype) {
     case CUDA_OPS_FLOAT32:
-        dropout_f32(output, input, residual, 0, begin, end, p, philox.seed, philox.offset);
+        dropout_f32(output, input, residual, begin, end, p, philox.seed, philox.offset);
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
-        dropout_f64(output, input, residual, 0, begin, end, p, philox.seed, philox.offset);
-        return CUDA_OPS_SUCCESS;
-    case CUDA_OPS_FLOAT16:
-    case CUDA_OPS_BFLOAT16:
-        dropout_halves(output, input, residual, begin, end, p, philox.seed, philox.offset, dtype);
+        dropout_f64(output, input, residual, begin, end, p, philox.seed, philox.offset);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -64,9 +43,9 @@ cuda_ops_status cuda_ops_dropout_add_cpu(void *output, const void *input, const 
 
 #else
 
-/* Elements [begin, end), the arrays beginning at element `origin`. residual may be NULL. */
-CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, const REAL *residual, int64_t origin,
-                                      int64_t begin, int64_t end, double p, uint64_t seed, uint64_t offset)
+/* residual may be NULL. */
+CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, const REAL *residual, int64_t begin, int64_t end,
+                                      double p, uint64_t seed, uint64_t offset)
 {
     const uint32_t threshold = cuda_ops_dropout_threshold(p);
     const REAL scale = (REAL)cuda_ops_dropout_scale(p);
@@ -75,20 +54,19 @@ CUDA_OPS_SIMD static void FN(dropout)(REAL *output, const REAL *input, const REA
     for (int64_t block = begin / step * step; block < end; block += step) {
         uint32_t words[4 * PHILOX_BLOCK];
         philox_block(words, offset / 4, (uint64_t)(block / 4), seed);
-        const int64_t at = block - origin;
         if (begin <= block && block + step <= end && residual == NULL) {
             for (int64_t i = 0; i < step; i++)
-                output[at + i] = input[at + i] * (words[i] >= threshold ? scale : (REAL)0);
+                output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0);
             continue;
         }
         if (begin <= block && block + step <= end) {
             for (int64_t i = 0; i < step; i++)
-                output[at + i] = input[at + i] * (words[i] >= threshold ? scale : (REAL)0) + residual[at + i];
+                output[block + i] = input[block + i] * (words[i] >= threshold ? scale : (REAL)0) + residual[block + i];
             continue;
         }
         for (int64_t i = max_i64(begin, block); i < min_i64(end, block + step); i++)
-            output[i - origin] = input[i - origin] * (words[i - block] >= threshold ? scale : (REAL)0) +
-                                 (residual ? residual[i - origin] : (REAL)0);
+            output[i] =
+                input[i] * (words[i - block] >= threshold ? scale : (REAL)0) + (residual ? residual[i] : (REAL)0);
     }
 }
 

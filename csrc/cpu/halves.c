@@ -30,16 +30,20 @@ CUDA_OPS_SIMD static void widen_bfloat16(float *restrict output, const uint16_t 
         output[i] = float_of((uint32_t)input[i] << 16);
 }
 
+CUDA_OPS_INLINE uint16_t rounded_bfloat16(float x)
+{
+    const uint32_t bits = bits_of(x);
+    /* Half of the last place less one, and one more where the last place is odd: a tie goes to the even one. */
+    const uint32_t nearest = bits + 0x7fffu + (bits >> 16 & 1);
+    /* A NaN keeps a bit of its mantissa, which the lower half alone may hold. */
+    const uint32_t nan = bits | 0x400000u;
+    return (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? nan : nearest) >> 16);
+}
+
 CUDA_OPS_SIMD static void round_bfloat16(uint16_t *restrict output, const float *restrict input, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = bits_of(input[i]);
-        /* Half of the last place less one, and one more where the last place is odd: a tie goes to the even one. */
-        const uint32_t nearest = bits + 0x7fffu + (bits >> 16 & 1);
-        /* A NaN keeps a bit of its mantissa, which the lower half alone may hold. */
-        const uint32_t nan = bits | 0x400000u;
-        output[i] = (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? nan : nearest) >> 16);
-    }
+    for (int64_t i = 0; i < count; i++)
+        output[i] = rounded_bfloat16(input[i]);
 }
 
 CUDA_OPS_INLINE float widened_float16(uint16_t half)
@@ -61,9 +65,9 @@ CUDA_OPS_INLINE uint16_t rounded_float16(float x)
     const uint32_t denormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
     const uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13;
     const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    return (uint16_t)(sign | (magnitude >= bits_of(0x1p16f)    ? special
+    return (uint16_t)(sign | (magnitude >= bits_of(0x1p16f)   ? special
                               : magnitude < bits_of(0x1p-14f) ? denormal
-                                                               : normal));
+                                                              : normal));
 }
 
 CUDA_OPS_SIMD static void widen_float16(float *restrict output, const uint16_t *restrict input, int64_t count)
@@ -79,6 +83,33 @@ CUDA_OPS_SIMD static void round_float16(uint16_t *restrict output, const float *
 }
 
 #if CUDA_OPS_WITH_TARGETS
+/* The upper halves of eight sums, in the lower halves of their places. */
+__attribute__((target("avx2"))) static inline __m256i rounded_bfloat16_avx2(const float *input)
+{
+    const __m256 x = _mm256_loadu_ps(input);
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i nearest = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_srli_epi32(_mm256_blendv_epi8(nearest, nan, _mm256_castps_si256(is_nan)), 16);
+}
+
+/* As the plain loop, which the compiler vectorises with twice as many instructions to make 16 bits of 32. */
+__attribute__((target("avx2"))) static void round_bfloat16_avx2(uint16_t *restrict output, const float *restrict input,
+                                                                int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        /* packus goes lane by lane, and leaves the quarters in the order 0, 2, 1, 3. */
+        const __m256i packed =
+            _mm256_packus_epi32(rounded_bfloat16_avx2(input + i), rounded_bfloat16_avx2(input + i + 8));
+        _mm256_storeu_si256((__m256i *)(output + i), _mm256_permute4x64_epi64(packed, 0xd8));
+    }
+    for (; i < count; i++)
+        output[i] = rounded_bfloat16(input[i]);
+}
+
 __attribute__((target("avx2,f16c"))) static void widen_float16_avx2(float *restrict output,
                                                                     const uint16_t *restrict input, int64_t count)
 {
@@ -120,12 +151,16 @@ cuda_ops_status cuda_ops_round_cpu(void *output, const float *input, int64_t cou
 {
     if (dtype != CUDA_OPS_FLOAT16 && dtype != CUDA_OPS_BFLOAT16)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
-    if (dtype == CUDA_OPS_BFLOAT16)
-        round_bfloat16(output, input, count);
 #if CUDA_OPS_WITH_TARGETS
-    else if (cuda_ops_cpu_isa_current() >= CUDA_OPS_CPU_AVX2)
+    const cuda_ops_cpu_isa isa = cuda_ops_cpu_isa_current();
+    if (dtype == CUDA_OPS_BFLOAT16 && isa == CUDA_OPS_CPU_AVX2)
+        round_bfloat16_avx2(output, input, count);
+    else if (dtype == CUDA_OPS_FLOAT16 && isa >= CUDA_OPS_CPU_AVX2)
         round_float16_avx2(output, input, count);
+    else
 #endif
+        if (dtype == CUDA_OPS_BFLOAT16)
+        round_bfloat16(output, input, count);
     else
         round_float16(output, input, count);
     return CUDA_OPS_SUCCESS;

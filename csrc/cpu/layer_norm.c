@@ -48,6 +48,11 @@ static int64_t rows_of_chunk(int64_t rows)
     return max_i64(LEAST_ROWS, (rows + MOST_CHUNKS - 1) / MOST_CHUNKS);
 }
 
+int64_t cuda_ops_layer_norm_chunk_rows_cpu(int64_t rows)
+{
+    return rows_of_chunk(rows);
+}
+
 int64_t cuda_ops_layer_norm_chunks_cpu(int64_t rows, int64_t cols)
 {
     const int64_t step = rows_of_chunk(rows);

@@ -29,6 +29,11 @@ int cuda_ops_permute_collapse(cuda_ops_permutation *permutation, int dims, const
     return 1;
 }
 
+#define REAL uint16_t
+#define FN(name) name##_u16
+#include "permute_contiguous.c"
+
+#include "common/undef_real.h"
 #define REAL float
 #define FN(name) name##_f32
 #include "permute_contiguous.c"
@@ -46,12 +51,14 @@ cuda_ops_status cuda_ops_permute_contiguous_cpu(void *output, const void *input,
 {
     if (permutation->dims < 0 || permutation->dims > CUDA_OPS_PERMUTE_DIMS)
         return CUDA_OPS_INVALID_ARGUMENT;
-    if (element_bytes != 4 && element_bytes != 8)
+    if (element_bytes != 2 && element_bytes != 4 && element_bytes != 8)
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     for (int d = 0; d < permutation->dims; d++)
         if (permutation->sizes[d] == 0)
             return CUDA_OPS_SUCCESS;
-    if (element_bytes == 4)
+    if (element_bytes == 2)
+        permute_u16(output, input, permutation, begin, end);
+    else if (element_bytes == 4)
         permute_f32(output, input, permutation, begin, end);
     else
         permute_f64(output, input, permutation, begin, end);

@@ -315,9 +315,9 @@ static Tensor attention_backward_into(std::array<Tensor, 3> &grads, const Tensor
     }
     if (is_cpu_half(query)) {
         std::array<Tensor, 3> computed;
-        const Tensor scores = attention_backward_into(
-            computed, widened(grad_output), grad_logsumexp, widened(query), widened(key), widened(value), widened(mask),
-            alibi_slopes, widened(output), logsumexp, state, options, with_scores);
+        const Tensor scores = attention_backward_into(computed, widened(grad_output), grad_logsumexp, widened(query),
+                                                      widened(key), widened(value), widened(mask), alibi_slopes,
+                                                      widened(output), logsumexp, state, options, with_scores);
         for (size_t i = 0; i < grads.size(); i++)
             grads[i].copy_(computed[i]);
         return scores.to(query.scalar_type());

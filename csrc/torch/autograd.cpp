@@ -394,10 +394,9 @@ class AutocastKernel final : public c10::OperatorKernel
     {
         const c10::impl::ExcludeDispatchKeyGuard guard(
             at::autocast::get_autocast_dispatch_key_from_device_type(device));
-        const at::ScalarType dtype =
-            policy == Autocast::FLOAT32 || policy == Autocast::FLOAT32_ON_CUDA
-                ? at::kFloat
-                : at::autocast::get_autocast_dtype(device);
+        const at::ScalarType dtype = policy == Autocast::FLOAT32 || policy == Autocast::FLOAT32_ON_CUDA
+                                         ? at::kFloat
+                                         : at::autocast::get_autocast_dtype(device);
         const size_t count = op.schema().arguments().size(), first = stack->size() - count;
         for (size_t i = first; i < stack->size(); i++) {
             IValue &argument = (*stack)[i];

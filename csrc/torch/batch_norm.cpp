@@ -78,6 +78,11 @@ struct Parameters {
     }
 };
 
+static const void *channel_data(const Tensor &tensor)
+{
+    return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+
 static Tensor make_workspace(const Tensor &input, const Layout &l)
 {
     const int64_t bytes = input.is_cuda() ?
@@ -99,11 +104,14 @@ static int64_t grain_of(const Layout &l, int64_t ranges)
 static void normalize_cpu(const char *op, const Tensor &output, const Tensor &workspace, const Tensor &x,
                           const Layout &l, cuda_ops_dtype dtype)
 {
-    const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner);
-    parallel_ranges(op, rows, grain_of(l, rows), [&](int64_t begin, int64_t end) {
-        return cuda_ops_batch_norm_normalize_cpu(output.data_ptr(), workspace.const_data_ptr(), x.const_data_ptr(),
-                                                 l.outer, l.channels, l.inner, begin, end, dtype);
-    });
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner), row = x.numel() / rows;
+    parallel_rows(
+        op, rows, 1, grain_of(l, rows), dtype,
+        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_batch_norm_normalize_cpu(to, workspace.const_data_ptr(), from, l.outer, l.channels, l.inner,
+                                                     begin, end, type);
+        },
+        writes(output, row), reads(x, row));
 }
 
 // The running statistics after a batch of `count` values a channel.
@@ -167,22 +175,18 @@ forward_training(const Tensor &input, const std::optional<Tensor> &weight, const
         update(op, running, mean, variance, l.outer * l.inner);
         return {output, mean, variance};
     }
-    if (is_half(dtype)) {
-        const auto [result, its_mean, its_variance] =
-            in_float32(forward_training, x, weight, bias, std::optional<Tensor>(), std::optional<Tensor>(),
-                       std::optional<Tensor>(), momentum, eps);
-        update(op, running, its_mean, its_variance, l.outer * l.inner);
-        return {result.to(x.scalar_type()), its_mean, its_variance};
-    }
     const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
+    const Tensor wide = widened(x); // which is read twice
+    const cuda_ops_dtype computed = check_dtype(op, "input", wide);
+    const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
     parallel_ranges(op, blocks, grain_of(l, blocks), [&](int64_t begin, int64_t end) {
-        return cuda_ops_batch_norm_moments_cpu(workspace.data_ptr(), x.const_data_ptr(), l.outer, l.channels, l.inner,
-                                               begin, end, dtype);
+        return cuda_ops_batch_norm_moments_cpu(workspace.data_ptr(), wide.const_data_ptr(), l.outer, l.channels,
+                                               l.inner, begin, end, computed);
     });
-    check_status(op, cuda_ops_batch_norm_prepare_training_cpu(
-                         mean.data_ptr<double>(), variance.data_ptr<double>(), workspace.data_ptr(),
-                         parameters.weight_data(), parameters.bias_data(), l.outer, l.channels, l.inner, eps, dtype));
-    normalize_cpu(op, output, workspace, x, l, dtype);
+    check_status(op, cuda_ops_batch_norm_prepare_training_cpu(mean.data_ptr<double>(), variance.data_ptr<double>(),
+                                                              workspace.data_ptr(), channel_data(w), channel_data(b),
+                                                              l.outer, l.channels, l.inner, eps, computed));
+    normalize_cpu(op, output, workspace, wide, l, dtype);
     update(op, running, mean, variance, l.outer * l.inner);
     return {output, mean, variance};
 }
@@ -234,11 +238,12 @@ static Tensor forward_inference(const char *op, const Tensor &input, const std::
                             l.channels, l.inner, eps, dtype, parameters.dtype, statistics_dtype, current_stream(op)));
         return output;
     }
-    if (is_half(dtype))
-        return in_float32(forward_inference, op, x, weight, bias, mean, variance, eps).to(x.scalar_type());
+    const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
+    const Tensor wide_mean = widened(mean), wide_variance = widened(variance);
     check_status(op, cuda_ops_batch_norm_prepare_inference_cpu(
-                         workspace.data_ptr(), parameters.weight_data(), parameters.bias_data(), mean.const_data_ptr(),
-                         variance.const_data_ptr(), l.outer, l.channels, l.inner, eps, dtype));
+                         workspace.data_ptr(), channel_data(w), channel_data(b), wide_mean.const_data_ptr(),
+                         wide_variance.const_data_ptr(), l.outer, l.channels, l.inner, eps,
+                         is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
     normalize_cpu(op, output, workspace, x, l, dtype);
     return output;
 }
@@ -311,33 +316,37 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
                                 dtype, parameter_dtype, statistics_dtype, current_stream(op)));
         return {grad_input, grad_weight, grad_bias};
     }
-    if (is_half(dtype)) {
-        const auto [to_input, to_weight, to_bias] =
-            in_float32(batch_norm_backward, g, x, weight, m, v, training, eps,
-                       std::optional<at::ScalarType>(at::kFloat), wanted);
-        return {to_input.to(x.scalar_type()), to_weight.to(parameter_type), to_bias.to(parameter_type)};
-    }
-    TORCH_CHECK(parameter_dtype == dtype, op, ": expected parameter_dtype to be that of input on the CPU, got ",
-                parameter_type);
+    TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
+                ": expected parameter_dtype to be that of input on the CPU, got ", parameter_type);
+    const Tensor wide_x = widened(x), wide_g = widened(g), wide_m = widened(m), wide_v = widened(v);
+    const Tensor w = widened(parameters.weight), to_weight = float32_like(grad_weight),
+                 to_bias = float32_like(grad_bias);
+    const cuda_ops_dtype computed = check_dtype(op, "input", wide_x);
     if (training || needs_grad_parameters) {
         const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
         parallel_ranges(op, blocks, grain_of(l, blocks), [&](int64_t begin, int64_t end) {
-            return cuda_ops_batch_norm_sums_cpu(workspace.data_ptr(), g.const_data_ptr(), x.const_data_ptr(),
-                                                m.const_data_ptr(), l.outer, l.channels, l.inner, training, begin, end,
-                                                dtype);
+            return cuda_ops_batch_norm_sums_cpu(workspace.data_ptr(), wide_g.const_data_ptr(), wide_x.const_data_ptr(),
+                                                wide_m.const_data_ptr(), l.outer, l.channels, l.inner, training, begin,
+                                                end, computed);
         });
     }
-    check_status(op, cuda_ops_batch_norm_prepare_backward_cpu(
-                         grad_weight_data, grad_bias_data, workspace.data_ptr(), parameters.weight_data(),
-                         m.const_data_ptr(), v.const_data_ptr(), l.outer, l.channels, l.inner, eps, training, dtype));
+    check_status(op, cuda_ops_batch_norm_prepare_backward_cpu(needs_grad_parameters ? to_weight.data_ptr() : nullptr,
+                                                              needs_grad_parameters ? to_bias.data_ptr() : nullptr,
+                                                              workspace.data_ptr(), channel_data(w),
+                                                              wide_m.const_data_ptr(), wide_v.const_data_ptr(), l.outer,
+                                                              l.channels, l.inner, eps, training, computed));
+    round_back(grad_weight, to_weight);
+    round_back(grad_bias, to_bias);
     if (!needs_grad_input)
         return {grad_input, grad_weight, grad_bias};
-    const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner);
-    parallel_ranges(op, rows, grain_of(l, rows), [&](int64_t begin, int64_t end) {
-        return cuda_ops_batch_norm_grad_input_cpu(grad_input.data_ptr(), workspace.const_data_ptr(), g.const_data_ptr(),
-                                                  x.const_data_ptr(), l.outer, l.channels, l.inner, training, begin,
-                                                  end, dtype);
-    });
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner), row = x.numel() / rows;
+    parallel_rows(
+        op, rows, 1, grain_of(l, rows), dtype,
+        [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_batch_norm_grad_input_cpu(to, workspace.const_data_ptr(), grad, from, l.outer, l.channels,
+                                                      l.inner, training, begin, end, type);
+        },
+        writes(grad_input, row), reads(wide_g, row), reads(wide_x, row));
     return {grad_input, grad_weight, grad_bias};
 }
 

@@ -304,8 +304,7 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
         return output;
     }
     if (is_half(dtype))
-        return conv2d_forward(op, widened(x), widened(w), widened(bias), parameters, channels_last)
-            .to(x.scalar_type());
+        return conv2d_forward(op, widened(x), widened(w), widened(bias), parameters, channels_last).to(x.scalar_type());
     const CpuRun run(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype);
     parallel_ranges(op, run.plan.prepare_count, 64, [&](int64_t begin, int64_t end) {
         return cuda_ops_conv2d_prepare_cpu(run.prepared, w.const_data_ptr(), CUDA_OPS_CONV2D_FORWARD, &sizes, begin,

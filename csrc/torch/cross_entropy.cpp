@@ -116,21 +116,21 @@ static std::tuple<Tensor, Tensor, Tensor> cross_entropy_forward(const Tensor &in
     }
     const Tensor class_weight = widened(p.weight);
     const Tensor losses = p.reduction == CUDA_OPS_REDUCTION_NONE ? loss : Tensor();
-    reduce_columns_cpu(
-        op, loss, total_weight, shape, p.reduction, p.dtype, [&](double *partial, int64_t begin, int64_t end) {
-            return call_rows(
-                p.dtype, begin, end,
-                [&](void *to, void *its_statistics, const void *x, const void *classes, const void *probabilities,
-                    int64_t first, int64_t last, cuda_ops_dtype type) {
-                    return cuda_ops_cross_entropy_forward_cpu(
-                        to, partial, its_statistics, x, static_cast<const int64_t *>(classes), probabilities,
-                        pointer_or_null(class_weight), shape.columns(), shape.classes, shape.inner, first, last,
-                        ignore_index, label_smoothing, type);
-                },
-                writes(losses), writes(statistics), reads(p.input, shape.classes),
-                reads(p.has_probabilities ? Tensor() : p.target),
-                reads(p.has_probabilities ? p.target : Tensor(), shape.classes));
-        });
+    reduce_columns_cpu(op, loss, total_weight, shape, p.reduction, p.dtype,
+                       [&](double *partial, int64_t begin, int64_t end) {
+                           return call_rows(
+                               p.dtype, begin, end,
+                               [&](void *to, void *its_statistics, const void *x, const void *classes,
+                                   const void *probabilities, int64_t first, int64_t last, cuda_ops_dtype type) {
+                                   return cuda_ops_cross_entropy_forward_cpu(
+                                       to, partial, its_statistics, x, static_cast<const int64_t *>(classes),
+                                       probabilities, pointer_or_null(class_weight), shape.columns(), shape.classes,
+                                       shape.inner, first, last, ignore_index, label_smoothing, type);
+                               },
+                               writes(losses), writes(statistics), reads(p.input, shape.classes),
+                               reads(p.has_probabilities ? Tensor() : p.target),
+                               reads(p.has_probabilities ? p.target : Tensor(), shape.classes));
+                       });
     return results();
 }
 

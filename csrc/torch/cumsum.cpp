@@ -41,13 +41,14 @@ static Tensor cumsum_forward(const Tensor &given, int64_t dim, std::optional<at:
                                                  cols, inner, reverse, type, current_stream(op)));
         return output;
     }
-    if (is_half(type))
-        return in_float32(cumsum_forward, x, dim, std::optional<at::ScalarType>(), reverse).to(x.scalar_type());
     const int64_t units = cuda_ops_cumsum_units_cpu(outer, inner);
     const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / x.numel());
-    parallel_ranges(op, units, grain, [&](int64_t begin, int64_t end) {
-        return cuda_ops_cumsum_cpu(output.data_ptr(), x.const_data_ptr(), cols, inner, reverse, begin, end, type);
-    });
+    parallel_rows(
+        op, units, units / outer, grain, type,
+        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype computed) {
+            return cuda_ops_cumsum_cpu(to, from, cols, inner, reverse, begin, end, computed);
+        },
+        writes(output, cols * inner), reads(x, cols * inner));
     return output;
 }
 

@@ -12,6 +12,7 @@
 #include "checks.h"
 #include "dropout_state.h"
 #include "empty.h"
+#include "halves.h"
 
 #ifdef CUDA_OPS_WITH_CUDA
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -95,9 +96,12 @@ static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &
     const cuda_ops_philox_state philox = draw_philox(x.device());
     state.data_ptr<int64_t>()[0] = static_cast<int64_t>(philox.seed);
     state.data_ptr<int64_t>()[1] = static_cast<int64_t>(philox.offset);
-    parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-        return cuda_ops_dropout_add_cpu(output.data_ptr(), x.const_data_ptr(), added, begin, end, p, philox, dtype);
-    });
+    parallel_elements(
+        op, x.numel(), dtype,
+        [&](void *to, const void *from, const void *its_residual, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_dropout_add_cpu(to, from, its_residual, begin, end, p, philox, type);
+        },
+        writes(output), reads(x), reads(r));
     return {output, state};
 }
 
@@ -143,9 +147,12 @@ static Tensor dropout_backward(const Tensor &grad_output, const Tensor &state, d
     cuda_ops_philox_state philox{};
     philox.seed = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[0]);
     philox.offset = static_cast<uint64_t>(seed_and_offset.const_data_ptr<int64_t>()[1]);
-    parallel_ranges(op, g.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-        return cuda_ops_dropout_cpu(grad_input.data_ptr(), g.const_data_ptr(), begin, end, p, philox, dtype);
-    });
+    parallel_elements(
+        op, g.numel(), dtype,
+        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_dropout_cpu(to, from, begin, end, p, philox, type);
+        },
+        writes(grad_input), reads(g));
     return grad_input;
 }
 

@@ -142,16 +142,18 @@ static Tensor embedding_backward(const Tensor &grad_output, const Tensor &input,
                                                              output_dtype, current_stream(op)));
         return grad_weight;
     }
-    if (is_cpu_half(g))
-        return in_float32(embedding_backward, g, i, size, at::kFloat, padding_idx, scale_grad_by_freq).to(weight_dtype);
     check_indices_cpu(embedding_index_errors, i, rows);
     std::vector<int64_t> starts(rows + 2), slots(count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes, count,
                                                  rows, padding_idx));
-    parallel_ranges(op, rows, row_grain(cols), [&](int64_t begin, int64_t end) {
-        return cuda_ops_embedding_backward_cpu(grad_weight.data_ptr(), g.const_data_ptr(), starts.data(), slots.data(),
-                                               cols, scale_grad_by_freq, begin, end, dtype);
-    });
+    const Tensor wide = widened(g); // whose rows are read in the order of the indices
+    parallel_rows(
+        op, rows, 1, row_grain(cols), dtype,
+        [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_embedding_backward_cpu(to, wide.const_data_ptr(), starts.data(), slots.data(), cols,
+                                                   scale_grad_by_freq, begin, end, type);
+        },
+        writes(grad_weight, cols));
     return grad_weight;
 }
 
@@ -214,7 +216,7 @@ static Tensor token_position_embedding_forward(const Tensor &tokens, const Tenso
     const char *op = "token_position_embedding";
     const cuda_ops_dtype dtype = check_dtype(op, "token_weight", token_weight);
     check_token_positions(op, tokens, token_weight, position_weight);
-    [[maybe_unused]] cuda_ops_dtype output_dtype = dtype; // of the launch on CUDA
+    cuda_ops_dtype output_dtype = dtype;
     if (output_type != token_weight.scalar_type()) {
         TORCH_CHECK_NOT_IMPLEMENTED(is_half(output_type) && dtype == CUDA_OPS_FLOAT32, op,
                                     ": expected dtype to be that of the weights, or float16 or bfloat16 beside float32 "
@@ -240,13 +242,15 @@ static Tensor token_position_embedding_forward(const Tensor &tokens, const Tenso
     check_indices_cpu(token_index_errors, i, rows);
     if (output.numel() == 0)
         return output;
-    if (is_half(output_type)) // as a whole: positions are numbers of rows
-        return in_float32(token_position_embedding_forward, i, w, p, at::kFloat).to(output_type);
-    parallel_ranges(op, count, row_grain(cols), [&](int64_t begin, int64_t end) {
-        return cuda_ops_token_position_embedding_forward_cpu(output.data_ptr(), w.const_data_ptr(), p.const_data_ptr(),
-                                                             i.const_data_ptr(), index_bytes, rows, cols, positions,
-                                                             begin, end, dtype);
-    });
+    const Tensor tokens_table = widened(w), positions_table = widened(p);
+    parallel_rows(
+        op, count, 1, row_grain(cols), output_dtype,
+        [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_token_position_embedding_forward_cpu(to, tokens_table.const_data_ptr(),
+                                                                 positions_table.const_data_ptr(), i.const_data_ptr(),
+                                                                 index_bytes, rows, cols, positions, begin, end, type);
+        },
+        writes(output, cols));
     return output;
 }
 
@@ -277,12 +281,14 @@ static Tensor position_embedding_backward(const Tensor &grad_output, at::IntArra
                                                                       dtype, output_dtype, current_stream(op)));
         return grad_weight;
     }
-    if (is_cpu_half(g))
-        return in_float32(position_embedding_backward, g, size, at::kFloat).to(weight_dtype);
-    parallel_ranges(op, rows, row_grain(cols), [&](int64_t begin, int64_t end) {
-        return cuda_ops_position_embedding_backward_cpu(grad_weight.data_ptr(), g.const_data_ptr(), batch, positions,
-                                                        cols, begin, end, dtype);
-    });
+    const Tensor wide = widened(g);
+    parallel_rows(
+        op, rows, 1, row_grain(cols), dtype,
+        [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_position_embedding_backward_cpu(to, wide.const_data_ptr(), batch, positions, cols, begin,
+                                                            end, type);
+        },
+        writes(grad_weight, cols));
     return grad_weight;
 }
 

@@ -107,10 +107,9 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     parallel_rows(
         op, rows, 1, std::max<int64_t>(1, ELEMENTWISE_GRAIN / std::max<int64_t>(row_size, 1)), kernel_dtype,
         [&](void *to, void *its_labels, const void *its_indices, int64_t begin, int64_t end, cuda_ops_dtype type) {
-            return cuda_ops_gather_normalize_cpu(to, static_cast<int64_t *>(its_labels),
-                                                 source.const_data_ptr<uint8_t>(), its_indices, index_bytes,
-                                                 pointer_or_null(l), label_bytes, count, row_size, begin, end, mean,
-                                                 std, type);
+            return cuda_ops_gather_normalize_cpu(
+                to, static_cast<int64_t *>(its_labels), source.const_data_ptr<uint8_t>(), its_indices, index_bytes,
+                pointer_or_null(l), label_bytes, count, row_size, begin, end, mean, std, type);
         },
         writes(output, row_size), writes(labels ? output_labels : Tensor()), reads(i));
     return {output, output_labels};

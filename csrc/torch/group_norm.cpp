@@ -114,16 +114,16 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const char *op, const Tensor &inpu
                                                              dtype, parameters.dtype, current_stream(op)));
         return {output, mean, variance};
     }
-    if (is_half(dtype)) {
-        const auto [result, its_mean, its_variance] = in_float32(group_norm, op, x, num_groups, weight, bias, eps);
-        return {result.to(x.scalar_type()), its_mean, its_variance};
-    }
-    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
-    parallel_ranges(op, units, l.grain(units), [&](int64_t begin, int64_t end) {
-        return cuda_ops_group_norm_forward_cpu(output.data_ptr(), mean.data_ptr<double>(), variance.data_ptr<double>(),
-                                               x.const_data_ptr(), weight_data, bias_data, l.sizes, eps, begin, end,
-                                               dtype);
-    });
+    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes), image = x.numel() / l.sizes.images;
+    const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
+    parallel_rows(
+        op, units, std::max<int64_t>(1, units / l.sizes.images), l.grain(units), dtype,
+        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_group_norm_forward_cpu(to, mean.data_ptr<double>(), variance.data_ptr<double>(), from,
+                                                   group_norm_data(w), group_norm_data(b), l.sizes, eps, begin, end,
+                                                   type);
+        },
+        writes(output, image), reads(x, image));
     return {output, mean, variance};
 }
 
@@ -191,28 +191,27 @@ static std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor &grad
                                 v.const_data_ptr<double>(), l.sizes, eps, dtype, parameter_dtype, current_stream(op)));
         return {grad_input, grads[0], grads[1]};
     }
-    if (is_half(dtype)) {
-        const auto [to_input, to_weight, to_bias] =
-            in_float32(group_norm_backward, g, x, num_groups, weight, m, v, eps,
-                       std::optional<at::ScalarType>(at::kFloat), wanted);
-        const at::ScalarType type = grads[0].scalar_type();
-        return {to_input.to(x.scalar_type()), to_weight.to(type), to_bias.to(type)};
-    }
-    TORCH_CHECK(parameter_dtype == dtype, op, ": expected bias_dtype to be that of input on the CPU, got ",
+    TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
+                ": expected bias_dtype to be that of input on the CPU, got ",
                 c10::toString(options.dtype().toScalarType()));
     void *const workspace = thread_workspace(cuda_ops_group_norm_workspace_cpu(l.sizes));
-    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
-    parallel_ranges(op, units, l.grain(units), [&](int64_t begin, int64_t end) {
-        return cuda_ops_group_norm_backward_cpu(grad_input_data, workspace, g.const_data_ptr(), x.const_data_ptr(),
-                                                weight_data, m.const_data_ptr<double>(), v.const_data_ptr<double>(),
-                                                l.sizes, eps, begin, end, dtype);
-    });
+    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes), image = x.numel() / l.sizes.images;
+    const Tensor w = widened(parameters.weight);
+    parallel_rows(
+        op, units, std::max<int64_t>(1, units / l.sizes.images), l.grain(units), dtype,
+        [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_group_norm_backward_cpu(to, workspace, grad, from, group_norm_data(w),
+                                                    m.const_data_ptr<double>(), v.const_data_ptr<double>(), l.sizes,
+                                                    eps, begin, end, type);
+        },
+        writes(wanted[0] ? grad_input : Tensor(), image), reads(g, image), reads(x, image));
     if (wanted[1] || wanted[2])
-        parallel_ranges(op, l.sizes.channels, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / l.sizes.images),
-                        [&](int64_t begin, int64_t end) {
-                            return cuda_ops_group_norm_backward_sums_cpu(grad_weight_data, grad_bias_data, workspace,
-                                                                         l.sizes, begin, end, dtype);
-                        });
+        parallel_elements(
+            op, l.sizes.channels, is_half(dtype) && parameter_dtype == CUDA_OPS_FLOAT32 ? CUDA_OPS_FLOAT32 : dtype,
+            [&](void *to_weight, void *to_bias, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_group_norm_backward_sums_cpu(to_weight, to_bias, workspace, l.sizes, begin, end, type);
+            },
+            writes(wanted[1] ? grads[0] : Tensor()), writes(wanted[2] ? grads[1] : Tensor()));
     return {grad_input, grads[0], grads[1]};
 }
 

@@ -88,23 +88,36 @@ inline void round_back(const Tensor &tensor, const Tensor &computed)
 // not there.
 struct Rows {
     char *data;
-    int64_t cols, element_bytes;
+    int64_t cols, elements, element_bytes;
     cuda_ops_dtype dtype; // looked at where is_converted
     bool is_converted, is_read, is_written;
+
+    char *row(int64_t number) const
+    {
+        return data + number * cols * element_bytes;
+    }
+    // Of the last row there may be less than the others have.
+    int64_t count(int64_t first, int64_t rows) const
+    {
+        return std::min(rows * cols, elements - first * cols);
+    }
 };
 
 namespace detail
 {
 
-inline Rows rows_of(const Tensor &tensor, void *data, int64_t cols, bool is_read, bool is_written)
+inline Rows rows_of(const Tensor &tensor, int64_t cols, bool is_read, bool is_written)
 {
     if (!tensor.defined())
-        return {nullptr, cols, 0, CUDA_OPS_FLOAT32, false, false, false};
+        return {nullptr, cols, 0, 0, CUDA_OPS_FLOAT32, false, false, false};
+    const at::ScalarType type = tensor.scalar_type();
+    void *const data = is_written ? tensor.data_ptr() : const_cast<void *>(tensor.const_data_ptr());
     return {static_cast<char *>(data),
             cols,
+            tensor.numel(),
             static_cast<int64_t>(tensor.element_size()),
-            tensor.scalar_type() == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16,
-            is_half(tensor.scalar_type()),
+            type == at::kHalf ? CUDA_OPS_FLOAT16 : CUDA_OPS_BFLOAT16,
+            is_half(type),
             is_read,
             is_written};
 }
@@ -113,40 +126,42 @@ inline Rows rows_of(const Tensor &tensor, void *data, int64_t cols, bool is_read
 
 inline Rows reads(const Tensor &tensor, int64_t cols = 1)
 {
-    void *const data = tensor.defined() ? const_cast<void *>(tensor.const_data_ptr()) : nullptr;
-    return detail::rows_of(tensor, data, cols, true, false);
+    return detail::rows_of(tensor, cols, true, false);
 }
 
 inline Rows writes(const Tensor &tensor, int64_t cols = 1)
 {
-    return detail::rows_of(tensor, tensor.defined() ? tensor.data_ptr() : nullptr, cols, false, true);
+    return detail::rows_of(tensor, cols, false, true);
 }
 
 inline Rows updates(const Tensor &tensor, int64_t cols = 1)
 {
-    return detail::rows_of(tensor, tensor.defined() ? tensor.data_ptr() : nullptr, cols, true, true);
+    return detail::rows_of(tensor, cols, true, true);
 }
 
 // Elements of an array that are converted at a time: a few such arrays fit into the first-level cache.
 constexpr int64_t TILE_ELEMENTS = 2048;
-// Rows that are longer are converted as whole tensors, on all threads.
-constexpr int64_t LONGEST_ROW = 1 << 18;
+// Rows that are longer are converted as whole arrays, on all threads.
+constexpr int64_t LONGEST_ROW = int64_t{1} << 20;
 
 namespace detail
 {
 
 // Calls kernel(pointers..., begin, end, dtype).
 template <typename Kernel, size_t... index>
-cuda_ops_status call_rows(const Kernel &kernel, const std::array<void *, sizeof...(index)> &pointers, int64_t begin,
-                          int64_t end, cuda_ops_dtype dtype, std::index_sequence<index...>)
+cuda_ops_status call_kernel(const Kernel &kernel, const std::array<void *, sizeof...(index)> &pointers, int64_t begin,
+                            int64_t end, cuda_ops_dtype dtype, std::index_sequence<index...>)
 {
     return kernel(pointers[index]..., begin, end, dtype);
 }
 
+// Rows [begin, end), `tile` of them at a time. A kernel counts rows from the beginning of its arrays, and is given the
+// address at which a converted array would begin if all of it were there.
 template <size_t count, typename Kernel>
 cuda_ops_status run_tiles(const Kernel &kernel, const std::array<Rows, count> &arrays, int64_t tile, int64_t unit,
                           int64_t begin, int64_t end)
 {
+    tile = std::min(tile, end - begin);
     int64_t elements = 0;
     for (const Rows &array : arrays)
         elements += array.is_converted ? array.cols * tile : 0;
@@ -154,24 +169,28 @@ cuda_ops_status run_tiles(const Kernel &kernel, const std::array<Rows, count> &a
     for (int64_t first = begin; first < end; first += tile) {
         const int64_t rows = std::min(tile, end - first);
         std::array<void *, count> pointers;
+        std::array<float *, count> copies;
         float *next = memory.get();
         for (size_t i = 0; i < count; i++) {
             const Rows &array = arrays[i];
-            char *const data = array.data ? array.data + first * array.cols * array.element_bytes : nullptr;
-            pointers[i] = array.is_converted ? static_cast<void *>(next) : data;
-            if (array.is_converted && array.is_read)
-                cuda_ops_widen_cpu(next, data, rows * array.cols, array.dtype);
-            next += array.is_converted ? array.cols * tile : 0;
+            pointers[i] = array.data;
+            copies[i] = next;
+            if (!array.is_converted)
+                continue;
+            if (array.is_read)
+                cuda_ops_widen_cpu(next, array.row(first), array.count(first, rows), array.dtype);
+            const uintptr_t offset = static_cast<uintptr_t>(first * array.cols) * sizeof(float);
+            pointers[i] = reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(next) - offset);
+            next += array.cols * tile;
         }
-        const cuda_ops_status status = call_rows(kernel, pointers, 0, rows * unit, CUDA_OPS_FLOAT32,
-                                                 std::make_index_sequence<count>());
+        const cuda_ops_status status = call_kernel(kernel, pointers, first * unit, (first + rows) * unit,
+                                                   CUDA_OPS_FLOAT32, std::make_index_sequence<count>());
         if (status != CUDA_OPS_SUCCESS)
             return status;
         for (size_t i = 0; i < count; i++) {
             const Rows &array = arrays[i];
             if (array.is_converted && array.is_written)
-                cuda_ops_round_cpu(array.data + first * array.cols * array.element_bytes,
-                                   static_cast<const float *>(pointers[i]), rows * array.cols, array.dtype);
+                cuda_ops_round_cpu(array.row(first), copies[i], array.count(first, rows), array.dtype);
         }
     }
     return CUDA_OPS_SUCCESS;
@@ -186,21 +205,20 @@ std::array<void *, sizeof...(Arrays)> pointers_of(const Arrays &...arrays)
 } // namespace detail
 
 // Calls kernel(pointers..., begin, end, dtype) once, with the pointers of the arrays; of halves with these rows alone, as
-// float32, and numbers from 0 on.
+// float32.
 template <typename Kernel, typename... Arrays>
 cuda_ops_status call_rows(cuda_ops_dtype dtype, int64_t begin, int64_t end, const Kernel &kernel,
                           const Arrays &...arrays)
 {
     if (is_half(dtype))
         return detail::run_tiles(kernel, std::array<Rows, sizeof...(Arrays)>{arrays...}, end - begin, 1, begin, end);
-    return detail::call_rows(kernel, detail::pointers_of(arrays...), begin, end, dtype,
-                             std::make_index_sequence<sizeof...(Arrays)>());
+    return detail::call_kernel(kernel, detail::pointers_of(arrays...), begin, end, dtype,
+                               std::make_index_sequence<sizeof...(Arrays)>());
 }
 
 // Calls kernel(pointers..., begin, end, dtype) over ranges of [0, count) on PyTorch's threads, as parallel_ranges does,
-// with the pointers of `arrays`. `unit`: the numbers of the range that make a row of the arrays. Where dtype is a half's
-// the kernel is given rows from its arrays as float32, and numbers from 0 on: it must not ask where in the tensor they
-// are.
+// with the pointers of the arrays. `unit`: the numbers of the range that make a row of the arrays. Where dtype is a
+// half's, the kernel is given whole rows as float32, and must touch no others.
 template <typename Kernel, typename... Arrays>
 void parallel_rows(const char *op, int64_t count, int64_t unit, int64_t grain, cuda_ops_dtype dtype,
                    const Kernel &kernel, const Arrays &...given)
@@ -211,44 +229,41 @@ void parallel_rows(const char *op, int64_t count, int64_t unit, int64_t grain, c
     std::array<void *, arrays_count> pointers = detail::pointers_of(given...);
     if (!is_half(dtype)) {
         parallel_ranges(op, count, grain, [&](int64_t begin, int64_t end) {
-            return detail::call_rows(kernel, pointers, begin, end, dtype, sequence);
+            return detail::call_kernel(kernel, pointers, begin, end, dtype, sequence);
         });
         return;
     }
-    const int64_t rows = count / unit;
     int64_t cols = 1;
     for (const Rows &array : arrays)
         cols = std::max(cols, array.cols);
     if (cols <= LONGEST_ROW) {
         const int64_t tile = std::max<int64_t>(1, TILE_ELEMENTS / cols);
-        parallel_ranges(op, rows, std::max<int64_t>(1, grain / unit), [&](int64_t begin, int64_t end) {
+        parallel_ranges(op, count / unit, std::max<int64_t>(1, grain / unit), [&](int64_t begin, int64_t end) {
             return detail::run_tiles(kernel, arrays, tile, unit, begin, end);
         });
         return;
     }
-    std::vector<std::unique_ptr<float[]>> copies;
+    std::array<std::unique_ptr<float[]>, arrays_count> copies;
     const auto convert = [&](bool is_output) {
         for (size_t i = 0; i < arrays_count; i++) {
             const Rows &array = arrays[i];
-            if (!array.is_converted || !(is_output ? array.is_written : array.is_read))
+            if (!copies[i] || !(is_output ? array.is_written : array.is_read))
                 continue;
-            float *const copy = static_cast<float *>(pointers[i]);
-            parallel_ranges(op, rows * array.cols, ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-                return is_output ? cuda_ops_round_cpu(array.data + begin * array.element_bytes, copy + begin,
-                                                      end - begin, array.dtype)
-                                 : cuda_ops_widen_cpu(copy + begin, array.data + begin * array.element_bytes,
-                                                      end - begin, array.dtype);
+            parallel_ranges(op, array.elements, ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+                char *const halves = array.data + begin * array.element_bytes;
+                return is_output ? cuda_ops_round_cpu(halves, copies[i].get() + begin, end - begin, array.dtype)
+                                 : cuda_ops_widen_cpu(copies[i].get() + begin, halves, end - begin, array.dtype);
             });
         }
     };
     for (size_t i = 0; i < arrays_count; i++)
         if (arrays[i].is_converted) {
-            copies.emplace_back(new float[rows * arrays[i].cols]);
-            pointers[i] = copies.back().get();
+            copies[i].reset(new float[arrays[i].elements]);
+            pointers[i] = copies[i].get();
         }
     convert(/*is_output=*/false);
     parallel_ranges(op, count, grain, [&](int64_t begin, int64_t end) {
-        return detail::call_rows(kernel, pointers, begin, end, CUDA_OPS_FLOAT32, sequence);
+        return detail::call_kernel(kernel, pointers, begin, end, CUDA_OPS_FLOAT32, sequence);
     });
     convert(/*is_output=*/true);
 }

@@ -141,11 +141,6 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
                                 parameters.dtype, current_stream(op)));
         return result;
     }
-    if (is_half(dtype) && residual && p > 0.0) { // as a whole: masks go by the number of an element
-        const Tensor added = widened(r);
-        Normalized n = in_float32(norm_forward, op, norm, x, &added, normalized_shape, weight, bias, eps, p);
-        return {n.output.to(x.scalar_type()), n.sum.to(x.scalar_type()), n.mean, n.rstd, n.state};
-    }
     const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
     cuda_ops_philox_state philox{};
     if (residual && p > 0.0) {
@@ -229,32 +224,31 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm n
                                                               norm, dtype, parameter_dtype, current_stream(op)));
         return {grad_input, grads[0], grads[1]};
     }
-    if (is_half(dtype)) {
-        const auto [to_input, to_weight, to_bias] =
-            in_float32(norm_backward, op, norm, g, grad_sum, x, normalized_shape, weight, mean, r,
-                       std::optional<at::ScalarType>(at::kFloat), wanted);
-        const at::ScalarType type = grads[0].scalar_type();
-        return {to_input.to(x.scalar_type()), to_weight.to(type), to_bias.to(type)};
-    }
-    TORCH_CHECK(parameter_dtype == dtype, op, ": expected bias_dtype to be that of input on the CPU, got ",
+    TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
+                ": expected bias_dtype to be that of input on the CPU, got ",
                 c10::toString(options.dtype().toScalarType()));
     const int64_t chunks = cuda_ops_layer_norm_chunks_cpu(shape.rows, shape.cols);
     void *const workspace =
         sums ? thread_workspace(cuda_ops_layer_norm_workspace_cpu(shape.rows, shape.cols)) : nullptr;
     const int64_t chunk_elements = std::max<int64_t>(1, shape.rows * shape.cols / chunks);
-    parallel_ranges(
-        op, chunks, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunk_elements), [&](int64_t begin, int64_t end) {
-            return cuda_ops_layer_norm_backward_cpu(grad_input_data, workspace, g.const_data_ptr(), data_or_null(more),
-                                                    x.const_data_ptr(), data_or_null(parameters.weight), mean_data,
-                                                    r.const_data_ptr(), shape.rows, shape.cols, norm, begin, end,
-                                                    dtype);
-        });
+    const Tensor w = widened(parameters.weight);
+    const int64_t row = cuda_ops_layer_norm_chunk_rows_cpu(shape.rows) * shape.cols; // of the arrays: a chunk
+    parallel_rows(
+        op, chunks, 1, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunk_elements), dtype,
+        [&](void *to, const void *grad, const void *added, const void *from, int64_t begin, int64_t end,
+            cuda_ops_dtype type) {
+            return cuda_ops_layer_norm_backward_cpu(to, workspace, grad, added, from, data_or_null(w), mean_data,
+                                                    r.const_data_ptr(), shape.rows, shape.cols, norm, begin, end, type);
+        },
+        writes(wanted[0] ? grad_input : Tensor(), row), reads(g, row), reads(more, row), reads(x, row));
     if (sums)
-        parallel_ranges(op, shape.cols, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunks),
-                        [&](int64_t begin, int64_t end) {
-                            return cuda_ops_layer_norm_backward_sums_cpu(grad_weight_data, grad_bias_data, workspace,
-                                                                         shape.rows, shape.cols, begin, end, dtype);
-                        });
+        parallel_elements(
+            op, shape.cols, is_half(dtype) && parameter_dtype == CUDA_OPS_FLOAT32 ? CUDA_OPS_FLOAT32 : dtype,
+            [&](void *to_weight, void *to_bias, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_layer_norm_backward_sums_cpu(to_weight, to_bias, workspace, shape.rows, shape.cols,
+                                                             begin, end, type);
+            },
+            writes(wanted[1] ? grads[0] : Tensor()), writes(wanted[2] ? grads[1] : Tensor()));
     return {grad_input, grads[0], grads[1]};
 }
 

@@ -103,6 +103,12 @@ static Tensor linear_forward(const Tensor &input, const Tensor &weight, const st
     Tensor output = empty_with_last(x, size.out_features);
     if (output.numel() == 0)
         return output;
+    if (x.is_cpu() && dtype == CUDA_OPS_BFLOAT16) {
+        const Tensor sums = bfloat16_product("linear", x.view({rows, size.in_features}), w.t());
+        if (bias)
+            sums.add_(b);
+        return output.copy_(sums.view(output.sizes()));
+    }
     if (is_cpu_half(x))
         return in_float32(linear_forward, x, w, bias).to(x.scalar_type());
     if (x.is_cuda())
@@ -130,6 +136,8 @@ static Tensor linear_backward_input(const Tensor &grad_output, const Tensor &wei
     Tensor grad_input = empty_with_last(g, size.in_features);
     if (grad_input.numel() == 0)
         return grad_input;
+    if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16)
+        return grad_input.copy_(bfloat16_product(op, g.view({rows, size.out_features}), w).view(grad_input.sizes()));
     if (is_cpu_half(g))
         return in_float32(linear_backward_input, g, w).to(g.scalar_type());
     if (g.is_cuda())
@@ -156,6 +164,9 @@ static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &in
     Tensor grad_weight = at::empty({size.out_features, size.in_features}, g.options());
     if (grad_weight.numel() == 0)
         return grad_weight;
+    if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16)
+        return grad_weight.copy_(
+            bfloat16_product(op, g.view({size.rows, size.out_features}).t(), x.view({size.rows, size.in_features})));
     if (is_cpu_half(g))
         return in_float32(linear_backward_weight, g, x).to(g.scalar_type());
     if (g.is_cuda())

@@ -95,8 +95,8 @@ void reduce_columns_cpu(const char *op, const Tensor &loss, const Tensor &total_
     if (reduction == CUDA_OPS_REDUCTION_NONE)
         return;
     const Tensor sum = float32_like(loss);
-    check_status(op, cuda_ops_loss_reduce_cpu(sum.data_ptr(), total_weight.data_ptr(), partials.data(), tasks, reduction,
-                                              is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
+    check_status(op, cuda_ops_loss_reduce_cpu(sum.data_ptr(), total_weight.data_ptr(), partials.data(), tasks,
+                                              reduction, is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
     round_back(loss, sum);
 }
 

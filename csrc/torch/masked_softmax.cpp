@@ -82,19 +82,19 @@ static Tensor masked_softmax_forward(const Tensor &input, const std::optional<Te
     Tensor output = empty(x.sizes(), x.options());
     if (x.numel() == 0)
         return output;
-    if (is_cpu_half(x)) // as a whole: the mask goes by the number of a row
-        return in_float32(masked_softmax_forward, x, mask, scale, is_causal).to(x.scalar_type());
     Tensor kept;
-    const cuda_ops_mask kernel_mask = mask_of(kept, x, mask, is_causal);
+    const cuda_ops_mask kernel_mask = mask_of(kept, x, widened(mask), is_causal);
     const int64_t cols = x.size(-1), rows = x.numel() / cols;
     if (x.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_masked_softmax_forward_cuda(output.data_ptr(), x.const_data_ptr(), &kernel_mask,
                                                                  scale, rows, cols, dtype, current_stream(op)));
     else
-        parallel_ranges(op, rows, std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / cols, 1), [&](int64_t begin, int64_t end) {
-            return cuda_ops_masked_softmax_forward_cpu(output.data_ptr(), x.const_data_ptr(), &kernel_mask, scale, cols,
-                                                       begin, end, dtype);
-        });
+        parallel_rows(
+            op, rows, 1, std::max<int64_t>(ELEMENTWISE_GRAIN / 8 / cols, 1), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_masked_softmax_forward_cpu(to, from, &kernel_mask, scale, cols, begin, end, type);
+            },
+            writes(output, cols), reads(x, cols));
     return output;
 }
 

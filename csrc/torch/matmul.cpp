@@ -51,6 +51,14 @@ static Tensor matmul_forward(const Tensor &input, const Tensor &other)
                                      : empty({a.size(0), a.size(1), b.size(2)}, a.options());
     if (output.numel() == 0)
         return output;
+    if (a.is_cpu() && dtype == CUDA_OPS_BFLOAT16) {
+        const Tensor sums = empty(output.sizes(), output.options().dtype(at::kFloat));
+        for (int64_t i = 0; a.dim() == 3 && i < a.size(0); i++)
+            bfloat16_product("matmul", sums.select(0, i), a.select(0, i), b.select(0, i));
+        if (a.dim() == 2)
+            bfloat16_product("matmul", sums, a, b);
+        return output.copy_(sums);
+    }
     if (is_cpu_half(a))
         return in_float32(matmul_forward, a, b).to(a.scalar_type());
     const cuda_ops_gemm_problem problem = problem_of(a, b, dtype);

@@ -86,11 +86,10 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
         parallel_rows(
             op, shape.columns(), shape.inner, columns_per_task(shape), dtype,
             [&](void *to, const void *grad, const void *classes, int64_t begin, int64_t end, cuda_ops_dtype type) {
-                return cuda_ops_nll_loss_backward_cpu(to, each ? grad : shared.const_data_ptr(),
-                                                      static_cast<const int64_t *>(classes),
-                                                      pointer_or_null(class_weight), total_weight.const_data_ptr(),
-                                                      shape.classes, shape.inner, begin, end, ignore_index, reduction,
-                                                      type);
+                return cuda_ops_nll_loss_backward_cpu(
+                    to, each ? grad : shared.const_data_ptr(), static_cast<const int64_t *>(classes),
+                    pointer_or_null(class_weight), total_weight.const_data_ptr(), shape.classes, shape.inner, begin,
+                    end, ignore_index, reduction, type);
             },
             writes(grad_input, shape.classes * shape.inner), reads(each ? g : Tensor(), shape.inner),
             reads(t, shape.inner));

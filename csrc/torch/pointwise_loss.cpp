@@ -148,7 +148,7 @@ Tensor pointwise_loss_forward(const PointwiseLoss &f, const Tensor &input, const
                                   &in.factors, count, f.loss, f.parameter, reduction, in.dtype, current_stream(f.op)));
         return loss;
     }
-    if (is_cpu_half(in.x) && (weight || pos_weight)) // as a whole: factors go by the number of an element
+    if (is_cpu_half(in.x) && (weight || pos_weight)) // as a whole, with the factors
         return in_float32(pointwise_loss_forward, f, in.x, in.t, weight, pos_weight, reduction_number)
             .to(in.x.scalar_type());
     const int64_t tasks = (count + LOSS_TASK - 1) / LOSS_TASK;
@@ -210,8 +210,7 @@ Tensor pointwise_loss_backward(const PointwiseLoss &f, const Tensor &grad_output
     const Tensor shared = each ? Tensor() : widened(g); // by all elements
     parallel_elements(
         op, count, in.dtype,
-        [&](void *to, const void *grad, const void *x, const void *t, int64_t begin, int64_t end,
-            cuda_ops_dtype type) {
+        [&](void *to, const void *grad, const void *x, const void *t, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_pointwise_loss_backward_cpu(to, each ? grad : shared.const_data_ptr(), x, t, &in.factors,
                                                         count, begin, end, f.loss, f.parameter, by_target, reduction,
                                                         type);

@@ -42,19 +42,6 @@ struct PreluShape {
     }
 };
 
-static void launch_cpu(const char *op, const Tensor &output, const Tensor &x, const Tensor &w, const PreluShape &shape,
-                       cuda_ops_dtype dtype)
-{
-    const int64_t row = shape.channels * shape.inner;
-    parallel_rows(
-        op, x.numel(), row, ELEMENTWISE_GRAIN, dtype,
-        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
-            return cuda_ops_prelu_forward_cpu(to, from, w.const_data_ptr(), shape.channels, shape.inner, begin, end,
-                                              type);
-        },
-        writes(output, row), reads(x, row));
-}
-
 static Tensor prelu_forward(const Tensor &input, const Tensor &weight)
 {
     const char *const op = "prelu";
@@ -71,7 +58,13 @@ static Tensor prelu_forward(const Tensor &input, const Tensor &weight)
                                                         shape.outer, shape.channels, shape.inner, dtype,
                                                         current_stream(op)));
     else
-        launch_cpu(op, output, x, widened(w), shape, dtype);
+        parallel_elements(
+            op, x.numel(), dtype,
+            [&, slopes = widened(w)](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_prelu_forward_cpu(to, from, slopes.const_data_ptr(), shape.channels, shape.inner, begin,
+                                                  end, type);
+            },
+            writes(output), reads(x));
     return output;
 }
 

@@ -28,14 +28,13 @@ static void random_fill(const char *op, Tensor &tensor, cuda_ops_distribution di
         if (x.is_cuda())
             CUDA_OPS_LAUNCH(op, cuda_ops_random_fill_cuda(x.data_ptr(), x.numel(), distribution, first, second, philox,
                                                           dtype, current_stream(op)));
-        else { // numbers go by the place of an element
-            const Tensor numbers = float32_like(x);
-            parallel_ranges(op, x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
-                return cuda_ops_random_fill_cpu(numbers.data_ptr(), begin, end, distribution, first, second, philox,
-                                                is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype);
-            });
-            round_back(x, numbers);
-        }
+        else
+            parallel_elements(
+                op, x.numel(), dtype,
+                [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                    return cuda_ops_random_fill_cpu(to, begin, end, distribution, first, second, philox, type);
+                },
+                writes(x));
     }
     if (!x.is_same(tensor))
         tensor.copy_(x);

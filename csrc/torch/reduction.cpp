@@ -129,10 +129,6 @@ Tensor reduce(const char *op, const Tensor &given, Dims dims, bool keepdim, cuda
     const bool widens = given.is_cuda() && at::isReducedFloatingType(given.scalar_type()) && to == at::kFloat;
     const Tensor input = to == given.scalar_type() || widens ? given : given.to(to);
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
-    if (is_cpu_half(input)) {
-        const Tensor result = reduce(op, widened(input), dims, keepdim, kind, parameter);
-        return is_index(kind) ? result : result.to(to);
-    }
     const std::vector<bool> reduced = reduced_dims(op, input.sym_sizes(), dims);
     const std::vector<int64_t> shape = result_sizes(input, reduced, keepdim);
     const auto options = input.options().dtype(is_index(kind) ? at::kLong : to);
@@ -182,15 +178,20 @@ Tensor reduce(const char *op, const Tensor &given, Dims dims, bool keepdim, cuda
         void *const workspace = thread_workspace(cuda_ops_reduction_workspace_cpu(sizes));
         const int64_t units = cuda_ops_reduction_units_cpu(sizes);
         const int64_t unit_elements = std::max<int64_t>(1, x.numel() / std::max<int64_t>(1, units));
-        parallel_ranges(op, units, std::max<int64_t>(1, ELEMENTWISE_GRAIN / unit_elements),
-                        [&](int64_t begin, int64_t end) {
-                            return cuda_ops_reduction_accumulate_cpu(workspace, x.const_data_ptr(), sizes, kind,
-                                                                     parameter, begin, end, dtype);
-                        });
-        parallel_ranges(op, results, ELEMENTWISE_GRAIN / 8, [&](int64_t begin, int64_t end) {
-            return cuda_ops_reduction_finish_cpu(output.data_ptr(), workspace, sizes, kind, parameter, begin, end,
-                                                 dtype);
-        });
+        const int64_t rows = std::max<int64_t>(1, sizes.batch * sizes.outer);
+        parallel_rows(
+            op, units, std::max<int64_t>(1, units / rows), std::max<int64_t>(1, ELEMENTWISE_GRAIN / unit_elements),
+            dtype,
+            [&](const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_reduction_accumulate_cpu(workspace, from, sizes, kind, parameter, begin, end, type);
+            },
+            reads(x, sizes.cols * sizes.inner));
+        parallel_rows(
+            op, results, 1, ELEMENTWISE_GRAIN / 8, dtype,
+            [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_reduction_finish_cpu(to, workspace, sizes, kind, parameter, begin, end, type);
+            },
+            writes(output));
     }
     if (in_order)
         return output;

@@ -5,7 +5,6 @@
 
 #include "autograd.h"
 #include "checks.h"
-#include "halves.h"
 
 namespace cuda_ops
 {
@@ -19,7 +18,9 @@ static void launch_forward(const Tensor &output, const Tensor &x, cuda_ops_dtype
         CUDA_OPS_LAUNCH("relu", cuda_ops_relu_forward_cuda(output.data_ptr(), x.const_data_ptr(), x.numel(), dtype,
                                                            current_stream("relu")));
     else
-        parallel_elements("relu", x.numel(), dtype, cuda_ops_relu_forward_cpu, writes(output), reads(x));
+        parallel_ranges("relu", x.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+            return cuda_ops_relu_forward_cpu(output.data_ptr(), x.const_data_ptr(), begin, end, dtype);
+        });
 }
 
 static Tensor relu_forward(const Tensor &input)
@@ -62,8 +63,10 @@ static Tensor relu_backward(const Tensor &grad_output, const Tensor &output)
                         cuda_ops_relu_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), y.const_data_ptr(),
                                                     y.numel(), dtype, current_stream("relu_backward")));
     else
-        parallel_elements("relu_backward", y.numel(), dtype, cuda_ops_relu_backward_cpu, writes(grad_input), reads(g),
-                          reads(y));
+        parallel_ranges("relu_backward", y.numel(), ELEMENTWISE_GRAIN, [&](int64_t begin, int64_t end) {
+            return cuda_ops_relu_backward_cpu(grad_input.data_ptr(), g.const_data_ptr(), y.const_data_ptr(), begin, end,
+                                              dtype);
+        });
     return grad_input;
 }
 

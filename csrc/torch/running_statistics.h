@@ -57,10 +57,9 @@ struct RunningStatistics {
                     int64_t count) const
     {
         const Tensor new_mean = widened(mean), new_variance = widened(variance);
-        check_status(op, cuda_ops_batch_norm_update_cpu(new_mean.data_ptr(), new_variance.data_ptr(), batch_mean,
-                                                        batch_variance, channels, count, statistics.momentum,
-                                                        is_half(statistics.dtype) ? CUDA_OPS_FLOAT32
-                                                                                  : statistics.dtype));
+        check_status(op, cuda_ops_batch_norm_update_cpu(
+                             new_mean.data_ptr(), new_variance.data_ptr(), batch_mean, batch_variance, channels, count,
+                             statistics.momentum, is_half(statistics.dtype) ? CUDA_OPS_FLOAT32 : statistics.dtype));
         round_back(mean, new_mean);
         round_back(variance, new_variance);
     }

@@ -108,21 +108,19 @@ static void launch_index_add(const char *op, IndexErrors &errors, const Tensor &
         errors.check_now(error);
         return;
     }
-    if (is_cpu_half(input)) { // summed in float32, and rounded once
-        const Tensor sums = widened(input);
-        launch_index_add(op, errors, sums, sums, dim, i, widened(s), alpha);
-        output.copy_(sums.view(output.sizes()));
-        return;
-    }
     check_scattered_cpu(errors, i, sizes.rows);
     std::vector<int64_t> starts(sizes.rows + 2), slots(sizes.count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes,
                                                  sizes.count, sizes.rows, /*padding_index=*/-1));
+    const Tensor wide = widened(s); // whose rows are read in the order of the indices
     if (output.numel() > 0)
-        parallel_ranges(op, sizes.outer * sizes.rows, scatter_grain(sizes.inner), [&](int64_t begin, int64_t end) {
-            return cuda_ops_index_add_cpu(output.data_ptr(), input.const_data_ptr(), s.const_data_ptr(), starts.data(),
-                                          slots.data(), sizes, alpha, begin, end, dtype);
-        });
+        parallel_rows(
+            op, sizes.outer * sizes.rows, 1, scatter_grain(sizes.inner), dtype,
+            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+                return cuda_ops_index_add_cpu(to, from, wide.const_data_ptr(), starts.data(), slots.data(), sizes,
+                                              alpha, begin, end, type);
+            },
+            writes(output, sizes.inner), reads(input, sizes.inner));
 }
 
 static Tensor index_add_forward(const Tensor &input, int64_t dim, const Tensor &index, const Tensor &source,
@@ -195,12 +193,14 @@ static Tensor index_add_backward(const Tensor &grad_output, int64_t dim, const T
                                                          index_bytes, sizes, alpha, dtype, current_stream(op)));
         return grad_source;
     }
-    if (is_cpu_half(g))
-        return in_float32(index_add_backward, grad_output, dim, i, alpha).to(g.scalar_type());
-    parallel_ranges(op, sizes.outer * sizes.count, scatter_grain(sizes.inner), [&](int64_t begin, int64_t end) {
-        return cuda_ops_index_add_backward_cpu(grad_source.data_ptr(), g.const_data_ptr(), i.const_data_ptr(),
-                                               index_bytes, sizes, alpha, begin, end, dtype);
-    });
+    const Tensor wide = widened(g);
+    parallel_rows(
+        op, sizes.outer * sizes.count, 1, scatter_grain(sizes.inner), dtype,
+        [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_index_add_backward_cpu(to, wide.const_data_ptr(), i.const_data_ptr(), index_bytes, sizes,
+                                                   alpha, begin, end, type);
+        },
+        writes(grad_source, sizes.inner));
     return grad_source;
 }
 

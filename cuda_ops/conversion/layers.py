@@ -1,8 +1,8 @@
 """The classes of converted layers, one for each class of cuda_ops.nn that has a namesake in torch.nn, and functions for
 those of cuda_ops.functional likewise.
 
-They compute with our kernels where these take the call, and as PyTorch does where not (integers, half precision or
-autocast on the CPU, another kind of device, sparse and nested tensors, subclasses of Tensor such as DTensor, arguments
+They compute with our kernels where these take the call, and as PyTorch does where not (integers,
+another kind of device, sparse and nested tensors, subclasses of Tensor such as DTensor, arguments
 that ours refuse by name): a model that ran before it was converted runs afterwards, wherever it is moved to. A path
 that the environment forces (CUDA_OPS_CONV2D_PATH and the like) and that cannot do a call is an error all the same.
 """
@@ -18,11 +18,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from .. import functional, nn
 from .._library import has_cuda
 
-ON_CPU = {torch.float32, torch.float64}
-ON_META = ON_CPU | {torch.float16, torch.bfloat16}
-ON_CUDA = ON_META if has_cuda() else set()
+DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+ON_CUDA = DTYPES if has_cuda() else set()
 PLAIN = {Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", Tensor), FakeTensor, FunctionalTensor}
-STRIDED, is_autocast_enabled = torch.strided, torch.is_autocast_enabled
+STRIDED = torch.strided
 
 
 def takes(tensor) -> bool:
@@ -32,9 +31,7 @@ def takes(tensor) -> bool:
         return False
     if tensor.is_cuda:
         return tensor.dtype in ON_CUDA
-    if tensor.is_cpu:
-        return tensor.dtype in ON_CPU and not is_autocast_enabled("cpu")
-    return tensor.is_meta and tensor.dtype in ON_META
+    return (tensor.is_cpu or tensor.is_meta) and tensor.dtype in DTYPES
 
 
 def is_forced(error: NotImplementedError) -> bool:

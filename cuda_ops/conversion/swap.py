@@ -46,7 +46,7 @@ def convert(
     Raises:
         TypeError: `model` is no module, `only` or `exclude` is neither names nor classes.
 
-    What our kernels do not take (half precision or autocast on the CPU, integers, sparse tensors) is computed by
+    What our kernels do not take (integers, sparse tensors) is computed by
     PyTorch's, decided at each call; so is a TransformerEncoderLayer in evaluation without gradients, which then calls
     none of its layers. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
     save their output for the gradient, as ReLU does, so that it must not be written into afterwards. Converting again

@@ -228,7 +228,7 @@ class Adam(Step, torch.optim.Adam):
     Raises:
         ValueError: a value that :class:`torch.optim.Adam` refuses as well.
         NotImplementedError: `differentiable=True`, betas on a CUDA device, another `state_dtype`; on :meth:`step`, a
-            sparse gradient or a float16 or bfloat16 parameter on the CPU.
+            sparse gradient.
         RuntimeError: on :meth:`step`, a CUDA graph is being captured without `capturable`, or before the first step.
 
     On CUDA the step of a parameter group is one launch for each dtype and device, up to 56 parameters, and another, of

@@ -34,8 +34,8 @@ def adaptive_max_pool2d(input: Tensor, output_size, return_indices: bool = False
     several NaNs the last.
 
     Args:
-        input: (N, C, H, W) or (C, H, W), any strides; only N may be 0. float32 or float64, on CUDA float16 and
-            bfloat16 too.
+        input: (N, C, H, W) or (C, H, W), any strides; only N may be 0. float32, float64, float16 or
+            bfloat16.
         output_size: height and width of the output, or one int for both; None in its place is that of `input`. 0 gives
             an empty output.
         return_indices: whether to return the indices too.
@@ -48,7 +48,6 @@ def adaptive_max_pool2d(input: Tensor, output_size, return_indices: bool = False
         TypeError: `output_size` is not of ints and None, or `input` is no tensor.
         RuntimeError: `output_size` is not one int or two, or negative; `input` is not floating point, not of 3 or
             4 dimensions, or empty but for N.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times. Results repeat bit by bit.
 

@@ -29,7 +29,7 @@ def add2(input: Tensor, other: Tensor) -> Tensor:
     r"""Sum of two tensors, :math:`\text{output}_i = \text{input}_i + \text{other}_i`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         other: the dtype and device of `input`; a shape that broadcasts with it as in `torch.add`.
 
     Returns:
@@ -39,7 +39,6 @@ def add2(input: Tensor, other: Tensor) -> Tensor:
         TypeError: `input` or `other` is no tensor.
         RuntimeError: `input` is not floating point, or dtype, device or shape of `other` do not fit it (PyTorch's own
             add would promote the dtype).
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

@@ -52,7 +52,7 @@ def add_layer_norm(
     that adds the gradient of the sum.
 
     Args:
-        input: (\*, `normalized_shape`), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (\*, `normalized_shape`), any strides; float32, float64, float16 or bfloat16.
         residual: of the shape and dtype of `input`.
         normalized_shape, weight, bias, eps: as those of :func:`cuda_ops.functional.layer_norm`.
         p: probability of an element of `input` to be dropped, from 0 to 1; as :func:`cuda_ops.functional.dropout`,
@@ -67,7 +67,6 @@ def add_layer_norm(
         ValueError: p is not between 0 and 1.
         RuntimeError: `input` is not floating point, or does not end in `normalized_shape`; another tensor has the wrong
             shape, dtype or device.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times.
 

@@ -21,7 +21,7 @@ def amin(input: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool 
     r"""The smallest of the elements along `dim`; NaN if one of them is.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: a dimension or several; None, and no dimensions, are all of them.
         keepdim: whether the result keeps the dimensions that are reduced, of one element each.
 
@@ -32,7 +32,6 @@ def amin(input: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool 
         TypeError: `input` is no tensor, `dim` no ints.
         IndexError: `input` has no dimension `dim`, or no elements along it.
         RuntimeError: `input` is not floating point, or a dimension is named twice.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times; equal elements share the gradient.
 

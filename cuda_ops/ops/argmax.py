@@ -22,7 +22,7 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tens
     first; NaN counts as the largest.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension; None: all elements.
         keepdim: whether the result keeps the dimensions that are reduced, of one element each.
 
@@ -33,7 +33,6 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tens
         TypeError: `input` is no tensor, `dim` no int.
         IndexError: `input` has no dimension `dim`, or no elements along it.
         RuntimeError: `input` is not floating point.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Example:
         >>> cuda_ops.functional.argmax(torch.tensor([[1.0, 2.0], [4.0, 3.0]]), 1)

@@ -260,7 +260,7 @@ def scaled_dot_product_attention(
     :func:`torch.nn.functional.scaled_dot_product_attention`; exact, and without the scores in memory.
 
     Args:
-        query: (..., heads, queries, head_dim); float32 or float64, on CUDA float16 and bfloat16 too. Any strides, as
+        query: (..., heads, queries, head_dim); float32, float64, float16 or bfloat16. Any strides, as
             those of a part of a packed projection: where the last one is 1, nothing is copied.
         key: (..., heads, keys, head_dim).
         value: (..., heads, keys, value_dim). All three are of the same dtype; leading dimensions broadcast.
@@ -280,7 +280,6 @@ def scaled_dot_product_attention(
         TypeError: an argument of another type.
         ValueError: dropout_p is not between 0 and 1.
         RuntimeError: shapes, dtypes or devices that do not fit, or `attn_mask` together with `is_causal`.
-        NotImplementedError: `query` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in the lower precision. The gradients, also that of an additive mask, recompute the
     scores; the gradient of the mask takes memory for all of them, and so do derivatives beyond the first, and forward
@@ -379,7 +378,7 @@ def flash_attention(
     :math:`\text{cap}(x) = \text{softcap} \tanh(x / \text{softcap})`.
 
     Args:
-        query: (batch, heads, queries, head_dim); float32 or float64, on CUDA float16 and bfloat16 too; any strides.
+        query: (batch, heads, queries, head_dim); float32, float64, float16 or bfloat16; any strides.
         key: (batch, key_heads, keys, head_dim), where key_heads divides heads.
         value: (batch, key_heads, keys, value_dim).
         causal: query i sees no key beyond i + d.
@@ -400,7 +399,6 @@ def flash_attention(
         TypeError: an argument of another type.
         ValueError: dropout_p is not between 0 and 1.
         RuntimeError: shapes, dtypes or devices that do not fit; a window below -1; a negative softcap.
-        NotImplementedError: `query` is float16 or bfloat16 on the CPU.
 
     Derivatives beyond the first, and forward mode, are composed of PyTorch's operations, which store the scores.
 
@@ -459,7 +457,7 @@ def flash_attention_qkvpacked(
     three views would be copied into one.
 
     Args:
-        qkv: (batch, length, 3, heads, head_dim); float32 or float64, on CUDA float16 and bfloat16 too; any strides.
+        qkv: (batch, length, 3, heads, head_dim); float32, float64, float16 or bfloat16; any strides.
         causal, scale, window, softcap, alibi_slopes, return_logsumexp, dropout_p: as of :func:`flash_attention`.
 
     Returns:
@@ -470,7 +468,6 @@ def flash_attention_qkvpacked(
         TypeError: an argument of another type.
         ValueError: dropout_p is not between 0 and 1.
         RuntimeError: shapes, dtypes or devices that do not fit; a window below -1; a negative softcap.
-        NotImplementedError: `qkv` is float16 or bfloat16 on the CPU.
 
     Example:
         >>> projected = torch.zeros(1, 3, 24)

@@ -56,8 +56,8 @@ def avg_pool2d(
             \text{input}_{n,c,\; i s_H - p_H + k,\; j s_W - p_W + l}
 
     Args:
-        input: (N, C, H, W) or (C, H, W), any strides; only N may be 0. float32 or float64, on CUDA float16 and
-            bfloat16 too (summed in float32).
+        input: (N, C, H, W) or (C, H, W), any strides; only N may be 0. float32, float64, float16 or
+            bfloat16 (summed in float32).
         kernel_size: height and width of the window, or one int for both.
         stride: distance between windows, a pair or one int; kernel_size if it is None.
         padding: zeros on each side, a pair or one int; at most half of kernel_size.
@@ -74,7 +74,6 @@ def avg_pool2d(
         TypeError: a pair is not of ints, a flag is no bool, `divisor_override` is no int, or `input` is no tensor.
         RuntimeError: a pair is not one int or two, or out of range; `divisor_override` is 0; `input` is not
             floating point, not of 3 or 4 dimensions, empty but for N, or too small for one window.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times. Results repeat bit by bit.
 

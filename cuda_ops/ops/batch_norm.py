@@ -210,7 +210,7 @@ def batch_norm(
     statistics.
 
     Args:
-        input: (N, C, ...), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (N, C, ...), any strides; float32, float64, float16 or bfloat16.
         running_mean, running_var: (C) each, or both None, which only training allows.
         weight, bias: (C) each, or None for 1 and 0.
         training: whether to use, and keep a running record of, the statistics of the batch.
@@ -229,7 +229,6 @@ def batch_norm(
             above 0.
         RuntimeError: not training, and a running statistic is None; `input` is not floating point or has less than
             2 dimensions; another tensor has the wrong shape, dtype or device; a running statistic requires grad.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times with respect to input, weight and bias; beyond the first time by a composition
     of PyTorch's operations.

@@ -26,7 +26,7 @@ def binary_cross_entropy_with_logits(
     \sigma(x_i)))`, and its mean or sum; by :math:`e^{-|x|}` alone, which does not overflow.
 
     Args:
-        input: x, any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: x, any shape, any strides; float32, float64, float16 or bfloat16.
         target: t, probabilities, of the shape and dtype of `input`.
         weight: w, of a shape that broadcasts to that of `input`; it may not require grad. A mean is not divided by it.
         size_average, reduce: deprecated, see torch.nn.functional.binary_cross_entropy_with_logits.
@@ -42,7 +42,6 @@ def binary_cross_entropy_with_logits(
         ValueError: `target` is of another shape than `input`; an unknown reduction.
         RuntimeError: `input` is not floating point; another mismatch of shapes, dtypes or devices; a weight requires
             grad.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times, by `input` and by `target`.
 

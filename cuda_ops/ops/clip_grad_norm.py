@@ -64,7 +64,7 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: `error_if_nonfinite`, and the norm is not finite.
-        NotImplementedError: `norm_type` is 0 or less; a sparse gradient; float16 or bfloat16 on the CPU.
+        NotImplementedError: `norm_type` is 0 or less; a sparse gradient.
 
     On CUDA two launches for 180 gradients, which nobody waits for and a CUDA graph may capture; the second reads and
     writes nothing where the norm is not above `max_norm`. The result repeats bit by bit. Sums are made in float32 and

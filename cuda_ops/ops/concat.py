@@ -57,7 +57,7 @@ def concat(tensors, dim: int = 0, *, out=None) -> Tensor:
     r"""The tensors one behind the other along `dim`, as :func:`torch.cat`. On CUDA one launch copies up to 64 of them.
 
     Args:
-        tensors: a tuple or list of tensors of one dtype (float32 or float64, on CUDA float16 and bfloat16 too) and one
+        tensors: a tuple or list of tensors of one dtype (float32, float64, float16 or bfloat16) and one
             device, any strides; of one shape but along `dim`. Those of shape (0,) are passed over.
         dim: the dimension; it may count from the end.
         out: not supported.
@@ -69,7 +69,7 @@ def concat(tensors, dim: int = 0, *, out=None) -> Tensor:
         TypeError: `tensors` is no sequence of tensors, or `dim` no int.
         IndexError: the tensors have no dimension `dim`.
         RuntimeError: there are no tensors, they are not floating point, or dtypes, devices or shapes do not fit.
-        NotImplementedError: `out` is given, or a tensor is float16 or bfloat16 on the CPU.
+        NotImplementedError: `out` is given.
 
     Differentiable any number of times; gradients are views of the incoming one.
 

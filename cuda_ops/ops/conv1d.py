@@ -62,8 +62,8 @@ def conv1d(
     It is :func:`conv2d` of images of one row.
 
     Args:
-        input: (N, C_in, L), or (C_in, L) without a batch; any strides; float32 or float64, on CUDA float16 and
-            bfloat16 too (summed in float32).
+        input: (N, C_in, L), or (C_in, L) without a batch; any strides; float32, float64, float16 or
+            bfloat16 (summed in float32).
         weight: (C_out, C_in / groups, kernel).
         bias: (C_out), or None.
         stride: an integer, as it is or in a tuple.
@@ -83,7 +83,7 @@ def conv1d(
             padded input is shorter than the dilated kernel, stride, dilation or groups are not positive, padding is
             negative, an unknown word or 'same' with a stride.
         TypeError: stride, padding, dilation or groups are no integers, or a tensor is none.
-        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
+        NotImplementedError: the environment's
             ``CUDA_OPS_CONV2D_PATH`` names a kernel that cannot do this convolution.
 
     Kernels, dtypes and autocast are :func:`conv2d`'s. Deterministic. Differentiable any number of times.

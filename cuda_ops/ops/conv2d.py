@@ -153,8 +153,8 @@ def conv2d(
     with zeros outside of the input, :math:`C` channels in a group, and :math:`g` the group of output channel :math:`o`.
 
     Args:
-        input: (N, C_in, H, W), or (C_in, H, W) without a batch; any strides; float32 or float64, on CUDA float16 and
-            bfloat16 too (summed in float32).
+        input: (N, C_in, H, W), or (C_in, H, W) without a batch; any strides; float32, float64, float16 or
+            bfloat16 (summed in float32).
         weight: (C_out, C_in / groups, kernel height, kernel width).
         bias: (C_out), or None.
         stride: one integer, or one for each of height and width.
@@ -174,10 +174,10 @@ def conv2d(
             padded input is smaller than the dilated kernel, stride, dilation or groups are not positive, padding is
             negative, an unknown word or 'same' with a stride.
         TypeError: stride, padding, dilation or groups are no integers, or a tensor is none.
-        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
+        NotImplementedError: the environment's
             ``CUDA_OPS_CONV2D_PATH`` names a kernel that cannot do this convolution.
 
-    Under CUDA autocast the tensors are cast to its dtype. From compute capability 8.0 on float16, bfloat16 and, where
+    Under autocast the tensors are cast to its dtype. From compute capability 8.0 on float16, bfloat16 and, where
     ``torch.backends.cudnn.allow_tf32`` allows it, float32 go through tensor cores, fastest in channels_last, where the
     channels of a group are multiples of 8 (float32: 4) or there are one to four input channels. Which kernel is chosen
     by shape, and ``CUDA_OPS_CONV2D_PATH`` in the environment forces one. Deterministic. Differentiable any number of

@@ -291,7 +291,7 @@ def conv_bn_relu_pool(
     statistics.
 
     Args:
-        input: (N, C_in, H, W), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (N, C_in, H, W), any strides; float32, float64, float16 or bfloat16.
         weight: (C_out, C_in / groups, kernel height, kernel width).
         bias: (C_out), or None. In training it has no effect but on running_mean, and its gradient is 0.
         running_mean, running_var: (C_out) each, or both None, which only training allows.
@@ -314,13 +314,12 @@ def conv_bn_relu_pool(
         ValueError: training with one value per channel, or with only one of the running statistics; `eps` is not above
             0.
         RuntimeError: what :func:`conv2d`, :func:`batch_norm` and :func:`max_pool2d` refuse.
-        NotImplementedError: a window of more than 255 values; `input` is float16 or bfloat16 on the CPU, or autocast is
-            on there.
+        NotImplementedError: a window of more than 255 values.
 
     In training on CUDA, what float32 convolutions (3x3, stride 1, padding 1, pooled 2x2, numbers of channels that are
     multiples of 8 from 16 to 128) multiply is rounded to TF32 where ``torch.backends.cudnn.allow_tf32``, or
     ``torch.backends.cudnn.conv.fp32_precision``, allows it to PyTorch's own. Which kernels take a problem,
-    ``torch.ops.cuda_ops.conv_bn_relu_pool_path`` tells. Under CUDA autocast `input` is cast to its dtype, and
+    ``torch.ops.cuda_ops.conv_bn_relu_pool_path`` tells. Under autocast `input` is cast to its dtype, and
     parameters stay as they are. Deterministic. Differentiable any number of times; beyond the first time, and in
     evaluation, by a composition of the ops that are fused here.
 

@@ -43,8 +43,8 @@ def conv_transpose1d(
     input channel :math:`o`. It is :func:`conv_transpose2d` of images of one row.
 
     Args:
-        input: (N, C_in, L), or (C_in, L) without a batch; any strides; float32 or float64, on CUDA float16 and
-            bfloat16 too (summed in float32).
+        input: (N, C_in, L), or (C_in, L) without a batch; any strides; float32, float64, float16 or
+            bfloat16 (summed in float32).
         weight: (C_in, C_out / groups, kernel).
         bias: (C_out), or None.
         stride: an integer, as it is or in a tuple.
@@ -63,7 +63,7 @@ def conv_transpose1d(
             no channels or no elements, stride, dilation or groups are not positive, padding or output_padding is
             negative, the latter is too large, or the former leaves nothing.
         TypeError: stride, padding, output_padding, dilation or groups are no integers, or a tensor is none.
-        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
+        NotImplementedError: the environment's
             ``CUDA_OPS_CONV2D_PATH`` names a kernel that cannot do this convolution.
 
     Kernels, dtypes and autocast are those of :func:`conv_transpose2d`. Deterministic. Differentiable any number of

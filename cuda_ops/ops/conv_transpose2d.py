@@ -43,8 +43,8 @@ def conv_transpose2d(
     input channel :math:`o`.
 
     Args:
-        input: (N, C_in, H, W), or (C_in, H, W) without a batch; any strides; float32 or float64, on CUDA float16 and
-            bfloat16 too (summed in float32).
+        input: (N, C_in, H, W), or (C_in, H, W) without a batch; any strides; float32, float64, float16 or
+            bfloat16 (summed in float32).
         weight: (C_in, C_out / groups, kernel height, kernel width).
         bias: (C_out), or None.
         stride: one integer, or one for each of height and width.
@@ -64,10 +64,10 @@ def conv_transpose2d(
             no channels or no rows, stride, dilation or groups are not positive, padding or output_padding is negative,
             the latter is too large, or the former leaves nothing.
         TypeError: stride, padding, output_padding, dilation or groups are no integers, or a tensor is none.
-        NotImplementedError: a tensor is float16 or bfloat16 on the CPU, or autocast is on there; or the environment's
+        NotImplementedError: the environment's
             ``CUDA_OPS_CONV2D_PATH`` names a kernel that cannot do this convolution.
 
-    Under CUDA autocast the tensors are cast to its dtype. The kernels are those of :func:`conv2d`'s gradients: fastest
+    Under autocast the tensors are cast to its dtype. The kernels are those of :func:`conv2d`'s gradients: fastest
     in channels_last, with channels of a group in multiples of 8. Deterministic. Differentiable any number of times.
 
     Example:

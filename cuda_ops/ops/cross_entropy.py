@@ -238,8 +238,8 @@ def cross_entropy(
     is the target (one-hot for a class index), smoothed, times the weight of the class.
 
     Args:
-        input: logits of shape [C], [N, C] or [N, C, d1, ...], any strides; float32 or float64, on CUDA float16 and
-            bfloat16 too.
+        input: logits of shape [C], [N, C] or [N, C, d1, ...], any strides; float32, float64, float16 or
+            bfloat16.
         target: class indices in [0, C), int64 or uint8, with the shape of `input` without C; or class probabilities,
             floating point with the shape of `input`, which may require grad.
         weight: [C], a weight for each class; it may require grad with class probabilities alone.
@@ -265,7 +265,6 @@ def cross_entropy(
         ValueError: `target` has another number of samples than `input`; `input` has no dimension; an unknown reduction.
         RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1]; `weight`
             requires grad with class indices; an `ignore_index` that is not negative with class probabilities.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times; from the second derivative on by
     PyTorch's own ops, as is the gradient for class probabilities.

@@ -27,7 +27,7 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tens
     :math:`\text{output}_c = \text{input}_0 + \dots + \text{input}_c`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension; it may count from the end.
         dtype: that of the result, floating point; `input` is cast to it first.
 
@@ -41,9 +41,9 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tens
         TypeError: `input` is no tensor, `dim` no int, or `dtype` no dtype.
         IndexError: `input` has no dimension `dim`.
         RuntimeError: `input` is not floating point and no `dtype` is given.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or `dtype` is not floating point.
+        NotImplementedError: `dtype` is not floating point.
 
-    Under autocast it computes in float32. Differentiable any number of times.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times.
 
     Source: the chunks' look-back is that of Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled
     Look-back", 2016, with an order of its own (csrc/include/cuda_ops/cumsum.h).

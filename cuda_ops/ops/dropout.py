@@ -35,7 +35,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     CUDA graph. They are not the numbers that PyTorch's own dropout would draw.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         p: probability of an element to be zeroed, from 0 to 1.
         training: if False, `input` is returned as it is.
         inplace: whether to write the result into `input`.
@@ -48,7 +48,6 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         TypeError: `input` is no tensor, `p` no number or `training` no bool.
         ValueError: p is not between 0 and 1.
         RuntimeError: `input` is not floating point, or `inplace` is asked for a leaf that requires grad.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times, with the mask of forward.
 

@@ -28,7 +28,7 @@ def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool 
     backward for `input`; the gradient of `residual` is that of the output.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         residual: of the shape and dtype of `input`.
         p: probability of an element of `input` to be dropped, from 0 to 1; as :func:`cuda_ops.functional.dropout`,
             which draws the same numbers after the same seed.
@@ -41,7 +41,6 @@ def dropout_add(input: Tensor, residual: Tensor, p: float = 0.5, training: bool 
         TypeError: `input` or `residual` is no tensor, `p` no number or `training` no bool.
         ValueError: p is not between 0 and 1.
         RuntimeError: `input` is not floating point; a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times, with the mask of forward.
 

@@ -15,7 +15,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     r"""Exponential linear unit, elementwise: :math:`x` where :math:`x > 0`, else :math:`\alpha \, (e^x - 1)`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         alpha: the function is its negative far below 0.
         inplace: write the result into `input`, and return it. The gradient comes of the output then, which has
             few digits left of it far below 0, and `alpha` must not be negative, as in PyTorch.
@@ -27,7 +27,6 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

@@ -47,7 +47,7 @@ def embedding(
 
     Args:
         input: int64 or int32, any shape and strides: indices in [0, V).
-        weight: [V, D], any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        weight: [V, D], any strides; float32, float64, float16 or bfloat16.
         padding_idx: a row that has no gradient, -V to V - 1; negative ones count from the end. None: every row has.
         max_norm: None. (Rows are not renormalised.)
         norm_type: of the norm for `max_norm`, and so without effect.
@@ -65,7 +65,7 @@ def embedding(
         TypeError: `input` or `weight` is no tensor, `padding_idx` no int, `scale_grad_by_freq` or `sparse` no bool.
         ValueError: there is no row `padding_idx`.
         RuntimeError: a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `max_norm` or `sparse` is given; `weight` is float16 or bfloat16 on the CPU; 2^31 indices
+        NotImplementedError: `max_norm` or `sparse` is given; 2^31 indices
             or rows, or more.
 
     The gradient is dense and deterministic: the rows of the gradient that belong to one row of the table are added in

@@ -53,7 +53,7 @@ def gather_normalize(
         images: uint8, [N, ...]: the data set, on the device where the batch is wanted.
         indices: [B], int64 or int32, in [0, N); unlike in indexing none may be negative.
         mean, std: of all pixels, as fractions of 255; one number each.
-        dtype: of the batch: float32, float64, on CUDA float16 and bfloat16 too; default: torch.get_default_dtype().
+        dtype: of the batch: float32, float64, float16 or bfloat16; default: torch.get_default_dtype().
         labels: [N], int64 or uint8, or None.
 
     Returns:
@@ -68,7 +68,7 @@ def gather_normalize(
         TypeError: `images`, `indices` or `labels` is no tensor, `mean` or `std` no number.
         ValueError: `mean` is not finite, or `std` not above 0.
         RuntimeError: another mismatch of shapes, dtypes or devices.
-        NotImplementedError: `dtype` is float16 or bfloat16 on the CPU; several means or standard deviations.
+        NotImplementedError: several means or standard deviations.
 
     Nothing of it is differentiable. Under autocast it stays with `dtype`.
 

@@ -16,7 +16,7 @@ def geglu(gate: Tensor, value: Tensor | None = None, approximate: str = "none") 
     and one backward that gives both gradients (Shazeer, "GLU Variants Improve Transformer", 2020).
 
     Args:
-        gate: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        gate: any shape, any strides; float32, float64, float16 or bfloat16.
         value: of the shape and dtype of `gate`. None: the first half of gate's last dimension is the gate and the
             second half the value, as one matrix product gives them; they are not copied, and have one gradient.
         approximate: ``"none"`` or ``"tanh"``, as of :func:`cuda_ops.functional.gelu`.
@@ -28,7 +28,6 @@ def geglu(gate: Tensor, value: Tensor | None = None, approximate: str = "none") 
         TypeError: `gate` or `value` is no tensor.
         RuntimeError: `gate` is not floating point, or its last dimension odd where it is to be halved; `approximate` is
             neither of the two; a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `gate` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

@@ -18,7 +18,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     of 1 and erf or tanh cancels.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         approximate: ``"none"`` or ``"tanh"``.
 
     Returns:
@@ -27,7 +27,6 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     Raises:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point, or `approximate` is neither of the two.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

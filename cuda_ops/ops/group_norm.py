@@ -112,7 +112,7 @@ def group_norm(
     image (Wu and He, 2018).
 
     Args:
-        input: (N, C, ...), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (N, C, ...), any strides; float32, float64, float16 or bfloat16.
         num_groups: into how many groups the C channels are divided.
         weight, bias: (C) each, or None for 1 and 0; of the dtype of `input`, or float32 beside a float16 or bfloat16
             `input`.
@@ -128,10 +128,9 @@ def group_norm(
         ValueError: a group has one value, of one image.
         RuntimeError: `input` is not floating point or has less than 2 dimensions; `num_groups` is not positive or does
             not divide C; a parameter has the wrong shape, dtype or device.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Under autocast it computes in float32. Differentiable any number of times; beyond the first time by a composition of
-    PyTorch's operations.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times; beyond the first time by a
+    composition of PyTorch's operations.
 
     Example:
         >>> cuda_ops.functional.group_norm(torch.tensor([[1.0, 3.0, 5.0, 5.0]]), 2)

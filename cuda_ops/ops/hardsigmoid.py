@@ -15,7 +15,7 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     r"""Sigmoid's approximation by three lines, :math:`\min(\max(x + 3, 0), 6) / 6`, elementwise.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         inplace: write the result into `input`, and return it; a gradient needs a copy of what was there, as in PyTorch.
 
     Returns:
@@ -25,7 +25,6 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

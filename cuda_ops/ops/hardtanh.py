@@ -16,7 +16,7 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     gradient is 0.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         min_val: the lower bound.
         max_val: the upper bound.
         inplace: write the result into `input`, and return it.
@@ -30,7 +30,6 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
         ValueError: `min_val` is greater than `max_val`.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

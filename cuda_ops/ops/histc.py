@@ -22,7 +22,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     max itself in the last one. As :func:`torch.histc`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too. NaN is in no bin.
+        input: any shape, any strides; float32, float64, float16 or bfloat16. NaN is in no bin.
         bins: their number, at least 1.
         min: the lower end. Where it is equal to `max`, both are those of the elements, and on CUDA the host waits for
             them; of elements that are all the same, one less and one more.
@@ -35,7 +35,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     Raises:
         TypeError: `input` is no tensor, `bins` no int, `min` or `max` no number.
         RuntimeError: `input` is not floating point, `bins` below 1, `min` above `max`, or an end not finite.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU; 2^31 bins or more.
+        NotImplementedError: 2^31 bins or more.
 
     Counts have no gradient.
 

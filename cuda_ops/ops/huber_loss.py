@@ -23,7 +23,7 @@ def huber_loss(
     :math:`\delta \, (z - \delta / 2)` above it; and its mean or sum.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         target: of the dtype of `input`, and of its shape: another one is broadcast, with a warning.
         reduction: 'none', 'mean' or 'sum'. A mean over nothing is NaN, as in PyTorch.
         delta: where the one becomes the other, above 0.
@@ -36,7 +36,6 @@ def huber_loss(
         TypeError: `input` or `target` is no tensor.
         ValueError: an unknown reduction; `weight` is of another shape than `input`.
         RuntimeError: `delta` is not above 0; `input` is not floating point; a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times, by `input` and by `target`.
 

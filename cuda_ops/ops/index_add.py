@@ -44,7 +44,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     the first dimension :math:`\text{output}_r = \text{input}_r + \alpha \sum_{k : \text{index}_k = r} \text{source}_k`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension along which slices are named.
         index: [K], int64 or int32, in [0, R) where R is the size of `input` along `dim`.
         source: the shape of `input`, but K along `dim`; any strides.
@@ -58,7 +58,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
             index is told of late, as :func:`embedding` does; its slice is added nowhere.
         TypeError: an argument is of another type.
         RuntimeError: a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU; 2^31 slices or more.
+        NotImplementedError: 2^31 slices or more.
 
     Deterministic: slices are added in their order, in float32 for the halves, and rounded once. Differentiable any
     number of times by `input` and `source`.
@@ -77,7 +77,7 @@ def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
     not touched.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension along which slices are named.
         index: [K], int64 or int32, in [0, R) where R is the size of `input` along `dim`.
         source: the shape of `input`, but K along `dim`; any strides.

@@ -57,7 +57,7 @@ def instance_norm(
     unbiased variance. Else they are the running statistics.
 
     Args:
-        input: (N, C, ...), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (N, C, ...), any strides; float32, float64, float16 or bfloat16.
         running_mean, running_var: (C) each, or both None, which only `use_input_stats` allows.
         weight, bias: (C) each, or None for 1 and 0.
         use_input_stats: whether to use, and keep a running record of, the statistics of `input`.
@@ -76,7 +76,6 @@ def instance_norm(
             given.
         RuntimeError: without `use_input_stats` a running statistic is None; `input` is not floating point or has less
             than 2 dimensions; another tensor has the wrong shape, dtype or device; a running statistic requires grad.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times with respect to input, weight and bias; beyond the first time by a composition of
     PyTorch's operations.

@@ -24,8 +24,8 @@ def kl_div(
     0; with `log_target` :math:`e^{t_i} (t_i - \text{input}_i)`.
 
     Args:
-        input: logarithms of probabilities, any shape, any strides; float32 or float64, on CUDA float16 and bfloat16
-            too.
+        input: logarithms of probabilities, any shape, any strides; float32, float64, float16 or
+            bfloat16.
         target: t, probabilities, or their logarithms; of the dtype of `input`, and of a shape that broadcasts with its.
         size_average, reduce: deprecated, see torch.nn.functional.kl_div.
         reduction: 'none', 'sum', 'batchmean' (the sum divided by the length of input's first dimension, which is the
@@ -39,7 +39,6 @@ def kl_div(
         TypeError: `input` or `target` is no tensor, or `log_target` no bool.
         ValueError: an unknown reduction.
         RuntimeError: `input` is not floating point; a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times, by `input` and by `target`, of which the
     gradient at 0 is NaN, as in PyTorch.

@@ -22,7 +22,7 @@ def l1_loss(
     r"""Mean absolute error, :math:`|\text{input}_i - \text{target}_i|`, and its mean or sum.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         target: of the dtype of `input`, and of its shape: another one is broadcast, with a warning.
         size_average, reduce: deprecated, see torch.nn.functional.l1_loss.
         reduction: 'none', 'mean' or 'sum'. A mean over nothing is NaN, as in PyTorch.
@@ -35,7 +35,6 @@ def l1_loss(
         TypeError: `input` or `target` is no tensor.
         ValueError: an unknown reduction; `weight` is of another shape than `input`.
         RuntimeError: `input` is not floating point; a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times, by `input` and by `target`.
 

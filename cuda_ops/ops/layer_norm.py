@@ -43,7 +43,7 @@ def layer_norm(
     the mean and the biased variance of each row, which is what lies along these dimensions.
 
     Args:
-        input: (\*, `normalized_shape`), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (\*, `normalized_shape`), any strides; float32, float64, float16 or bfloat16.
         normalized_shape: the sizes of the last dimensions, those to be normalised over.
         weight, bias: of that shape, or None for 1 and 0; of the dtype of `input`, or float32 beside a float16 or
             bfloat16 `input`.
@@ -58,10 +58,9 @@ def layer_norm(
         TypeError: a tensor is none, `normalized_shape` is no tuple or list of ints, or `eps` no number.
         RuntimeError: `input` is not floating point, or does not end in `normalized_shape`; a parameter has the wrong
             shape, dtype or device.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Under autocast it computes in float32. Differentiable any number of times; beyond the first time by a composition of
-    PyTorch's operations.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times; beyond the first time by a
+    composition of PyTorch's operations.
 
     Example:
         >>> cuda_ops.functional.layer_norm(torch.tensor([1.0, 3.0]), (2,))

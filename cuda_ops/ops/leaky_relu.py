@@ -15,7 +15,7 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     r"""Leaky rectified linear unit, elementwise: :math:`x` where :math:`x > 0`, else ``negative_slope`` times that.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         negative_slope: the factor below 0.
         inplace: write the result into `input`, and return it. The gradient comes of the output then, and
             `negative_slope` must not be negative, as in PyTorch.
@@ -27,7 +27,6 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

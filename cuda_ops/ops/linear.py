@@ -51,7 +51,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Affine map of the last dimension, :math:`y = x W^T + b`. Like :func:`torch.nn.functional.linear`.
 
     Args:
-        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (..., in_features), any strides; float32, float64, float16 or bfloat16.
         weight: (out_features, in_features), or (in_features) for one output feature without a dimension of its own;
             dtype and device of `input`.
         bias: (out_features), or one number for all of them; a scalar if `weight` has one dimension. dtype and device of
@@ -63,7 +63,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises:
         TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_PATH``
+        NotImplementedError: the environment's ``CUDA_OPS_GEMM_PATH``
             names a kernel that cannot do one of the products.
 
     Products are summed in float32 (float64 for float64). On CUDA, float32 operands of all but small products are

@@ -88,7 +88,7 @@ def linear_cross_entropy(
     ``cross_entropy(linear(input, weight, bias), target)``, but the logits are never stored as a whole.
 
     Args:
-        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (..., in_features), any strides; float32, float64, float16 or bfloat16.
         weight: (classes, in_features); dtype and device of `input`, or float32 beside an `input` in half precision.
         target: class indices in [0, classes), int64 or uint8, of the leading shape of `input`.
         bias: (classes), like `weight`.
@@ -111,10 +111,9 @@ def linear_cross_entropy(
         ValueError: `target` has another shape than `input` without its features; an unknown reduction.
         RuntimeError: another mismatch of shapes, dtypes or devices; `label_smoothing` outside of [0, 1]; a negative
             `z_loss` or `logit_softcap`.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Gradients are computed along with the loss, where it has a reduction and something requires grad; without a
-    reduction backward computes the loss once more. Under autocast on CUDA `input` alone is cast. Differentiable any
+    reduction backward computes the loss once more. Under autocast `input` alone is cast. Differentiable any
     number of times; from the second derivative on by other kernels, which store the logits.
 
     On CUDA the logits of a chunk of rows are in memory at a time: 64 MB of them, and in half precision on Hopper up to

@@ -84,7 +84,7 @@ def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, appro
     ``approximate="tanh"`` :math:`z / 2 \, (1 + \tanh(\sqrt{2 / \pi} \, (z + 0.044715 \, z^3)))`.
 
     Args:
-        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (..., in_features), any strides; float32, float64, float16 or bfloat16.
         weight: (out_features, in_features); dtype and device of `input`.
         bias: (out_features), like `weight`.
         approximate: ``"none"`` or ``"tanh"``.
@@ -96,7 +96,7 @@ def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, appro
         TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, shapes, dtypes or devices do not fit each other, or `approximate`
             is neither of the two.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_PATH``
+        NotImplementedError: the environment's ``CUDA_OPS_GEMM_PATH``
             names a kernel that cannot do one of the products.
 
     Bias and GELU are applied to the sums, in float32 (float64 for float64), as the product is stored; where a gradient

@@ -44,7 +44,7 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     ``torch.nn.functional.relu(torch.nn.functional.linear(input, weight, bias))`` in one kernel.
 
     Args:
-        input: (..., in_features), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (..., in_features), any strides; float32, float64, float16 or bfloat16.
         weight: (out_features, in_features); dtype and device of `input`, or float32 beside an `input` in half
             precision (it is converted where the kernel loads it).
         bias: (out_features), like `weight`.
@@ -55,11 +55,10 @@ def linear_relu(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     Raises:
         TypeError: `input`, `weight` or `bias` is no tensor.
         RuntimeError: `input` is not floating point, or shapes, dtypes or devices do not fit each other.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Products are summed in float32 (float64 for float64). On CUDA, float32 operands, and for few rows what the
     gradient of `bias` sums, are rounded to TF32 where ``torch.backends.cuda.matmul.allow_tf32`` or
-    ``torch.set_float32_matmul_precision`` allows it. Under autocast on CUDA `input` alone is cast, and the weight where
+    ``torch.set_float32_matmul_precision`` allows it. Under autocast `input` alone is cast, and the weight where
     it is loaded. Differentiable any number of times; from the second derivative on by other kernels.
 
     Example:

@@ -35,7 +35,7 @@ def log_softmax(
     `dim`, in a form that neither overflows nor loses digits for large inputs.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension whose exponentials sum up to 1. None is deprecated: it warns, and picks 0 for an input of
             0, 1 or 3 dimensions and 1 for others, as PyTorch does.
         dtype: if given, `input` is cast to it first.
@@ -47,9 +47,8 @@ def log_softmax(
         TypeError: `input` is no tensor, or `dim` no int, or `dtype` no dtype.
         RuntimeError: `input` is not floating point.
         IndexError: `input` has no dimension `dim`.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Under autocast it computes in float32. Differentiable any number of times; from the second derivative on by
+    Under CUDA's autocast it computes in float32. Differentiable any number of times; from the second derivative on by
     PyTorch's own ops.
 
     Example:

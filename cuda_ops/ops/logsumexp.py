@@ -42,7 +42,7 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
     large inputs; as :func:`torch.logsumexp`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: a dimension, or several; they may count from the end. An empty tuple stands for all.
         keepdim: whether these dimensions stay, with one element.
 
@@ -54,9 +54,8 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
         TypeError: `input` is no tensor, `dim` no ints, or `keepdim` no bool.
         RuntimeError: `input` is not floating point, or `dim` names a dimension twice.
         IndexError: `input` has no dimension `dim`.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Under autocast it computes in float32. Differentiable any number of times.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times.
 
     Example:
         >>> cuda_ops.functional.logsumexp(torch.tensor([[0.0, 0.0], [1000.0, -1000.0]]), dim=1)

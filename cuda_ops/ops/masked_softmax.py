@@ -41,7 +41,7 @@ def masked_softmax(input: Tensor, mask: Tensor | None = None, scale: float = 1.0
     :func:`torch.nn.functional.scaled_dot_product_attention`).
 
     Args:
-        input: [..., queries, keys], any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: [..., queries, keys], any strides; float32, float64, float16 or bfloat16.
         mask: of a shape that broadcasts to that of `input`, which costs no memory: bool, where True takes part; or of
             the dtype of `input`, and then it is added to the scores.
         scale: what `input` is multiplied by.
@@ -54,7 +54,6 @@ def masked_softmax(input: Tensor, mask: Tensor | None = None, scale: float = 1.0
     Raises:
         TypeError: an argument of another type.
         RuntimeError: `input` is not floating point, or `mask` is of another dtype or shape than above.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. The gradients of what does not take part are 0, and those of a whole row
     where nothing does. An additive mask has a gradient too. Differentiable any number of times; from the second

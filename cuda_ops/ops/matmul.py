@@ -27,7 +27,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     r"""Matrix product. Like :func:`torch.matmul`.
 
     Args:
-        input: any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any strides; float32, float64, float16 or bfloat16.
         other: dtype and device of `input`. Of two vectors the result is their dot product; a vector on the left is a
             row, one on the right a column, whose dimension of 1 the result has not; dimensions before the last two are
             batches, and broadcast.
@@ -38,7 +38,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     Raises:
         TypeError: `input` or `other` is no tensor.
         RuntimeError: `input` is not floating point or a scalar, or shapes, dtypes or devices do not fit each other.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or the environment's ``CUDA_OPS_GEMM_PATH``
+        NotImplementedError: the environment's ``CUDA_OPS_GEMM_PATH``
             names a kernel that cannot do the product.
 
     Products are summed in float32 (float64 for float64). float32 operands are rounded to TF32 where

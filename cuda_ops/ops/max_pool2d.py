@@ -50,8 +50,8 @@ def max_pool2d(
     several NaNs the last.
 
     Args:
-        input: (N, C, H, W) or (C, H, W), any strides; only N may be 0. float32 or float64, on CUDA float16 and
-            bfloat16 too.
+        input: (N, C, H, W) or (C, H, W), any strides; only N may be 0. float32, float64, float16 or
+            bfloat16.
         kernel_size: height and width of the window, or one int for both.
         stride: distance between windows, a pair or one int; kernel_size if it is None.
         padding: positions of minus infinity on each side, a pair or one int; at most half of kernel_size.
@@ -69,7 +69,6 @@ def max_pool2d(
         TypeError: a pair is not of ints; `ceil_mode` is no bool; `input` is no tensor.
         RuntimeError: a pair is not one int or two, or out of range; `input` is not floating point, not of 3 or
             4 dimensions, empty but for N, or too small for one window.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times. Results repeat bit by bit.
 

@@ -48,7 +48,7 @@ def multi_head_attention_forward(
     :func:`torch.nn.functional.multi_head_attention_forward`: the function of :class:`cuda_ops.nn.MultiheadAttention`.
 
     Args:
-        query: (L, N, E), or (L, E) without a batch; float32 or float64, on CUDA float16 and bfloat16 too.
+        query: (L, N, E), or (L, E) without a batch; float32, float64, float16 or bfloat16.
         key: (S, N, E), or (S, E). Where query, key and value are one tensor, their projections are one product.
         value: (S, N, E), or (S, E).
         embed_dim_to_check: E.
@@ -81,7 +81,7 @@ def multi_head_attention_forward(
         ValueError: dropout_p is not between 0 and 1.
         AssertionError: shapes that do not fit, a mask of integers, or a weight or bias that is missing.
         RuntimeError: shapes, dtypes or devices that do not fit, or is_causal without attn_mask.
-        NotImplementedError: `query` is float16 or bfloat16 on the CPU; nested tensors.
+        NotImplementedError: nested tensors.
 
     Products, softmax and attention are those of :func:`linear`, :func:`scaled_dot_product_attention`, :func:`matmul`
     and :func:`masked_softmax`, and so are autocast and derivatives. It is the attention of Vaswani et al., arXiv

@@ -39,8 +39,8 @@ def nll_loss(
     :math:`t_n` of sample n; with reduction 'mean' their sum divided by :math:`\sum_n \text{weight}_{t_n}`.
 
     Args:
-        input: log-probabilities of shape [C], [N, C] or [N, C, d1, ...], any strides; float32 or float64, on CUDA
-            float16 and bfloat16 too.
+        input: log-probabilities of shape [C], [N, C] or [N, C, d1, ...], any strides; float32, float64, float16 or
+            bfloat16.
         target: class indices in [0, C), int64 or uint8, with the shape of `input` without C.
         weight: [C], a weight for each class; it may not require grad.
         size_average: deprecated, see torch.nn.functional.nll_loss.
@@ -61,7 +61,6 @@ def nll_loss(
         TypeError: `input`, `target` or `weight` is no tensor, or `ignore_index` no int.
         ValueError: `target` has another number of samples than `input`; `input` has no dimension; an unknown reduction.
         RuntimeError: another mismatch of shapes, dtypes or devices; `weight` requires grad.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times.
 

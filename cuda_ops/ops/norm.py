@@ -30,7 +30,7 @@ def norm(
     the largest or smallest :math:`|x|`, and for 0 how many are not 0.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         p: any number; "fro" and None are 2. (The nuclear norm of matrices is not supported.)
         dim: a dimension or several; None, and no dimensions, are all of them.
         keepdim: whether the result keeps the dimensions that are reduced, of one element each.
@@ -45,10 +45,10 @@ def norm(
         TypeError: `input` is no tensor, `dim` no ints, `p` no number, or `dtype` no dtype.
         IndexError: `input` has no dimension `dim`.
 
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, `dtype` is not floating point, or p is "nuc".
+        NotImplementedError: `dtype` is not floating point, or p is "nuc".
 
-    Under autocast it computes in float32. Differentiable any number of times; the gradient of a norm of zeros is 0, and
-    equal elements share that of an infinite p.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times; the gradient of a norm of zeros is
+    0, and equal elements share that of an infinite p.
 
     Example:
         >>> cuda_ops.functional.norm(torch.tensor([[3.0, 4.0], [0.0, -2.0]]), dim=1)

@@ -32,7 +32,7 @@ def permute_contiguous(input: Tensor, dims: tuple[int, ...]) -> Tensor:
     through shared memory.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dims: all dimensions of `input`, in the order that the result has them.
 
     Returns:
@@ -42,7 +42,6 @@ def permute_contiguous(input: Tensor, dims: tuple[int, ...]) -> Tensor:
         TypeError: `input` is no tensor, or `dims` no ints.
         IndexError: `input` has no such dimension.
         RuntimeError: `input` is not floating point, or `dims` does not name each dimension once.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times; the gradient is a view of the incoming one.
 

@@ -32,7 +32,7 @@ def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -
     :math:`(\dots(c_n x + c_{n-1}) x + \dots) x + c_0`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         coefficients: 1 to 64 numbers, that of the lowest power first. They are constants: no gradient reaches them.
 
     Returns:
@@ -41,7 +41,7 @@ def polynomial(input: Tensor, coefficients: Sequence[float] = (1.0, 1.0, 1.0)) -
     Raises:
         TypeError: `input` is no tensor, or `coefficients` no numbers.
         RuntimeError: `input` is not floating point; there are no coefficients, or more than 64.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU; `coefficients` is, or contains, a tensor.
+        NotImplementedError: `coefficients` is, or contains, a tensor.
 
     Differentiable any number of times.
 

@@ -29,7 +29,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     :func:`torch.nn.functional.prelu`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         weight: one element, for all, or as many as `input` has channels, which are its dimension 1; of its dtype, with
             no dimension or one.
 
@@ -39,7 +39,6 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     Raises:
         TypeError: `input` or `weight` is no tensor.
         RuntimeError: `input` is not floating point, or `weight` is of another dtype, device or size.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in the lower precision. Differentiable any number of times; both gradients come in one
     pass, and that of `weight` repeats bit by bit.

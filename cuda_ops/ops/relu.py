@@ -35,7 +35,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
     NaN stays NaN. The gradient is 0 wherever the output is 0, and passes where it is NaN, as in PyTorch.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         inplace: write the result into `input`, and return it.
 
     Returns:
@@ -45,7 +45,6 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

@@ -16,7 +16,7 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
     is 0 or 6, the gradient is 0.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         inplace: write the result into `input`, and return it.
 
     Returns:
@@ -27,7 +27,6 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point; or `inplace`, and `input` is a leaf that requires grad or has
             elements that share memory.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

@@ -46,7 +46,7 @@ def rms_norm(
     mean over each row, which is what lies along these dimensions.
 
     Args:
-        input: (\*, `normalized_shape`), any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: (\*, `normalized_shape`), any strides; float32, float64, float16 or bfloat16.
         normalized_shape: the sizes of the last dimensions, those to be normalised over.
         weight: of that shape, or None for 1; of the dtype of `input`, or float32 beside a float16 or bfloat16 `input`.
         eps: added to the mean; None for the machine epsilon of the dtype that is computed in, float64 for a float64
@@ -59,7 +59,6 @@ def rms_norm(
         TypeError: a tensor is none, `normalized_shape` is no tuple or list of ints, or `eps` no number.
         RuntimeError: `input` is not floating point, or does not end in `normalized_shape`; weight has the wrong shape,
             dtype or device.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times; beyond the first time by a composition of PyTorch's operations.
 

@@ -39,7 +39,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     :math:`\text{output}_{rj} = \text{input}_{rj} + \sum_{k : \text{index}_{kj} = r} \text{src}_{kj}`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension along which indices point.
         index: int64 or int32, in [0, R) where R is the size of `input` along `dim`; as many dimensions as `input`, none
             longer than that of `src` nor, but for `dim`, than that of `input`. One that is expanded along all other
@@ -54,7 +54,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
             :func:`embedding` does; its element is added nowhere.
         TypeError: an argument is of another type.
         RuntimeError: a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU; 2^31 elements of `index` or more.
+        NotImplementedError: 2^31 elements of `index` or more.
 
     Deterministic, on CUDA too: there values are added as integers that have at least 31 bits (62 of float64) below the
     largest one of their place. Differentiable any number of times by `input` and `src`.
@@ -71,7 +71,7 @@ def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     are not touched.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension along which indices point.
         index: as :func:`scatter_add` has it.
         src: the values, any strides; elements beyond the shape of `index` are not added.

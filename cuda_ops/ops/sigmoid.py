@@ -14,7 +14,7 @@ def sigmoid(input: Tensor) -> Tensor:
     r"""Logistic function, :math:`1 / (1 + e^{-x})`, elementwise.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
 
     Returns:
         A tensor like `input`, with its strides where they are dense. It is what is saved for the gradient.
@@ -22,7 +22,6 @@ def sigmoid(input: Tensor) -> Tensor:
     Raises:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

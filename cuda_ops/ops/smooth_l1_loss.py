@@ -24,7 +24,7 @@ def smooth_l1_loss(
     :math:`z - \beta / 2` above it; and its mean or sum.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         target: of the dtype of `input`, and of its shape: another one is broadcast, with a warning.
         size_average, reduce: deprecated, see torch.nn.functional.smooth_l1_loss.
         reduction: 'none', 'mean' or 'sum'. A mean over nothing is NaN, as in PyTorch.
@@ -37,7 +37,6 @@ def smooth_l1_loss(
         TypeError: `input` or `target` is no tensor.
         ValueError: an unknown reduction.
         RuntimeError: `beta` is below 0; `input` is not floating point; a mismatch of shapes, dtypes or devices.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Under autocast it computes in float32. Differentiable any number of times, by `input` and by `target`.
 

@@ -33,7 +33,7 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     overflow for large inputs.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: the dimension that sums up to 1. None is deprecated: it warns, and picks 0 for an input of 0, 1 or 3
             dimensions and 1 for others, as PyTorch does.
         dtype: if given, `input` is cast to it first.
@@ -45,10 +45,9 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
         TypeError: `input` is no tensor, or `dim` no int, or `dtype` no dtype.
         RuntimeError: `input` is not floating point.
         IndexError: `input` has no dimension `dim`.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
-    Under autocast it computes in float32. Differentiable any number of times; from the second derivative by `input` on
-    by PyTorch's own ops.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times; from the second derivative by
+    `input` on by PyTorch's own ops.
 
     Example:
         >>> cuda_ops.functional.softmax(torch.tensor([0.0, 0.0]), dim=0)

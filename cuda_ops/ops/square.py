@@ -26,7 +26,7 @@ def square(input: Tensor) -> Tensor:
     r"""Elementwise square, :math:`\text{output}_i = \text{input}_i^2`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
 
     Returns:
         A tensor like `input`, with its strides where they are dense.
@@ -34,7 +34,6 @@ def square(input: Tensor) -> Tensor:
     Raises:
         TypeError: `input` is no tensor.
         RuntimeError: `input` is not floating point.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

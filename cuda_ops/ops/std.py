@@ -24,7 +24,7 @@ def std(
     :math:`\sum (x - \bar x)^2 / \max(n - \text{correction}, 0)` over the n elements along `dim`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: a dimension or several; None, and no dimensions, are all of them.
         correction: 1 for an estimate from a sample, 0 for all there is.
         keepdim: whether the result keeps the dimensions that are reduced, of one element each.
@@ -39,7 +39,6 @@ def std(
         TypeError: `input` is no tensor, `dim` no ints, or `correction` no number.
         IndexError: `input` has no dimension `dim`.
         RuntimeError: `input` is not floating point, or a dimension is named twice.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

@@ -24,7 +24,7 @@ def sum(
     r"""The sum of the elements along `dim`.
 
     Args:
-        input: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        input: any shape, any strides; float32, float64, float16 or bfloat16.
         dim: a dimension or several; None, and no dimensions, are all of them.
         keepdim: whether the result keeps the dimensions that are reduced, of one element each.
         dtype: that of the result, floating point; `input` is taken in it.
@@ -38,9 +38,9 @@ def sum(
         TypeError: `input` is no tensor, `dim` no ints, or `dtype` no dtype.
         IndexError: `input` has no dimension `dim`.
         RuntimeError: `input` is not floating point and no `dtype` is given, or a dimension is named twice.
-        NotImplementedError: `input` is float16 or bfloat16 on the CPU, or `dtype` is not floating point.
+        NotImplementedError: `dtype` is not floating point.
 
-    Under autocast it computes in float32. Differentiable any number of times.
+    Under CUDA's autocast it computes in float32. Differentiable any number of times.
 
     Example:
         >>> cuda_ops.functional.sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)

@@ -16,7 +16,7 @@ def swiglu(gate: Tensor, value: Tensor | None = None) -> Tensor:
     and one backward that gives both gradients (Shazeer, "GLU Variants Improve Transformer", 2020).
 
     Args:
-        gate: any shape, any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        gate: any shape, any strides; float32, float64, float16 or bfloat16.
         value: of the shape and dtype of `gate`. None: the first half of gate's last dimension is the gate and the
             second half the value, as one matrix product gives them; they are not copied, and have one gradient.
 
@@ -27,7 +27,6 @@ def swiglu(gate: Tensor, value: Tensor | None = None) -> Tensor:
         TypeError: `gate` or `value` is no tensor.
         RuntimeError: `gate` is not floating point, or its last dimension odd where it is to be halved; a mismatch of
             shapes, dtypes or devices.
-        NotImplementedError: `gate` is float16 or bfloat16 on the CPU.
 
     Differentiable any number of times.
 

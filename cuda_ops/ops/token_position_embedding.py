@@ -42,9 +42,9 @@ def token_position_embedding(
 
     Args:
         tokens: [..., T], int64 or int32, any strides: indices in [0, V).
-        token_weight: [V, D], any strides; float32 or float64, on CUDA float16 and bfloat16 too.
+        token_weight: [V, D], any strides; float32, float64, float16 or bfloat16.
         position_weight: [P, D], of the dtype of `token_weight`; P is at least T.
-        dtype: of the output: that of the weights (None), or on CUDA float16 or bfloat16 beside float32 weights, whose
+        dtype: of the output: that of the weights (None), or float16 or bfloat16 beside float32 weights, whose
             gradients then are float32, summed of the halves.
 
     Returns:
@@ -55,7 +55,7 @@ def token_position_embedding(
             raises, as :func:`cuda_ops.functional.embedding` tells.
         TypeError: `tokens`, `token_weight` or `position_weight` is no tensor, or `dtype` no dtype.
         RuntimeError: a mismatch of shapes, dtypes or devices; more positions than `position_weight` has.
-        NotImplementedError: another `dtype`; weights of float16 or bfloat16 on the CPU; 2^31 tokens or rows, or more.
+        NotImplementedError: another `dtype`; 2^31 tokens or rows, or more.
 
     Gradients as those of :func:`cuda_ops.functional.embedding`; differentiable any number of times.
 

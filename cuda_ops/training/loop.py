@@ -40,7 +40,7 @@ class Trainer:
         batches: the training set.
         backend: whose optimizer and batch gather to use: a Backend or its name ("custom", "native").
         lr: learning rate of plain SGD; `step` may be given another.
-        autocast: torch.bfloat16 or torch.float16 for mixed precision on CUDA, else None.
+        autocast: torch.bfloat16 or torch.float16 for mixed precision, else None.
 
     Example:
         >>> batches = Batches(*cuda_ops.data.mnist())

@@ -107,7 +107,15 @@ int main(void)
     const int64_t zero = 0;
     CHECK_STATUS(cuda_ops_embedding_forward_cpu(NULL, NULL, &zero, 2, 1, 1, 0, 1, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_embedding_forward_cpu(NULL, NULL, &zero, 8, 1, 1, 0, 1, CUDA_OPS_FLOAT16),
+    CHECK_STATUS(cuda_ops_embedding_forward_cpu(NULL, NULL, &zero, 2, 1, 1, 0, 1, CUDA_OPS_FLOAT16),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    CHECK_STATUS(cuda_ops_embedding_backward_cpu(NULL, NULL, NULL, NULL, 1, 0, 0, 1, CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
+    const uint16_t table[] = {1, 2, 3, 4, 5, 6};
+    const int32_t rows[] = {2, 0, 3};
+    uint16_t copied[6] = {0};
+    CHECK_OK(cuda_ops_embedding_forward_cpu(copied, table, rows, 4, 3, 2, 0, 3, CUDA_OPS_BFLOAT16));
+    CHECK(copied[0] == 5 && copied[1] == 6 && copied[2] == 1 && copied[3] == 2, "rows of halves are others");
+    CHECK(copied[4] == 0xffff && copied[5] == 0xffff, "a row that is not there is no NaN");
     return 0;
 }

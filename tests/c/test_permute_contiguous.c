@@ -33,6 +33,21 @@ static void check_permutation(int dims, const int64_t *sizes, const int *order, 
     guarded_free(output, count, dtype);
 }
 
+/* A transposed matrix of 2 bytes each. */
+static void check_halves(void)
+{
+    enum { ROWS = 33, COLS = 65 };
+    uint16_t input[ROWS * COLS], output[ROWS * COLS];
+    for (int i = 0; i < ROWS * COLS; i++)
+        input[i] = (uint16_t)i;
+    cuda_ops_permutation p;
+    CHECK(cuda_ops_permute_collapse(&p, 2, (int64_t[]){COLS, ROWS}, (int64_t[]){1, COLS}), "a matrix does not fit");
+    CHECK_OK(cuda_ops_permute_contiguous_cpu(output, input, &p, 0, ROWS * COLS, 2));
+    for (int c = 0; c < COLS; c++)
+        for (int r = 0; r < ROWS; r++)
+            CHECK(output[c * ROWS + r] == r * COLS + c, "element %d, %d is another", c, r);
+}
+
 int main(void)
 {
     FOR_CPU_DTYPES(dtype)
@@ -49,13 +64,14 @@ int main(void)
         check_permutation(4, (int64_t[]){2, 1, 5, 7}, (int[]){3, 1, 2, 0}, dtype);
         check_permutation(5, (int64_t[]){2, 3, 2, 3, 2}, (int[]){4, 2, 0, 3, 1}, dtype);
     }
+    check_halves();
     cuda_ops_permutation p;
     const int64_t sizes[] = {2, 2, 2, 2, 2, 2, 2, 2, 2}, apart[] = {1, 3, 9, 27, 81, 243, 729, 2187, 6561};
     CHECK(!cuda_ops_permute_collapse(&p, 9, sizes, apart), "nine dimensions fit");
     CHECK(cuda_ops_permute_collapse(&p, 3, (int64_t[]){2, 3, 4}, (int64_t[]){12, 4, 1}) && p.dims == 1 &&
               p.sizes[0] == 24,
           "a contiguous tensor has %d dimensions", p.dims);
-    CHECK_STATUS(cuda_ops_permute_contiguous_cpu(NULL, NULL, &p, 0, 0, 2), CUDA_OPS_UNSUPPORTED_DTYPE);
+    CHECK_STATUS(cuda_ops_permute_contiguous_cpu(NULL, NULL, &p, 0, 0, 3), CUDA_OPS_UNSUPPORTED_DTYPE);
     p.dims = 9;
     CHECK_STATUS(cuda_ops_permute_contiguous_cpu(NULL, NULL, &p, 0, 0, 4), CUDA_OPS_INVALID_ARGUMENT);
     p.dims = 1, p.sizes[0] = 0;

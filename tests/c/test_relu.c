@@ -1,5 +1,7 @@
 #include "cuda_ops/relu.h"
 
+#include "cuda_ops/halves_cpu.h"
+
 #include "check.h"
 
 static void check_range(int64_t count, int64_t begin, int64_t end, cuda_ops_dtype dtype)
@@ -42,6 +44,25 @@ static void check_nan(cuda_ops_dtype dtype)
     guarded_free(g, COUNT, dtype);
 }
 
+/* All of them, by what they are as floats. */
+static void check_halves(cuda_ops_dtype dtype)
+{
+    enum { COUNT = 65536 };
+    static uint16_t x[COUNT], y[COUNT], g[COUNT], dx[COUNT];
+    static float wide[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (uint16_t)i;
+        g[i] = (uint16_t)(i * 31 + 7);
+    }
+    CHECK_OK(cuda_ops_widen_cpu(wide, x, COUNT, dtype));
+    CHECK_OK(cuda_ops_relu_forward_cpu(y, x, 0, COUNT, dtype));
+    CHECK_OK(cuda_ops_relu_backward_cpu(dx, g, x, 0, COUNT, dtype));
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(y[i] == (wide[i] <= 0 ? 0 : x[i]), "relu of 0x%04x is 0x%04x", (unsigned)i, (unsigned)y[i]);
+        CHECK(dx[i] == (wide[i] <= 0 ? 0 : g[i]), "its gradient at 0x%04x is 0x%04x", (unsigned)i, (unsigned)dx[i]);
+    }
+}
+
 int main(void)
 {
     FOR_CPU_DTYPES(dtype)
@@ -54,7 +75,9 @@ int main(void)
         }
         check_nan(dtype);
     }
-    CHECK_STATUS(cuda_ops_relu_forward_cpu(NULL, NULL, 0, 1, CUDA_OPS_FLOAT16), CUDA_OPS_UNSUPPORTED_DTYPE);
-    CHECK_STATUS(cuda_ops_relu_backward_cpu(NULL, NULL, NULL, 0, 1, CUDA_OPS_BFLOAT16), CUDA_OPS_UNSUPPORTED_DTYPE);
+    check_halves(CUDA_OPS_FLOAT16);
+    check_halves(CUDA_OPS_BFLOAT16);
+    CHECK_STATUS(cuda_ops_relu_forward_cpu(NULL, NULL, 0, 1, (cuda_ops_dtype)4), CUDA_OPS_UNSUPPORTED_DTYPE);
+    CHECK_STATUS(cuda_ops_relu_backward_cpu(NULL, NULL, NULL, 0, 1, (cuda_ops_dtype)4), CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;
 }

@@ -280,7 +280,7 @@ def test_gradient_scaling_as_in_pytorchs_fused_step(device):
 
 
 def test_float32_state_survives_a_state_dict(device):
-    """Beside bfloat16 parameters, which on the CPU have no step, but a state_dict all the same."""
+    """Beside bfloat16 parameters."""
     param = torch.nn.Parameter(torch.ones(5, device=device, dtype=torch.bfloat16))
     optimizer = cuda_ops.optim.AdamW([param], state_dtype=torch.float32)
     exact = torch.linspace(0, 1, 5, device=device)

@@ -272,12 +272,6 @@ def test_cuda_autocast(dtype):
         assert_close(ours, theirs.double(), 3 * TOLERANCE[dtype])
 
 
-def test_cpu_autocast_is_refused():
-    image, weight, _ = tensors_of("cpu", torch.float32, (1, 1, 3, 3), (1, 1, 2, 2))
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(NotImplementedError, match="conv2d: autocast"):
-        conv2d(image, weight)
-
-
 @pytest.mark.cuda
 @pytest.mark.large
 def test_more_elements_than_32_bits_count():

@@ -119,11 +119,6 @@ def test_nan_times_zero_is_nan(device_dtype):
     assert output[0].isnan() and output[1].isnan() and output[2] == 2
 
 
-def test_autocast_on_the_cpu_is_refused_by_name():
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotImplementedError, match="linear: autocast on the CPU"):
-        linear(torch.ones(2, 3), torch.ones(2, 3))
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(dtype):

@@ -153,13 +153,14 @@ def test_autocast_computes_in_float32(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_on_the_cpu_computes_in_float32(dtype):
-    """Where PyTorch keeps the dtype; without autocast halves are refused there."""
+def test_autocast_on_the_cpu_keeps_the_dtype(dtype):
+    """As PyTorch's does there."""
     input = torch.randn(4, 10, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
         output = log_softmax(input, 1)
-    assert output.dtype == torch.float32
-    assert_close(output, torch.nn.functional.log_softmax(input.double(), 1), 2e-6)
+    assert output.dtype == dtype
+    tolerance = 1.6e-2 if dtype == torch.bfloat16 else 2e-3
+    assert_close(output, torch.nn.functional.log_softmax(input.double(), 1), tolerance)
     (grad,) = torch.autograd.grad(output.sum(), input)
     assert grad.dtype == dtype
 

@@ -271,11 +271,6 @@ def test_autocast_on_cuda():
     assert a.grad.dtype == b.grad.dtype == torch.float32
 
 
-def test_autocast_on_the_cpu_is_refused():
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotImplementedError, match="matmul: autocast on the CPU"):
-        matmul(torch.ones(2, 3), torch.ones(3, 2))
-
-
 @pytest.mark.cuda
 def test_shared_operand_is_not_copied():
     """A matrix that all products of a batch share has a stride of 0."""

@@ -1,6 +1,7 @@
 """cuda_ops.nn.init's numbers: against Philox in Python, their distribution and independence, generators, graphs, and
 what is refused."""
 
+import itertools
 import math
 
 import pytest
@@ -205,10 +206,13 @@ def test_what_is_refused(device):
         init.kaiming_uniform_(x[:0])
 
 
-def test_halves_on_the_cpu_are_refused():
-    for dtype in (torch.float16, torch.bfloat16):
-        with pytest.raises(NotImplementedError, match=r"normal_: expected tensor to be .* on the CPU, got"):
-            init.normal_(torch.empty(3, dtype=dtype))
+def test_halves_on_the_cpu_are_rounded_float32():
+    for dtype, fill in itertools.product((torch.float16, torch.bfloat16), (init.normal_, init.uniform_)):
+        halves, wide = torch.empty(5000, dtype=dtype), torch.empty(5000)
+        for tensor in (halves, wide):
+            torch.manual_seed(3)
+            fill(tensor)
+        assert torch.equal(halves, wide.to(dtype))
 
 
 @pytest.mark.cuda

@@ -31,7 +31,6 @@ SPEC = OpSpec(
     small_samples=small_samples,
     empty_samples=empty_samples,
     op_samples=op_samples,
-    takes_halves_on_cpu=True,
     gradgrad=True,
     random=True,
     bad=[

@@ -126,9 +126,6 @@ class OpSpec:
     (v - E[v]) of a softmax that is all but one-hot, x - E[x] of equal x."""
     random: bool = False
     """Whether the op draws random numbers: then the tests that compare values leave it to tests of its own."""
-    takes_halves_on_cpu: bool = False
-    """Whether it takes float16 and bfloat16 there, being composed of ours and PyTorch's."""
-
     waits: bool = False
     """Whether the host waits for values, on which the sizes of results depend: no graph takes such a call."""
 

@@ -48,6 +48,8 @@ cuda_ops_status cuda_ops_add_layer_norm_forward_cpu(void *output, void *sum, dou
 /* Backward in steps: backward over [0, chunks), which may be spread over threads; then, where grad_weight or grad_bias
  * is wanted, their sums over columns [begin, end). Chunks of rows are cut by the sizes alone. */
 int64_t cuda_ops_layer_norm_chunks_cpu(int64_t rows, int64_t cols);
+/* The rows of a chunk; of the last one those that are left. */
+int64_t cuda_ops_layer_norm_chunk_rows_cpu(int64_t rows);
 int64_t cuda_ops_layer_norm_workspace_cpu(int64_t rows, int64_t cols);
 /* grad_input and workspace may be NULL: not wanted, and nothing for grad_weight and grad_bias. */
 cuda_ops_status cuda_ops_layer_norm_backward_cpu(void *grad_input, void *workspace, const void *grad_output,

@@ -4,7 +4,7 @@
  *
  *   dims: how many dimensions, up to CUDA_OPS_PERMUTE_DIMS; sizes and strides are output's dimensions, strides those of
  *       input, in elements. Neighbouring dimensions that lie alike should be one (cuda_ops_permute_collapse).
- *   element_bytes: 2, 4 or 8 on CUDA, 4 or 8 on the CPU; values are copied as they are
+ *   element_bytes: 2, 4 or 8; values are copied as they are
  *
  * Nothing is computed: results are the input's bits.
  */

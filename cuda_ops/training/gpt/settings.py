@@ -134,8 +134,8 @@ def resolve(options, world: World, saved: dict | None = None) -> Settings:
         recipe = _changed(RECIPES[model], options)
         if options.precision is None:
             recipe = dataclasses.replace(recipe, precision=DEFAULT_PRECISION[device.type])
-    if recipe.precision in ("bf16", "tf32") and device.type == "cpu":
-        raise UserError(f"--precision {recipe.precision} needs a GPU: on the CPU take --precision fp32 or fp64")
+    if recipe.precision == "tf32" and device.type == "cpu":
+        raise UserError("--precision tf32 needs a GPU: on the CPU take --precision fp32, fp64 or bf16")
     for name, other in (("val_tokens", "tokens"), ("save_every", "save")):
         if getattr(options, name) and not getattr(options, other):
             raise UserError(f"--{name.replace('_', '-')} needs --{other}")

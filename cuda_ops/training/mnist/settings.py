@@ -8,7 +8,7 @@ import torch
 
 from ..._errors import UserError
 from ...models import BACKENDS
-from ..compare import HALVES, RunSettings
+from ..compare import RunSettings
 from ..distributed import World
 from ..options import DTYPES, check_share, choose_device
 
@@ -47,8 +47,6 @@ def resolve(options, world: World) -> Settings:
     _check_numbers(options, world)
     device = choose_device(options.device, backends, world)
     dtype = DTYPES[options.dtype]
-    if dtype in HALVES and device.type == "cpu":
-        raise UserError(f"--dtype {options.dtype} needs a GPU: on the CPU take --dtype float32 or float64")
     settings = Settings(
         backends=backends,
         device=device,
