@@ -270,7 +270,7 @@ def _conv_bn_relu_pool(ask, a):
     yield ask("forward and gradients", "conv_bn_relu_pool_paths", _dtype(a["input"]), *shapes, flat)
 
 
-def _batch_norm(ask, a):
+def _batch_norm(ask, a, act=False):
     input = a["input"]
     outer, channels, inner = _columns(input.shape, 1)
     if input.dim() == 4 and not input.is_contiguous() and input.is_contiguous(memory_format=torch.channels_last):
@@ -278,7 +278,11 @@ def _batch_norm(ask, a):
     training = a.get("training", False)
     for name, number in (("forward", 0 if training else 1), ("gradients", 2 if training else 3)):
         note = "training" if training else "running statistics"
-        yield ask(name, "batch_norm_paths", number, _dtype(input, False), outer, channels, inner, note=note)
+        yield ask(name, "batch_norm_paths", number, act, _dtype(input, False), outer, channels, inner, note=note)
+
+
+def _batch_norm_act(ask, a):
+    yield from _batch_norm(ask, a, act=True)
 
 
 def _groups(ask, a, groups):
@@ -551,6 +555,7 @@ DESCRIBED = {
     "add_layer_norm": _layer_norm,
     "add_rms_norm": _layer_norm,
     "batch_norm": _batch_norm,
+    "batch_norm_act": _batch_norm_act,
     "bincount": _bincount,
     "cat": _concat,
     "concat": _concat,

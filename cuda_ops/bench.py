@@ -5,7 +5,8 @@ times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench m
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
 characters (benchmarks/gpt2_step.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
 cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
-ladder [name ...]` the other ladders, of ops that memory bounds (benchmarks/ladders.py).
+ladder [name ...]` the other ladders, of ops that memory bounds (benchmarks/ladders.py). `bench sweep` draws calls of
+real models that nobody tuned for (benchmarks/sweep.py).
 """
 
 import argparse
@@ -35,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         "ops",
         nargs="*",
         metavar="op",
-        help="ops to time, or all (default), or host, mnist, mnist-99 or gpt; or ladder, for the teaching ladders but "
-        "gemm's: those named after it, or all",
+        help="ops to time, or all (default), or host, mnist, mnist-99, gpt or sweep; or ladder, for the teaching "
+        "ladders but gemm's: those named after it, or all",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N; default: cuda if there is a GPU and a build for it")
     parser.add_argument(
@@ -73,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser):
         choices=["fp32", "tf32", "bf16"],
         help="mnist: may be repeated; results of an earlier run in other precisions are kept; default: all; gpt: one",
     )
+    parser.add_argument("--seed", type=int, help="sweep: which calls are drawn (default: 0)")
+    parser.add_argument("--count", type=int, help="sweep: how many (default: 500)")
     parser.add_argument(
         "--roofline",
         action="store_true",
@@ -140,6 +143,20 @@ def _host(args, device, out: Path) -> int:
     return 0
 
 
+def _sweep(args, device) -> int:
+    if len(args.ops) > 1:
+        raise ValueError("sweep is a run of its own: name nothing beside it")
+    for name in ("batch", "precision", "roofline"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} is not for sweep")
+    count = 500 if args.count is None else args.count
+    if count < 1:
+        raise ValueError(f"--count {count}: expected a whole number of at least 1")
+    sweep = importlib.import_module("sweep")
+    differing = sweep.run(device, args.out, args.seed or 0, count, args.dtype, args.seconds, args.quick)
+    return 1 if differing else 0
+
+
 def _ladders(args, device, settings_of):
     """Each ladder in the dtypes of its own, or those of them that were asked for."""
     import harness
@@ -158,7 +175,8 @@ def _ladders(args, device, settings_of):
 
 
 def main(args) -> int:
-    """0: done, whoever won. 2: cannot run, with one line that says why and what to do."""
+    """0: done, whoever won. 1: results of a sweep differ by more than rounding. 2: cannot run, with one line that says
+    why and what to do."""
     try:
         folder = benchmarks_folder()
         if folder is None:
@@ -176,6 +194,11 @@ def main(args) -> int:
             raise ValueError(f"--seconds {args.seconds}: expected a number above 0")
         device = _device(args.device)
         _require_writable(args.out)
+        if "sweep" in args.ops:
+            return _sweep(args, device)
+        for name in ("seed", "count"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name} is for sweep alone")
         if "host" in args.ops:
             return _host(args, device, args.out)
         if set(args.ops) & set(RACES):

@@ -79,6 +79,12 @@ def example_calls(make):
         "argmin": ((make(3, 4), 1), torch.argmin),
         "avg_pool2d": ((make(1, 2, 4, 4), 2), F.avg_pool2d),
         "batch_norm": ((make(3, 4), mean, var, weight, bias, True), F.batch_norm),
+        "batch_norm_act": (
+            (make(3, 4), mean, var, weight, bias, make(3, 4), "silu", True),
+            lambda input, mean, var, weight, bias, residual, name, training: F.silu(
+                F.batch_norm(input, mean, var, weight, bias, training) + residual
+            ),
+        ),
         "bincount": ((labels,), torch.bincount),
         "cat": (((make(3, 4), make(2, 4)),), torch.cat),
         "concat": (((make(3, 4), make(2, 4)),), torch.cat),

@@ -20,6 +20,7 @@ from .ops.argmin import argmin
 from .ops.attention import flash_attention, flash_attention_qkvpacked, scaled_dot_product_attention
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
+from .ops.batch_norm_act import batch_norm_act
 from .ops.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from .ops.bincount import bincount
 from .ops.concat import cat, concat
@@ -101,6 +102,7 @@ __all__ = [
     "argmin",
     "avg_pool2d",
     "batch_norm",
+    "batch_norm_act",
     "binary_cross_entropy_with_logits",
     "bincount",
     "cat",

@@ -195,6 +195,7 @@ CALLS = [
     ("conv2d", (meta(4, 8, 9, 9, channels_last=True, **half), meta(8, 8, 1, 1, **half))),
     ("conv_bn_relu_pool", (meta(4, 8, 8, 8), meta(8, 8, 3, 3))),
     ("batch_norm", (meta(4, 8, 9, 9),)),
+    ("batch_norm_act", (meta(4, 8, 9, 9),)),
     ("embedding", (meta(4), meta(8, 3))),
     ("token_position_embedding", (meta(4), meta(8, 3), meta(4, 3))),
     ("group_norm", (meta(4, 8, 9, 9), 2)),

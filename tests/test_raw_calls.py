@@ -111,7 +111,7 @@ def test_sizes_that_no_tensor_has(size):
         (ops.linear_relu_paths, (False, torch.float32, torch.float32, 5), (5, True)),
         (ops.linear_gelu_paths, (torch.float32, 5), (5, False, True)),
         (ops.linear_cross_entropy_paths, (torch.float32, 5), (5, 0.0, 0.0, 0.0)),
-        (ops.batch_norm_paths, (0, torch.float32, 5), (5,)),
+        (ops.batch_norm_paths, (0, False, torch.float32, 5), (5,)),
         (ops.log_softmax_paths, (False, torch.float32, 5), (5,)),
         (ops.cross_entropy_paths, (torch.float32, 5), (5, 0)),
         (ops.mnist_step_paths, (), ()),

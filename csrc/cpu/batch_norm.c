@@ -20,6 +20,8 @@
 
 #include "common/common.h"
 
+typedef cuda_ops_batch_norm_epilogue epilogue;
+
 enum {
     BLOCK_ELEMENTS = 32768, /* 128 kB of floats */
     SHORT = 256,            /* elements that one sum in the dtype covers */
@@ -63,11 +65,13 @@ static void *coefficients_of(const void *workspace, shape s)
 
 #define REAL float
 #define FN(name) name##_f32
+#define PRECISION 32
 #include "batch_norm.c"
 
 #include "common/undef_real.h"
 #define REAL double
 #define FN(name) name##_f64
+#define PRECISION 64
 #include "batch_norm.c"
 
 #include "common/undef_real.h"
@@ -150,6 +154,39 @@ cuda_ops_status cuda_ops_batch_norm_normalize_cpu(void *output, const void *work
     DISPATCH(dtype, normalize, output, coefficients_of(workspace, s), input, s, begin, end)
 }
 
+cuda_ops_status cuda_ops_batch_norm_act_normalize_cpu(void *output, const void *workspace, const void *input,
+                                                      const cuda_ops_batch_norm_epilogue *f, int64_t outer,
+                                                      int64_t channels, int64_t inner, int64_t begin, int64_t end,
+                                                      cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, normalize_act, output, coefficients_of(workspace, s), input, f, s, begin, end)
+}
+
+cuda_ops_status cuda_ops_batch_norm_act_prepare_gate_cpu(void *workspace, const void *weight, const void *bias,
+                                                         const void *mean, const void *variance, int64_t outer,
+                                                         int64_t channels, int64_t inner, double eps, int training,
+                                                         cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, prepare_gate, workspace, weight, bias, mean, variance, s, eps, training)
+}
+
+cuda_ops_status cuda_ops_batch_norm_act_gate_cpu(void *grad_sum, const void *workspace, const void *grad_output,
+                                                 const void *input, const cuda_ops_batch_norm_epilogue *f,
+                                                 int64_t outer, int64_t channels, int64_t inner, int64_t begin,
+                                                 int64_t end, cuda_ops_dtype dtype)
+{
+    const shape s = {outer, channels, inner};
+    if (is_empty(s))
+        return CUDA_OPS_SUCCESS;
+    DISPATCH(dtype, gate, grad_sum, coefficients_of(workspace, s), grad_output, input, f, s, begin, end)
+}
+
 cuda_ops_status cuda_ops_batch_norm_sums_cpu(void *workspace, const void *grad_output, const void *input,
                                              const void *mean, int64_t outer, int64_t channels, int64_t inner,
                                              int training, int64_t begin, int64_t end, cuda_ops_dtype dtype)
@@ -191,6 +228,8 @@ cuda_ops_status cuda_ops_batch_norm_update_cpu(void *running_mean, void *running
 }
 
 #else
+
+#include "common/activation_functions.h"
 
 /* For inner > 1, a block is one channel of one split. */
 CUDA_OPS_INLINE double FN(sum_run)(const REAL *x, int64_t count)
@@ -497,6 +536,90 @@ CUDA_OPS_SIMD static void FN(grad_input)(REAL *restrict grad_input, const REAL *
             for (int64_t i = 0; i < length; i++)
                 y[i] = g[i] * a;
         }
+    }
+}
+
+static void FN(prepare_gate)(void *workspace, const REAL *weight, const REAL *bias, const void *mean,
+                             const void *variance, shape s, double eps, int training)
+{
+    for (int64_t c = 0; c < s.channels; c++)
+        FN(set_forward_coefficients)(workspace, weight, bias, FN(statistic)(mean, training, c),
+                                     FN(statistic)(variance, training, c), eps, s, c);
+}
+
+/* A row of batch_norm_act: z = (x - m) * a + b + r, forward y = f(z), and backward y = g * f'(z). Where `each`, m, a and
+ * b are of an element each, and else one. r: NULL for no residual, and then `zero` stands for it, a row of one 0. */
+#define FOR_ROW(each, result)                                                                                          \
+    _Pragma("omp simd") for (int64_t i = 0; i < length; i++)                                                           \
+    {                                                                                                                  \
+        const int64_t c = (each) ? i : 0;                                                                              \
+        const REAL z = (x[i] - m[c]) * a[c] + b[c] + (r ? r[i] : (REAL)0);                                             \
+        y[i] = (result);                                                                                               \
+    }
+#define FOR_ACT_ROW(result)                                                                                            \
+    do {                                                                                                               \
+        if (each && r)                                                                                                 \
+            FOR_ROW(1, result) else if (each) FOR_ROW(1, result) else FOR_ROW(0, result)                               \
+    } while (0)
+
+CUDA_OPS_SIMD static void FN(act_row)(REAL *y, const REAL *x, const REAL *r, const REAL *m, const REAL *a,
+                                      const REAL *b, bool each, int64_t length, const epilogue *f)
+{
+    const REAL low = (REAL)f->first, high = (REAL)f->second;
+    switch (f->function) {
+    case CUDA_OPS_ACTIVATION_SILU:
+        FOR_ACT_ROW(FN(silu)(z));
+        return;
+    case CUDA_OPS_ACTIVATION_HARDSWISH:
+        FOR_ACT_ROW(FN(hardswish)(z));
+        return;
+    default:
+        FOR_ACT_ROW(FN(hardtanh)(z, low, high));
+    }
+}
+
+CUDA_OPS_SIMD static void FN(gate_row)(REAL *y, const REAL *g, const REAL *x, const REAL *r, const REAL *m,
+                                       const REAL *a, const REAL *b, bool each, int64_t length, const epilogue *f)
+{
+    const REAL low = (REAL)f->first, high = (REAL)f->second;
+    switch (f->function) {
+    case CUDA_OPS_ACTIVATION_SILU:
+        FOR_ACT_ROW(g[i] * FN(silu_slope)(z));
+        return;
+    case CUDA_OPS_ACTIVATION_HARDSWISH:
+        FOR_ACT_ROW(g[i] * FN(hardswish_slope)(z));
+        return;
+    default:
+        FOR_ACT_ROW(z <= low || z >= high ? (REAL)0 : g[i]);
+    }
+}
+#undef FOR_ACT_ROW
+#undef FOR_ELEMENTS
+
+static void FN(normalize_act)(REAL *output, const REAL *coefficients, const REAL *input, const epilogue *f, shape s,
+                              int64_t begin, int64_t end)
+{
+    const REAL *center = coefficients, *scale = center + s.channels, *offset = scale + s.channels;
+    const bool each = s.inner == 1;
+    const int64_t length = each ? s.channels : s.inner;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t c = each ? 0 : row % s.channels, start = row * length;
+        const REAL *r = f->residual ? (const REAL *)f->residual + start : NULL;
+        FN(act_row)(output + start, input + start, r, center + c, scale + c, offset + c, each, length, f);
+    }
+}
+
+static void FN(gate)(REAL *grad_sum, const REAL *coefficients, const REAL *grad_output, const REAL *input,
+                     const epilogue *f, shape s, int64_t begin, int64_t end)
+{
+    const REAL *center = coefficients, *scale = center + s.channels, *offset = scale + s.channels;
+    const bool each = s.inner == 1;
+    const int64_t length = each ? s.channels : s.inner;
+    for (int64_t row = begin; row < end; row++) {
+        const int64_t c = each ? 0 : row % s.channels, start = row * length;
+        const REAL *r = f->residual ? (const REAL *)f->residual + start : NULL;
+        FN(gate_row)(grad_sum + start, grad_output + start, input + start, r, center + c, scale + c, offset + c, each,
+                     length, f);
     }
 }
 

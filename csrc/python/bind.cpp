@@ -25,6 +25,7 @@ enum class Kind {
     FLOAT,
     BOOL,
     STRING,
+    OPTIONAL_STRING,
     DTYPE,
     INTEGERS,
     OPTIONAL_INTEGERS,
@@ -60,6 +61,8 @@ Type type_of(const c10::Argument &argument)
             return {Kind::OPTIONAL_TENSOR};
         if (is_integer(optional->getElementType()->kind()))
             return {Kind::OPTIONAL_INTEGER};
+        if (optional->getElementType()->kind() == TypeKind::StringType)
+            return {Kind::OPTIONAL_STRING};
         if (const auto list = optional->getElementType()->cast<c10::ListType>();
             list && is_integer(list->getElementType()->kind()))
             return {Kind::OPTIONAL_INTEGERS, argument.N().value_or(0)};
@@ -187,6 +190,12 @@ bool push(torch::jit::Stack &stack, PyObject *object, Type type)
         stack.emplace_back(value);
         return true;
     }
+    case Kind::OPTIONAL_STRING:
+        if (object == Py_None) {
+            stack.emplace_back();
+            return true;
+        }
+        [[fallthrough]];
     case Kind::STRING: {
         Py_ssize_t size = 0;
         const char *const text = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;

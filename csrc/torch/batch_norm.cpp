@@ -1,12 +1,15 @@
-// batch_norm for PyTorch: checks, allocation and the choice of backend.
+// batch_norm and batch_norm_act for PyTorch: checks, allocation and the choice of backend.
 #include "cuda_ops/batch_norm.h"
 
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <tuple>
 
 #include "autograd.h"
@@ -83,6 +86,53 @@ static const void *channel_data(const Tensor &tensor)
     return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }
 
+// What batch_norm_act does beyond batch_norm, with the residual in the layout of input.
+struct Epilogue {
+    Tensor residual;
+    cuda_ops_batch_norm_epilogue given{nullptr, CUDA_OPS_ACTIVATION_HARDTANH, NONE, NONE};
+
+    static constexpr double NONE = std::numeric_limits<double>::quiet_NaN(); // no bound
+
+    Epilogue(const char *op, const std::optional<Tensor> &given_residual, std::optional<std::string_view> activation,
+             const Tensor &input)
+    {
+        if (activation == "relu")
+            given.first = 0;
+        else if (activation == "relu6")
+            given.first = 0, given.second = 6;
+        else if (activation == "silu")
+            given.function = CUDA_OPS_ACTIVATION_SILU;
+        else if (activation == "hardswish")
+            given.function = CUDA_OPS_ACTIVATION_HARDSWISH;
+        else
+            TORCH_CHECK_VALUE(!activation, op,
+                              ": expected activation to be 'relu', 'relu6', 'silu', 'hardswish' or None, got '",
+                              *activation, "'");
+        if (!given_residual)
+            return;
+        check_like(op, "residual", *given_residual, "input", input);
+        check_same_shape(op, "residual", *given_residual, "input", input);
+        residual = *given_residual;
+    }
+
+    // Once the device is set.
+    void lay_out(at::MemoryFormat format)
+    {
+        if (!residual.defined())
+            return;
+        residual = residual.contiguous(format);
+        given.residual = residual.const_data_ptr();
+    }
+
+    // With the residual at another address, as float32.
+    cuda_ops_batch_norm_epilogue of(const void *other) const
+    {
+        cuda_ops_batch_norm_epilogue result = given;
+        result.residual = other;
+        return result;
+    }
+};
+
 static Tensor make_workspace(const Tensor &input, const Layout &l)
 {
     const int64_t bytes = input.is_cuda() ?
@@ -102,16 +152,21 @@ static int64_t grain_of(const Layout &l, int64_t ranges)
 }
 
 static void normalize_cpu(const char *op, const Tensor &output, const Tensor &workspace, const Tensor &x,
-                          const Layout &l, cuda_ops_dtype dtype)
+                          const Layout &l, const Epilogue *epilogue, cuda_ops_dtype dtype)
 {
     const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner), row = x.numel() / rows;
-    parallel_rows(
-        op, rows, 1, grain_of(l, rows), dtype,
-        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+    const auto kernel = [&](void *to, const void *from, const void *residual, int64_t begin, int64_t end,
+                            cuda_ops_dtype type) {
+        if (!epilogue)
             return cuda_ops_batch_norm_normalize_cpu(to, workspace.const_data_ptr(), from, l.outer, l.channels, l.inner,
                                                      begin, end, type);
-        },
-        writes(output, row), reads(x, row));
+        const cuda_ops_batch_norm_epilogue given = epilogue->of(residual);
+        return cuda_ops_batch_norm_act_normalize_cpu(to, workspace.const_data_ptr(), from, &given, l.outer, l.channels,
+                                                     l.inner, begin, end, type);
+    };
+    const Tensor residual = epilogue ? epilogue->residual : Tensor();
+    parallel_rows(op, rows, 1, grain_of(l, rows), dtype, kernel, writes(output, row), reads(x, row),
+                  reads(residual, row));
 }
 
 // The running statistics after a batch of `count` values a channel.
@@ -141,13 +196,13 @@ static void check_batch(const char *op, const Tensor &input, const Layout &l)
                       ")");
 }
 
-// running: the running statistics, if there are any.
+// running: the running statistics, if there are any. epilogue: NULL for batch_norm.
 static std::tuple<Tensor, Tensor, Tensor>
-forward_training(const Tensor &input, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
-                 const std::optional<Tensor> &running_mean, const std::optional<Tensor> &running_var,
-                 const std::optional<Tensor> &num_batches_tracked, double momentum, double eps)
+forward_training(const char *op, const Tensor &input, const std::optional<Tensor> &weight,
+                 const std::optional<Tensor> &bias, Epilogue *epilogue, const std::optional<Tensor> &running_mean,
+                 const std::optional<Tensor> &running_var, const std::optional<Tensor> &num_batches_tracked,
+                 double momentum, double eps)
 {
-    const char *const op = "batch_norm";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
     const Layout l(input);
@@ -164,14 +219,16 @@ forward_training(const Tensor &input, const std::optional<Tensor> &weight, const
         running.finish();
         return {output, at::zeros({l.channels}, statistics), at::zeros({l.channels}, statistics)};
     }
+    if (epilogue)
+        epilogue->lay_out(l.format);
     Tensor mean = empty({l.channels}, statistics), variance = empty({l.channels}, statistics);
     const Tensor workspace = make_workspace(x, l);
     if (x.is_cuda()) {
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_batch_norm_forward_training_cuda(
-                            output.data_ptr(), mean.data_ptr<double>(), variance.data_ptr<double>(),
-                            workspace.data_ptr(), x.const_data_ptr(), parameters.weight_data(), parameters.bias_data(),
-                            l.outer, l.channels, l.inner, eps, dtype, parameters.dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_act_forward_training_cuda(
+                                output.data_ptr(), mean.data_ptr<double>(), variance.data_ptr<double>(),
+                                workspace.data_ptr(), x.const_data_ptr(), parameters.weight_data(),
+                                parameters.bias_data(), epilogue ? &epilogue->given : nullptr, l.outer, l.channels,
+                                l.inner, eps, dtype, parameters.dtype, current_stream(op)));
         update(op, running, mean, variance, l.outer * l.inner);
         return {output, mean, variance};
     }
@@ -186,7 +243,7 @@ forward_training(const Tensor &input, const std::optional<Tensor> &weight, const
     check_status(op, cuda_ops_batch_norm_prepare_training_cpu(mean.data_ptr<double>(), variance.data_ptr<double>(),
                                                               workspace.data_ptr(), channel_data(w), channel_data(b),
                                                               l.outer, l.channels, l.inner, eps, computed));
-    normalize_cpu(op, output, workspace, wide, l, dtype);
+    normalize_cpu(op, output, workspace, wide, l, epilogue, dtype);
     update(op, running, mean, variance, l.outer * l.inner);
     return {output, mean, variance};
 }
@@ -195,7 +252,23 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_forward_training(const Tens
                                                                       const std::optional<Tensor> &weight,
                                                                       const std::optional<Tensor> &bias, double eps)
 {
-    return forward_training(input, weight, bias, std::nullopt, std::nullopt, std::nullopt, 0.0, eps);
+    return forward_training("batch_norm", input, weight, bias, nullptr, std::nullopt, std::nullopt, std::nullopt, 0.0,
+                            eps);
+}
+
+static std::tuple<Tensor, Tensor, Tensor>
+batch_norm_act_forward_training(const Tensor &input, const std::optional<Tensor> &weight,
+                                const std::optional<Tensor> &bias, const std::optional<Tensor> &residual,
+                                std::optional<std::string_view> activation, double eps)
+{
+    Epilogue epilogue("batch_norm_act", residual, activation, input);
+    return forward_training("batch_norm_act", input, weight, bias, &epilogue, std::nullopt, std::nullopt, std::nullopt,
+                            0.0, eps);
+}
+
+static std::optional<Tensor> resolved(const std::optional<Tensor> &tensor)
+{
+    return tensor && tensor->is_neg() ? std::optional<Tensor>(dense(*tensor)) : tensor;
 }
 
 static std::tuple<Tensor, Tensor, Tensor>
@@ -203,15 +276,25 @@ batch_norm_forward_tracking(const Tensor &input, const std::optional<Tensor> &we
                             const Tensor &running_mean, const Tensor &running_var,
                             const std::optional<Tensor> &num_batches_tracked, double momentum, double eps)
 {
-    const auto resolved = [](const std::optional<Tensor> &tensor) {
-        return tensor && tensor->is_neg() ? std::optional<Tensor>(dense(*tensor)) : tensor;
-    };
-    return forward_training(input.is_neg() ? dense(input) : input, resolved(weight), resolved(bias), running_mean,
+    return forward_training("batch_norm", *resolved(input), resolved(weight), resolved(bias), nullptr, running_mean,
                             running_var, num_batches_tracked, momentum, eps);
 }
 
+static std::tuple<Tensor, Tensor, Tensor>
+batch_norm_act_forward_tracking(const Tensor &input, const std::optional<Tensor> &weight,
+                                const std::optional<Tensor> &bias, const std::optional<Tensor> &residual,
+                                const Tensor &running_mean, const Tensor &running_var,
+                                const std::optional<Tensor> &num_batches_tracked,
+                                std::optional<std::string_view> activation, double momentum, double eps)
+{
+    const Tensor x = *resolved(input);
+    Epilogue epilogue("batch_norm_act", resolved(residual), activation, x);
+    return forward_training("batch_norm_act", x, resolved(weight), resolved(bias), &epilogue, running_mean, running_var,
+                            num_batches_tracked, momentum, eps);
+}
+
 static Tensor forward_inference(const char *op, const Tensor &input, const std::optional<Tensor> &weight,
-                                const std::optional<Tensor> &bias, const Tensor &running_mean,
+                                const std::optional<Tensor> &bias, Epilogue *epilogue, const Tensor &running_mean,
                                 const Tensor &running_var, double eps)
 {
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
@@ -228,14 +311,16 @@ static Tensor forward_inference(const char *op, const Tensor &input, const std::
     Tensor output = l.new_like(x);
     if (x.numel() == 0)
         return output;
+    if (epilogue)
+        epilogue->lay_out(l.format);
     const Tensor workspace = make_workspace(x, l);
     (void)statistics_dtype; // not used in a build without CUDA
     if (x.is_cuda()) {
-        CUDA_OPS_LAUNCH(op,
-                        cuda_ops_batch_norm_forward_inference_cuda(
-                            output.data_ptr(), workspace.data_ptr(), x.const_data_ptr(), parameters.weight_data(),
-                            parameters.bias_data(), mean.const_data_ptr(), variance.const_data_ptr(), l.outer,
-                            l.channels, l.inner, eps, dtype, parameters.dtype, statistics_dtype, current_stream(op)));
+        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_act_forward_inference_cuda(
+                                output.data_ptr(), workspace.data_ptr(), x.const_data_ptr(), parameters.weight_data(),
+                                parameters.bias_data(), mean.const_data_ptr(), variance.const_data_ptr(),
+                                epilogue ? &epilogue->given : nullptr, l.outer, l.channels, l.inner, eps, dtype,
+                                parameters.dtype, statistics_dtype, current_stream(op)));
         return output;
     }
     const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
@@ -244,7 +329,7 @@ static Tensor forward_inference(const char *op, const Tensor &input, const std::
                          workspace.data_ptr(), channel_data(w), channel_data(b), wide_mean.const_data_ptr(),
                          wide_variance.const_data_ptr(), l.outer, l.channels, l.inner, eps,
                          is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
-    normalize_cpu(op, output, workspace, x, l, dtype);
+    normalize_cpu(op, output, workspace, x, l, epilogue, dtype);
     return output;
 }
 
@@ -252,7 +337,16 @@ static Tensor batch_norm_forward_inference(const Tensor &input, const std::optio
                                            const std::optional<Tensor> &bias, const Tensor &running_mean,
                                            const Tensor &running_var, double eps)
 {
-    return forward_inference("batch_norm", input, weight, bias, running_mean, running_var, eps);
+    return forward_inference("batch_norm", input, weight, bias, nullptr, running_mean, running_var, eps);
+}
+
+static Tensor batch_norm_act_forward_inference(const Tensor &input, const std::optional<Tensor> &weight,
+                                               const std::optional<Tensor> &bias, const std::optional<Tensor> &residual,
+                                               const Tensor &running_mean, const Tensor &running_var,
+                                               std::optional<std::string_view> activation, double eps)
+{
+    Epilogue epilogue("batch_norm_act", residual, activation, input);
+    return forward_inference("batch_norm_act", input, weight, bias, &epilogue, running_mean, running_var, eps);
 }
 
 // With running statistics instance_norm is the same.
@@ -260,24 +354,25 @@ static Tensor instance_norm_forward_inference(const Tensor &input, const std::op
                                               const std::optional<Tensor> &bias, const Tensor &running_mean,
                                               const Tensor &running_var, double eps)
 {
-    return forward_inference("instance_norm", input, weight, bias, running_mean, running_var, eps);
+    return forward_inference("instance_norm", input, weight, bias, nullptr, running_mean, running_var, eps);
 }
 
 // mean and variance: in training forward's, else the running statistics. A result that is not wanted is returned empty;
 // grad_weight and grad_bias have the dtype of weight, or else of bias, or else of input.
-static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad_output, const Tensor &input,
-                                                              const std::optional<Tensor> &weight, const Tensor &mean,
-                                                              const Tensor &variance, bool training, double eps,
-                                                              std::optional<at::ScalarType> bias_type,
-                                                              std::array<bool, 3> wanted)
+// The last result is the residual's gradient, where wants_residual.
+static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const Tensor &grad_output,
+                                                           const Tensor &input, const std::optional<Tensor> &weight,
+                                                           const std::optional<Tensor> &bias, Epilogue *epilogue,
+                                                           const Tensor &mean, const Tensor &variance, bool training,
+                                                           double eps, std::optional<at::ScalarType> bias_type,
+                                                           std::array<bool, 3> wanted, bool wants_residual)
 {
     const bool needs_grad_input = wanted[0], needs_grad_parameters = wanted[1] || wanted[2];
-    const char *const op = "batch_norm_backward";
     const cuda_ops_dtype dtype = check_dtype(op, "input", input);
     check_input(op, input);
     check_like(op, "grad_output", grad_output, "input", input);
     check_same_shape(op, "grad_output", grad_output, "input", input);
-    const Parameters parameters(op, weight, std::nullopt, input);
+    const Parameters parameters(op, weight, bias, input);
     const at::ScalarType parameter_type = weight ? weight->scalar_type() : bias_type.value_or(input.scalar_type());
     cuda_ops_dtype statistics_dtype = CUDA_OPS_FLOAT64;
     if (training) {
@@ -297,10 +392,16 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
     const Tensor m = mean.contiguous(), v = variance.contiguous();
     const auto parameter_options = x.options().dtype(parameter_type);
     Tensor grad_input = needs_grad_input ? l.new_like(x) : empty({0}, x.options());
+    Tensor grad_sum = wants_residual ? l.new_like(x) : Tensor();
     const int64_t parameter_count = needs_grad_parameters ? l.channels : 0;
     if (x.numel() == 0)
         return {grad_input, at::zeros({parameter_count}, parameter_options),
-                at::zeros({parameter_count}, parameter_options)};
+                at::zeros({parameter_count}, parameter_options), grad_sum};
+    if (epilogue) {
+        epilogue->lay_out(l.format);
+        if (!wants_residual) // scratch: on CUDA grad_input serves
+            grad_sum = needs_grad_input && x.is_cuda() ? grad_input : l.new_like(x);
+    }
     Tensor grad_weight = empty({parameter_count}, parameter_options);
     Tensor grad_bias = empty({parameter_count}, parameter_options);
     const Tensor workspace = make_workspace(x, l);
@@ -309,23 +410,41 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
     const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_weight", grad_weight);
     (void)statistics_dtype; // not used in a build without CUDA
     if (x.is_cuda()) {
-        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_backward_cuda(
-                                needs_grad_input ? grad_input.data_ptr() : nullptr, grad_weight_data, grad_bias_data,
+        CUDA_OPS_LAUNCH(op, cuda_ops_batch_norm_act_backward_cuda(
+                                needs_grad_input ? grad_input.data_ptr() : nullptr,
+                                epilogue ? grad_sum.data_ptr() : nullptr, grad_weight_data, grad_bias_data,
                                 workspace.data_ptr(), g.const_data_ptr(), x.const_data_ptr(), parameters.weight_data(),
-                                m.const_data_ptr(), v.const_data_ptr(), l.outer, l.channels, l.inner, eps, training,
+                                parameters.bias_data(), m.const_data_ptr(), v.const_data_ptr(),
+                                epilogue ? &epilogue->given : nullptr, l.outer, l.channels, l.inner, eps, training,
                                 dtype, parameter_dtype, statistics_dtype, current_stream(op)));
-        return {grad_input, grad_weight, grad_bias};
+        return {grad_input, grad_weight, grad_bias, grad_sum};
     }
     TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
                 ": expected parameter_dtype to be that of input on the CPU, got ", parameter_type);
     const Tensor wide_x = widened(x), wide_g = widened(g), wide_m = widened(m), wide_v = widened(v);
-    const Tensor w = widened(parameters.weight), to_weight = float32_like(grad_weight),
+    const Tensor w = widened(parameters.weight), b = widened(parameters.bias), to_weight = float32_like(grad_weight),
                  to_bias = float32_like(grad_bias);
     const cuda_ops_dtype computed = check_dtype(op, "input", wide_x);
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner), row = x.numel() / rows;
+    Tensor grad = wide_g;
+    if (epilogue) {
+        grad = float32_like(grad_sum);
+        const Tensor residual = widened(epilogue->residual);
+        const cuda_ops_batch_norm_epilogue given = epilogue->of(channel_data(residual));
+        check_status(op, cuda_ops_batch_norm_act_prepare_gate_cpu(
+                             workspace.data_ptr(), channel_data(w), channel_data(b), wide_m.const_data_ptr(),
+                             wide_v.const_data_ptr(), l.outer, l.channels, l.inner, eps, training, computed));
+        parallel_ranges(op, rows, grain_of(l, rows), [&](int64_t begin, int64_t end) {
+            return cuda_ops_batch_norm_act_gate_cpu(grad.data_ptr(), workspace.const_data_ptr(),
+                                                    wide_g.const_data_ptr(), wide_x.const_data_ptr(), &given, l.outer,
+                                                    l.channels, l.inner, begin, end, computed);
+        });
+        round_back(grad_sum, grad);
+    }
     if (training || needs_grad_parameters) {
         const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
         parallel_ranges(op, blocks, grain_of(l, blocks), [&](int64_t begin, int64_t end) {
-            return cuda_ops_batch_norm_sums_cpu(workspace.data_ptr(), wide_g.const_data_ptr(), wide_x.const_data_ptr(),
+            return cuda_ops_batch_norm_sums_cpu(workspace.data_ptr(), grad.const_data_ptr(), wide_x.const_data_ptr(),
                                                 wide_m.const_data_ptr(), l.outer, l.channels, l.inner, training, begin,
                                                 end, computed);
         });
@@ -338,16 +457,44 @@ static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad
     round_back(grad_weight, to_weight);
     round_back(grad_bias, to_bias);
     if (!needs_grad_input)
-        return {grad_input, grad_weight, grad_bias};
-    const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner), row = x.numel() / rows;
+        return {grad_input, grad_weight, grad_bias, grad_sum};
     parallel_rows(
         op, rows, 1, grain_of(l, rows), dtype,
-        [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
-            return cuda_ops_batch_norm_grad_input_cpu(to, workspace.const_data_ptr(), grad, from, l.outer, l.channels,
+        [&](void *to, const void *grads, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
+            return cuda_ops_batch_norm_grad_input_cpu(to, workspace.const_data_ptr(), grads, from, l.outer, l.channels,
                                                       l.inner, training, begin, end, type);
         },
-        writes(grad_input, row), reads(wide_g, row), reads(wide_x, row));
+        writes(grad_input, row), reads(grad, row), reads(wide_x, row));
+    return {grad_input, grad_weight, grad_bias, grad_sum};
+}
+
+static std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor &grad_output, const Tensor &input,
+                                                              const std::optional<Tensor> &weight, const Tensor &mean,
+                                                              const Tensor &variance, bool training, double eps,
+                                                              std::optional<at::ScalarType> bias_type,
+                                                              std::array<bool, 3> wanted)
+{
+    const auto [grad_input, grad_weight, grad_bias, none] =
+        backward("batch_norm_backward", grad_output, input, weight, std::nullopt, nullptr, mean, variance, training,
+                 eps, bias_type, wanted, false);
     return {grad_input, grad_weight, grad_bias};
+}
+
+static std::tuple<Tensor, Tensor, Tensor, Tensor>
+batch_norm_act_backward(const Tensor &grad_output, const Tensor &input, const std::optional<Tensor> &weight,
+                        const std::optional<Tensor> &bias, const std::optional<Tensor> &residual, const Tensor &mean,
+                        const Tensor &variance, bool training, std::optional<std::string_view> activation, double eps,
+                        std::array<bool, 4> wanted)
+{
+    const char *const op = "batch_norm_act_backward";
+    Epilogue epilogue(op, residual, activation, input);
+    TORCH_CHECK(!wanted[3] || residual, op, ": expected residual to be given, whose gradient is wanted");
+    auto grads = backward(op, grad_output, input, weight, bias, &epilogue, mean, variance, training, eps,
+                          bias ? std::make_optional(bias->scalar_type()) : std::nullopt,
+                          {wanted[0], wanted[1], wanted[2]}, wanted[3]);
+    if (!wanted[3])
+        std::get<3>(grads) = empty({0}, input.options());
+    return grads;
 }
 
 } // namespace cuda_ops
@@ -412,4 +559,49 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
          "grad_grad_bias, grad_output, input, weight, mean, variance, training, eps, wanted)",
          "grad_input, grad_weight, grad_bias <- batch_norm_backward_tangents(tangent_grad_output, tangent_input, "
          "tangent_weight, grad_output, input, weight, mean, variance, training, eps, bias_dtype, wanted)"});
+
+    library.def("batch_norm_act_forward_training(Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, "
+                "str? activation, float eps) -> (Tensor output, Tensor mean, Tensor variance)");
+    library.def("batch_norm_act_forward_tracking(Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, "
+                "Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!)? num_batches_tracked, str? activation, "
+                "float momentum, float eps) -> (Tensor output, Tensor mean, Tensor variance)");
+    library.def("batch_norm_act_forward_inference(Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, "
+                "Tensor running_mean, Tensor running_var, str? activation, float eps) -> (Tensor output)");
+    library.def("batch_norm_act_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor? bias, "
+                "Tensor? residual, Tensor mean, Tensor variance, bool training, str? activation, float eps, "
+                "bool[4] wanted) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)");
+    // cuda_ops/ops/batch_norm_act.py composes these two.
+    library.def("batch_norm_act_gradients(Tensor grad_output, Tensor input, Tensor? weight, Tensor? bias, "
+                "Tensor? residual, Tensor mean, Tensor variance, bool training, str? activation, float eps, "
+                "bool[4] wanted) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)");
+    library.def("batch_norm_act_tangents(Tensor? tangent_input, Tensor? tangent_weight, Tensor? tangent_bias, "
+                "Tensor? tangent_residual, Tensor input, Tensor? weight, Tensor? bias, Tensor? residual, Tensor mean, "
+                "Tensor variance, bool training, str? activation, float eps) -> Tensor");
+    CUDA_OPS_IMPLEMENT(library, "batch_norm_act_forward_training", cuda_ops::batch_norm_act_forward_training);
+    CUDA_OPS_IMPLEMENT(library, "batch_norm_act_forward_tracking", cuda_ops::batch_norm_act_forward_tracking);
+    CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "batch_norm_act_forward_tracking");
+    CUDA_OPS_IMPLEMENT(library, "batch_norm_act_forward_inference", cuda_ops::batch_norm_act_forward_inference);
+    CUDA_OPS_IMPLEMENT(library, "batch_norm_act_backward", cuda_ops::batch_norm_act_backward);
+    const char *const act_gradients =
+        "input, weight, bias, residual: "
+        "batch_norm_act_backward(grad_output, input, weight, bias, residual, mean, variance, true, activation, eps, "
+        "wanted) or "
+        "batch_norm_act_gradients(grad_output, input, weight, bias, residual, mean, variance, true, activation, eps, "
+        "wanted)";
+    const char *const act_tangents =
+        "output <- batch_norm_act_tangents(tangent_input, tangent_weight, tangent_bias, tangent_residual, input, "
+        "weight, bias, residual, mean, variance, true, activation, eps)";
+    CUDA_OPS_DERIVATIVES(library, "batch_norm_act_forward_training", {act_gradients, act_tangents});
+    CUDA_OPS_DERIVATIVES(library, "batch_norm_act_forward_tracking",
+                         {"running_mean, running_var: not differentiable", act_gradients, act_tangents});
+    CUDA_OPS_DERIVATIVES(
+        library, "batch_norm_act_forward_inference",
+        {constants,
+         "input, weight, bias, residual: "
+         "batch_norm_act_backward(grad_output, input, weight, bias, residual, running_mean, running_var, false, "
+         "activation, eps, wanted) or "
+         "batch_norm_act_gradients(grad_output, input, weight, bias, residual, running_mean, running_var, false, "
+         "activation, eps, wanted)",
+         "output <- batch_norm_act_tangents(tangent_input, tangent_weight, tangent_bias, tangent_residual, input, "
+         "weight, bias, residual, running_mean, running_var, false, activation, eps)"});
 }

@@ -20,6 +20,7 @@
 #include "autograd.h"
 #include "cpu_workspace.h"
 #include "cuda_ops/conv_transpose2d.h"
+#include "cuda_ops/transpose_images.h"
 #include "empty.h"
 #include "halves.h"
 
@@ -201,6 +202,24 @@ static CudaPlan plan_of(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes &
     return plan;
 }
 
+// tensor.contiguous(format) of a tensor on CUDA, at the speed of a copy.
+static Tensor relaid(const char *op, const Tensor &tensor, at::MemoryFormat format)
+{
+    const bool to_last = format == at::MemoryFormat::ChannelsLast;
+    const int64_t channels = tensor.size(1), pixels = tensor.size(2) * tensor.size(3);
+    if (tensor.is_contiguous(format) || tensor.numel() == 0 || tensor.is_neg() || channels < 8 ||
+        !tensor.is_contiguous(to_last ? at::MemoryFormat::Contiguous : at::MemoryFormat::ChannelsLast))
+        return tensor.contiguous(format);
+    Tensor copy = empty(tensor.sizes(), tensor.options().memory_format(format));
+    const cuda_ops_status status = cuda_ops_transpose_images_cuda(
+        copy.data_ptr(), tensor.const_data_ptr(), tensor.size(0), to_last ? channels : pixels,
+        to_last ? pixels : channels, check_dtype(op, "input", tensor), current_stream(op));
+    if (status == CUDA_OPS_INVALID_ARGUMENT) // more tiles than a grid has
+        return tensor.contiguous(format);
+    check_status(op, status);
+    return copy;
+}
+
 // What all products on CUDA share beside their tensors.
 struct CudaRun {
     int path;
@@ -282,8 +301,8 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
     if (input.is_cuda()) {
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_FORWARD, sizes, dtype, input);
         if (input.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
-            const Tensor x = input.contiguous(at::MemoryFormat::ChannelsLast);
-            return conv2d_forward(op, x, weight, bias, parameters, true).contiguous(memory_format(channels_last));
+            const Tensor x = relaid(op, input, at::MemoryFormat::ChannelsLast);
+            return relaid(op, conv2d_forward(op, x, weight, bias, parameters, true), memory_format(channels_last));
         }
     }
 #endif
@@ -335,9 +354,9 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
     if (grad_output.is_cuda()) {
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_INPUT, sizes, dtype, grad_output);
         if (grad_output.numel() > 0 && run_on_cuda->plan.wants_channels_last) {
-            const Tensor g = grad_output.contiguous(at::MemoryFormat::ChannelsLast);
-            return conv2d_backward_input(op, g, weight, input_size, true, parameters, bias)
-                .contiguous(memory_format(channels_last));
+            const Tensor g = relaid(op, grad_output, at::MemoryFormat::ChannelsLast);
+            return relaid(op, conv2d_backward_input(op, g, weight, input_size, true, parameters, bias),
+                          memory_format(channels_last));
         }
     }
 #endif
@@ -385,8 +404,8 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     sizes.allow_tf32 = allow_tf32(grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
-    bool copied = false;
 #ifdef CUDA_OPS_WITH_CUDA
+    bool copied = false;
     std::optional<CudaRun> run_on_cuda;
     if (grad_output.is_cuda() && grad_output.numel() > 0) {
         run_on_cuda.emplace(op, CUDA_OPS_CONV2D_BACKWARD_WEIGHT, sizes, dtype, grad_output);
@@ -397,8 +416,14 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
         }
     }
 #endif
-    const Tensor g = copied ? grad_output.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(grad_output);
-    const Tensor x = copied ? input.contiguous(at::MemoryFormat::ChannelsLast) : dense_image(input);
+    const auto laid_out = [&](const Tensor &image) {
+#ifdef CUDA_OPS_WITH_CUDA
+        if (copied)
+            return relaid(op, image, at::MemoryFormat::ChannelsLast);
+#endif
+        return dense_image(image);
+    };
+    const Tensor g = laid_out(grad_output), x = laid_out(input);
     Tensor grad_weight = empty(weight_size, g.options().memory_format(memory_format(channels_last)));
     if (grad_weight.numel() == 0)
         return grad_weight;

@@ -194,15 +194,15 @@ static PathRows linear_cross_entropy_paths(at::ScalarType type, int64_t rows, in
                                                                            path_dtype(type), facts));
 }
 
-static PathRows batch_norm_paths(int64_t pass, at::ScalarType type, int64_t outer, int64_t channels, int64_t inner,
-                                 at::IntArrayRef device)
+static PathRows batch_norm_paths(int64_t pass, bool act, at::ScalarType type, int64_t outer, int64_t channels,
+                                 int64_t inner, at::IntArrayRef device)
 {
     check_path_sizes("batch_norm_paths", {outer, channels, inner});
     TORCH_CHECK(0 <= pass && pass < 4, "batch_norm_paths: expected pass to be 0 to 3, got ", pass);
-    (void)type, (void)outer, (void)channels, (void)inner, (void)device;
+    (void)act, (void)type, (void)outer, (void)channels, (void)inner, (void)device;
     return CUDA_OPS_PATHS(device,
                           cuda_ops_batch_norm_paths_cuda(reports, room, static_cast<cuda_ops_batch_norm_pass>(pass),
-                                                         outer, channels, inner, path_dtype(type), facts));
+                                                         act, outer, channels, inner, path_dtype(type), facts));
 }
 
 static PathRows layer_norm_paths(bool backward, at::ScalarType type, int64_t rows, int64_t cols, at::IntArrayRef device)
@@ -330,7 +330,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_cross_entropy_paths(ScalarType dtype, int rows, int in_features, int classes, float "
                 "label_smoothing, float z_loss, float logit_softcap, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::linear_cross_entropy_paths);
-    library.def("batch_norm_paths(int pass_, ScalarType dtype, int outer, int channels, int inner, int[] "
+    library.def("batch_norm_paths(int pass_, bool act, ScalarType dtype, int outer, int channels, int inner, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::batch_norm_paths);
     library.def("layer_norm_paths(bool backward, ScalarType dtype, int rows, int cols, int[] "

@@ -13,6 +13,7 @@ from .. import functional, nn
 from .._arguments import pair
 from .._modules import parameter, unlike
 from ..ops._pool2d import pair_or_kernel
+from ..ops.batch_norm_act import batch_norm_act_module
 from ..ops.conv_bn_relu_pool import conv_bn_relu_pool_modules
 from . import layers
 from .layers import Functions, takes
@@ -22,6 +23,9 @@ LETTERS = {
     "c": "Conv2d",
     "b": "BatchNorm2d",
     "r": "ReLU",
+    "6": "ReLU6",
+    "s": "SiLU",
+    "h": "Hardswish",
     "p": "MaxPool2d",
     "l": "Linear",
     "g": "GELU",
@@ -31,6 +35,7 @@ LETTERS = {
 }
 CLASSES = {letter: (getattr(layers, name), getattr(nn, name)) for letter, name in LETTERS.items()}
 LETTER_OF = {cls: letter for letter, classes in CLASSES.items() for cls in classes}
+ACTIVATIONS = {"r": "relu", "6": "relu6", "s": "silu", "h": "hardswish"}  # batch_norm_act's
 MOST_WINDOW = 255  # of conv_bn_relu_pool
 
 
@@ -56,6 +61,47 @@ def linear_gelu(input: Tensor, linear, gelu=None, approximate: str = "none") -> 
         return functional.linear_gelu(input, parameter(linear, "weight"), parameter(linear, "bias"), approximate)
     output = linear(input)
     return Functions.gelu(output, approximate=approximate) if gelu is None else gelu(output)
+
+
+def batch_norm_act(input: Tensor, norm, activation, residual: Tensor | None = None, inplace: bool = False) -> Tensor:
+    """activation(norm(input) + residual). `activation`: a layer, or the name of a function. `inplace`: whether the sum
+    was written into what the norm returned."""
+    letter = LETTER_OF.get(type(activation), "-")
+    name = activation if type(activation) is str else ACTIVATIONS.get(letter)
+    if (
+        takes(input)
+        and input.dim() == 4
+        and name is not None
+        and is_plain(norm, "b")
+        and (name is activation or is_plain(activation, letter))
+        and norm.eps > 0
+        and (residual is None or _is_like(residual, input))
+    ):
+        return batch_norm_act_module(input, norm, residual, name)
+    output = norm(input)
+    if residual is not None:
+        output = output.add_(residual) if inplace else output + residual
+    return getattr(Functions, name)(output) if name is activation else activation(output)
+
+
+def _is_like(residual, input) -> bool:
+    return (
+        takes(residual)
+        and residual.shape == input.shape
+        and residual.dtype == input.dtype
+        and residual.device == input.device
+    )
+
+
+def dense_layer(self, input):
+    """The forward of torchvision's DenseLayer, which takes a tensor or a list of them."""
+    features = [input] if isinstance(input, Tensor) else input
+    if self.memory_efficient or not all(takes(feature) for feature in features):
+        return type(self).cuda_ops_native.forward(self, input)
+    output = features[0] if len(features) == 1 else torch.cat(features, 1)
+    output = self.conv1(batch_norm_act(output, self.norm1, self.relu1))
+    output = self.conv2(batch_norm_act(output, self.norm2, self.relu2))
+    return Functions.dropout(output, self.drop_rate, self.training) if self.drop_rate > 0 else output
 
 
 def conv_bn_relu_pool(input: Tensor, conv, norm, relu, pool, window=None) -> Tensor:
@@ -124,6 +170,15 @@ def _is_sum_of_rows(input, residual, dropout) -> bool:
 
 # The longest come first.
 RUNS = {"cbrp": conv_bn_relu_pool, "lr": linear_relu, "lg": linear_gelu}
+RUNS |= {f"b{letter}": batch_norm_act for letter in ACTIVATIONS}
+
+# Modules with a forward that torch.fx cannot trace, and that has runs: (its forward, the names of the layers of each).
+BLOCKS = {
+    ("torchvision.models.densenet", "_DenseLayer"): (
+        dense_layer,
+        (("norm1", "relu1"), ("norm2", "relu2")),
+    ),
+}
 
 
 _steps: dict[tuple[type, ...], tuple] = {}

@@ -7,10 +7,10 @@ import torch
 from torch.nn.utils import parametrize
 
 from .. import nn
-from .fusing import runs_of
+from .fusing import BLOCKS, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
-from .traced import SEQUENCE, NotTraced, converted_class, recipe_of
+from .traced import BLOCK, SEQUENCE, NotTraced, converted_class, recipe_of
 
 Selection = str | type | Iterable[str | type]
 
@@ -33,9 +33,11 @@ def convert(
     Args:
         model: any module. A subclass of a torch.nn layer is left alone, and so is what has a forward set on it.
         fuse: whether to let one op compute what several layers do: Conv2d–BatchNorm2d–ReLU–MaxPool2d, Linear–ReLU,
-            Linear–GELU, residual sum and LayerNorm or RMSNorm, with Dropout before it. It happens in Sequential, and
-            in any forward that torch.fx can trace and that is a straight line (no branch, no loop); there functions of
-            torch.nn.functional become ours too. Layers with hooks, or changed later, are called one by one.
+            Linear–GELU, residual sum and LayerNorm or RMSNorm, with Dropout before it, BatchNorm2d–ReLU (ReLU6, SiLU,
+            Hardswish) with or without a residual sum between them. It happens in Sequential, in torchvision's dense
+            layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch but
+            on an attribute of the module); there functions of torch.nn.functional become ours too. Layers with hooks,
+            or changed later, are called one by one.
         only: names of submodules (with * and ? as in file names), names of classes, or classes: what to convert.
         exclude: likewise, what to leave. A name stands for all below it too.
 
@@ -218,6 +220,11 @@ def _fuse(name, module, report: Report):
         if found:
             module.__class__ = converted_class(kind, SEQUENCE)
             report.fusions += [Fusion(name, function.__name__, tuple(parts)) for function, parts in found]
+        return
+    block = BLOCKS.get((kind.__module__, kind.__qualname__))
+    if block is not None and "forward" not in module.__dict__:
+        module.__class__ = converted_class(kind, BLOCK)
+        report.fusions += [Fusion(name, "batch_norm_act", parts) for parts in block[1]]
         return
     if getattr(kind.forward, "__module__", "").startswith("torch.nn."):
         return  # torch.nn's own, of a layer, a container or a subclass of one

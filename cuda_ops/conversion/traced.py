@@ -1,10 +1,11 @@
 """Other modules' own forward: traced by torch.fx, one module at a time, its submodules being calls.
 
 A trace is one path through a forward. It stands for all of them where the forward is a straight line: no branch and no
-loop in any code of the user's that it ran (branches on arguments would be decided by the stand-ins that are traced),
-all arguments tensors, those with a default left out, and no tensor made on the way. What it read of the modules'
-numbers and flags (`self.training`, `self.dropout.p`) is written into the new forward as a guard. A call that is not of
-this kind runs the forward that there was; so does a module that cannot be traced.
+loop in any code of the user's that it ran (branches on arguments would be decided by the stand-ins that are traced) but
+branches on an attribute of the module (`if self.downsample is not None`), all arguments tensors, those with a default
+left out, and no tensor made on the way. What it read of the modules' numbers and flags (`self.training`,
+`self.dropout.p`), and what a branch asked, is written into the new forward as a guard. A call that is not of this kind
+runs the forward that there was; so does a module that cannot be traced.
 
 Of the trace, runs of layers become calls of fusing.py, and functions of torch.nn.functional become ours. The new
 forward is a text that calls the same submodules by name: it holds no module, no parameter and no tensor.
@@ -30,7 +31,7 @@ from torch.fx import Graph, Tracer
 
 from .._modules import unlike
 from . import fusing
-from .fusing import LETTER_OF, is_simple_window
+from .fusing import ACTIVATIONS, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
 
 # Code of these folders is not the user's: what it does is known to torch.fx, or is ours.
@@ -94,16 +95,19 @@ class Recipe:
         return self
 
 
-# Sequential and its subclasses, with its forward, take fusing.run_sequence.
-SEQUENCE = "sequence"
+# Sequential and its subclasses, with its forward, take fusing.run_sequence; others the forward that fusing.BLOCKS has.
+SEQUENCE, BLOCK = "sequence", "block"
 _classes: dict[tuple, type] = {}
 
 
 def converted_class(cls: type, recipe) -> type:
     """The subclass of `cls` with the forward of the recipe; the same one for the same arguments."""
-    key = cls, recipe if recipe == SEQUENCE else recipe.key
+    key = cls, recipe if recipe in (SEQUENCE, BLOCK) else recipe.key
     if key not in _classes:
-        forward = fusing.run_sequence if recipe == SEQUENCE else _forward(cls, recipe)
+        if recipe == BLOCK:
+            forward = fusing.BLOCKS[cls.__module__, cls.__qualname__][0]
+        else:
+            forward = fusing.run_sequence if recipe == SEQUENCE else _forward(cls, recipe)
 
         def __reduce_ex__(self, protocol):
             create, arguments, *rest = cls.__reduce_ex__(self, protocol)
@@ -202,6 +206,10 @@ class _Trace:
         self.paths = {id(m): f"self.{name}" if name else "self" for name, m in module.named_modules()}
         self.reads: dict[str, str] = {}
         """{expression: its value, as text}"""
+        self.read_anew: set[str] = set()
+        """Expressions of modules and tensors, which the new forward reads too."""
+        self.present: set[str] = set()
+        """Those of them that a branch has found not to be None."""
         self.functions: dict[str, object] = {}
         """Functions that are attributes of a module: {expression: function}"""
         self.codes: set = set()
@@ -232,8 +240,17 @@ class _Trace:
             raise NotTraced("it makes tensors or sets attributes")
         if self.refused:
             raise NotTraced(self.refused)
-        for code in self.codes:
-            _check_straight(code)
+        asked = [_check_straight(code) for code in self.codes]
+        whether_there, whether_true = (set().union(*names) for names in zip(*asked, strict=True)) if asked else ((), ())
+        read = {name.rpartition(".")[2] for name in (*self.reads, *self.functions, *self.read_anew)}
+        for attribute in (set(whether_there) | set(whether_true)) - read:
+            raise NotTraced(f"it branches on {attribute}, which is no attribute of a module")
+        for name in self.read_anew:
+            attribute = name.rpartition(".")[2]
+            if attribute in whether_true:
+                raise NotTraced(f"it branches on {name}, of which more is asked than whether it is None")
+            if attribute in whether_there:
+                self.present.add(name)
         self.inlined = {f"self.{name}": kind for name, kind in (tracer.inlined or {}).items()}
 
     def read(self, module, name, value):
@@ -252,10 +269,22 @@ class _Trace:
         else:
             self.refused = f"it reads {path}.{name}, of type {type(value).__name__}"
 
+    def read_held(self, module, name):
+        """A line of the user's reads a submodule, parameter or buffer, which the new forward reads too."""
+        path = self.paths.get(id(module))
+        held = [space for space in (module._modules, module._parameters, module._buffers) if name in space]
+        if path is None or not held:
+            return
+        if held[0][name] is None:
+            self.reads[f"{path}.{name}"] = "None"
+        else:
+            self.read_anew.add(f"{path}.{name}")
+
     def variant(self) -> Variant:
         code = self.graph.python_code("self")
         names = {name: value for name, value in code.globals.items() if name in code.src}
         conditions = [f"{_path(name)} == {value}" for name, value in sorted(self.reads.items())]
+        conditions += [f"{_path(name)} is not None" for name in sorted(self.present)]
         for number, (name, function) in enumerate(sorted(self.functions.items())):
             names[f"_read_{number}"] = function
             conditions.append(f"{_path(name)} is _read_{number}")
@@ -276,7 +305,12 @@ class _Observation:
         trace = self.trace
 
         def read(module, name):
-            value = object.__getattribute__(module, name)
+            try:
+                value = object.__getattribute__(module, name)
+            except AttributeError:  # of a submodule, parameter or buffer, which __getattr__ will find
+                if _is_users(sys._getframe(1).f_code):
+                    trace.read_held(module, name)
+                raise
             if _is_users(sys._getframe(1).f_code):
                 trace.read(module, name, value)
             return value
@@ -319,15 +353,31 @@ def _is_constant(value) -> bool:
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
-def _check_straight(function):
+def _check_straight(function) -> tuple[set[str], set[str]]:
+    """Raises NotTraced where the code is no straight line; returns the attributes of `self` of which a branch asks
+    whether they are None, and those of which one asks more."""
     code = getattr(function, "__code__", function)
     if not hasattr(code, "co_code"):
         raise NotTraced("its forward is no function of Python")
     if getattr(code, "co_exceptiontable", b""):
         raise NotTraced(f"{code.co_name} handles exceptions, or has a with statement")
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith(BRANCHES):
+    whether_there, whether_true = set(), set()
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "TO_BOOL")]
+    for number, instruction in enumerate(instructions):
+        if not instruction.opname.startswith(BRANCHES):
+            continue
+        asks_none = instruction.opname.endswith("NONE")
+        before = instructions[max(0, number - 4) : number]
+        if len(before) > 2 and before[-1].opname == "IS_OP" and before[-2].argval is None:  # as Python 3.10 asks it
+            before, asks_none = before[:-2], True
+        attribute = before[-1].argval if before and before[-1].opname == "LOAD_ATTR" else None
+        owner = before[-2] if len(before) > 1 else None
+        of_module = owner is not None and owner.opname.startswith("LOAD_FAST") and owner.argval == "self"
+        forwards = isinstance(instruction.argval, int) and instruction.argval > instruction.offset
+        if not (instruction.opname.startswith("POP_JUMP") and forwards and attribute and of_module):
             raise NotTraced(f"{code.co_name} branches or loops")
+        (whether_there if asks_none else whether_true).add(attribute)
+    return whether_there, whether_true
 
 
 def _path(name: str) -> str:
@@ -349,6 +399,8 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
     for node in list(graph.nodes):
         found.try_pool(node)
     for node in list(graph.nodes):
+        found.try_batch_norm(node)
+    for node in list(graph.nodes):
         found.try_activation(node)
     for node in list(graph.nodes):
         found.try_function(node)
@@ -368,8 +420,9 @@ class _Finder:
             return LETTER_OF.get(type(self.module.get_submodule(node.target)), "-") if alone else "-"
         if node.op == "call_function":
             function = FUNCTIONS.get(node.target)
-            if function is Functions.relu and set(node.kwargs) <= {"inplace"}:
-                return "r"
+            for letter, name in ACTIVATIONS.items():
+                if function is getattr(Functions, name) and set(node.kwargs) <= {"inplace"}:
+                    return letter
             if function is Functions.gelu and len(node.args) == 1 and set(node.kwargs) <= {"approximate"}:
                 return "g"
             if node.target is torch.nn.functional.max_pool2d and self.window(node):
@@ -431,6 +484,32 @@ class _Finder:
             new = self.call(pool, fusing.conv_bn_relu_pool, conv.args[0], *layers, window)
         self.gain("conv_bn_relu_pool", conv, norm, relu, pool)
         self.replace((conv, norm, relu, pool), new)
+
+    def try_batch_norm(self, node):
+        """The norm, then a sum or not, then an activation."""
+        letter = self.letter(node)
+        if letter not in ACTIVATIONS:
+            return
+        total, residual, inplace = node.args[0], None, False
+        norm = self.before(node, "b")
+        if norm is None and total not in self.done and len(total.users) == 1:
+            inplace = isinstance(total, torch.fx.Node) and total.target in (operator.iadd, "add_")
+            if inplace and len(total.args) == 2 and not total.kwargs and isinstance(total.args[1], torch.fx.Node):
+                sides = [total.args]  # it is written into the norm's result
+            else:
+                sides = [total.args, total.args[::-1]] if self.is_sum(total) else []
+            for first, second in sides:
+                if self.letter(first) == "b" and len(first.users) == 1 and first is not second:
+                    norm, residual = first, second
+                    break
+        if norm is None or norm.op != "call_module":
+            return
+        with self.graph.inserting_before(node):
+            activation = self.layer(node) if node.op == "call_module" else ACTIVATIONS[letter]
+            new = self.call(node, fusing.batch_norm_act, norm.args[0], self.layer(norm), activation, residual, inplace)
+        nodes = (norm, node) if residual is None else (norm, total, node)
+        self.gain("batch_norm_act", *nodes)
+        self.replace(nodes, new)
 
     def try_activation(self, node):
         letter = self.letter(node)

@@ -264,27 +264,32 @@ def _batch_norm(input, running_mean, running_var, num_batches_tracked, weight, b
     return batch_norm_forward_training(input, weight, bias, eps)[0]
 
 
+def module_arguments(module):
+    """What a module of torch.nn's batch normalisations, as it is now, calls _batch_norm with after input: running
+    statistics, number of batches, weight, bias, training and momentum."""
+    training, momentum = module.training, module.momentum
+    mean, variance = buffer(module, "running_mean"), buffer(module, "running_var")
+    batches = None
+    if training:
+        if module.track_running_stats:
+            batches = buffer(module, "num_batches_tracked")
+        else:
+            mean = variance = None
+    else:  # without running statistics those of the batch are used in evaluation as well
+        training = mean is None and variance is None
+    if momentum is None:  # the average over all batches so far
+        momentum = 0.0
+        if batches is not None:
+            momentum, batches = 1.0 / float(batches.add_(1)), None
+    return mean, variance, batches, parameter(module, "weight"), parameter(module, "bias"), training, momentum
+
+
 class _Forward:
     """The forward pass of torch.nn's batch normalisations, by our functional."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        training, momentum = self.training, self.momentum
-        mean, variance = buffer(self, "running_mean"), buffer(self, "running_var")
-        batches = None
-        if training:
-            if self.track_running_stats:
-                batches = buffer(self, "num_batches_tracked")
-            else:
-                mean = variance = None
-        else:  # without running statistics those of the batch are used in evaluation as well
-            training = mean is None and variance is None
-        if momentum is None:  # the average over all batches so far
-            momentum = 0.0
-            if batches is not None:
-                momentum, batches = 1.0 / float(batches.add_(1)), None
-        weight, bias = parameter(self, "weight"), parameter(self, "bias")
-        return _batch_norm(input, mean, variance, batches, weight, bias, training, momentum, self.eps)
+        return _batch_norm(input, *module_arguments(self), self.eps)
 
 
 class BatchNorm1d(_Forward, torch.nn.BatchNorm1d):

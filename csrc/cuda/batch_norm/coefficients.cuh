@@ -4,7 +4,8 @@
 //     output     = (input - center) * scale + offset
 //     grad_input = grad_output * scale + (input - center) * slope + offset
 //
-// where center is the mean rounded to the accumulation type, and offset corrects for that.
+// where center is the mean rounded to the accumulation type, and offset corrects for that. A fifth coefficient of the
+// backward pass, shift, is the forward pass's offset, from which batch_norm_act computes the activation's argument anew.
 #ifndef CUDA_OPS_BATCH_NORM_COEFFICIENTS_CUH
 #define CUDA_OPS_BATCH_NORM_COEFFICIENTS_CUH
 
@@ -15,7 +16,7 @@
 // The workspace: for each channel and split a partial result of up to PARTIAL doubles (count, mean and squares; or two
 // sums), then for each channel COEFFICIENTS values, with room for doubles.
 static constexpr int PARTIAL = 3;
-static constexpr int COEFFICIENTS = 4;
+static constexpr int COEFFICIENTS = 5;
 static constexpr int PREPARE_THREADS = 128; // of a channel
 
 static inline int64_t batch_norm_workspace_bytes(int64_t splits, int64_t channels)
@@ -97,8 +98,8 @@ __global__ void prepare_inference_kernel(A *coefficients, const void *weight, co
 template <typename A>
 __global__ void __launch_bounds__(PREPARE_THREADS)
     prepare_backward_kernel(void *grad_weight, void *grad_bias, A *coefficients, const double *partials,
-                            const void *weight, const void *mean, const void *variance, int64_t channels,
-                            int64_t splits, double count, double eps, cuda_ops_dtype parameter_dtype,
+                            const void *weight, const void *bias, const void *mean, const void *variance,
+                            int64_t channels, int64_t splits, double count, double eps, cuda_ops_dtype parameter_dtype,
                             cuda_ops_dtype statistics_dtype)
 {
     __shared__ double scratch[WARP_SIZE];
@@ -117,8 +118,9 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         if (threadIdx.x != 0)
             continue;
         const double m = load_value(mean, statistics_dtype, channel);
-        const double rstd = 1.0 / sqrt(load_value(variance, statistics_dtype, channel) + eps);
-        const double scale = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) * rstd;
+        const double deviation = sqrt(load_value(variance, statistics_dtype, channel) + eps), rstd = 1.0 / deviation;
+        // As in forward, to the last digit: batch_norm_act asks where its sum was 0.
+        const double scale = (weight ? load_value(weight, parameter_dtype, channel) : 1.0) / deviation;
         const A center = (A)m;
         const double rounding = m - (double)center;
         const double dot = (products - rounding * sum) * rstd; // of grad_output with the normalised input
@@ -127,6 +129,8 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         coefficients[channels + channel] = (A)scale;
         coefficients[2 * channels + channel] = (A)slope;
         coefficients[3 * channels + channel] = (A)(-scale * sum / count - slope * rounding);
+        coefficients[4 * channels + channel] =
+            (A)((bias ? load_value(bias, parameter_dtype, channel) : 0.0) - rounding * scale);
         if (grad_weight) {
             store_value(grad_weight, parameter_dtype, channel, dot);
             store_value(grad_bias, parameter_dtype, channel, sum);
@@ -155,13 +159,13 @@ static void prepare_inference(A *coefficients, const void *weight, const void *b
 
 template <typename A>
 static void prepare_backward(void *grad_weight, void *grad_bias, A *coefficients, const double *partials,
-                             const void *weight, const void *mean, const void *variance, int64_t channels,
-                             int64_t splits, double count, double eps, cuda_ops_dtype parameter_dtype,
+                             const void *weight, const void *bias, const void *mean, const void *variance,
+                             int64_t channels, int64_t splits, double count, double eps, cuda_ops_dtype parameter_dtype,
                              cuda_ops_dtype statistics_dtype, cudaStream_t stream)
 {
     launch_dependent(prepare_backward_kernel<A>, dim3(clamp_grid(channels)), dim3(PREPARE_THREADS), 0, stream,
-                     grad_weight, grad_bias, coefficients, partials, weight, mean, variance, channels, splits, count,
-                     eps, parameter_dtype, statistics_dtype);
+                     grad_weight, grad_bias, coefficients, partials, weight, bias, mean, variance, channels, splits,
+                     count, eps, parameter_dtype, statistics_dtype);
 }
 
 template <typename A>

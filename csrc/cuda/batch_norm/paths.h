@@ -16,7 +16,9 @@ struct NormCall {
     void *grad_input, *grad_weight, *grad_bias;
     void *workspace;
     const void *grad_output, *input, *weight, *bias;
-    const void *mean, *variance; // that are given: backward, and forward with running statistics
+    const cuda_ops_batch_norm_epilogue *epilogue; // of batch_norm_act, else NULL
+    void *grad_sum;                               // its backward: see cuda_ops_batch_norm_act_backward_cuda
+    const void *mean, *variance;                  // that are given: backward, and forward with running statistics
     int64_t outer, channels, inner;
     double eps;
     cuda_ops_dtype dtype, parameter_dtype, statistics_dtype;

@@ -185,6 +185,8 @@ Answer batch_norm_resident_supports(const NormCall &call, const Device &device)
     const bool backward = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD;
     if (!backward && call.pass != CUDA_OPS_BATCH_NORM_TRAINING)
         return no("takes only training");
+    if (call.epilogue)
+        return no("has no activation and no residual");
     if (!call.wants_output)
         return no("does not take calls for the values by channel only");
     // With channels innermost a channel's values are not contiguous.

@@ -6,7 +6,11 @@
 // all its channels); values are taken relative to one of their channel, as in split.cu.
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
 // grad_input.
+// FUSED kernels are batch_norm_act's. Forward reads the residual once more. Backward computes the activation's argument
+// anew: without a residual in both of its passes; with one in the first, which reads the residual and leaves grad_sum,
+// the residual's gradient, and the second is batch_norm's of that.
 #include "batch_norm/coefficients.cuh"
+#include "batch_norm/epilogue.cuh"
 #include "batch_norm/paths.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
@@ -172,11 +176,22 @@ __global__ void __launch_bounds__(THREADS)
     partial[2] = (double)apart;
 }
 
-// Sums of grad_output and of grad_output * (input - center).
+// What the sums of batch_norm_act's backward need more.
 template <typename T>
+struct Gate {
+    T *grad_sum; // written where there is a residual
+    const void *weight, *bias, *variance;
+    double eps;
+    cuda_ops_dtype parameter_dtype;
+    Epilogue<T> epilogue;
+};
+
+// Sums of grad_output and of grad_output * (input - center); FUSED: of grad_sum.
+template <typename T, bool FUSED>
 __global__ void __launch_bounds__(THREADS)
     rows_sums_kernel(double *partials, const T *grad_output, const T *input, const void *mean, int64_t outer,
-                     int64_t channels, const RowsPartition p, cuda_ops_dtype statistics_dtype)
+                     int64_t channels, const __grid_constant__ RowsPartition p, cuda_ops_dtype statistics_dtype,
+                     const __grid_constant__ Gate<T> gate)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
@@ -186,38 +201,84 @@ __global__ void __launch_bounds__(THREADS)
     const Place at = place_of(p, outer, vectors);
     const V *const g = reinterpret_cast<const V *>(grad_output) + at.vector;
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
-    A center[SIZE], sum[SIZE], products[SIZE];
+    const V *const r = reinterpret_cast<const V *>(gate.epilogue.residual) + at.vector;
+    V *const out = reinterpret_cast<V *>(gate.grad_sum) + at.vector;
+    const bool has_residual = FUSED && gate.epilogue.residual;
+    const int width = p.lanes * SIZE;
+    const int64_t channel = blockIdx.x % p.tiles * width + threadIdx.x;
+    const bool has_channel = (int)threadIdx.x < width && channel < channels;
+    A center[SIZE], sum[SIZE], products[SIZE], scale[SIZE], shift[SIZE];
     wait_for_predecessor();
     release_successor();
+    if (FUSED) { // a thread a channel, so that each is divided for once a block; see prepare_backward
+        __shared__ A scales[THREADS], shifts[THREADS];
+        if (has_channel) {
+            const double m = load_value(mean, statistics_dtype, channel);
+            const double deviation = sqrt(load_value(gate.variance, statistics_dtype, channel) + gate.eps);
+            const double factor =
+                (gate.weight ? load_value(gate.weight, gate.parameter_dtype, channel) : 1.0) / deviation;
+            const double lift = gate.bias ? load_value(gate.bias, gate.parameter_dtype, channel) : 0.0;
+            scales[threadIdx.x] = (A)factor;
+            shifts[threadIdx.x] = (A)(lift - (m - (double)(A)m) * factor);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < SIZE; e++) {
+            scale[e] = at.inside ? scales[at.lane * SIZE + e] : A(0);
+            shift[e] = at.inside ? shifts[at.lane * SIZE + e] : A(0);
+        }
+    }
 #pragma unroll
     for (int e = 0; e < SIZE; e++) {
         sum[e] = products[e] = A(0);
         center[e] = at.inside ? (A)load_value(mean, statistics_dtype, at.vector * SIZE + e) : A(0);
     }
-    const auto add = [&](const V &grad, const V &value) {
+    const auto add = [&](int64_t row, const V &grad, const V &value, const V &residual) {
+        A gradient[SIZE];
+#pragma unroll
+        for (int e = 0; e < SIZE; e++)
+            gradient[e] = element_of(grad, e);
+        if (FUSED) {
+            A z[SIZE];
+#pragma unroll
+            for (int e = 0; e < SIZE; e++)
+                z[e] = (element_of(value, e) - center[e]) * scale[e] + shift[e];
+            if (has_residual)
+#pragma unroll
+                for (int e = 0; e < SIZE; e++)
+                    z[e] += element_of(residual, e);
+            gate.epilogue.gate(gradient, z);
+            if (has_residual) { // the sums are those of what is stored
+                const V stored = vector_of<T>(gradient);
+                out[row * vectors] = stored;
+#pragma unroll
+                for (int e = 0; e < SIZE; e++)
+                    gradient[e] = element_of(stored, e);
+            }
+        }
 #pragma unroll
         for (int e = 0; e < SIZE; e++) {
-            sum[e] += element_of(grad, e);
-            products[e] += element_of(grad, e) * (element_of(value, e) - center[e]);
+            sum[e] += gradient[e];
+            products[e] += gradient[e] * (element_of(value, e) - center[e]);
         }
     };
     if (at.inside) {
         int64_t row = at.row;
         for (; row + (ROWS - 1) * p.groups < at.end; row += ROWS * p.groups) {
-            V grads[ROWS], values[ROWS];
+            V grads[ROWS], values[ROWS], residuals[ROWS];
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
                 grads[k] = g[(row + k * p.groups) * vectors];
                 values[k] = x[(row + k * p.groups) * vectors];
+                residuals[k] = has_residual ? r[(row + k * p.groups) * vectors] : grads[k];
             }
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
-                add(grads[k], values[k]);
+                add(row + k * p.groups, grads[k], values[k], residuals[k]);
         }
         for (; row < at.end; row += p.groups)
-            add(g[row * vectors], x[row * vectors]);
+            add(row, g[row * vectors], x[row * vectors], has_residual ? r[row * vectors] : g[row * vectors]);
     }
-    const int width = p.lanes * SIZE;
     if (at.group < p.groups) {
 #pragma unroll
         for (int e = 0; e < SIZE; e++) {
@@ -226,8 +287,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     __syncthreads();
-    const int64_t channel = blockIdx.x % p.tiles * width + threadIdx.x;
-    if ((int)threadIdx.x >= width || channel >= channels)
+    if (!has_channel)
         return;
     A total = A(0), all = A(0);
     for (int group = 0; group < p.groups; group++) {
@@ -239,10 +299,11 @@ __global__ void __launch_bounds__(THREADS)
     partial[1] = (double)all;
 }
 
-template <typename T>
+template <typename T, bool FUSED>
 __global__ void __launch_bounds__(THREADS)
     rows_normalize_kernel(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t outer,
-                          int64_t channels, const RowsPartition p)
+                          int64_t channels, const __grid_constant__ RowsPartition p,
+                          const __grid_constant__ Epilogue<T> epilogue)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
@@ -259,34 +320,45 @@ __global__ void __launch_bounds__(THREADS)
     load_values(scale, mine + channels);
     load_values(offset, mine + 2 * channels);
     const V *const x = reinterpret_cast<const V *>(input) + at.vector;
+    const V *const r = reinterpret_cast<const V *>(epilogue.residual) + at.vector;
     V *const y = reinterpret_cast<V *>(output) + at.vector;
-    const auto write = [&](int64_t row, const V &value) {
+    const bool has_residual = FUSED && epilogue.residual;
+    const auto write = [&](int64_t row, const V &value, const V &residual) {
         A values[SIZE];
 #pragma unroll
         for (int e = 0; e < SIZE; e++)
             values[e] = (element_of(value, e) - center[e]) * scale[e] + offset[e];
+        if (has_residual)
+#pragma unroll
+            for (int e = 0; e < SIZE; e++)
+                values[e] += element_of(residual, e);
+        if (FUSED)
+            epilogue.apply(values);
         store_vector(y + row * vectors, vector_of<T>(values));
     };
     int64_t row = at.row;
     for (; row + (ROWS - 1) * p.groups < at.end; row += ROWS * p.groups) {
-        V loaded[ROWS];
+        V loaded[ROWS], residuals[ROWS];
 #pragma unroll
-        for (int k = 0; k < ROWS; k++)
+        for (int k = 0; k < ROWS; k++) {
             loaded[k] = x[(row + k * p.groups) * vectors];
+            residuals[k] = has_residual ? r[(row + k * p.groups) * vectors] : loaded[k];
+        }
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
-            write(row + k * p.groups, loaded[k]);
+            write(row + k * p.groups, loaded[k], residuals[k]);
     }
     for (; row < at.end; row += p.groups)
-        write(row, x[row * vectors]);
+        write(row, x[row * vectors], has_residual ? r[row * vectors] : x[row * vectors]);
 }
 
 // TRAINING: else with running statistics, where grad_input does not depend on input, which must not even be multiplied
-// by 0 (Inf).
-template <typename T, bool TRAINING>
+// by 0 (Inf). FUSED: without a residual.
+template <typename T, bool TRAINING, bool FUSED>
 __global__ void __launch_bounds__(THREADS)
     rows_grad_input_kernel(T *grad_input, const T *grad_output, const T *input, const accumulate_type<T> *coefficients,
-                           int64_t outer, int64_t channels, const RowsPartition p)
+                           int64_t outer, int64_t channels, const __grid_constant__ RowsPartition p,
+                           const __grid_constant__ Epilogue<T> epilogue)
 {
     typedef accumulate_type<T> A;
     typedef vector16<T> V;
@@ -298,10 +370,13 @@ __global__ void __launch_bounds__(THREADS)
     wait_for_predecessor();
     release_successor();
     const A *const mine = coefficients + at.vector * SIZE;
-    A center[SIZE], scale[SIZE], slope[SIZE], offset[SIZE];
+    A center[SIZE], scale[SIZE], slope[SIZE], offset[SIZE], shift[SIZE];
     load_values(scale, mine + channels);
-    if (TRAINING) {
+    if (TRAINING || FUSED)
         load_values(center, mine);
+    if (FUSED)
+        load_values(shift, mine + 4 * channels);
+    if (TRAINING) {
         load_values(slope, mine + 2 * channels);
         load_values(offset, mine + 3 * channels);
     }
@@ -311,8 +386,18 @@ __global__ void __launch_bounds__(THREADS)
     const auto write = [&](int64_t row, const V &grad, const V &value) {
         A values[SIZE];
 #pragma unroll
+        for (int e = 0; e < SIZE; e++)
+            values[e] = element_of(grad, e);
+        if (FUSED) {
+            A z[SIZE];
+#pragma unroll
+            for (int e = 0; e < SIZE; e++)
+                z[e] = (element_of(value, e) - center[e]) * scale[e] + shift[e];
+            epilogue.gate(values, z);
+        }
+#pragma unroll
         for (int e = 0; e < SIZE; e++) {
-            values[e] = element_of(grad, e) * scale[e];
+            values[e] *= scale[e];
             if (TRAINING)
                 values[e] += (element_of(value, e) - center[e]) * slope[e] + offset[e];
         }
@@ -324,7 +409,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < IN_FLIGHT; k++) {
             grads[k] = g[(row + k * p.groups) * vectors];
-            if (TRAINING)
+            if (TRAINING || FUSED)
                 values[k] = x[(row + k * p.groups) * vectors];
         }
 #pragma unroll
@@ -332,7 +417,7 @@ __global__ void __launch_bounds__(THREADS)
             write(row + k * p.groups, grads[k], values[k]);
     }
     for (; row < at.end; row += p.groups)
-        write(row, g[row * vectors], TRAINING ? x[row * vectors] : g[row * vectors]);
+        write(row, g[row * vectors], TRAINING || FUSED ? x[row * vectors] : g[row * vectors]);
 }
 
 template <typename T>
@@ -358,8 +443,9 @@ static cuda_ops_status forward(const NormCall &call)
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !call.wants_output)
         return status;
-    launch_dependent(rows_normalize_kernel<T>, blocks, dim3(THREADS), 0, call.stream, (T *)call.output,
-                     (const T *)call.input, (const A *)coefficients, call.outer, call.channels, p);
+    launch_dependent(call.epilogue ? rows_normalize_kernel<T, true> : rows_normalize_kernel<T, false>, blocks,
+                     dim3(THREADS), 0, call.stream, (T *)call.output, (const T *)call.input, (const A *)coefficients,
+                     call.outer, call.channels, p, epilogue_of<T>(call.epilogue));
     return launch_status();
 }
 
@@ -372,23 +458,37 @@ static cuda_ops_status backward(const NormCall &call)
     double *const partials = (double *)call.workspace;
     A *const coefficients = coefficients_of<A>(call.workspace, p.splits, call.channels);
     const T *const g = (const T *)call.grad_output, *const x = (const T *)call.input;
-    const bool training = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, needs_sums = training || call.grad_weight;
+    const bool training = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, fused = call.epilogue;
+    const Epilogue<T> epilogue = epilogue_of<T>(call.epilogue);
+    const bool needs_sums = training || call.grad_weight || epilogue.residual;
     if (needs_sums) {
-        launch_dependent(rows_sums_kernel<T>, blocks, dim3(THREADS), 0, call.stream, partials, g, x, call.mean,
-                         call.outer, call.channels, p, call.statistics_dtype);
+        const Gate<T> gate = {(T *)call.grad_sum, call.weight,          call.bias, call.variance,
+                              call.eps,           call.parameter_dtype, epilogue};
+        launch_dependent(fused ? rows_sums_kernel<T, true> : rows_sums_kernel<T, false>, blocks, dim3(THREADS), 0,
+                         call.stream, partials, g, x, call.mean, call.outer, call.channels, p, call.statistics_dtype,
+                         gate);
         const cuda_ops_status status = launch_status();
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
-    prepare_backward(call.grad_weight, call.grad_bias, coefficients, partials, call.weight, call.mean, call.variance,
-                     call.channels, needs_sums ? p.splits : 0, (double)call.outer, call.eps, call.parameter_dtype,
-                     call.statistics_dtype, call.stream);
+    prepare_backward(call.grad_weight, call.grad_bias, coefficients, partials, call.weight, call.bias, call.mean,
+                     call.variance, call.channels, needs_sums ? p.splits : 0, (double)call.outer, call.eps,
+                     call.parameter_dtype, call.statistics_dtype, call.stream);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !call.wants_output)
         return status;
-    launch_dependent(training ? rows_grad_input_kernel<T, true> : rows_grad_input_kernel<T, false>, blocks,
-                     dim3(THREADS), 0, call.stream, (T *)call.grad_input, g, x, (const A *)coefficients, call.outer,
-                     call.channels, p);
+    const auto kernel = [&](auto is_training, auto is_fused) {
+        return rows_grad_input_kernel<T, is_training, is_fused>;
+    };
+    const std::true_type yes{};
+    const std::false_type none{};
+    // With a residual the sums' kernel has left what the activation makes of the gradient.
+    const bool in_both = fused && !epilogue.residual;
+    const T *const grad = epilogue.residual ? (const T *)call.grad_sum : g;
+    launch_dependent(training ? (in_both ? kernel(yes, yes) : kernel(yes, none))
+                              : (in_both ? kernel(none, yes) : kernel(none, none)),
+                     blocks, dim3(THREADS), 0, call.stream, (T *)call.grad_input, grad, x, (const A *)coefficients,
+                     call.outer, call.channels, p, epilogue);
     return launch_status();
 }
 
@@ -398,7 +498,8 @@ Answer batch_norm_rows_supports(const NormCall &call, const Device &)
         return no("channels are not innermost in memory");
     if (call.channels * dtype_size(call.dtype) % 16 != 0)
         return no("a row of channels is no multiple of 16 bytes");
-    const void *const tensors[] = {call.input, call.output, call.grad_output, call.grad_input};
+    const void *const residual = call.epilogue ? call.epilogue->residual : nullptr;
+    const void *const tensors[] = {call.input, call.output, call.grad_output, call.grad_input, residual, call.grad_sum};
     for (const void *const tensor : tensors)
         if (!is_aligned_16(tensor))
             return no("a tensor is not aligned to 16 bytes");

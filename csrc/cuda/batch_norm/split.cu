@@ -8,7 +8,10 @@
 // computes (x - center) * scale + offset, where center is the mean rounded to float and offset corrects for that.
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
 // grad_input. One file, since both passes share the partition, the merging and the elementwise loop.
+// batch_norm_act: (3) of forward adds the residual and applies the activation; backward begins with a kernel that
+// computes the activation's argument anew and leaves grad_sum, and goes on as batch_norm's.
 #include "batch_norm/coefficients.cuh"
+#include "batch_norm/epilogue.cuh"
 #include "batch_norm/paths.h"
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
@@ -213,6 +216,47 @@ __global__ void normalize_kernel(T *output, const T *input, const accumulate_typ
         [](const auto &x, int e, const auto &c) { return normalize_element(x[0].element[e], c); });
 }
 
+// normalize_kernel of batch_norm_act.
+template <typename T, bool RESIDUAL>
+__global__ void normalize_act_kernel(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t count,
+                                     int64_t channels, int64_t inner, int64_t vectors,
+                                     const __grid_constant__ Epilogue<T> epilogue)
+{
+    typedef accumulate_type<T> A;
+    const T *const inputs[] = {input, RESIDUAL ? epilogue.residual : input};
+    for_elements_of_channels(
+        output, inputs, count, vectors, channels, inner,
+        [&](int64_t channel) { return load_forward(coefficients, channel, channels); },
+        [&](const auto &x, int e, const auto &c) {
+            A z[] = {(load_as_accumulate(x[0].element[e]) - c.center) * c.scale + c.offset};
+            if (RESIDUAL)
+                z[0] += load_as_accumulate(x[1].element[e]);
+            epilogue.apply(z);
+            return store_from_accumulate<T>(z[0]);
+        });
+}
+
+// grad_sum = grad_output * f'(z), with the coefficients of forward.
+template <typename T, bool RESIDUAL>
+__global__ void gate_kernel(T *grad_sum, const T *grad_output, const T *input, const accumulate_type<T> *coefficients,
+                            int64_t count, int64_t channels, int64_t inner, int64_t vectors,
+                            const __grid_constant__ Epilogue<T> epilogue)
+{
+    typedef accumulate_type<T> A;
+    const T *const inputs[] = {grad_output, input, RESIDUAL ? epilogue.residual : input};
+    for_elements_of_channels(
+        grad_sum, inputs, count, vectors, channels, inner,
+        [&](int64_t channel) { return load_forward(coefficients, channel, channels); },
+        [&](const auto &x, int e, const auto &c) {
+            A grad[] = {load_as_accumulate(x[0].element[e])};
+            A z[] = {(load_as_accumulate(x[1].element[e]) - c.center) * c.scale + c.offset};
+            if (RESIDUAL)
+                z[0] += load_as_accumulate(x[2].element[e]);
+            epilogue.gate(grad, z);
+            return store_from_accumulate<T>(grad[0]);
+        });
+}
+
 // Sums of grad_output and of grad_output * (input - center) of one split of one channel, for inner > 1.
 template <typename T>
 __global__ void sums_of_planes_kernel(double *partials, const T *grad_output, const T *input, const void *mean,
@@ -337,9 +381,18 @@ static bool fits_a_grid(const partition &p)
 
 template <typename T>
 static cuda_ops_status normalize(T *output, const T *input, const accumulate_type<T> *coefficients, int64_t outer,
-                                 int64_t channels, int64_t inner, cudaStream_t stream)
+                                 int64_t channels, int64_t inner, const cuda_ops_batch_norm_epilogue *epilogue,
+                                 cudaStream_t stream)
 {
     const int64_t count = outer * channels * inner;
+    if (epilogue) {
+        const Epilogue<T> f = epilogue_of<T>(epilogue);
+        const int64_t vectors = vectors_of(count, (const T *)output, input, f.residual);
+        const auto kernel = f.residual ? normalize_act_kernel<T, true> : normalize_act_kernel<T, false>;
+        kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, stream>>>(output, input, coefficients, count,
+                                                                                     channels, inner, vectors, f);
+        return launch_status();
+    }
     const int64_t vectors = vectors_of(count, (const T *)output, input);
     normalize_kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, stream>>>(
         output, input, coefficients, count, channels, inner, vectors);
@@ -349,7 +402,8 @@ static cuda_ops_status normalize(T *output, const T *input, const accumulate_typ
 template <typename T>
 static cuda_ops_status forward_training(T *output, double *mean, double *variance, void *workspace, const T *input,
                                         const void *weight, const void *bias, int64_t outer, int64_t channels,
-                                        int64_t inner, double eps, cuda_ops_dtype parameter_dtype, cudaStream_t stream)
+                                        int64_t inner, double eps, const cuda_ops_batch_norm_epilogue *epilogue,
+                                        cuda_ops_dtype parameter_dtype, cudaStream_t stream)
 {
     typedef accumulate_type<T> A;
     const partition p = partition_of(outer, channels, inner);
@@ -371,14 +425,15 @@ static cuda_ops_status forward_training(T *output, double *mean, double *varianc
     status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !output)
         return status;
-    return normalize(output, input, coefficients, outer, channels, inner, stream);
+    return normalize(output, input, coefficients, outer, channels, inner, epilogue, stream);
 }
 
 template <typename T>
-static cuda_ops_status
-forward_inference(T *output, void *workspace, const T *input, const void *weight, const void *bias,
-                  const void *running_mean, const void *running_var, int64_t outer, int64_t channels, int64_t inner,
-                  double eps, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype, cudaStream_t stream)
+static cuda_ops_status forward_inference(T *output, void *workspace, const T *input, const void *weight,
+                                         const void *bias, const void *running_mean, const void *running_var,
+                                         int64_t outer, int64_t channels, int64_t inner, double eps,
+                                         const cuda_ops_batch_norm_epilogue *epilogue, cuda_ops_dtype parameter_dtype,
+                                         cuda_ops_dtype statistics_dtype, cudaStream_t stream)
 {
     accumulate_type<T> *coefficients = (accumulate_type<T> *)workspace;
     prepare_inference(coefficients, weight, bias, running_mean, running_var, channels, eps, parameter_dtype,
@@ -386,7 +441,7 @@ forward_inference(T *output, void *workspace, const T *input, const void *weight
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    return normalize(output, input, coefficients, outer, channels, inner, stream);
+    return normalize(output, input, coefficients, outer, channels, inner, epilogue, stream);
 }
 
 template <typename T>
@@ -431,13 +486,34 @@ backward(T *grad_input, void *grad_weight, void *grad_bias, void *workspace, con
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
-    prepare_backward(grad_weight, grad_bias, coefficients, partials, weight, mean, variance, channels,
+    prepare_backward(grad_weight, grad_bias, coefficients, partials, weight, nullptr, mean, variance, channels,
                      needs_sums ? p.splits : 0, (double)(outer * inner), eps, parameter_dtype, statistics_dtype,
                      stream);
     const cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS || !grad_input)
         return status;
     return grad_input_of(grad_input, grad_output, input, coefficients, outer, channels, inner, training, stream);
+}
+
+// batch_norm_act: grad_sum first, and then batch_norm's backward of that.
+template <typename T>
+static cuda_ops_status gate(const NormCall &call)
+{
+    typedef accumulate_type<T> A;
+    const int64_t count = call.outer * call.channels * call.inner;
+    const Epilogue<T> f = epilogue_of<T>(call.epilogue);
+    const T *const g = (const T *)call.grad_output, *const x = (const T *)call.input;
+    A *const coefficients = (A *)call.workspace;
+    prepare_inference(coefficients, call.weight, call.bias, call.mean, call.variance, call.channels, call.eps,
+                      call.parameter_dtype, call.statistics_dtype, call.stream);
+    const cuda_ops_status status = launch_status();
+    if (status != CUDA_OPS_SUCCESS)
+        return status;
+    const int64_t vectors = vectors_of(count, g, x, (const T *)call.grad_sum, f.residual);
+    const auto kernel = f.residual ? gate_kernel<T, true> : gate_kernel<T, false>;
+    kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, call.stream>>>(
+        (T *)call.grad_sum, g, x, (const A *)coefficients, count, call.channels, call.inner, vectors, f);
+    return launch_status();
 }
 
 int64_t batch_norm_split_workspace(const NormCall &call, const Device &)
@@ -453,21 +529,28 @@ cuda_ops_status batch_norm_split(const NormCall &call, const Device &)
         CUDA_OPS_DISPATCH(call.dtype, T,
                           return forward_training((T *)call.output, call.new_mean, call.new_variance, call.workspace,
                                                   (const T *)call.input, call.weight, call.bias, call.outer,
-                                                  call.channels, call.inner, call.eps, call.parameter_dtype,
-                                                  call.stream));
+                                                  call.channels, call.inner, call.eps, call.epilogue,
+                                                  call.parameter_dtype, call.stream));
         break;
     case CUDA_OPS_BATCH_NORM_INFERENCE:
         CUDA_OPS_DISPATCH(call.dtype, T,
                           return forward_inference((T *)call.output, call.workspace, (const T *)call.input, call.weight,
                                                    call.bias, call.mean, call.variance, call.outer, call.channels,
-                                                   call.inner, call.eps, call.parameter_dtype, call.statistics_dtype,
-                                                   call.stream));
+                                                   call.inner, call.eps, call.epilogue, call.parameter_dtype,
+                                                   call.statistics_dtype, call.stream));
         break;
     default:
+        if (call.epilogue) {
+            cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
+            CUDA_OPS_DISPATCH(call.dtype, T, status = gate<T>(call));
+            if (status != CUDA_OPS_SUCCESS)
+                return status;
+        }
         CUDA_OPS_DISPATCH(call.dtype, T,
                           return backward((T *)call.grad_input, call.grad_weight, call.grad_bias, call.workspace,
-                                          (const T *)call.grad_output, (const T *)call.input, call.weight, call.mean,
-                                          call.variance, call.outer, call.channels, call.inner, call.eps,
+                                          (const T *)(call.epilogue ? call.grad_sum : call.grad_output),
+                                          (const T *)call.input, call.weight, call.mean, call.variance, call.outer,
+                                          call.channels, call.inner, call.eps,
                                           call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, call.parameter_dtype,
                                           call.statistics_dtype, call.stream));
         break;

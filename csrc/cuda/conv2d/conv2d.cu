@@ -115,9 +115,9 @@ extern "C" int cuda_ops_conv2d_paths_cuda(cuda_ops_path_report *reports, int roo
     return count;
 }
 
-// On an H200: multiply-adds a microsecond of the simt path; bytes a microsecond, and microseconds to start, of
-// PyTorch's copies from contiguous to channels_last and back.
-static constexpr double SIMT_RATE = 13e6, COPY_RATE = 1e6, COPIES_START = 12;
+// On an H200: multiply-adds a microsecond of the simt path; bytes a microsecond, and microseconds to start, of the
+// copies from contiguous to channels_last and back (transpose_images.cu).
+static constexpr double SIMT_RATE = 13e6, COPY_RATE = 3e6, COPIES_START = 4;
 
 extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,
                                                         cuda_ops_dtype dtype, int path,

@@ -1,4 +1,5 @@
-/* batch_norm: output = (input - mean) / sqrt(variance + eps) * weight + bias, by channel.
+/* batch_norm: output = (input - mean) / sqrt(variance + eps) * weight + bias, by channel;
+ * batch_norm_act: output = f(that + residual), f an activation, in the same passes over memory.
  *
  *   input, output, grad_output, grad_input: dense [outer, channels, inner], of the same dtype. A contiguous tensor
  *       (N, C, ...) is outer = N, inner = the rest; a channels_last one is outer = N * the rest, inner = 1.
@@ -15,6 +16,7 @@
 #ifndef CUDA_OPS_BATCH_NORM_H
 #define CUDA_OPS_BATCH_NORM_H
 
+#include "cuda_ops/activation.h"
 #include "cuda_ops/core.h"
 #include "cuda_ops/paths.h"
 
@@ -22,11 +24,20 @@
 extern "C" {
 #endif
 
+/* What batch_norm_act does with the normalised values. */
+typedef struct cuda_ops_batch_norm_epilogue {
+    const void *residual;         /* dense like input, or NULL */
+    cuda_ops_activation function; /* SILU, HARDSWISH or HARDTANH */
+    double first, second;         /* HARDTANH's min_val and max_val; one that is NaN bounds nothing: (0, NaN) is relu */
+} cuda_ops_batch_norm_epilogue;
+
 /* The CPU backend takes each pass in steps. Those with [begin, end) may be spread over threads, and the others belong
  * between them:
  *     training: moments over blocks, prepare_training, normalize over rows
  *     else:     prepare_inference, normalize over rows
  *     backward: sums over blocks (where they are asked for), prepare_backward, grad_input over rows
+ *     batch_norm_act: act_normalize in place of normalize; its backward is act_prepare_gate, act_gate over rows, and then
+ *               backward with grad_sum for grad_output
  * Rows are the outer * channels runs of `inner` elements, or for inner = 1 the `outer` runs of `channels` elements.
  * weight, bias and their gradients have the dtype of input; running statistics too. */
 int64_t cuda_ops_batch_norm_blocks_cpu(int64_t outer, int64_t channels, int64_t inner);
@@ -60,6 +71,21 @@ cuda_ops_status cuda_ops_batch_norm_grad_input_cpu(void *grad_input, const void 
                                                    const void *input, int64_t outer, int64_t channels, int64_t inner,
                                                    int training, int64_t begin, int64_t end, cuda_ops_dtype dtype);
 
+cuda_ops_status cuda_ops_batch_norm_act_normalize_cpu(void *output, const void *workspace, const void *input,
+                                                      const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer,
+                                                      int64_t channels, int64_t inner, int64_t begin, int64_t end,
+                                                      cuda_ops_dtype dtype);
+/* grad_sum = grad_output * f'(normalised * weight + bias + residual), which is the residual's gradient too; may be
+ * grad_output. mean and variance as in sums. */
+cuda_ops_status cuda_ops_batch_norm_act_prepare_gate_cpu(void *workspace, const void *weight, const void *bias,
+                                                         const void *mean, const void *variance, int64_t outer,
+                                                         int64_t channels, int64_t inner, double eps, int training,
+                                                         cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_batch_norm_act_gate_cpu(void *grad_sum, const void *workspace, const void *grad_output,
+                                                 const void *input, const cuda_ops_batch_norm_epilogue *epilogue,
+                                                 int64_t outer, int64_t channels, int64_t inner, int64_t begin,
+                                                 int64_t end, cuda_ops_dtype dtype);
+
 /* running = (1 - momentum) * running + momentum * (mean, variance of `count` values made unbiased). In place; nothing
  * for count = 0. running_mean and running_var are of `statistics_dtype`. */
 cuda_ops_status cuda_ops_batch_norm_update_cpu(void *running_mean, void *running_var, const double *mean,
@@ -77,10 +103,10 @@ typedef enum cuda_ops_batch_norm_pass {
     CUDA_OPS_BATCH_NORM_INFERENCE_BACKWARD = 3
 } cuda_ops_batch_norm_pass;
 
-/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: resident or split. The table for a call that wants
- * output or grad_input (paths.h): fills in at most `room` reports, and returns how many rows there are. device: NULL
+/* On CUDA by one of the paths of csrc/cuda/batch_norm/batch_norm.cu: resident, rows or split. The table for a call that
+ * wants output or grad_input (paths.h), of batch_norm_act if `act`: fills in at most `room` reports, and returns how many rows there are. device: NULL
  * for the current one. */
-int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_batch_norm_pass pass,
+int cuda_ops_batch_norm_paths_cuda(cuda_ops_path_report *reports, int room, cuda_ops_batch_norm_pass pass, int act,
                                    int64_t outer, int64_t channels, int64_t inner, cuda_ops_dtype dtype,
                                    const cuda_ops_device_facts *device);
 
@@ -108,6 +134,27 @@ cuda_ops_status cuda_ops_batch_norm_backward_cuda(void *grad_input, void *grad_w
                                                   int64_t channels, int64_t inner, double eps, int training,
                                                   cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
                                                   cuda_ops_dtype statistics_dtype, cuda_ops_stream stream);
+
+/* The same of batch_norm_act. grad_sum, of the size of input: the gradient of normalised * weight + bias + residual, and
+ * so the residual's; written where there is a residual, and else scratch. It may be grad_input, but for a residual whose
+ * gradient is wanted. */
+cuda_ops_status cuda_ops_batch_norm_act_forward_training_cuda(
+    void *output, double *mean, double *variance, void *workspace, const void *input, const void *weight,
+    const void *bias, const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels, int64_t inner,
+    double eps, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_stream stream);
+cuda_ops_status cuda_ops_batch_norm_act_forward_inference_cuda(
+    void *output, void *workspace, const void *input, const void *weight, const void *bias, const void *running_mean,
+    const void *running_var, const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer, int64_t channels,
+    int64_t inner, double eps, cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype,
+    cuda_ops_stream stream);
+cuda_ops_status cuda_ops_batch_norm_act_backward_cuda(void *grad_input, void *grad_sum, void *grad_weight,
+                                                      void *grad_bias, void *workspace, const void *grad_output,
+                                                      const void *input, const void *weight, const void *bias,
+                                                      const void *mean, const void *variance,
+                                                      const cuda_ops_batch_norm_epilogue *epilogue, int64_t outer,
+                                                      int64_t channels, int64_t inner, double eps, int training,
+                                                      cuda_ops_dtype dtype, cuda_ops_dtype parameter_dtype,
+                                                      cuda_ops_dtype statistics_dtype, cuda_ops_stream stream);
 
 #ifdef __cplusplus
 }
