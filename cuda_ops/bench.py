@@ -5,7 +5,7 @@ times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench m
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
 characters (benchmarks/gpt2_step.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
 cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
-ladder [name ...]` the other ladders, of ops that memory bounds (benchmarks/ladders.py).
+ladder [name ...]` the other ladders, of ops that memory bounds and of attention (benchmarks/ladders.py).
 """
 
 import argparse
@@ -21,7 +21,6 @@ from . import _library
 RACES = {"mnist": "mnist_step", "mnist-99": "mnist_99", "gpt": "gpt2_step"}
 SECONDS = {"gpt": 150}
 DTYPES = ["float32", "tf32", "bfloat16", "float16", "float64"]
-CPU_DTYPES = ["float32", "float64"]
 RUNS = Path("runs/bench")
 
 
@@ -195,9 +194,7 @@ def main(args) -> int:
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
         dtypes = list(dict.fromkeys(args.dtype or default))
         if "all" in dtypes:
-            dtypes = DTYPES if device.type == "cuda" else CPU_DTYPES
-        if device.type == "cpu" and not set(CPU_DTYPES).issuperset(dtypes):
-            raise ValueError("the CPU backend has float32 and float64 alone: choose one of them as --dtype")
+            dtypes = DTYPES
         harness.run(args.ops, settings_of(dtypes), args.out)
         if args.roofline:
             from harness import roofline
