@@ -43,7 +43,7 @@ mnist-c:
 	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/mnist $(ARGS)
 
 gpt2-c:
-	@test -e build/apps/gpt2 || echo "cuda_ops: compiling the C library, once"
+	@test -e build/apps/gpt2 || echo "cuda_ops: compiling the C library, once (minutes, where it is built with CUDA)"
 	@$(MAKE) -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell getconf _NPROCESSORS_ONLN)) -f csrc/apps/Makefile build/apps/gpt2
 	@GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} build/apps/gpt2 $(ARGS)
 

@@ -1,5 +1,6 @@
 """`python -m cuda_ops bench ladder [name ...]`: every rung of the teaching ladders but gemm's (which is `bench gemm`),
-beside PyTorch and what other tools reach, as GB/s and as a share of a copy's speed.
+beside PyTorch and what other tools reach, as GB/s and as a share of a copy's speed; where arithmetic bounds the op, as
+TFLOP/s and as a share of what the ladder names as its yardstick.
 
 `ours` is the library's own op, or the top rung where there is none for it. Peers: torch.compile of PyTorch's op; CUB
 (peers/cub_<name>.cu) and Triton (peers/triton_<name>.py) where a file for the ladder is there and runs. Beside
@@ -53,7 +54,7 @@ def beside(ladder, device, dtype, case):
         torch._dynamo.reset()  # else PyTorch would give up after eight cases, and run the function as it is
         native = next(iter(ladder.native.values()))
         found.append(Implementation("peer compiled", torch.compile(native, dynamic=False)))
-    functions = {NAMES[tool]: peer(tool, ladder.name) for tool in PEERS}
+    functions = ladder.peers(dtype) | {NAMES[tool]: peer(tool, ladder.name) for tool in PEERS}
     return found + [Implementation(f"peer {name}", function) for name, function in functions.items() if function]
 
 
@@ -74,6 +75,7 @@ def bench_of(name: str) -> Bench:
                 lambda make, case=case: case.inputs(Numbers(make.device, make.dtype, make.generator)),
                 elements=(case.elements, 0),
                 bytes=(case.bytes, 0),
+                flops=(case.flops, 0),
                 # On a CPU the first case alone, for the simulator.
                 devices=("cpu", "cuda") if case is ladder.cases[0] else ("cuda",),
             )
@@ -101,14 +103,25 @@ def measured(rows):
     )
 
 
-def table(rows):
+def speed(ladder):
+    """The CSV's column of the speed, and its unit."""
+    return ("tflop_per_s", "TFLOP/s") if ladder.yardstick else ("gb_per_s", "GB/s")
+
+
+def table(ladder, rows):
     """A line for each case, dtype and implementation, as the ladder goes."""
-    shown = ("case", "dtype", "implementation", "median_us", "gb_per_s", "percent_of_ceiling")
-    return [[row[column] for column in shown] for row in measured(rows)]
+    rows, lines = measured(rows), []
+    percents = ladder.shares(rows)
+    for row in rows:
+        percent = percents[row["case"], row["dtype"], row["implementation"]]
+        shown = (row[column] for column in ("case", "dtype", "implementation", "median_us", speed(ladder)[0]))
+        lines.append([*shown, "–" if percent is None else f"{percent:.1f}"])
+    return lines
 
 
 def plot(ladder, rows, path):
-    """Bars from the bottom rung up, a panel for each dtype: the share of a copy's speed, with the time beside it."""
+    """Bars from the bottom rung up, a panel for each dtype: the share of a copy's speed, or TFLOP/s, with the time
+    beside it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,15 +136,18 @@ def plot(ladder, rows, path):
     shape = {"figsize": (6.5 * len(dtypes), 1 + 0.42 * len(names)), "layout": "constrained", "squeeze": False}
     figure, axes = pyplot.subplots(1, len(dtypes), sharey=True, **shape)
     for axis, dtype in zip(axes[0], dtypes, strict=True):
-        for row in (row for row in rows if row["dtype"] == dtype):
+        of_dtype = [row for row in rows if row["dtype"] == dtype]
+        column, unit = ("tflop_per_s", "TFLOP/s") if ladder.yardstick else ("percent_of_ceiling", "%")
+        most = max(float(row[column]) for row in of_dtype) if ladder.yardstick else 100
+        for row in of_dtype:
             name = row["implementation"]
             colour = "tab:blue" if name.startswith("rung ") else "black" if name == "ours" else "tab:orange"
-            share, place = float(row["percent_of_ceiling"]), names.index(name)
-            axis.barh(place, share, color=colour, height=0.7)
-            label = f" {share:.3g} %, {float(row['median_us']):,.4g} µs"
-            inside = share > 60  # where the label would not fit behind the bar
+            length, place = float(row[column]), names.index(name)
+            axis.barh(place, length, color=colour, height=0.7)
+            label = f" {length:.3g} {unit}, {float(row['median_us']):,.4g} µs"
+            inside = length > 0.6 * most  # where the label would not fit behind the bar
             axis.text(
-                share,
+                length,
                 place,
                 label + (" " if inside else ""),
                 va="center",
@@ -139,8 +155,11 @@ def plot(ladder, rows, path):
                 color="white" if inside else "black",
                 fontsize=9,
             )
-        axis.axvline(100, color="grey", linewidth=1, linestyle="--")
-        axis.set(title=f"{dtype}, {ladder.shown}", xlabel="% of a copy's bytes per second", xlim=(0, 110))
+        yard = [float(row[column]) for row in of_dtype if row["implementation"] == ladder.yardstick]
+        for at in yard if ladder.yardstick else [100]:
+            axis.axvline(at, color="grey", linewidth=1, linestyle="--")
+        label = unit if ladder.yardstick else f"% of {ladder.against}"
+        axis.set(title=f"{dtype}, {ladder.shown}", xlabel=label, xlim=(0, 1.1 * most))
         axis.set_yticks(range(len(names)), names)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
@@ -148,8 +167,8 @@ def plot(ladder, rows, path):
 
 def report(ladder, rows, csv_path: Path):
     clock = measured(rows)[0]["clock"]
-    columns = ["case", "dtype", "implementation", "µs", "GB/s", "% of a copy"]
-    print_table(f"the ladder of {ladder.name}, {clock} time", columns, table(rows))
+    columns = ["case", "dtype", "implementation", "µs", speed(ladder)[1], f"% of {ladder.against}"]
+    print_table(f"the ladder of {ladder.name}, {clock} time", columns, table(ladder, rows))
     if importlib.util.find_spec("matplotlib") is None:
         print(f"{ladder.name}: no plot, matplotlib is not installed")
         return

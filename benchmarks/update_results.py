@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 GPU, CPU = "nvidia-h200", "cpu-amd-epyc"
+YARDSTICKS = {"attention": "peer cuDNN"}  # cuda_ops.ladder's
 PRODUCTS = ["gemm", "matmul", "linear", "linear_gelu", "conv2d"]
 
 
@@ -359,22 +360,30 @@ def ops():
 
 
 def ladder(path):
-    """A line for each rung, PyTorch and peer; a column for each case and dtype: time, and share of a copy's speed."""
+    """A line for each rung, PyTorch and peer; a column for each case and dtype: time, and share of a copy's speed or of
+    the ladder's yardstick."""
     found = [row for row in rows(path.stem) if row["clock"] == "kernel"]
     columns = list(dict.fromkeys((row["dtype"], row["case"]) for row in found))
     columns.sort(key=lambda column: [row["dtype"] for row in found].index(column[0]))  # stable: cases stay in order
     at = {(row["dtype"], row["case"], row["implementation"]): row for row in found}
     names = dict.fromkeys(row["implementation"] for row in found)
     names = sorted(names, key=lambda name: (not name.startswith("rung "), name))
+    name = path.stem.removeprefix("ladder_")
+    yardstick = YARDSTICKS.get(name)
 
     def cell(row):
-        return f"{float(row['median_us']):,.1f} ({float(row['percent_of_ceiling']):.0f})" if row else "–"
+        if not row:
+            return "–"
+        if yardstick is None:
+            return f"{float(row['median_us']):,.1f} ({float(row['percent_of_ceiling']):.0f})"
+        speed, yard = f"{float(row['tflop_per_s']):,.3g}", at.get((row["dtype"], row["case"], yardstick))
+        return f"{speed} ({100 * float(yard['median_us']) / float(row['median_us']):.0f})" if yard else speed
 
     lines = [[name, *(cell(at.get((*column, name))) for column in columns)] for name in names]
-    name = path.stem.removeprefix("ladder_")
+    shown = f"TFLOP/s (% of {yardstick.removeprefix('peer ')}'s)" if yardstick else "µs (% of a copy)"
     return [
         f"**{name}** (`python -m cuda_ops bench ladder {name}`; {runs_of([path.stem])}; "
-        f"[plot](results/{GPU}/{path.stem}.png), [notebook](../notebooks/{name}.ipynb)), µs (% of a copy):",
+        f"[plot](results/{GPU}/{path.stem}.png), [notebook](../notebooks/{name}.ipynb)), {shown}:",
         "",
         *table(["", *(f"{dtype}, {case}" for dtype, case in columns)], lines),
     ]
@@ -385,10 +394,11 @@ def ladders():
     if not paths:
         return nothing_yet("python -m cuda_ops bench ladder")
     lines = [
-        "Ops that memory bounds, from a naive kernel up, a rung a file in `csrc/cuda/<name>/ladder/`: GPU time of one "
-        "call on one NVIDIA H200, from replays of a CUDA graph over inputs that are cold in the L2, and the share of a "
-        "copy's bytes per second (of 1 GB; an op that only reads can be above 100). `ours` is the library's own op, or "
-        "the top rung where there is none. (The ladder of matrix multiplication: `bench gemm`.)",
+        "Ops from a naive kernel up, a rung a file in `csrc/cuda/<name>/ladder/`: GPU time of one call on one NVIDIA "
+        "H200, from replays of a CUDA graph over inputs that are cold in the L2, and the share of a copy's bytes per "
+        "second (of 1 GB; an op that only reads can be above 100), or, of attention, which arithmetic bounds, of "
+        "cuDNN's speed. `ours` is the library's own op, or the top rung where there is none. (The ladder of matrix "
+        "multiplication: `bench gemm`.)",
     ]
     for path in paths:
         lines += ["", *ladder(path)]

@@ -5,8 +5,8 @@ times whole training steps of the MNIST CNN (benchmarks/mnist_step.py), `bench m
 on the test set (benchmarks/mnist_99.py). `bench gpt` times whole training steps of GPT-2 and of a small model of
 characters (benchmarks/gpt2_step.py). `bench gemm` times the ladder of matrix multiplication: every rung beside
 cuBLAS and, where they are installed, Triton, CUTLASS and Numba, with a plot (benchmarks/bench_gemm.py), and `bench
-ladder [name ...]` the other ladders, of ops that memory bounds (benchmarks/ladders.py). `bench sweep` draws calls of
-real models that nobody tuned for (benchmarks/sweep.py).
+ladder [name ...]` the other ladders, of ops that memory bounds and of attention (benchmarks/ladders.py). `bench sweep`
+draws calls of real models that nobody tuned for (benchmarks/sweep.py).
 """
 
 import argparse

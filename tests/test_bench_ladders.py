@@ -35,7 +35,7 @@ def test_quick(name, tmp_path, capsys):
     assert {name.split(" ", 2)[2] for name in found if name.startswith("rung ")} == simulated
     assert {"ours", *ladder.native} <= found
     assert not {"float16", "bfloat16"} & {row["dtype"] for row in rows}
-    assert "% of a copy" in capsys.readouterr().out
+    assert f"% of {ladder.against}" in capsys.readouterr().out
 
 
 @pytest.mark.cuda
@@ -47,6 +47,7 @@ def test_quick_on_the_gpu(name, tmp_path):
     assert {row["dtype"] for row in rows} == {str(d).removeprefix("torch.") for d in ladders()[name].dtypes}
     found = {row["implementation"] for row in rows if row["clock"] == "kernel"}
     assert f"rung 1 {ladders()[name].kernels[0]}" in found
+    assert ladders()[name].yardstick in {None, *found}
 
 
 def test_dtypes_are_the_ladders_own(tmp_path, capsys):
@@ -93,7 +94,7 @@ def test_table_and_plot(tmp_path):
     pytest.importorskip("matplotlib")
     ladder = ladders()["reduce"]
     rows = rows_of(ladder)
-    lines = benchmark.table([*rows, rows[0] | {"clock": "wall"}])
+    lines = benchmark.table(ladder, [*rows, rows[0] | {"clock": "wall"}])
     assert len(lines) == len(rows)
     assert [line[2] for line in lines[:3]] == ["rung 1 global atomics", "rung 2 other", "ours"]
     assert lines[0] == [ladder.cases[-2].name, "float32", "rung 1 global atomics", "2.0", "1000.0", "50.0"]
@@ -115,6 +116,36 @@ def test_results_page(tmp_path, monkeypatch):
     assert update_results.ops() == update_results.nothing_yet("python -m cuda_ops bench")
     with pytest.raises(ValueError, match="has no results"):
         roofline.draw(path.parent)  # which leaves ladders out
+
+
+def test_table_and_plot_against_a_yardstick(tmp_path, monkeypatch):
+    """TFLOP/s, and the share of another implementation's speed where that was measured."""
+    pytest.importorskip("matplotlib")
+    ladder = ladders()["attention"]
+    rows = [row | {"tflop_per_s": "400.0"} for row in rows_of(ladder)]
+    rows += [
+        row | {"implementation": "peer cuDNN", "median_us": "0.5", "tflop_per_s": "1600.0"}
+        for row in rows
+        if row["implementation"] == "ours" and row["dtype"] == "float64"
+    ]
+    lines = benchmark.table(ladder, rows)
+    shares = {(dtype, name): (speed, share) for _, dtype, name, _, speed, share in lines}
+    assert shares["float32", "ours"] == ("400.0", "–")
+    assert shares["float64", "ours"] == ("400.0", "25.0")
+    assert shares["float64", "peer cuDNN"] == ("1600.0", "100.0")
+    benchmark.plot(ladder, rows, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    monkeypatch.setattr(update_results, "RESULTS", tmp_path)
+    path = tmp_path / update_results.GPU / "ladder_attention.csv"
+    harness.write_csv(path, rows, {"commit": "abc1234", "date": "2026-01-01 00:00 UTC"})
+    text = "\n".join(update_results.ladders())
+    assert "TFLOP/s (% of cuDNN's)" in text
+    assert "| rung 1 stored scores | 400 | 400 | 400 (25) | 400 (25) |" in text
+
+
+def test_yardsticks_of_the_results_page_are_the_ladders():
+    found = {name: ladder.yardstick for name, ladder in ladders().items() if ladder.yardstick}
+    assert found == update_results.YARDSTICKS
 
 
 def test_ceiling_of_integers_is_a_copy():

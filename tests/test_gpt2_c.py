@@ -2,6 +2,7 @@
 both ways, and one clear line for each file or option that is wrong. Everything runs under the address and the
 undefined-behaviour sanitizers."""
 
+import dataclasses
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from support.c_programs import build_program, refused, run_program
+from support.c_programs import build_cuda_program, build_program, refused, run_program
 
 from cuda_ops import nn_utils, optim
 from cuda_ops.data.text import Characters, Windows, read_text, read_tokens, write_tokens
@@ -27,6 +28,12 @@ CONFIGS = {"even": GPTConfig(65, 32, 2, 4, 32), "odd": GPTConfig(37, 11, 3, 3, 1
 @pytest.fixture(scope="module")
 def program(tmp_path_factory, c_kernels):
     return build_program("gpt2", tmp_path_factory.mktemp("gpt2_c"), c_kernels)
+
+
+@pytest.fixture(scope="module")
+def cuda_program(tmp_path_factory):
+    found = build_cuda_program("gpt2", tmp_path_factory.mktemp("gpt2_cuda"))
+    return found or pytest.skip("the CUDA kernels were not built in this folder, or there is no toolkit")
 
 
 def model_of(config, backend="fused", seed=0):
@@ -66,8 +73,13 @@ def losses_of(report):
     return report["backends"]["plain C"]["losses"]
 
 
-def train_in_python(model, recipe, tokens):
+def train_in_python(model, recipe, tokens, device="cpu"):
     """(losses, validation loss) with the batches of --in-order, the rest as `python -m cuda_ops gpt` has it."""
+
+    def loss_of(inputs, targets):
+        with torch.autocast(device, torch.bfloat16, enabled=recipe.precision == "bf16"):
+            return model(inputs.to(device), targets.to(device))
+
     ours = model.backend == "fused"
     AdamW = optim.AdamW if ours else torch.optim.AdamW
     clip = nn_utils.clip_grad_norm_ if ours else torch.nn.utils.clip_grad_norm_
@@ -80,7 +92,7 @@ def train_in_python(model, recipe, tokens):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe)
         order = (step * recipe.batch + torch.arange(recipe.batch)) % len(stretches)
-        loss = model(*train(stretches[order]))
+        loss = loss_of(*train(stretches[order]))
         loss.backward()
         clip(list(model.parameters()), recipe.clip)
         optimizer.step()
@@ -88,7 +100,7 @@ def train_in_python(model, recipe, tokens):
         losses.append(loss.item())
     with torch.no_grad():
         batches = validation.begins_in_order(recipe.batch, len(validation))
-        total = sum(model(*validation(begins)).double() * len(begins) for begins in batches)
+        total = sum(loss_of(*validation(begins)).double() * len(begins) for begins in batches)
     return losses, total.item() / sum(map(len, batches))
 
 
@@ -119,6 +131,46 @@ def test_losses_and_weights_are_those_of_python(sizes, bias, backend, program, t
         # A gradient that is nothing but rounding has a step of the learning rate's size, as the keys' biases have.
         distance, moved = (ours[name] - end).norm(), (end - begin).norm()
         assert distance <= (0.3 if name.endswith("c_attn.bias") else 2e-3) * moved, name
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("sizes", CONFIGS)
+def test_on_a_gpu_losses_and_weights_are_those_of_python(sizes, bias, precision, cuda_program, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIGS[sizes], bias=bias)
+    recipe = Recipe(config, BATCH, config.block_size - 1, STEPS, 2e-3, 2e-4, 2, 0.95, 2.0, 0.5, precision)
+    model, first, tokens = model_of(config).cuda(), model_of(config), tokens_of(config)
+    first.save_llmc(tmp_path / "first.bin")
+    write_tokens(tmp_path / "tokens.bin", tokens)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", precision == "tf32")
+    expected, validation = train_in_python(model, recipe, tokens, "cuda")
+    arguments = f"--batch {BATCH} --length {recipe.length} --steps {STEPS} --lr 2e-3 --warmup 2 --clip 0.5".split()
+    arguments += ["--weight-decay", "2", "--model", "gpt2-124m", "--in-order", "--device", "cuda"]
+    arguments += ["--precision", precision, "--init", tmp_path / "first.bin", "--tokens", tmp_path / "tokens.bin"]
+    arguments += ["--export", tmp_path / "last.bin"] + ["--no-bias"] * (not bias)
+    report = trained(cuda_program, tmp_path, *arguments)
+    assert report["device"]["type"] == "cuda" and report["settings"]["precision"] == precision
+    # With bf16 Python rounds the gradients of linear layers' weights to it, and the program does not.
+    rounding = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 2e-3}[precision]
+    assert losses_of(report) == pytest.approx(expected, rel=rounding)
+    assert report["backends"]["plain C"]["validation_loss"] == pytest.approx(validation, rel=10 * rounding)
+    ours = dict(GPT.from_llmc(tmp_path / "last.bin", "fused").named_parameters())
+    for (name, end), begin in zip(model.named_parameters(), first.parameters(), strict=True):
+        distance, moved = (ours[name] - end.cpu()).norm(), (end.cpu() - begin).norm()
+        assert distance <= (0.3 if name.endswith("c_attn.bias") or precision == "bf16" else 5e-3) * moved, name
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_the_sample_is_what_the_model_has_learned(precision, cuda_program, tmp_path):
+    (tmp_path / "text.txt").write_text("abcd" * 200)
+    model_of(GPTConfig(4, 12, 2, 2, 16)).save_llmc(tmp_path / "first.bin")
+    options = ["--text", tmp_path / "text.txt", "--init", tmp_path / "first.bin", "--batch", 8, "--steps", 80]
+    options += ["--lr", "2e-2", "--sample", 40, "--device", "cuda", "--precision", precision, "--prompt"]
+    for prompt in ("a", "cdabcdabcdabcdab"):
+        sample = trained(cuda_program, tmp_path, *options, prompt)["sample"]
+        assert sample == ("abcd" * 20)["abcd".index(prompt[0]) :][: len(prompt) + 40]
 
 
 def test_result_does_not_depend_on_threads(program, files, tmp_path):
@@ -331,8 +383,10 @@ MISTAKES = {
     "infinite decay": (["--weight-decay", "inf"], "--weight-decay inf: expected a number of at least 0"),
     "negative seed": (["--seed", "-1"], "--seed -1: expected"),
     "unknown model": (["--model", "gpt3"], "--model gpt3 is unknown: expected cpu-char, gpt2-124m"),
-    "unknown device": (["--device", "tpu"], "--device tpu is unknown: expected cpu"),
-    "CUDA": (["--device", "cuda"], "--device cuda: this program has the CPU's kernels alone"),
+    "unknown device": (["--device", "tpu"], "--device tpu is unknown: expected cpu or cuda"),
+    "no CUDA": (["--device", "cuda"], "--device cuda: this program was built without CUDA: take --device cpu"),
+    "unknown precision": (["--precision", "fp64"], "--precision fp64 is unknown: expected fp32, tf32 or bf16"),
+    "precision of a GPU": (["--precision", "bf16"], "--precision bf16 needs a GPU: on the CPU take --precision fp32"),
     "unknown dtype": (["--export-dtype", "fp16"], "--export-dtype fp16 is unknown: expected fp32 or bf16"),
     "text and tokens": (["--text", "a"], "--tokens and --text: expected one of them"),
     "tokens of tokens": (["--export-tokens", "a"], "--export-tokens writes the tokens of a text"),

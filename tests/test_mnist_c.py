@@ -375,13 +375,14 @@ def symbols(objects, *options):
     return {line.split()[0] for line in listed.splitlines() if " " in line}
 
 
-def test_the_makefile_links_all_that_its_cuda_kernels_call():
+@pytest.mark.parametrize("name", ["mnist", "gpt2"])
+def test_the_makefile_links_all_that_its_cuda_kernels_call(name):
     """By the objects of the library's own build, which has them too: to compile them anew would take minutes."""
     folder = ROOT / "build" / "temp" / "csrc" / "cuda"
     built = {path.relative_to(folder).as_posix().removesuffix(".cu.o"): path for path in folder.rglob("*.cu.o")}
     if "conv2d/conv2d" not in built or shutil.which("nm") is None:
         pytest.skip("the CUDA kernels were not built in this folder")
-    command = ["make", "-s", "-f", "csrc/apps/Makefile", "WITH_CUDA=1", "NVCC=nvcc", "cuda-kernels"]
+    command = ["make", "-s", "-f", "csrc/apps/Makefile", "WITH_CUDA=1", "NVCC=nvcc", f"{name}-cuda-kernels"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     names = {name.removeprefix("cuda/").removesuffix(".o") for name in listed}
     assert names <= built.keys()

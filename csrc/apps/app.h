@@ -40,6 +40,9 @@ typedef struct app_summary {
 /* Sorts the values; there is at least one. */
 app_summary app_summarize(double *values, int64_t count);
 
+/* Of a device: arrays, and marks between two calls that collect them. */
+enum { APP_MOST_ALLOCATIONS = 64, APP_MOST_MARKS = 128 };
+
 /* The phases of a training step, and after them the step as a whole. */
 enum { APP_PHASES = 5 };
 extern const char *const app_phase_names[APP_PHASES + 1];

@@ -7,13 +7,13 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "app.h"
 #include "cuda_ops/linear.h"
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-enum { APP_MOST_ALLOCATIONS = 64, APP_MOST_MARKS = 128 };
 /* Elements below which another thread does not pay. */
 enum { APP_ELEMENT_GRAIN = 32768 };
 

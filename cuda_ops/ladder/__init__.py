@@ -6,6 +6,7 @@ cuda_ops.ladder.transpose   a matrix, rows for columns
 cuda_ops.ladder.histogram   how often each of 256 numbers is there
 cuda_ops.ladder.softmax     softmax of the rows of a matrix
 cuda_ops.ladder.layer_norm  layer normalisation of rows, forward and backward
+cuda_ops.ladder.attention   softmax(query key^T) value, of heads
 cuda_ops.ladder.adamw       an optimizer's step over a list of parameters
 cuda_ops.ladder.simulator   a CUDA device in Python, to step through a kernel without one
 

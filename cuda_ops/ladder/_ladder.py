@@ -48,6 +48,8 @@ class Case:
     """Elements of the dtype that have to be read and written at the least."""
     bytes: int = 0
     """Bytes beside those elements."""
+    flops: float = 0
+    """Operations, of an op that arithmetic bounds."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,12 @@ class Ladder:
     """Whether inputs are written: results of measurements are then not compared, tests do it."""
     compiled: bool = True
     """Whether torch.compile is a peer (of the first of `native`)."""
+    peers: Callable[[torch.dtype], dict[str, Callable]] = lambda dtype: {}
+    """PyTorch's kernels that not every device or dtype has, by name; on CUDA."""
+    yardstick: str | None = None
+    """The implementation whose speed is 100 %, where it takes the case; None: a copy of as many bytes."""
+    dtypes_of: dict[int, tuple[torch.dtype, ...]] = field(default_factory=dict)
+    """By rung: the dtypes that it takes, where these are not all."""
     models: Sequence[Callable[[], None]] = ()
     """Small models of access patterns, functions that print; the notebook shows them, docstrings first."""
 
@@ -146,6 +154,23 @@ class Ladder:
                 )
             )
         return {rung.name: rung for rung in found}
+
+    @property
+    def against(self) -> str:
+        """What 100 % is, in words."""
+        return f"{self.yardstick.removeprefix('peer ')}'s speed" if self.yardstick else "a copy's bytes per second"
+
+    def shares(self, rows: list[dict]) -> dict[tuple[str, str, str], float | None]:
+        """Of a CSV's rows of one clock, by (case, dtype, implementation): % of that; None where the yardstick has not
+        been measured."""
+        found = {(row["case"], row["dtype"], row["implementation"]): row for row in rows}
+        if self.yardstick is None:
+            return {key: float(row["percent_of_ceiling"]) for key, row in found.items()}
+        yards = {key: found.get((*key[:2], self.yardstick)) for key in found}
+        return {
+            key: 100 * float(yards[key]["median_us"]) / float(row["median_us"]) if yards[key] else None
+            for key, row in found.items()
+        }
 
     def source(self, number: int) -> Path:
         """The file of a rung's kernel, in the repository."""

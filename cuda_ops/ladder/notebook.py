@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from ._ladder import Ladder, Numbers, ladders
 
@@ -45,7 +46,7 @@ def simulate(ladder: Ladder, number: int) -> None:
     twin, case = ladder.simulated[number], ladder.cases[0]
     inputs = case.inputs(Numbers("cpu", twin.dtypes[0]))
     expected = ladder.reference(*inputs)  # before the kernel, which may work in place
-    outputs, report = twin.launch(twin.kernel, *(t.numpy() for t in inputs))
+    outputs, report = twin.launch(twin.kernel, *(t.numpy() if isinstance(t, Tensor) else t for t in inputs))
     if not isinstance(outputs, tuple):
         outputs, expected = (outputs,), (expected,)
     worst = max(np.abs(a - b.numpy()).max() for a, b in zip(outputs, expected, strict=True))
@@ -63,27 +64,33 @@ def rows(ladder: Ladder, gpu: str = GPU) -> list[dict]:
 
 
 def results(ladder: Ladder) -> None:
-    """Prints microseconds and share of a copy's speed, a line for each implementation, a column for each case."""
+    """Prints microseconds and share of a copy's speed, or TFLOP/s and share of the yardstick's, a line for each
+    implementation, a column for each case."""
     found = rows(ladder)
     if not found:
         print(f"not measured yet: `python -m cuda_ops bench ladder {ladder.name}` on a GPU does it")
+    percent = ladder.shares(found)
+
+    def cell(key, row):
+        if row is None:
+            return "–"
+        speed = f"{float(row['tflop_per_s']):,.3g} TFLOP/s" if ladder.yardstick else f"{float(row['median_us']):,.1f}"
+        return speed if percent[key] is None else f"{speed}, {percent[key]:3.0f} %"
+
     names = sorted({row["implementation"] for row in found}, key=lambda name: (not name.startswith("rung "), name))
     for dtype in dict.fromkeys(row["dtype"] for row in found):
-        at = {(row["case"], row["implementation"]): row for row in found if row["dtype"] == dtype}
-        cases = [case.name for case in ladder.cases if any(case.name == name for name, _ in at)]
-        print(f"{dtype}: µs, % of a copy's bytes per second")
+        at = {(row["case"], dtype, row["implementation"]): row for row in found if row["dtype"] == dtype}
+        cases = [case.name for case in ladder.cases if any(case.name == name for name, _, _ in at)]
+        print(f"{dtype}: {'speed' if ladder.yardstick else 'µs'}, % of {ladder.against}")
         print(" " * 26 + "".join(f"{case:>22}" for case in cases))
         for name in names:
-            cells = [at.get((case, name)) for case in cases]
-            shown = [
-                f"{float(c['median_us']):,.1f}, {float(c['percent_of_ceiling']):3.0f} %" if c else "–" for c in cells
-            ]
-            print(f"{name:<26}" + "".join(f"{cell:>22}" for cell in shown))
+            keys = [(case, dtype, name) for case in cases]
+            print(f"{name:<26}" + "".join(f"{cell(key, at.get(key)):>22}" for key in keys))
         print()
 
 
 def figure(ladder: Ladder):
-    """Share of a copy's speed over the rungs, at the ladder's largest case; a panel for each dtype."""
+    """Share of a copy's speed over the rungs, or TFLOP/s, at the ladder's largest case; a panel for each dtype."""
     found = [row for row in rows(ladder) if row["case"] == ladder.shown]
     if not found or importlib.util.find_spec("matplotlib") is None:
         print("no plot: there are no results yet, or matplotlib is not installed")
@@ -91,13 +98,17 @@ def figure(ladder: Ladder):
     from matplotlib import pyplot
 
     dtypes = list(dict.fromkeys(row["dtype"] for row in found))
+    column = "tflop_per_s" if ladder.yardstick else "percent_of_ceiling"
     _, axes = pyplot.subplots(1, len(dtypes), figsize=(4.5 * len(dtypes), 4), sharey=True, squeeze=False)
     for axis, dtype in zip(axes[0], dtypes, strict=True):
         rungs = [row for row in found if row["dtype"] == dtype and row["implementation"].startswith("rung ")]
         numbers = [int(row["implementation"].split()[1]) for row in rungs]
-        axis.bar(numbers, [float(row["percent_of_ceiling"]) for row in rungs], color="tab:blue")
-        axis.axhline(100, color="grey", linestyle="--")
-        axis.set(title=f"{dtype}, {ladder.shown}", xlabel="rung", ylabel="% of a copy's bytes per second")
+        axis.bar(numbers, [float(row[column]) for row in rungs], color="tab:blue")
+        yards = [float(r[column]) for r in found if r["dtype"] == dtype and r["implementation"] == ladder.yardstick]
+        for yard in yards if ladder.yardstick else [100]:
+            axis.axhline(yard, color="grey", linestyle="--")
+        label = f"TFLOP/s (dashed: {ladder.against})" if ladder.yardstick else f"% of {ladder.against}"
+        axis.set(title=f"{dtype}, {ladder.shown}", xlabel="rung", ylabel=label)
         axis.set_xticks(numbers)
 
 
@@ -135,13 +146,18 @@ def cells(ladder: Ladder) -> list[tuple[str, str]]:
                 f"print(inspect.getsource({model.__name__}))\n{model.__name__}()",
             )
         )
+    measure = (
+        f"{ladder.against}."
+        if ladder.yardstick
+        else "what a\ncopy of 1 GB reaches; an op that mostly reads can be above 100 %."
+    )
     found.append(
         (
             "markdown",
             f"## What was measured\n\n`python -m cuda_ops bench ladder {ladder.name}` writes `runs/bench/<gpu>/ladder_"
             f"{ladder.name}.csv`. What is committed in `benchmarks/results` is shown below:\nGPU time of one call, "
-            "from replays of a CUDA graph over inputs that are cold in the L2, and the share that this is of what a\n"
-            "copy of 1 GB reaches; an op that mostly reads can be above 100 %.",
+            "from replays of a CUDA graph over inputs that are cold in the L2, and the share that this is of "
+            f"{measure}",
         )
     )
     found.append(("code", "notebook.results(LADDER)"))

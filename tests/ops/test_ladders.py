@@ -41,6 +41,15 @@ def check(ladder, rung, inputs, what):
         assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()}, the first at {wrong.nonzero()[0]}"
 
 
+def dtypes_of(ladder, rung):
+    return ladder.dtypes_of.get(rung.number, ladder.dtypes)
+
+
+def needs_hardware(ladder, rung):
+    """As build_backend/compiling.py reads it from the file's name."""
+    return bool({"mma", "sm80", "sm90"} & set(ladder.source(rung.number).stem.split("_")))
+
+
 def every_case(ladder, rung, device):
     """(case, dtype, inputs) of the ladder's tests that the rung is for."""
     for dtype in ladder.dtypes:
@@ -66,7 +75,8 @@ def test_simulated_kernels_have_no_races(ladder, number):
     """The first test cases, as the simulator's device runs them."""
     twin = ladder.simulated[number]
     for case in ladder.tests[:3]:
-        arrays = [t.numpy() for t in case.inputs(Numbers("cpu", twin.dtypes[0]))]
+        inputs = case.inputs(Numbers("cpu", twin.dtypes[0]))
+        arrays = [t.numpy() if isinstance(t, torch.Tensor) else t for t in inputs]
         report = twin.launch(twin.kernel, *arrays)[1]
         assert report.races == [], case.name
 
@@ -85,15 +95,15 @@ def test_cuda_rungs(ladder, rung):
             continue
         check(ladder, rung, inputs, what)
         ran += 1
-    if "sm90" in ladder.source(rung.number).stem and ran == 0:
+    if needs_hardware(ladder, rung) and ran == 0:
         pytest.skip(f"not on this device: {reasons}")
-    assert ran >= len(ladder.dtypes) * len(ladder.tests) or "sm90" in ladder.source(rung.number).stem
+    assert ran >= len(dtypes_of(ladder, rung)) * len(ladder.tests) or "sm90" in ladder.source(rung.number).stem
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("ladder", "rung"), [pair for pair in CUDA_RUNGS if pair[1].repeats], ids=named)
 def test_same_bits_again(ladder, rung):
-    dtype = ladder.dtypes[0]
+    dtype = dtypes_of(ladder, rung)[0]
     inputs = max(ladder.tests, key=lambda case: case.elements).inputs(Numbers("cuda", dtype))
     if not rung.runs(*inputs):
         pytest.skip(rung.why_not(*inputs))
@@ -179,6 +189,7 @@ def test_bad_calls_on_the_gpu():
         ("adamw", 2, [x, x], [x], "three outputs for each input"),
         ("histogram", 2, [torch.zeros(256, device="cuda")], [x.int()], "256 elements, int32"),
         ("histogram", 2, [torch.zeros(256, device="cuda").int()], [x], "takes uint8 and int32"),
+        ("attention", 2, [x], [x, x, x], "and whether it is causal"),
     ]:
         with pytest.raises(NotImplementedError, match=message):
             call(ladder, rung, outputs, inputs)
@@ -188,6 +199,19 @@ def test_bad_calls_on_the_gpu():
     ]:
         with pytest.raises(NotImplementedError, match=message):
             call("layer_norm", rung, outputs, [x, x[0], x[0], x], scalars)
+    q, k, wide = (torch.zeros(2, 3, n, d, device="cuda") for n, d in ((5, 64), (7, 64), (5, 96)))
+    for rung, output, inputs, message in [
+        (1, q, [q[0], q, q], "have four dimensions; output has query's shape"),
+        (2, k, [q, k, k], "output has query's shape"),
+        (3, q, [q, k, q], "value key's"),
+        (3, q[:1], [q[:1], k, k], "the same batch, heads and head_dim"),
+        (3, wide, [wide, wide, wide], "a head_dim of 64 and of 128"),
+        (3, q, [q, k, k.half()], "takes float32 and bfloat16, of one dtype"),
+        (3, q.double(), [q.double(), k.double(), k.double()], "takes float32 and bfloat16"),
+        (4, q, [q, k, k], "takes bfloat16"),
+    ]:
+        with pytest.raises(NotImplementedError, match=message):
+            call("attention", rung, [output], inputs, [0.0])
     for outputs, message in [([x, x, x[0]], "of one size"), ([x, x, x.double()], "takes float32")]:
         with pytest.raises(NotImplementedError, match=message):
             call("adamw", 2, outputs, [x], [0.0] * 6)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +52,29 @@ def build_program(name, folder, kernels, defines=(), libraries=()):
     objects = compile_all([*apps.glob("*.c"), *(apps / name).glob("*.c")], folder, *APP_FLAGS, *defines)
     program = folder / name
     compile_c(*APP_FLAGS, *objects, *kernels, "-o", program, *libraries, "-lm")
+    return program
+
+
+def build_cuda_program(name, folder):
+    """The same with the CUDA backend and without sanitizers, of the objects that the library's own build has left here:
+    to compile them anew would take minutes. None where there are none, or no toolkit."""
+    built, nvcc = ROOT / "build" / "temp" / "csrc", shutil.which("nvcc")
+    homes = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).parents[1], "/usr/local/cuda"]
+    home = next((Path(h) for h in homes if h and (Path(h) / "include" / "cuda_runtime_api.h").is_file()), None)
+    command = ["make", "-s", "-f", "csrc/apps/Makefile", "WITH_CUDA=1", "NVCC=nvcc", f"{name}-cuda-kernels"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    kernels = [built / path.replace(".o", ".cu.o") for path in listed] + sorted((built / "cpu").rglob("*.o"))
+    if home is None or not all(path.is_file() for path in kernels):
+        return None
+    flags = [*APP_FLAGS, "-std=c11", "-O1", f"-I{CSRC / 'include'}", f"-I{CSRC / 'cpu'}"]
+    flags += ["-DCUDA_OPS_WITH_CUDA", f"-isystem{home / 'include'}"]
+    sources, program = [*(CSRC / "apps").glob("*.c"), *(CSRC / "apps" / name).glob("*.c")], folder / name
+    libraries = [f"-L{folder_of}" for folder_of in (home / "lib64", home / "lib") if folder_of.is_dir()]
+    libraries += ["-lcudart_static", "-lstdc++", "-ldl", "-lrt", "-lpthread", "-lm"]
+    result = subprocess.run(
+        [CC, *flags, *map(str, sources), *map(str, kernels), "-o", program, *libraries], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
     return program
 
 

@@ -56,6 +56,11 @@ static void cpu_copy(gpt2_device *device, void *target, const void *source, int6
     memcpy(target, source, (size_t)bytes);
 }
 
+static void cpu_follow(gpt2_device *device, const float *parameters, const gpt2_weights *layout)
+{
+    (void)device, (void)parameters, (void)layout; /* the layers take the parameters as they are */
+}
+
 static void cpu_close(gpt2_device *device)
 {
     cpu *self = (cpu *)device;
@@ -72,7 +77,7 @@ static int64_t row_grain(int64_t features)
     return app_most(1, APP_ELEMENT_GRAIN / 4 / features);
 }
 
-static void cpu_embed_forward(gpt2_device *device, float *output, const float *token_table, const float *position_table,
+static void cpu_embed_forward(gpt2_device *device, void *output, const float *token_table, const float *position_table,
                               const int64_t *tokens, int64_t vocab_size, int64_t features, const gpt2_span *s)
 {
     cpu *self = (cpu *)device;
@@ -84,7 +89,7 @@ static void cpu_embed_forward(gpt2_device *device, float *output, const float *t
 }
 
 static void cpu_embed_backward(gpt2_device *device, float *grad_tokens, float *grad_positions, float *scratch,
-                               const float *grad_output, const int64_t *tokens, int64_t vocab_size, int64_t block_size,
+                               const void *grad_output, const int64_t *tokens, int64_t vocab_size, int64_t block_size,
                                int64_t features, const gpt2_span *s)
 {
     cpu *self = (cpu *)device;
@@ -104,7 +109,7 @@ static void cpu_embed_backward(gpt2_device *device, float *grad_tokens, float *g
                                                     F32));
 }
 
-static void cpu_norm_forward(gpt2_device *device, float *output, float *sum, const float *input, const float *residual,
+static void cpu_norm_forward(gpt2_device *device, void *output, void *sum, const void *input, const void *residual,
                              const gpt2_norm *n)
 {
     cpu *self = (cpu *)device;
@@ -120,8 +125,8 @@ static void cpu_norm_forward(gpt2_device *device, float *output, float *sum, con
                                                NORM_EPS, CUDA_OPS_LAYER_NORM, begin, end, F32));
 }
 
-static void cpu_norm_backward(gpt2_device *device, float *grad_input, float *grad_weight, float *grad_bias,
-                              const float *grad_output, const float *grad_sum, const float *input, const gpt2_norm *n)
+static void cpu_norm_backward(gpt2_device *device, void *grad_input, float *grad_weight, float *grad_bias,
+                              const void *grad_output, const void *grad_sum, const void *input, const gpt2_norm *n)
 {
     cpu *self = (cpu *)device;
     const char *const op = "layer_norm backward";
@@ -136,20 +141,20 @@ static void cpu_norm_backward(gpt2_device *device, float *grad_input, float *gra
                                                  F32));
 }
 
-static void cpu_linear_forward(gpt2_device *device, float *output, const float *input, const gpt2_linear *l)
+static void cpu_linear_forward(gpt2_device *device, void *output, const void *input, const gpt2_linear *l)
 {
     app_cpu_linear_forward(&((cpu *)device)->base, output, input, l->weight, l->bias, l->rows, l->in_features,
                            l->out_features);
 }
 
-static void cpu_linear_backward(gpt2_device *device, float *grad_input, float *grad_weight, float *grad_bias,
-                                const float *grad_output, const float *input, const gpt2_linear *l)
+static void cpu_linear_backward(gpt2_device *device, void *grad_input, float *grad_weight, float *grad_bias,
+                                const void *grad_output, const void *input, const gpt2_linear *l)
 {
     app_cpu_linear_backward(&((cpu *)device)->base, grad_input, grad_weight, grad_bias, grad_output, input, l->weight,
                             l->rows, l->in_features, l->out_features);
 }
 
-static void cpu_linear_gelu_forward(gpt2_device *device, float *output, float *preactivation, const float *input,
+static void cpu_linear_gelu_forward(gpt2_device *device, void *output, void *preactivation, const void *input,
                                     const gpt2_linear *l)
 {
     cpu *self = (cpu *)device;
@@ -162,11 +167,13 @@ static void cpu_linear_gelu_forward(gpt2_device *device, float *output, float *p
                l->out_features, app_split_longer_side(l->rows, l->out_features, begin, end), CUDA_OPS_GELU_TANH, F32));
 }
 
-static void cpu_gelu_backward(gpt2_device *device, float *grad, const float *preactivation, int64_t count)
+static void cpu_gelu_backward(gpt2_device *device, void *grad, float *grad_bias, const void *preactivation,
+                              int64_t rows, int64_t features)
 {
     cpu *self = (cpu *)device;
-    SPREAD("gelu backward", count, APP_ELEMENT_GRAIN,
+    SPREAD("gelu backward", rows * features, APP_ELEMENT_GRAIN,
            cuda_ops_linear_gelu_backward_cpu(grad, grad, preactivation, begin, end, CUDA_OPS_GELU_TANH, F32));
+    app_cpu_linear_backward(&self->base, NULL, NULL, grad_bias, grad, NULL, NULL, rows, 0, features);
 }
 
 static cuda_ops_attention attention_call(int64_t heads, int64_t features, const gpt2_span *s)
@@ -201,34 +208,37 @@ static int64_t attention_grain(const cuda_ops_attention *call, int64_t parts, in
     return app_most(1, (int64_t)grain);
 }
 
-static void cpu_attention_forward(gpt2_device *device, float *output, float *logsumexp, const float *projected,
+static void cpu_attention_forward(gpt2_device *device, void *output, float *logsumexp, const void *projected,
                                   int64_t heads, int64_t features, const gpt2_span *s)
 {
     cpu *self = (cpu *)device;
     const cuda_ops_attention call = attention_call(heads, features, s);
+    const float *const query = (const float *)projected + s->begin * 3 * features, *const key =
+                                                                                       (const float *)projected +
+                                                                                       features;
     const int64_t parts = cuda_ops_attention_forward_parts_cpu(&call);
     const int64_t bytes = cuda_ops_attention_forward_workspace_cpu(&call, F32), stride = app_cpu_padded(bytes);
     char *const workspace = app_cpu_workspace(&self->base, bytes);
     SPREAD("attention", parts, attention_grain(&call, parts, 2),
-           cuda_ops_attention_forward_cpu(output, logsumexp, projected + s->begin * 3 * features, projected + features,
-                                          projected + 2 * features, workspace + thread * stride, &call, begin, end,
-                                          F32));
+           cuda_ops_attention_forward_cpu(output, logsumexp, query, key, key + features, workspace + thread * stride,
+                                          &call, begin, end, F32));
 }
 
-static void cpu_attention_backward(gpt2_device *device, float *grad_projected, const float *grad_output,
-                                   const float *projected, const float *output, const float *logsumexp, int64_t heads,
+static void cpu_attention_backward(gpt2_device *device, void *grad_projected, const void *grad_output,
+                                   const void *projected, const void *output, const float *logsumexp, int64_t heads,
                                    int64_t features, const gpt2_span *s)
 {
     cpu *self = (cpu *)device;
     const cuda_ops_attention call = attention_call(heads, features, s);
+    float *const grad_query = grad_projected;
+    const float *const query = projected;
     const int64_t parts = cuda_ops_attention_backward_parts_cpu(&call);
     const int64_t bytes = cuda_ops_attention_backward_workspace_cpu(&call, F32), stride = app_cpu_padded(bytes);
     char *const workspace = app_cpu_workspace(&self->base, bytes);
     SPREAD("attention backward", parts, attention_grain(&call, parts, 5),
-           cuda_ops_attention_backward_cpu(grad_projected, grad_projected + features, grad_projected + 2 * features,
-                                           NULL, grad_output, NULL, projected, projected + features,
-                                           projected + 2 * features, output, logsumexp, workspace + thread * stride,
-                                           &call, begin, end, F32));
+           cuda_ops_attention_backward_cpu(grad_query, grad_query + features, grad_query + 2 * features, NULL,
+                                           grad_output, NULL, query, query + features, query + 2 * features, output,
+                                           logsumexp, workspace + thread * stride, &call, begin, end, F32));
 }
 
 static int64_t smaller(int64_t a, int64_t b)
@@ -254,8 +264,8 @@ static cuda_ops_status loss_tasks(float *logits, double *partials, const int64_t
     return status;
 }
 
-static void cpu_head(gpt2_device *device, float *loss, float *grad_input, float *grad_weight, float *scratch_input,
-                     float *scratch_weight, const float *input, const int64_t *targets, const gpt2_linear *l)
+static void cpu_head(gpt2_device *device, float *loss, void *grad_input, float *grad_weight, void *scratch_input,
+                     float *scratch_weight, const void *input, const int64_t *targets, const gpt2_linear *l)
 {
     cpu *self = (cpu *)device;
     const char *const op = "linear_cross_entropy";
@@ -269,15 +279,15 @@ static void cpu_head(gpt2_device *device, float *loss, float *grad_input, float 
     char *const workspace = app_cpu_workspace(&self->base, bytes);
     for (int64_t c = 0; c < chunks; c++) {
         const int64_t first = c * chunk, rows = smaller(chunk, l->rows - first);
-        const float *const x = input + first * features;
+        const float *const x = (const float *)input + first * features;
         app_cpu_linear_forward(&self->base, self->logits, x, l->weight, NULL, rows, features, classes);
         SPREAD(op, (rows + task - 1) / task, 1,
                loss_tasks(self->logits, self->partials + 2 * c * tasks, targets + first, rows, task, classes,
                           grad_input != NULL, begin, end));
         if (!grad_input)
             continue;
-        app_cpu_linear_backward(&self->base, scratch_input + first * features, NULL, NULL, self->logits, x, l->weight,
-                                rows, features, classes);
+        app_cpu_linear_backward(&self->base, (float *)scratch_input + first * features, NULL, NULL, self->logits, x,
+                                l->weight, rows, features, classes);
         SPREAD(op, app_most(classes, features), app_product_grain(classes, features, rows),
                cuda_ops_linear_cross_entropy_weight_cpu(
                    scratch_weight, NULL, self->logits, x, workspace + thread * stride, rows, features, classes,
@@ -340,10 +350,12 @@ gpt2_device *gpt2_open_cpu(int threads)
     gpt2_device *d = &self->public;
     app_cpu_open(&self->base, threads, d->name, sizeof d->name, &d->allocated_bytes);
     d->measured_by = "the host's clock between the phases";
+    d->activation_bytes = sizeof(float);
     d->allocate = cpu_allocate;
     d->upload = cpu_copy;
     d->download = cpu_copy;
     d->close = cpu_close;
+    d->follow = cpu_follow;
     d->embed_forward = cpu_embed_forward;
     d->embed_backward = cpu_embed_backward;
     d->norm_forward = cpu_norm_forward;

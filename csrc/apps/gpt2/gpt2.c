@@ -46,7 +46,7 @@ enum { RECIPE_COUNT = sizeof RECIPES / sizeof *RECIPES };
 
 typedef struct options {
     const char *model, *tokens, *val_tokens, *text, *data_dir, *prompt, *init, *export, *export_dtype, *export_tokens;
-    const char *device, *out;
+    const char *device, *precision, *out;
     int64_t steps, batch, length, warmup, seed, eval_every, sample, threads; /* -1: not given */
     double lr, min_lr, weight_decay, clip;                                   /* likewise */
     int64_t no_bias, in_order;
@@ -82,7 +82,8 @@ static const char HELP[] =
     "  --export-dtype D  fp32 or bf16 (default: fp32)\n"
     "  --export-tokens FILE\n"
     "                    write the tokens of the text as a token file of llm.c's\n"
-    "  --device D        cpu\n"
+    "  --device D        cpu or cuda (default: cpu)\n"
+    "  --precision P     fp32; with --device cuda also tf32, or bf16 with parameters in fp32 (default there: bf16)\n"
     "  --threads N       default: one a core\n"
     "  --out DIR         write report.json there\n"
     "  --help            this text\n"
@@ -90,6 +91,15 @@ static const char HELP[] =
     "exit status: 0 success; 1 training diverged, or a kernel failed; 2 invalid options or files.\n";
 
 typedef enum kind { TEXT, WHOLE, ABOVE_ZERO, AT_LEAST_ZERO, FLAG } kind;
+
+static gpt2_precision precision_of(const options *o)
+{
+    static const char *const NAMES[] = {[GPT2_FP32] = "fp32", [GPT2_TF32] = "tf32", [GPT2_BF16] = "bf16"};
+    for (int i = 0; i < (int)(sizeof NAMES / sizeof *NAMES); i++)
+        if (strcmp(o->precision, NAMES[i]) == 0)
+            return i;
+    app_fail("--precision %s is unknown: expected fp32, tf32 or bf16", o->precision);
+}
 
 static options parse(int count, char **arguments)
 {
@@ -123,6 +133,7 @@ static options parse(int count, char **arguments)
         {"--export-dtype", TEXT, offsetof(options, export_dtype), 0, 0},
         {"--export-tokens", TEXT, offsetof(options, export_tokens), 0, 0},
         {"--device", TEXT, offsetof(options, device), 0, 0},
+        {"--precision", TEXT, offsetof(options, precision), 0, 0},
         {"--threads", WHOLE, offsetof(options, threads), 1, 1024},
         {"--out", TEXT, offsetof(options, out), 0, 0},
     };
@@ -166,11 +177,12 @@ static options parse(int count, char **arguments)
         else
             *(double *)target = app_number(name, arguments[i], KNOWN[which].kind == AT_LEAST_ZERO);
     }
-    if (strcmp(o.device, "cuda") == 0)
-        app_fail(
-            "--device cuda: this program has the CPU's kernels alone: take --device cpu, or `python -m cuda_ops gpt`");
-    if (strcmp(o.device, "cpu") != 0)
-        app_fail("--device %s is unknown: expected cpu", o.device);
+    if (strcmp(o.device, "cpu") != 0 && strcmp(o.device, "cuda") != 0)
+        app_fail("--device %s is unknown: expected cpu or cuda", o.device);
+    if (!o.precision)
+        o.precision = strcmp(o.device, "cuda") == 0 ? "bf16" : "fp32";
+    if (precision_of(&o) != GPT2_FP32 && strcmp(o.device, "cpu") == 0)
+        app_fail("--precision %s needs a GPU: on the CPU take --precision fp32", o.precision);
     if (strcmp(o.export_dtype, "fp32") != 0 && strcmp(o.export_dtype, "bf16") != 0)
         app_fail("--export-dtype %s is unknown: expected fp32 or bf16", o.export_dtype);
     if (o.tokens && o.text)
@@ -524,7 +536,7 @@ static void print_table(const result *result, const gpt2_device *device, const r
 {
     if (result->sample)
         printf("%.*s\n", (int)result->sample_bytes, result->sample);
-    printf("GPT %s on %s\n", model_name(o, r), device->name);
+    printf("GPT %s on %s, %s\n", model_name(o, r), device->name, o->precision);
     printf("%-22s %12s\n", "", "plain C");
     for (int p = 0; p <= PHASES; p++)
         printf("%s, ms%*s %12.3f\n", app_phase_names[p], 18 - (int)strlen(app_phase_names[p]), "",
@@ -551,17 +563,17 @@ static void write_report(const result *result, const gpt2_device *device, const 
     FILE *file = open_memstream(&content, &bytes);
     if (!file)
         app_fail("too little memory for a report");
-    fprintf(file, "{\n \"device\": {\"type\": \"cpu\", \"name\": ");
+    fprintf(file, "{\n \"device\": {\"type\": \"%s\", \"name\": ", o->device);
     app_write_string(file, device->name, strlen(device->name));
     fprintf(file, "},\n \"settings\": {\"model\": ");
     app_write_string(file, model_name(o, r), strlen(model_name(o, r)));
     fprintf(file,
             ", \"batch\": %lld, \"length\": %lld, \"steps\": %lld, \"lr\": %.17g, \"min_lr\": %.17g, \"warmup\": "
-            "%lld, \"beta2\": %.17g, \"weight_decay\": %.17g, \"clip\": %.17g, \"precision\": \"fp32\", \"seed\": "
+            "%lld, \"beta2\": %.17g, \"weight_decay\": %.17g, \"clip\": %.17g, \"precision\": \"%s\", \"seed\": "
             "%lld,\n  \"config\": {\"vocab_size\": %lld, \"block_size\": %lld, \"n_layer\": %lld, \"n_head\": %lld, "
             "\"n_embd\": %lld, \"dropout\": 0.0, \"bias\": %s}, \"data\": ",
             (long long)r->batch, (long long)r->length, (long long)r->steps, r->lr, r->min_lr, (long long)r->warmup,
-            r->beta2, r->weight_decay, r->clip, (long long)o->seed, (long long)r->config.vocab_size,
+            r->beta2, r->weight_decay, r->clip, o->precision, (long long)o->seed, (long long)r->config.vocab_size,
             (long long)r->config.block_size, (long long)r->config.layers, (long long)r->config.heads,
             (long long)r->config.features, r->config.bias ? "true" : "false");
     app_write_string(file, data, strlen(data));
@@ -642,7 +654,8 @@ int main(int count, char **arguments)
 
     if (!o.init)
         weights = gpt2_first_weights(&r.config, (uint64_t)o.seed);
-    gpt2_device *device = gpt2_open_cpu((int)o.threads);
+    gpt2_device *device =
+        strcmp(o.device, "cpu") == 0 ? gpt2_open_cpu((int)o.threads) : gpt2_open_cuda(precision_of(&o));
     const int64_t trained = r.batch * r.length;
     gpt2_model *model = gpt2_make_model(
         device, &weights, prompt && trained < r.config.block_size ? r.config.block_size : trained, r.steps + 1);

@@ -1,21 +1,18 @@
 /* The layers on a GPU: the launchers of the C API on one stream, buffers from cudaMalloc. Without CUDA_OPS_WITH_CUDA
  * only the message that says so. */
-#include "app.h"
+#include "cuda.h"
+
 #include "mnist/layers.h"
 
 #ifndef CUDA_OPS_WITH_CUDA
 
 mnist_device *mnist_open_cuda(void)
 {
-    app_fail("--device cuda: this program was built without CUDA: take --device cpu, or build it with nvcc there and "
-             "CUDA_OPS_CUDA=1");
+    app_fail_without_cuda();
 }
 
 #else
 
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cuda_ops/conv_bn_relu_pool.h"
@@ -25,15 +22,11 @@ mnist_device *mnist_open_cuda(void)
 #include "cuda_ops/sgd.h"
 
 static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
-enum { MOST_ALLOCATIONS = 64 };
+_Static_assert((int)MNIST_MOST_MARKS == (int)APP_MOST_MARKS, "the list of marks is the programs' common one");
 
 typedef struct cuda {
     mnist_device public;
-    cudaStream_t stream;
-    void *allocations[MOST_ALLOCATIONS];
-    int allocation_count;
-    void *workspace; /* grows in the first step, and stays */
-    int64_t workspace_bytes;
+    app_cuda base;
     /* Two batches in pinned memory: one is filled while the other is copied to the device. */
     float *host_images[2];
     int64_t *host_labels[2];
@@ -41,80 +34,48 @@ typedef struct cuda {
     int64_t capacity; /* images that each of them holds */
     int slot;
     float normalised[256];
-    cudaEvent_t marks[MNIST_MOST_MARKS];
-    int64_t mark_count;
 } cuda;
 
 static void check_cuda(const char *what, cudaError_t error)
 {
-    if (error != cudaSuccess) {
-        fprintf(stderr, "mnist: %s: %s\n", what, cudaGetErrorString(error));
-        exit(1);
-    }
+    app_cuda_check(what, error);
 }
 
 static void check(const char *op, cuda_ops_status status)
 {
-    if (status >= CUDA_OPS_CUDA_ERROR)
-        check_cuda(op, (cudaError_t)(status - CUDA_OPS_CUDA_ERROR));
-    if (status != CUDA_OPS_SUCCESS) {
-        fprintf(stderr, "mnist: %s: %s\n", op, cuda_ops_status_string(status));
-        exit(1);
-    }
+    app_cuda_check_status(op, status);
 }
 
 static void *workspace(cuda *self, int64_t bytes)
 {
-    if (bytes > self->workspace_bytes) {
-        check_cuda("cudaFree", cudaFree(self->workspace)); /* waits for what still uses it */
-        check_cuda("cudaMalloc", cudaMalloc(&self->workspace, (size_t)bytes));
-        self->public.allocated_bytes += bytes - self->workspace_bytes;
-        self->workspace_bytes = bytes;
-    }
-    return self->workspace;
+    return app_cuda_workspace(&self->base, bytes);
 }
 
 static void *cuda_allocate(mnist_device *device, int64_t bytes)
 {
-    cuda *self = (cuda *)device;
-    if (self->allocation_count == MOST_ALLOCATIONS)
-        app_fail("more than %d allocations", MOST_ALLOCATIONS);
-    void *memory;
-    check_cuda("cudaMalloc", cudaMalloc(&memory, (size_t)bytes));
-    check_cuda("cudaMemset", cudaMemsetAsync(memory, 0, (size_t)bytes, self->stream));
-    device->allocated_bytes += bytes;
-    return self->allocations[self->allocation_count++] = memory;
+    return app_cuda_allocate(&((cuda *)device)->base, bytes);
 }
 
 static void cuda_upload(mnist_device *device, void *target, const void *source, int64_t bytes)
 {
-    cuda *self = (cuda *)device;
-    check_cuda("copy", cudaMemcpyAsync(target, source, (size_t)bytes, cudaMemcpyHostToDevice, self->stream));
-    check_cuda("copy", cudaStreamSynchronize(self->stream));
+    app_cuda_upload(&((cuda *)device)->base, target, source, bytes);
 }
 
 static void cuda_download(mnist_device *device, void *target, const void *source, int64_t bytes)
 {
-    cuda *self = (cuda *)device;
-    check_cuda("copy", cudaMemcpyAsync(target, source, (size_t)bytes, cudaMemcpyDeviceToHost, self->stream));
-    check_cuda("copy", cudaStreamSynchronize(self->stream));
+    app_cuda_download(&((cuda *)device)->base, target, source, bytes);
 }
 
 static void cuda_close(mnist_device *device)
 {
     cuda *self = (cuda *)device;
-    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
-    for (int i = 0; i < self->allocation_count; i++)
-        cudaFree(self->allocations[i]);
-    cudaFree(self->workspace);
+    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->base.stream));
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(self->host_images[i]);
         cudaFreeHost(self->host_labels[i]);
         cudaEventDestroy(self->copied[i]);
     }
-    for (int i = 0; i < MNIST_MOST_MARKS; i++)
-        cudaEventDestroy(self->marks[i]);
-    cudaStreamDestroy(self->stream);
+    app_cuda_close(&self->base);
     app_free(self);
 }
 
@@ -122,7 +83,7 @@ static void make_room(cuda *self, int64_t count)
 {
     if (count <= self->capacity)
         return;
-    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
+    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->base.stream));
     for (int i = 0; i < 2; i++) {
         check_cuda("cudaFreeHost", cudaFreeHost(self->host_images[i]));
         check_cuda("cudaFreeHost", cudaFreeHost(self->host_labels[i]));
@@ -149,10 +110,10 @@ static void cuda_load(mnist_device *device, float *images, int64_t *labels, cons
         host_labels[i] = set->labels[indices[i]];
     }
     check_cuda("copy", cudaMemcpyAsync(images, host_images, (size_t)count * MNIST_PIXELS * sizeof(float),
-                                       cudaMemcpyHostToDevice, self->stream));
+                                       cudaMemcpyHostToDevice, self->base.stream));
     check_cuda("copy", cudaMemcpyAsync(labels, host_labels, (size_t)count * sizeof(int64_t), cudaMemcpyHostToDevice,
-                                       self->stream));
-    check_cuda("cudaEventRecord", cudaEventRecord(self->copied[slot], self->stream));
+                                       self->base.stream));
+    check_cuda("cudaEventRecord", cudaEventRecord(self->copied[slot], self->base.stream));
 }
 
 /* A block as conv_bn_relu_pool.h describes it; float32 products stay float32, without TF32. */
@@ -240,10 +201,10 @@ static void block_inference(cuda *self, float *output, const float *input, const
     char *const conv_output = workspace(self, convolved + (conv > pool ? conv : pool)), *const space =
                                                                                             conv_output + convolved;
     check("conv2d",
-          cuda_ops_conv2d_forward_cuda(conv_output, input, t->weight, t->bias, c, space, path, F32, self->stream));
+          cuda_ops_conv2d_forward_cuda(conv_output, input, t->weight, t->bias, c, space, path, F32, self->base.stream));
     check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_pool_forward_cuda(
                                    output, NULL, NULL, space, NULL, conv_output, t->norm.running_mean,
-                                   t->norm.running_var, norm, &sizes->pool, F32, F32, self->stream));
+                                   t->norm.running_var, norm, &sizes->pool, F32, F32, self->base.stream));
 }
 
 static void cuda_block_forward(mnist_device *device, float *output, void *saved, const float *input,
@@ -259,9 +220,9 @@ static void cuda_block_forward(mnist_device *device, float *output, void *saved,
     const cuda_ops_running_statistics running = {t->norm.running_mean, t->norm.running_var, F32, NULL, 0.1};
     const block_buffers p = divide_block(saved, &sizes);
     void *const space = workspace(self, cuda_ops_conv_bn_relu_pool_workspace_cuda(&sizes, F32));
-    check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_forward_cuda(output, p.conv_output, p.argmax, p.maximum,
-                                                                       p.statistics, space, &running, input, t->weight,
-                                                                       t->bias, &norm, &sizes, F32, F32, self->stream));
+    check("conv_bn_relu_pool", cuda_ops_conv_bn_relu_pool_forward_cuda(
+                                   output, p.conv_output, p.argmax, p.maximum, p.statistics, space, &running, input,
+                                   t->weight, t->bias, &norm, &sizes, F32, F32, self->base.stream));
 }
 
 static void cuda_block_backward(mnist_device *device, float *grad_input, const mnist_block_tensors *gradients,
@@ -277,20 +238,20 @@ static void cuda_block_backward(mnist_device *device, float *grad_input, const m
           cuda_ops_conv_bn_relu_pool_backward_cuda(grad_input, gradients->weight, gradients->bias,
                                                    gradients->norm.weight, gradients->norm.bias, space, grad_output,
                                                    p.argmax, p.maximum, p.conv_output, p.statistics, input, t->weight,
-                                                   &norm, &sizes, F32, F32, self->stream));
+                                                   &norm, &sizes, F32, F32, self->base.stream));
 }
 
 static void cuda_relu_forward(mnist_device *device, float *output, const float *input, int64_t count)
 {
     cuda *self = (cuda *)device;
-    check("relu", cuda_ops_relu_forward_cuda(output, input, count, F32, self->stream));
+    check("relu", cuda_ops_relu_forward_cuda(output, input, count, F32, self->base.stream));
 }
 
 static void cuda_relu_backward(mnist_device *device, float *grad_input, const float *grad_output, const float *output,
                                int64_t count)
 {
     cuda *self = (cuda *)device;
-    check("relu backward", cuda_ops_relu_backward_cuda(grad_input, grad_output, output, count, F32, self->stream));
+    check("relu backward", cuda_ops_relu_backward_cuda(grad_input, grad_output, output, count, F32, self->base.stream));
 }
 
 static void cuda_linear_forward(mnist_device *device, float *output, const float *input, const float *weight,
@@ -300,7 +261,7 @@ static void cuda_linear_forward(mnist_device *device, float *output, const float
     void *space =
         workspace(self, cuda_ops_linear_forward_workspace_cuda(s->rows, s->in_features, s->out_features, F32));
     check("linear", cuda_ops_linear_forward_cuda(output, input, weight, bias, space, s->rows, s->in_features,
-                                                 s->out_features, F32, self->stream));
+                                                 s->out_features, F32, self->base.stream));
 }
 
 static void cuda_linear_backward(mnist_device *device, float *grad_input, float *grad_weight, float *grad_bias,
@@ -312,12 +273,13 @@ static void cuda_linear_backward(mnist_device *device, float *grad_input, float 
     const int64_t rows = s->rows, in_features = s->in_features, out_features = s->out_features;
     void *space = workspace(self, cuda_ops_linear_backward_input_workspace_cuda(rows, in_features, out_features, F32));
     check(op, cuda_ops_linear_backward_input_cuda(grad_input, grad_output, weight, space, rows, in_features,
-                                                  out_features, F32, self->stream));
+                                                  out_features, F32, self->base.stream));
     space = workspace(self, cuda_ops_linear_backward_weight_workspace_cuda(rows, in_features, out_features, F32));
     check(op, cuda_ops_linear_backward_weight_cuda(grad_weight, grad_output, input, space, rows, in_features,
-                                                   out_features, F32, self->stream));
+                                                   out_features, F32, self->base.stream));
     space = workspace(self, cuda_ops_linear_backward_bias_workspace_cuda(rows, out_features, F32));
-    check(op, cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, space, rows, out_features, F32, self->stream));
+    check(op, cuda_ops_linear_backward_bias_cuda(grad_bias, grad_output, space, rows, out_features, F32,
+                                                 self->base.stream));
 }
 
 static void cuda_loss_forward(mnist_device *device, float *loss, float *statistics, const float *logits,
@@ -328,7 +290,7 @@ static void cuda_loss_forward(mnist_device *device, float *loss, float *statisti
     /* Labels were checked when their file was read, so that no record of bad ones is given. */
     check("cross_entropy", cuda_ops_cross_entropy_forward_cuda(loss, statistics, statistics + 3 * rows, space, NULL,
                                                                logits, labels, NULL, NULL, rows, MNIST_CLASSES, 1, -100,
-                                                               0.0, CUDA_OPS_REDUCTION_MEAN, F32, self->stream));
+                                                               0.0, CUDA_OPS_REDUCTION_MEAN, F32, self->base.stream));
 }
 
 static void cuda_loss_backward(mnist_device *device, float *grad_logits, const float *statistics, const float *logits,
@@ -336,9 +298,9 @@ static void cuda_loss_backward(mnist_device *device, float *grad_logits, const f
 {
     cuda *self = (cuda *)device;
     check("cross_entropy backward",
-          cuda_ops_cross_entropy_backward_cuda(grad_logits, self->allocations[0], logits, labels, NULL, NULL,
+          cuda_ops_cross_entropy_backward_cuda(grad_logits, self->base.allocations[0], logits, labels, NULL, NULL,
                                                statistics, statistics + 3 * rows, rows, MNIST_CLASSES, 1, -100, 0.0,
-                                               CUDA_OPS_REDUCTION_MEAN, F32, self->stream));
+                                               CUDA_OPS_REDUCTION_MEAN, F32, self->base.stream));
 }
 
 static void cuda_sgd(mnist_device *device, float *parameters, const float *gradients, int64_t count, double lr)
@@ -348,50 +310,29 @@ static void cuda_sgd(mnist_device *device, float *parameters, const float *gradi
     void *const params[] = {parameters};
     const void *const grads[] = {gradients};
     const uint8_t first[] = {0};
-    check("sgd", cuda_ops_sgd_cuda(params, grads, NULL, &count, first, 1, &options, NULL, F32, F32, self->stream));
+    check("sgd", cuda_ops_sgd_cuda(params, grads, NULL, &count, first, 1, &options, NULL, F32, F32, self->base.stream));
 }
 
 static void cuda_mark(mnist_device *device)
 {
-    cuda *self = (cuda *)device;
-    if (self->mark_count < MNIST_MOST_MARKS)
-        check_cuda("cudaEventRecord", cudaEventRecord(self->marks[self->mark_count++], self->stream));
+    app_cuda_mark(&((cuda *)device)->base);
 }
 
 static int64_t cuda_collect(mnist_device *device, double *milliseconds, int64_t room)
 {
-    cuda *self = (cuda *)device;
-    check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(self->stream));
-    const int64_t count = self->mark_count - 1 < room ? self->mark_count - 1 : room;
-    for (int64_t i = 0; i < count; i++) {
-        float elapsed;
-        check_cuda("cudaEventElapsedTime", cudaEventElapsedTime(&elapsed, self->marks[i], self->marks[i + 1]));
-        milliseconds[i] = elapsed;
-    }
-    self->mark_count = 0;
-    return count;
+    return app_cuda_collect(&((cuda *)device)->base, milliseconds, room);
 }
 
 mnist_device *mnist_open_cuda(void)
 {
-    int count = 0;
-    const cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess || count == 0)
-        app_fail("--device cuda: %s: check nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device cpu",
-                 error == cudaSuccess ? "there is no GPU" : cudaGetErrorString(error));
-    struct cudaDeviceProp properties;
-    check_cuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, 0));
     cuda *self = app_allocate(1, sizeof *self);
-    check_cuda("cudaStreamCreate", cudaStreamCreate(&self->stream));
+    mnist_device *d = &self->public;
+    app_cuda_open(&self->base, d->name, sizeof d->name, &d->allocated_bytes);
     for (int i = 0; i < 2; i++)
         check_cuda("cudaEventCreate", cudaEventCreateWithFlags(&self->copied[i], cudaEventDisableTiming));
-    for (int i = 0; i < MNIST_MOST_MARKS; i++)
-        check_cuda("cudaEventCreate", cudaEventCreate(&self->marks[i]));
     /* In the order of Python's side: x.sub_(mean).div_(std), each rounded to float. */
     for (int i = 0; i < 256; i++)
         self->normalised[i] = ((float)i - (float)(0.1307 * 255)) / (float)(0.3081 * 255);
-    mnist_device *d = &self->public;
-    snprintf(d->name, sizeof d->name, "%s", properties.name);
     d->measured_by = "CUDA events on the stream between the phases";
     d->allocate = cuda_allocate;
     d->upload = cuda_upload;

@@ -2,6 +2,7 @@
 #include "ladder/ladder.h"
 
 #include "adamw/ladder/rungs.h"
+#include "attention/ladder/rungs.h"
 #include "histogram/ladder/rungs.h"
 #include "layer_norm/ladder/rungs.h"
 #include "reduce/ladder/rungs.h"
@@ -12,6 +13,7 @@
 
 static const Ladder LADDERS[] = {
     CUDA_OPS_LADDER("adamw", adamw_check, ADAMW_RUNGS),
+    CUDA_OPS_LADDER("attention", attention_check, ATTENTION_RUNGS),
     CUDA_OPS_LADDER("histogram", histogram_check, HISTOGRAM_RUNGS),
     CUDA_OPS_LADDER("layer_norm", layer_norm_check, LAYER_NORM_RUNGS),
     CUDA_OPS_LADDER("reduce", reduce_check, REDUCE_RUNGS),

@@ -1,6 +1,6 @@
-/* ladder: the rungs of the teaching ladders, of ops that memory bounds: the same result from a naive kernel to the
- * fastest, a rung a file in csrc/cuda/<ladder>/ladder/. (The rungs of matrix multiplication are in gemm.h and
- * gemm_ladder.h.) Production calls none of them.
+/* ladder: the rungs of the teaching ladders, of ops that memory bounds and of attention: the same result from a naive
+ * kernel to the fastest, a rung a file in csrc/cuda/<ladder>/ladder/. (The rungs of matrix multiplication are in gemm.h
+ * and gemm_ladder.h.) Production calls none of them.
  *
  * What a ladder computes of which tensors stands in csrc/cuda/<ladder>/ladder/rungs.h. Tensors are dense and row-major;
  * a rung asks the tensors themselves for their sizes, so that a call cannot name sizes that they do not have.
