@@ -229,7 +229,8 @@ std::vector<Tensor> gated_gradients(const GateOf<Parameters...> &f, const std::o
     const auto [a, b] = gate_and_value(gate, value);
     std::optional<Tensor> u = grad_gate, w = grad_value;
     if (!value) {
-        u = w = std::nullopt;
+        u.reset();
+        w.reset();
         if (grad_gate) {
             const std::vector<Tensor> halves = grad_gate->chunk(2, -1);
             u = halves[0];
