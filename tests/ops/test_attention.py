@@ -224,24 +224,52 @@ def test_large_scores(device):
         assert (output - expected).norm() <= 1e-3 * expected.norm()
 
 
+@pytest.mark.parametrize("seen", [1, 2])
+def test_few_keys_and_then_larger_ones(device, seen):
+    """Of the first thousand keys so many are seen; others, in another block, have a larger score."""
+    query, key, value = (t.detach().double() for t in operands(device, torch.float32, 5, 1100, 1, 1, 16, 16))
+    mask = torch.zeros(5, 1100, dtype=torch.bool, device=device)
+    mask[:, :seen] = mask[:, 1050:] = True
+    key[:, :, 1050:] = query[:, :, :1] * torch.linspace(0.5, 1.5, 50, dtype=torch.float64, device=device)[:, None]
+    inputs = [t.requires_grad_() for t in (query, key, value)]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = NATIVE(*inputs, mask)
+    found = scaled_dot_product_attention(*inputs, mask)
+    grads = [torch.autograd.grad(o.cos().sum(), inputs) for o in (found, expected)]
+    torch.testing.assert_close((found, *grads[0]), (expected, *grads[1]), rtol=1e-10, atol=1e-10)
+
+
+def test_a_float32_mask_of_any_strides_beside_float64(device):
+    query, key, value = (t.detach().double() for t in operands(device, torch.float32, 70, 130, 2, 2, 16, 16))
+    wide = torch.randn(130, 140, device=device)
+    expected = NATIVE(query, key, value, wide.t()[:70].double())
+    for mask in (wide.t()[:70], wide.t()[:70].contiguous(), wide[:, :70].t()[:, :1].expand(70, 130)):
+        if mask.stride(1) == 0:
+            expected = NATIVE(query, key, value, mask.double())
+        torch.testing.assert_close(scaled_dot_product_attention(query, key, value, mask), expected)
+
+
 def factors_of(state, dropout, shape):
     padded = (shape[-1] + 3) // 4 * 4
     ones = torch.ones(*shape[:-1], padded, dtype=torch.float64, device=state.device)
     return torch.ops.cuda_ops.dropout_backward(ones, state, dropout, ones.stride())[..., : shape[-1]]
 
 
-@pytest.mark.parametrize("keys", [64, 203])
-def test_dropout_is_that_of_dropout(device_dtype, keys):
-    """The factors are those that the op dropout has for the same seed, forward and backward."""
+@pytest.mark.parametrize("keys, left", [(64, -1), (203, -1), (203, 50)])
+def test_dropout_is_that_of_dropout(device_dtype, keys, left):
+    """The factors are those that the op dropout has for the same seed, forward and backward, wherever a window begins."""
     device, dtype = device_dtype
     tensors = operands(device, dtype, 113, keys)
-    options = 0.125, keys - 113, -1, 0, 0.0, 0.3
+    options = 0.125, keys - 113, left, 0, 0.0, 0.3
     output, _, state = torch.ops.cuda_ops.attention_forward(*tensors, None, None, *options)
     factors = factors_of(state, 0.3, (2, 4, 113, keys))
     assert abs((factors != 0).double().mean() - 0.7) < 0.01
 
     def dropped(query, key, value):
-        hidden = torch.ones(113, keys, dtype=torch.bool, device=device).triu(1 + keys - 113)
+        every = torch.ones(113, keys, dtype=torch.bool, device=device)
+        hidden = every.triu(1 + keys - 113)
+        if left >= 0:
+            hidden = hidden | every.tril(keys - 113 - left - 1)
         scores = (0.125 * (query @ key.mT)).masked_fill(hidden, -math.inf)
         empty = hidden.all(-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
