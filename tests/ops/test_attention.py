@@ -257,7 +257,8 @@ def factors_of(state, dropout, shape):
 
 @pytest.mark.parametrize("keys, left", [(64, -1), (203, -1), (203, 50)])
 def test_dropout_is_that_of_dropout(device_dtype, keys, left):
-    """The factors are those that the op dropout has for the same seed, forward and backward, wherever a window begins."""
+    """The factors are those that the op dropout has for the same seed, forward and backward, and wherever a window
+    begins."""
     device, dtype = device_dtype
     tensors = operands(device, dtype, 113, keys)
     options = 0.125, keys - 113, left, 0, 0.0, 0.3
