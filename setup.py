@@ -52,6 +52,11 @@ def import_torch():
     return torch
 
 
+def cxx_command():
+    """The C++ compiler, of several words where a cache or an option is named with it."""
+    return shlex.split(os.environ.get("CXX", "c++"))
+
+
 def limit_jobs():
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     jobs = max(1, min(len(os.sched_getaffinity(0)), int(gigabytes // GIGABYTES_PER_JOB)))
@@ -143,7 +148,7 @@ def extensions():
             def includes(folder):
                 return ["-Icsrc/include", f"-Icsrc/{folder}"]
 
-            cxx = [*shlex.split(os.environ.get("CXX", "c++")), *common, *includes("torch"), *defines]
+            cxx = [*cxx_command(), *common, *includes("torch"), *defines]
             nvcc = shlex.split(os.environ.get("PYTORCH_NVCC", f"{cuda_home}/bin/nvcc"))
             nvcc = compiling.without_noise(nvcc)
             nvcc += ["-Xcompiler=-fPIC", *([f"-ccbin={os.environ['CC']}"] if "CC" in os.environ else [])]
@@ -179,7 +184,7 @@ def extensions():
                 print(
                     "cuda_ops: without Python.h (python3-dev) cuda_ops._C is left out; only `doctor --kernels` needs it"
                 )
-            if shutil.which(os.environ.get("CXX", "c++")) is None:
+            if shutil.which(cxx_command()[0]) is None:
                 fail("no C++ compiler was found. Install one (Debian, Ubuntu: `apt install g++`) or name it in CXX.")
             self.objects = {}
             super().run()
@@ -192,7 +197,7 @@ def extensions():
                 "cuda_reason": why,
                 "architectures": architectures,
                 "compiler": subprocess.run(
-                    [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True, check=False
+                    [*cxx_command(), "--version"], capture_output=True, text=True, check=False
                 ).stdout.split("\n")[0],
                 "python": sysconfig.get_python_version(),
                 # A library that was cut off ends the process that loads it; by these it is known before.

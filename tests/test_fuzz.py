@@ -137,6 +137,23 @@ def test_what_is_wrong_is_found(what):
     assert re.search(message, found("square", function) or "nothing"), what
 
 
+@pytest.mark.parametrize("name", ["multi_head_attention_forward", "nn.MultiheadAttention"])
+def test_dropout_of_an_op_that_has_none_by_default(name):
+    """Its numbers are others than PyTorch's, and a module's the same as its function's."""
+    for case in cases(name, 200):
+        arguments = list(case.sample.args)
+        if arguments[2].numel() == 0:
+            continue
+        arguments[10] = 0.5
+        case.sample = fuzz_cases.Sample(tuple(arguments), {**case.sample.kwargs, "training": True})
+        try:
+            assert fuzz.check(case) in ("compared", "refused")
+        except fuzz_cases.Rejected:
+            continue
+        return
+    pytest.fail("none of 200 cases is one")
+
+
 def test_what_is_right_is_not():
     assert found("square", cuda_ops.functional.square, 15) is None
     assert found("square", torch.square, 15) is None

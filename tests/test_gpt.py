@@ -810,6 +810,7 @@ MISTAKES = {
     "no steps": (["--steps", "-1"], r"--steps -1: expected a whole number of at least 1"),
     "negative warm-up": (["--warmup", "-1"], r"--warmup -1: expected a whole number of at least 0"),
     "negative lr": (["--lr", "-0.1"], r"--lr -0.1: expected a number above 0"),
+    "lr beyond float32": (["--lr", "1e308"], r"--lr 1e\+308: expected at most 3.40282e\+38, the largest of float32"),
     "lr that is no number": (["--min-lr", "nan"], r"--min-lr nan: expected a number of at least 0"),
     "dropout of all": (["--dropout", "1"], r"--dropout 1.0: expected a number from 0 to less than 1"),
     "TF32 on the CPU": (["--precision", "tf32"], r"--precision tf32 needs a GPU: on the CPU take --precision fp32"),

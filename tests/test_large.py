@@ -215,15 +215,15 @@ def test_backward_of_attention(packed):
     batch = 2**31 // (128 * 16 * 64 * (3 if packed else 1)) + 2
 
     def native(*operands):
-        q, k, v = operands[0].unbind(2) if packed else operands
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        return N.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        q, k, v = (t.transpose(1, 2) for t in operands[0].unbind(2)) if packed else operands
+        output = N.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return output.transpose(1, 2) if packed else output
 
     if packed:
         large = [ramp(batch, 128, 3, 16, 64)]
         check_backward(lambda x: F.flash_attention_qkvpacked(x, causal=True), native, large, tail=2)
     else:
-        large = [ramp(batch, 128, 16, 64) for _ in range(3)]
+        large = [ramp(batch, 16, 128, 64) for _ in range(3)]
         check_backward(lambda q, k, v: F.flash_attention(q, k, v, causal=True), native, large, tail=2)
 
 

@@ -121,9 +121,7 @@ cuda_ops_conv2d_sizes check_conv2d_sizes(const char *op, IntArrayRef input, IntA
     sizes.kernel_height = has_rows ? taps[0] : 1;
     sizes.kernel_width = taps[last];
     // Any stride that leaves one place for the kernel is the same as the least of them, which is below the limit.
-    const auto stride = [&](size_t axis) {
-        return std::min(parameters.stride[axis], padded[axis] - kernel[axis] + 1);
-    };
+    const auto stride = [&](size_t axis) { return std::min(parameters.stride[axis], padded[axis] - kernel[axis] + 1); };
     sizes.stride_height = has_rows ? stride(0) : 1;
     sizes.stride_width = stride(last);
     sizes.padding_top = has_rows ? parameters.padding[0] : 0;

@@ -224,6 +224,31 @@ def test_large_scores(device):
         assert (output - expected).norm() <= 1e-3 * expected.norm()
 
 
+@pytest.mark.parametrize("seen", [1, 2])
+def test_few_keys_and_then_larger_ones(device, seen):
+    """Of the first thousand keys so many are seen; others, in another block, have a larger score."""
+    query, key, value = (t.detach().double() for t in operands(device, torch.float32, 5, 1100, 1, 1, 16, 16))
+    mask = torch.zeros(5, 1100, dtype=torch.bool, device=device)
+    mask[:, :seen] = mask[:, 1050:] = True
+    key[:, :, 1050:] = query[:, :, :1] * torch.linspace(0.5, 1.5, 50, dtype=torch.float64, device=device)[:, None]
+    inputs = [t.requires_grad_() for t in (query, key, value)]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = NATIVE(*inputs, mask)
+    found = scaled_dot_product_attention(*inputs, mask)
+    grads = [torch.autograd.grad(o.cos().sum(), inputs) for o in (found, expected)]
+    torch.testing.assert_close((found, *grads[0]), (expected, *grads[1]), rtol=1e-10, atol=1e-10)
+
+
+def test_a_float32_mask_of_any_strides_beside_float64(device):
+    query, key, value = (t.detach().double() for t in operands(device, torch.float32, 70, 130, 2, 2, 16, 16))
+    wide = torch.randn(130, 140, device=device)
+    expected = NATIVE(query, key, value, wide.t()[:70].double())
+    for mask in (wide.t()[:70], wide.t()[:70].contiguous(), wide[:, :70].t()[:, :1].expand(70, 130)):
+        if mask.stride(1) == 0:
+            expected = NATIVE(query, key, value, mask.double())
+        torch.testing.assert_close(scaled_dot_product_attention(query, key, value, mask), expected)
+
+
 def dropout_numbers(seed, offset, batch, heads, queries, keys):
     """By the words of attention.h: Philox of 7 rounds, a block of which has 16 bits for each of 8 weights."""
     index = torch.arange(batch * heads).reshape(batch, heads, 1, 1)

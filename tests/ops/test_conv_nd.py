@@ -46,8 +46,7 @@ def test_images_keep_their_layout():
 
 @pytest.mark.parametrize("stride", [2**30, 2**63 - 1])
 def test_strides_beyond_all_images(stride):
-    """Of a kernel that fits once; two places would make a step of the stride. PyTorch's is given one that it counts in 32
-    bits."""
+    """Of a kernel that fits once; two places would make a step of the stride. PyTorch counts its own in 32 bits."""
     x, image, weight = make(2, 4, 5), make(2, 4, 5, 7), make(4, 4, 3)
     calls = {
         "conv1d": ((x, weight), lambda stride: {"stride": stride, "padding": 1}),
@@ -62,7 +61,7 @@ def test_strides_beyond_all_images(stride):
             output = getattr(functional, name)(*inputs, **options(step))
             found.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
         torch.testing.assert_close(*found)
-    with pytest.raises(RuntimeError, match="conv_transpose1d: expected lengths, .* to be below 1073741824"):
+    with pytest.raises(RuntimeError, match=r"conv_transpose1d: expected lengths, .* to be below 1073741824"):
         F.conv_transpose1d(x, weight, stride=stride)
 
 

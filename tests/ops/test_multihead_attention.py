@@ -236,7 +236,8 @@ def test_the_function_has_all_that_the_module_has_not():
         options |= {**separate, "need_weights": need_weights, "training": False, "attn_mask": hidden(L, S)}
         mine, theirs = (f(*start, zero, 0.5, out, out_bias, **options) for f in (ours_forward, native_forward))
         assert_close(mine[0], theirs[0], TOLERANCE)
-        grads = [torch.autograd.grad(o[0].cos().sum(), [query, bias, out, q]) for o in (mine, theirs)]
+        inputs = [query, bias, out, q, *(options[name] for name in ("static_k", "static_v") if name in options)]
+        grads = [torch.autograd.grad(o[0].cos().sum(), inputs) for o in (mine, theirs)]
         assert_gradients_close(*grads)
 
 

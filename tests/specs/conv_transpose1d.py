@@ -98,7 +98,13 @@ SPEC = OpSpec(
             "output_padding",
             call(stride=2, output_padding=2),
             RuntimeError,
-            rf"{OP}: expected output_padding to be smaller than stride or dilation, .* got \(2,\)",
+            f"{OP}: expected output_padding to be smaller than stride or dilation, ",
+        ),
+        Bad(
+            "no elements",
+            call(input=(2, 4, 0)),
+            RuntimeError,
+            f"{OP}: expected input to have no empty dimension but the batch",
         ),
         Bad(
             "padding that leaves nothing",

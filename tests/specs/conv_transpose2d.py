@@ -137,7 +137,7 @@ SPEC = OpSpec(
             "output_padding of a stride",
             call(stride=2, output_padding=(1, 2)),
             RuntimeError,
-            rf"{OP}: expected output_padding to be smaller than stride or dilation, .* got \(1, 2\)",
+            f"{OP}: expected output_padding to be smaller than stride or dilation, ",
         ),
         Bad(
             "output_padding of a stride, of the op",

@@ -400,7 +400,8 @@ def module_of(module_class, sample, spec):
         pair = ("bn_weight", "bn_bias") if "bn_weight" in arguments else ("weight", "bias")
         if len({arguments[name] is None for name in pair}) == 2:
             raise Rejected("a module has both or neither")
-    module = constructed(module_class, options).to(device=tensors[0].device, dtype=tensors[0].dtype)
+    with torch.random.fork_rng(devices=[]):  # its first weights: the call draws what its function's does
+        module = constructed(module_class, options).to(device=tensors[0].device, dtype=tensors[0].dtype)
     module.train(arguments.get("training", arguments.get("use_input_stats", True)))
     state, state_names = {}, set()
     for name, _ in itertools.chain(module.named_parameters(), module.named_buffers()):

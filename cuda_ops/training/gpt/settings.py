@@ -224,6 +224,11 @@ def _check_numbers(options):
         value = getattr(options, name)
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UserError(f"--{name} {value}: expected a number above 0")
+    if options.lr is not None and options.precision != "fp64" and options.lr > torch.finfo(torch.float32).max:
+        raise UserError(
+            f"--lr {options.lr}: expected at most {torch.finfo(torch.float32).max:.6g}, the largest of float32, which "
+            "the weights are"
+        )
     for name in ("min_lr", "weight_decay"):
         value = getattr(options, name)
         if value is not None and not (value >= 0 and math.isfinite(value)):
