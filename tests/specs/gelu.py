@@ -15,8 +15,8 @@ def reference(input, approximate="none"):
     def doubled(x):
         return 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
 
-    # Not by torch.sigmoid, whose derivative takes 1 - s, but of what is not finite. Where e^-z is too large, 1 is nothing
-    # beside it.
+    # Not by torch.sigmoid, whose derivative takes 1 - s, but of what is not finite. Where e^-z is too large, 1 is
+    # nothing beside it.
     finite = input.isfinite()
     x = torch.where(finite, input, 0)
     # The cubes of its derivatives have to have numbers too.
