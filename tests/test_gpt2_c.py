@@ -173,6 +173,18 @@ def test_on_a_gpu_the_sample_is_what_the_model_has_learned(precision, cuda_progr
         assert sample == ("abcd" * 20)["abcd".index(prompt[0]) :][: len(prompt) + 40]
 
 
+def test_in_order_all_of_the_text_is_read_again_and_again(program, files, tmp_path):
+    """By steps that are too small to move a weight: stretches that come back have the same loss."""
+    model, tokens = files
+    length = CONFIGS["even"].block_size - 1
+    write_tokens(tmp_path / "tokens.bin", tokens_of(CONFIGS["even"])[: 3 * length + 1])
+    options = ["--lr", "1e-30", "--weight-decay", 0, "--steps", 7, "--batch", 1, "--length", length, "--in-order"]
+    options += ["--init", model, "--tokens", tmp_path / "tokens.bin", "--val-tokens", tokens]
+    losses = losses_of(trained(program, tmp_path, *options))
+    assert len(set(losses[:3])) == 3
+    assert losses[3:] == [*losses[:3], losses[0]]
+
+
 def test_result_does_not_depend_on_threads(program, files, tmp_path):
     model, tokens = files
     losses = []

@@ -15,13 +15,15 @@ def reference(input, approximate="none"):
     def doubled(x):
         return 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
 
-    # Not by torch.sigmoid, whose derivative takes 1 - s, but of what is not finite. Where e^-z has no number, the
-    # quotient is 0.
+    # Not by torch.sigmoid, whose derivative takes 1 - s, but of what is not finite. Where e^-z is too large, 1 is
+    # nothing beside it.
     finite = input.isfinite()
     x = torch.where(finite, input, 0)
     # The cubes of its derivatives have to have numbers too.
     furthest = math.log(torch.finfo(input.dtype).max) / 3
-    accurate = x / (1 + torch.exp(-doubled(x).clamp(min=-furthest)))
+    z = doubled(x)
+    accurate = x / (1 + torch.exp(-z.clamp(min=-furthest)))
+    accurate = torch.where(z < -furthest, x * torch.exp(z.clamp(max=-furthest)), accurate)
     return torch.where(finite, accurate, input * torch.sigmoid(doubled(input)))
 
 
