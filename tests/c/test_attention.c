@@ -75,7 +75,11 @@ static void check_values(const cuda_ops_attention *call, const tensors *t, cuda_
     double *const grad_value = calloc((size_t)key_elements, sizeof(double));
     weights *const w = malloc(sizeof *w);
     const double tolerance = 4 * rounding(dtype);
-    for (int64_t row = 0; row < BATCH * HEADS * call->queries; row++) {
+    /* Of p = 0 all are 1. */
+    const int64_t rows = BATCH * HEADS * call->queries;
+    void *const factors = guarded_new(rows * keys, dtype);
+    IN_TWO_PIECES(rows, begin, end, cuda_ops_attention_dropout_factors_cpu(factors, call, begin, end, dtype));
+    for (int64_t row = 0; row < rows; row++) {
         const int64_t i = row % call->queries, h = row / call->queries % HEADS, b = row / call->queries / HEADS;
         weigh(w, call, t->query, t->key, b, h, i, dtype);
         if (w->logsumexp == -INFINITY)
@@ -86,16 +90,18 @@ static void check_values(const cuda_ops_attention *call, const tensors *t, cuda_
         double delta = -get(t->grad_logsumexp, row, dtype);
         for (int64_t d = 0; d < call->value_dim; d++) {
             for (int64_t j = 0; j < keys; j++)
-                output[d] += w->weight[j] * get(t->value, element(call->value, b, h / group, j, d), dtype);
+                output[d] += get(factors, row * keys + j, dtype) * w->weight[j] *
+                             get(t->value, element(call->value, b, h / group, j, d), dtype);
             CHECK_NEAR(t->output, element(call->output, b, h, i, d), output[d], tolerance, dtype);
             delta += output[d] * get(t->grad_output, element(call->grad_output, b, h, i, d), dtype);
         }
         for (int64_t j = 0; j < keys; j++) {
+            const double factor = get(factors, row * keys + j, dtype);
             double gradient = -delta;
             for (int64_t d = 0; d < call->value_dim; d++) {
                 const double g = get(t->grad_output, element(call->grad_output, b, h, i, d), dtype);
-                gradient += g * get(t->value, element(call->value, b, h / group, j, d), dtype);
-                grad_value[element(call->value, b, h / group, j, d)] += w->weight[j] * g;
+                gradient += factor * g * get(t->value, element(call->value, b, h / group, j, d), dtype);
+                grad_value[element(call->value, b, h / group, j, d)] += factor * w->weight[j] * g;
             }
             gradient *= w->weight[j];
             CHECK_NEAR(t->grad_mask, row * keys + j, gradient, tolerance, dtype);
@@ -136,6 +142,7 @@ static void check_values(const cuda_ops_attention *call, const tensors *t, cuda_
     free(grad_key);
     free(grad_value);
     free(w);
+    guarded_free(factors, rows * keys, dtype);
 }
 
 static void check_call(cuda_ops_attention call, cuda_ops_dtype dtype)
@@ -235,6 +242,8 @@ int main(void)
             call.alibi_batch = HEADS;
             call.softcap = 0;
             check_call(call, dtype);
+            call.dropout = 0.4, call.philox.seed = 17, call.philox.offset = 8;
+            check_call(call, dtype);
         }
         check_masks(3, 21, dtype);
     }
@@ -244,6 +253,12 @@ int main(void)
     call.heads = 3, call.key_heads = 2;
     CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);
+    CHECK_STATUS(cuda_ops_attention_dropout_factors_cpu(NULL, &call, 0, 0, CUDA_OPS_FLOAT16),
+                 CUDA_OPS_UNSUPPORTED_DTYPE);
+    call.dropout = 1.5;
+    CHECK_STATUS(cuda_ops_attention_dropout_factors_cpu(NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
+                 CUDA_OPS_INVALID_ARGUMENT);
+    call.dropout = 0;
     call.key_heads = 1, call.window_right = INT64_MAX;
     CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);

@@ -102,6 +102,8 @@ def op_samples(make):
     yield forward, (query, key, value, None, None, *options, 0.0)
     yield forward, (query, key, value, make(5, 7), make(2, requires_grad=False), 0.5, 0, -1, -1, 2.0, 0.0)
     yield forward, (query, key, value, flags(make, 5, 1), None, *options, 0.25)
+    state = torch.tensor([3, 4], device=query.device)
+    yield torch.ops.cuda_ops.attention_dropout_factors, (state, [2, 2, 5, 7], 0.25, query.dtype)
     strided = make(2, 5, 2, 8).transpose(1, 2)
     yield forward, (strided, key, value, None, None, *options, 0.0)
     for mask in (None, make(5, 7, requires_grad=False)):

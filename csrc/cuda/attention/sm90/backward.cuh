@@ -122,6 +122,7 @@ __device__ __forceinline__ void backward_produce(const BackwardWork &work, const
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
             const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
+#pragma unroll 1
             for (int m = item.last; m > item.last - item.count; m--) {
                 const uint32_t query_full = s.query_full + 8 * stage, grad_full = s.grad_full + 8 * stage;
                 mbarrier_wait(s.query_empty + 8 * stage, phase ^ 1);
@@ -171,6 +172,7 @@ __device__ __forceinline__ void backward_add(const BackwardWork &work, const Bac
         for (int i = 0; i < work.group; i++) {
             const int head = item.key_head * work.group + i;
             const int64_t blocks = (int64_t)(item.batch * work.heads + head) * work.blocks_m;
+#pragma unroll 1
             for (int m = item.last; m > item.last - item.count; m--, step ^= 1) {
                 if (step != mine)
                     continue;

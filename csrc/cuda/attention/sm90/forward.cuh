@@ -139,6 +139,7 @@ __device__ __forceinline__ void forward_produce(const ForwardWork &work, const C
         query_ring.advance();
         const int head = tile.head / work.group;
         int row = tile.last * C::N;
+#pragma unroll 1
         for (int i = 0; i < tile.count; i++, row -= C::N) {
             load_block<C>(s.keys, map_key, s.key_full, s.key_empty, key_ring, row, head, tile.batch);
             if (i > 0)
