@@ -213,7 +213,8 @@ def tensors_in(result):
 # What PyTorch says itself before or after an op of ours: that there is no memory, and of what may not be written.
 ALLOWED = re.compile(
     "not enough memory|can't allocate memory|CUDA out of memory|Storage size calculation overflowed"
-    "|numel: integer multiplication overflow|in-place operation|Tried to convert a List|more than one element of the written-to tensor"
+    "|numel: integer multiplication overflow|in-place operation|Tried to convert a List"
+    "|more than one element of the written-to tensor"
 )
 
 
