@@ -5,6 +5,7 @@ import copy
 import gc
 import importlib
 import io
+import operator
 import os
 import pickle
 import time
@@ -15,7 +16,7 @@ import torch
 from torch.nn.utils import parametrizations, parametrize
 
 import cuda_ops
-from cuda_ops.conversion import layers
+from cuda_ops.conversion import fusing, layers
 from cuda_ops.conversion.layers import LAYERS, native_class
 
 nn = torch.nn
@@ -107,20 +108,21 @@ def classifier(name, **arguments):
 
 # Small members of torchvision's families. (Where batches are normalised over a handful of values, rounding is
 # multiplied a thousandfold at each layer: images are as large as that takes.)
+RESNET = ["batch_norm_act", "conv_bn_relu_pool"]
 CLASSIFIERS = {
     "densenet": (
         lambda: small("densenet", "DenseNet", growth_rate=8, block_config=(2, 2), num_init_features=16),
         64,
-        ["conv_bn_relu_pool", "relu"],
+        ["batch_norm_act", "conv_bn_relu_pool", "relu"],
     ),
-    "efficientnet_b0": (lambda: classifier("efficientnet_b0"), 96, []),
-    "mnasnet0_5": (lambda: classifier("mnasnet0_5"), 96, []),
-    "mobilenet_v3_small": (lambda: classifier("mobilenet_v3_small"), 96, []),
-    "resnet18": (lambda: small("resnet", "ResNet", "BasicBlock", [1, 1, 1, 1]), 64, ["conv_bn_relu_pool"]),
+    "efficientnet_b0": (lambda: classifier("efficientnet_b0"), 96, ["batch_norm_act"]),
+    "mnasnet0_5": (lambda: classifier("mnasnet0_5"), 96, ["batch_norm_act"]),
+    "mobilenet_v3_small": (lambda: classifier("mobilenet_v3_small"), 96, ["batch_norm_act"]),
+    "resnet18": (lambda: small("resnet", "ResNet", "BasicBlock", [1, 1, 1, 1]), 64, RESNET),
     "resnext": (
         lambda: small("resnet", "ResNet", "Bottleneck", [1, 1], groups=4, width_per_group=4),
         64,
-        ["conv_bn_relu_pool"],
+        RESNET,
     ),
     "shufflenet_v2_x0_5": (lambda: classifier("shufflenet_v2_x0_5"), 96, []),
     "squeezenet1_1": (lambda: classifier("squeezenet1_1"), 64, []),
@@ -128,7 +130,7 @@ CLASSIFIERS = {
     "convnext": (lambda: small_convnext(), 32, ["linear_gelu"]),
     "swin_t": (lambda: small_swin(), 32, ["linear_gelu", "add_layer_norm"]),
     "vit": (lambda: small_vit(), 32, ["linear_gelu", "add_layer_norm"]),
-    "googlenet": (lambda: inception_block(), 32, ["relu"]),
+    "googlenet": (lambda: inception_block(), 32, ["batch_norm_act"]),
 }
 
 
@@ -984,7 +986,89 @@ def test_a_converted_class_differs_in_forward_alone(native):
     assert os.path.basename(converted.__module__.replace(".", "/")) == "layers"
 
 
-@pytest.mark.parametrize("run", ["conv_bn_relu_pool", "linear_gelu", "add_layer_norm"])
+class Residual(nn.Module):
+    """A block of convolutions with a residual sum, as torchvision writes it; `add` is how."""
+
+    def __init__(self, add="iadd", activation=None, downsample=None, flag=False):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.activation, self.downsample, self.flag = activation or nn.ReLU(inplace=True), downsample, flag
+        self.adds = {"iadd": operator.iadd, "add": operator.add, "turned": lambda a, b: b + a}[add]
+
+    def forward(self, x):
+        identity = x
+        out = self.norm(self.conv(x))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        if self.flag:
+            identity = identity * 2
+        return self.activation(self.adds(out, identity))
+
+
+@pytest.mark.parametrize("add", ["iadd", "add", "turned"])
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(inplace=True), nn.Hardswish()])
+def test_a_residual_block_is_one_op(add, activation):
+    for downsample in (None, nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))):
+        torch.manual_seed(0)
+        model = Residual(add, copy.deepcopy(activation), downsample).double()
+        report = assert_converts(model, (images(4, 8, 4),), ["batch_norm_act"])
+        (fusion,) = [fusion for fusion in report.fusions if fusion.op == "batch_norm_act"]
+        assert fusion.parts[0] == "norm" and fusion.parts[-1] == "activation" and len(fusion.parts) == 3
+
+
+def test_what_a_branch_asked_is_asked_again():
+    """A block that was traced with a downsample, a flag and a mode is called without."""
+    torch.manual_seed(0)
+    ours = Residual(downsample=nn.Conv2d(4, 4, 1)).double()
+    native = copy.deepcopy(ours)
+    cuda_ops.convert(ours)
+    x = images(4, 8, 4)
+    changes = [lambda m: None, lambda m: setattr(m, "flag", True), lambda m: setattr(m, "downsample", None)]
+    changes += [lambda m: m.eval(), lambda m: setattr(m, "flag", False)]
+    for change in changes:
+        for model in (ours, native):
+            change(model)
+        torch.testing.assert_close(ours(x), native(x), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours.norm.running_var, native.norm.running_var, rtol=1e-12, atol=1e-12)
+
+
+def test_branches_on_more_than_attributes_are_not_traced():
+    class OfArgument(Residual):
+        def forward(self, x):
+            if x.is_cuda:
+                return x
+            return self.activation(self.norm(self.conv(x)))
+
+    class OfModule(Residual):
+        def forward(self, x):
+            if self.downsample:
+                return x
+            return self.activation(self.norm(self.conv(x)))
+
+    for kind in (OfArgument, OfModule):
+        report = cuda_ops.convert(kind(downsample=nn.Sequential()))
+        assert "branches" in report.untraced[""] and not report.fusions
+
+
+def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.SiLU()).double()
+    cuda_ops.convert(model)
+    calls, function = [], fusing.batch_norm_act_module
+    monkeypatch.setattr(fusing, "batch_norm_act_module", lambda *a: calls.append(a) or function(*a))
+    x = images(2, 8, 4)
+    expected = model(x)
+    assert len(calls) == 1
+    seen = []
+    hook = model[1].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    torch.testing.assert_close(model(x), expected)
+    assert len(calls) == 1 and seen == [x.shape]
+    hook.remove()
+    model(x)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("run", ["conv_bn_relu_pool", "linear_gelu", "add_layer_norm", "batch_norm_act"])
 def test_writing_into_what_comes_out_of_a_run(run):
     """Where PyTorch's layers have not saved it for their gradients, neither have the fused ones."""
 
@@ -999,6 +1083,7 @@ def test_writing_into_what_comes_out_of_a_run(run):
     models = {
         "conv_bn_relu_pool": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2)),
         "linear_gelu": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+        "batch_norm_act": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SiLU()),
         "add_layer_norm": Sum,
     }
     torch.manual_seed(0)

@@ -1,5 +1,5 @@
-// transpose_images. Images from contiguous to channels_last and back: each is a matrix, [channel][pixel] or [pixel][channel], and the copy
-// is its transpose.
+// transpose_images. Images from contiguous to channels_last and back: each is a matrix, [channel][pixel] or
+// [pixel][channel], and the copy is its transpose.
 //
 // A block of 256 threads takes a tile of 64 x 64 elements: reads rows of it by vectors of 16 bytes, keeps it in shared
 // memory, and writes rows of the transposed tile by vectors of 16 bytes, which it gathers down the columns. Rows that are

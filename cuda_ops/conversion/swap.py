@@ -51,7 +51,8 @@ def convert(
     What our kernels do not take (integers, sparse tensors) is computed by
     PyTorch's, decided at each call; so is a TransformerEncoderLayer in evaluation without gradients, which then calls
     none of its layers. Dropout draws other numbers than PyTorch's after the same seed. ReLU6 and Hardtanh
-    save their output for the gradient, as ReLU does, so that it must not be written into afterwards. Converting again
+    save their output for the gradient, as ReLU does, and a fused residual sum what was added: these must not be written
+    into afterwards. Converting again
     takes what is new. Convert after torch.fx has rewritten a model, not before: it does not see through our layers.
 
     Example:

@@ -118,6 +118,54 @@ static void check_batch_norm(sizes s, bool training, bool affine, double offset,
     guarded_free(variance, s.channels, CUDA_OPS_FLOAT64);
 }
 
+/* batch_norm_act with running statistics: hardswish of the sum, and relu's gate, by their formulas. */
+static void check_act(sizes s, bool with_residual, cuda_ops_dtype dtype)
+{
+    const int64_t count = s.outer * s.channels * s.inner;
+    void *input = guarded_numbers(count, 1, dtype), *grad_output = guarded_numbers(count, 2, dtype);
+    void *residual = guarded_numbers(count, 3, dtype), *weight = guarded_numbers(s.channels, 4, dtype);
+    void *mean = guarded_numbers(s.channels, 5, dtype), *variance = guarded_numbers(s.channels, 6, dtype);
+    void *output = guarded_new(count, dtype), *grad_sum = guarded_new(count, dtype);
+    for (int64_t c = 0; c < s.channels; c++)
+        set(variance, c, fabs(get(variance, c, dtype)) + 0.5, dtype);
+    const int64_t bytes = cuda_ops_batch_norm_workspace_cpu(s.outer, s.channels, s.inner);
+    const int64_t rows = cuda_ops_batch_norm_rows_cpu(s.outer, s.channels, s.inner);
+    void *workspace = guarded_bytes((bytes + 7) / 8, 8);
+    cuda_ops_batch_norm_epilogue f = {with_residual ? residual : NULL, CUDA_OPS_ACTIVATION_HARDSWISH, 0, 0};
+    CHECK_OK(cuda_ops_batch_norm_prepare_inference_cpu(workspace, weight, NULL, mean, variance, s.outer, s.channels,
+                                                       s.inner, EPS, dtype));
+    IN_TWO_PIECES(rows, begin, end,
+                  cuda_ops_batch_norm_act_normalize_cpu(output, workspace, input, &f, s.outer, s.channels, s.inner,
+                                                        begin, end, dtype));
+    f = (cuda_ops_batch_norm_epilogue){f.residual, CUDA_OPS_ACTIVATION_HARDTANH, 0, NAN};
+    memset(workspace, 0xff, (size_t)bytes);
+    CHECK_OK(cuda_ops_batch_norm_act_prepare_gate_cpu(workspace, weight, NULL, mean, variance, s.outer, s.channels,
+                                                      s.inner, EPS, 0, dtype));
+    IN_TWO_PIECES(rows, begin, end,
+                  cuda_ops_batch_norm_act_gate_cpu(grad_sum, workspace, grad_output, input, &f, s.outer, s.channels,
+                                                   s.inner, begin, end, dtype));
+    for (int64_t c = 0; c < s.channels; c++) {
+        const double m = get(mean, c, dtype), scale = get(weight, c, dtype) / sqrt(get(variance, c, dtype) + EPS);
+        for (int64_t o = 0; o < s.outer; o++) {
+            for (int64_t i = 0; i < s.inner; i++) {
+                const int64_t e = element(s, o, c, i);
+                const double z = (get(input, e, dtype) - m) * scale + (with_residual ? get(residual, e, dtype) : 0);
+                const double part = z <= -3 ? 0 : z >= 3 ? 1 : z / 6 + 0.5;
+                CHECK_NEAR(output, e, z * part, 20 * rounding(dtype), dtype);
+                if (fabs(z) > 100 * rounding(dtype))
+                    CHECK_NEAR(grad_sum, e, z > 0 ? get(grad_output, e, dtype) : 0, 0, dtype);
+            }
+        }
+    }
+    guarded_free_bytes(workspace, (bytes + 7) / 8, 8);
+    void *const tensors[] = {input, grad_output, residual, output, grad_sum};
+    for (size_t t = 0; t < sizeof tensors / sizeof *tensors; t++)
+        guarded_free(tensors[t], count, dtype);
+    guarded_free(weight, s.channels, dtype);
+    guarded_free(mean, s.channels, dtype);
+    guarded_free(variance, s.channels, dtype);
+}
+
 static void check_update(cuda_ops_dtype dtype)
 {
     enum { CHANNELS = 5, COUNT = 7 };
@@ -152,6 +200,9 @@ int main(void)
         for (size_t s = 0; s < sizeof(all) / sizeof(all[0]); s++)
             for (int flags = 0; flags < 4; flags++)
                 check_batch_norm(all[s], flags & 1, flags & 2, 0, dtype);
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            for (int with_residual = 0; with_residual < 2; with_residual++)
+                check_act(all[k], with_residual, dtype);
         check_batch_norm(all[4], true, true, 1000, dtype);
         check_batch_norm(all[5], true, true, 1000, dtype);
         check_update(dtype);
