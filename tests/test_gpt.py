@@ -209,6 +209,72 @@ def test_autocast_is_as_close_to_float64_as_native(backend):
         assert (mine - p.grad).norm() <= 3 * (theirs - p.grad).norm() + 2e-2 * p.grad.norm(), name
 
 
+def layer_arguments(rows, features, hidden, device, dtype=torch.float64):
+    """input, and weight and bias of two linear layers."""
+    shapes = (rows, features), (hidden, features), (hidden,), (features, hidden), (features,)
+    return [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_layers_that_round_their_parameters_have_two_derivatives(device, with_bias):
+    """In float64, which there is nothing to round in."""
+    input, weight, bias, next_weight, next_bias = layer_arguments(3, 4, 5, device)
+    if not with_bias:
+        bias = next_bias = None
+    for approximate in ("tanh", "none"):
+        for function, arguments in (
+            (_gpt_ops.RoundedLinear.apply, (input, weight, bias)),
+            (
+                lambda *a, how=approximate: _gpt_ops.RoundedMLP.apply(*a, how),
+                (input, weight, bias, next_weight, next_bias),
+            ),
+        ):
+            assert torch.autograd.gradcheck(function, arguments)
+            assert torch.autograd.gradgradcheck(function, arguments)
+
+
+@pytest.mark.parametrize("wanted", range(5))
+def test_layers_that_round_their_parameters_make_the_gradients_that_are_wanted(wanted):
+    arguments = layer_arguments(3, 4, 5, "cpu")
+    for number, argument in enumerate(arguments):
+        argument.requires_grad_(number == wanted)
+    input, weight, bias, next_weight, next_bias = arguments
+    gelu = torch.nn.functional.gelu(torch.nn.functional.linear(input, weight, bias), approximate="tanh")
+    expected = torch.nn.functional.linear(gelu, next_weight, next_bias)
+    actual = _gpt_ops.RoundedMLP.apply(*arguments, "tanh")
+    assert_close(actual, expected, 1e-12)
+    gradients = [torch.autograd.grad(y.square().sum(), arguments[wanted])[0] for y in (actual, expected)]
+    assert_close(*gradients, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [cuda_param(torch.bfloat16), cuda_param(torch.float16)])
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@pytest.mark.parametrize("sizes", [(8192, 768, 3072), (8192 - 60, 760, 3072 - 56), (300, 72, 200), (5, 3, 7)])
+def test_layers_that_round_their_parameters_in_halves(dtype, approximate, sizes):
+    rows, features, hidden = sizes
+    parameters = layer_arguments(rows, features, hidden, "cuda", torch.float32)[1:]
+    with torch.no_grad():
+        for weight in parameters[::2]:
+            weight /= math.sqrt(weight.shape[1])
+    input = torch.randn(rows, features, device="cuda", dtype=dtype, requires_grad=True)
+    grad_output = torch.randn_like(input)
+    arguments = [input, *parameters]
+    exact = [argument.detach().to(dtype).double().requires_grad_() for argument in arguments]
+    hidden_of_exact = torch.nn.functional.linear(*exact[:3])
+    output = torch.nn.functional.linear(torch.nn.functional.gelu(hidden_of_exact, approximate=approximate), *exact[3:])
+    expected = [output, *torch.autograd.grad(output, exact, grad_output.double())]
+    results = []
+    for _ in range(2):
+        output = _gpt_ops.RoundedMLP.apply(*arguments, approximate)
+        results.append([output, *torch.autograd.grad(output, arguments, grad_output)])
+    for actual, again, right in zip(*results, expected, strict=True):
+        assert torch.equal(actual, again)
+        error = (actual.double() - right).norm() / right.norm()
+        assert error < (1e-2 if dtype == torch.bfloat16 else 2e-3), error
+    for argument, gradient in zip(arguments, results[0][1:], strict=True):
+        assert gradient.dtype == argument.dtype
+
+
 def test_the_loss_of_stored_logits_is_that_of_the_op():
     """What the fused model takes on CUDA where there are many classes, in half precision; here in float64."""
     logits = torch.randn(20, 7, dtype=torch.float64, requires_grad=True)

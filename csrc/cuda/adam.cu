@@ -37,7 +37,8 @@ template <typename A>
 struct AdamScalars {
     A lr, weight_decay, beta1, fresh1, beta2, fresh2, eps; // fresh = 1 - beta
     const void *device_lr;
-    const float *grad_scale, *found_inf;
+    const float *grad_scale, *found_inf, *grad_norm;
+    double max_grad_norm;
     const AdamCorrections<double> *corrections; // of steps that are counted on the device
     bool device_lr_is_double, amsgrad, decoupled, maximize;
 };
@@ -52,7 +53,7 @@ __host__ __device__ static inline AdamCorrections<A> corrections_of(double beta1
 // What a chunk's elements have in common.
 template <typename A>
 struct AdamStep {
-    A size, decay, factor, scale;
+    A size, decay, factor, scale, clip;
 };
 
 template <typename A>
@@ -61,7 +62,7 @@ __device__ __forceinline__ void adam_element(A &param, A &grad, A &exp_avg, A &e
 {
     if (scalars.grad_scale)
         grad /= step.scale;
-    A g = scalars.maximize ? -grad : grad;
+    A g = (scalars.maximize ? -grad : grad) * step.clip;
     if (scalars.weight_decay != A(0) && !scalars.decoupled)
         g += scalars.weight_decay * param;
     // In the form of torch.lerp, by which infinities differ: from the nearer end.
@@ -117,6 +118,12 @@ __global__ void __launch_bounds__(THREADS, 4)
         lr = scalars.device_lr_is_double ? A(*(const double *)scalars.device_lr) : A(*(const float *)scalars.device_lr);
     step.decay = scalars.decoupled ? A(1) - lr * scalars.weight_decay : A(1);
     step.scale = scalars.grad_scale ? A(*scalars.grad_scale) : A(1);
+    step.clip = A(1);
+    if (scalars.grad_norm) {
+        const double clip = scalars.max_grad_norm / ((double)*scalars.grad_norm + 1e-6);
+        if (!(clip >= 1)) // NaN stays
+            step.clip = A(clip);
+    }
 
     for (; chunk < list.chunks; chunk += gridDim.x) {
         const int tensor = tensor_of(list, chunk);
@@ -237,6 +244,8 @@ static cuda_ops_status adam(const cuda_ops_adam_list &tensors, const cuda_ops_ad
     scalars.device_lr_is_double = device.lr_dtype == CUDA_OPS_FLOAT64;
     scalars.grad_scale = device.grad_scale;
     scalars.found_inf = device.found_inf;
+    scalars.grad_norm = device.grad_norm;
+    scalars.max_grad_norm = device.max_grad_norm;
     scalars.corrections = nullptr;
     scalars.amsgrad = options.amsgrad;
     scalars.decoupled = options.decoupled;

@@ -14,6 +14,7 @@
 #include "common/common.cuh"
 #include "common/elementwise.cuh"
 #include "gemm/paths.h"
+#include "gemm/sm90/gelu.h"
 
 static constexpr int THREADS = 256, WARPS = THREADS / WARP_SIZE;
 // Fills a large GPU several times over; a constant, so that sums are split alike everywhere.
@@ -325,4 +326,78 @@ extern "C" cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preacti
                                     (const T *)preactivation, rows, out_features, gelu == CUDA_OPS_GELU_TANH, stream);
     });
     return status;
+}
+
+static cuda_ops_gemm_problem gelu_linear_product(int64_t rows, int64_t features, int64_t out_features, int allow_tf32,
+                                                 cuda_ops_dtype dtype)
+{
+    cuda_ops_gemm_problem problem = {};
+    problem.m = rows, problem.n = features, problem.k = out_features, problem.batch = 1;
+    problem.lda = out_features, problem.ldb = problem.ldd = features;
+    problem.alpha = 1;
+    problem.dtype = problem.output_dtype = problem.bias_dtype = dtype;
+    problem.allow_tf32 = dtype == CUDA_OPS_FLOAT32 && allow_tf32;
+    return problem;
+}
+
+// Whether one kernel makes it: the product is sm90's by the choice (or by name), and its kernel with gelu takes it.
+static bool is_one_kernel(const GemmCall &call, const Device &device, int path, const void *preactivation)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    return p.m > 0 && p.n > 0 && p.k > 0 && gemm_path_on(p, device, path) == GEMM_SM90 &&
+           gemm_sm90_takes_gelu_backward(call, device, preactivation);
+}
+
+static int64_t gelu_sum_rows(int64_t rows)
+{
+    return 2 * ceil_div(rows, 2 * GELU_SUM_ROWS);
+}
+
+extern "C" int64_t cuda_ops_gelu_linear_backward_workspace_cuda(int64_t rows, int64_t features, int64_t out_features,
+                                                                int allow_tf32, int path, cuda_ops_dtype dtype)
+{
+    const cuda_ops_gemm_problem problem = gelu_linear_product(rows, features, out_features, allow_tf32, dtype);
+    const int64_t product = cuda_ops_gemm_workspace_cuda(&problem, path);
+    const int64_t pass = cuda_ops_linear_gelu_backward_workspace_cuda(rows, features, dtype);
+    // The addresses are not known: of one that is aligned.
+    const void *const aligned = (const void *)(uintptr_t)256;
+    const GemmCall call = {(void *)aligned, aligned, aligned, nullptr, nullptr, problem, nullptr};
+    const bool one = is_one_kernel(call, current_device(), path, aligned);
+    const int64_t fused = one ? gelu_sum_rows(rows) * features * (int64_t)sizeof(float) : 0;
+    const int64_t most = product > pass ? product : pass;
+    return most > fused ? most : fused;
+}
+
+extern "C" cuda_ops_status cuda_ops_gelu_linear_backward_cuda(void *grad_preactivation, void *grad_bias,
+                                                              const void *grad_output, const void *weight,
+                                                              const void *preactivation, void *workspace, int64_t rows,
+                                                              int64_t features, int64_t out_features,
+                                                              cuda_ops_gelu gelu, int allow_tf32, int path,
+                                                              cuda_ops_dtype dtype, cuda_ops_stream stream)
+{
+    if (gelu != CUDA_OPS_GELU_EXACT && gelu != CUDA_OPS_GELU_TANH)
+        return CUDA_OPS_INVALID_ARGUMENT;
+    cuda_ops_gemm_problem problem = gelu_linear_product(rows, features, out_features, allow_tf32, dtype);
+    const Device device = current_device();
+    GemmCall call = {
+        grad_preactivation, grad_output, weight, nullptr, grad_bias ? workspace : nullptr, problem, stream};
+    if (is_one_kernel(call, device, path, preactivation)) {
+        call.problem.activation = gelu == CUDA_OPS_GELU_TANH ? CUDA_OPS_GEMM_GELU_TANH : CUDA_OPS_GEMM_GELU;
+        const bool halves = dtype == CUDA_OPS_FLOAT16;
+        const cuda_ops_status status = halves ? gemm_sm90_gelu_backward_float16(call, device, preactivation)
+                                              : gemm_sm90_gelu_backward_bfloat16(call, device, preactivation);
+        if (status != CUDA_OPS_SUCCESS || !grad_bias)
+            return status;
+        const float *const sums = (const float *)workspace;
+        return halves ? add_column_sums((__half *)grad_bias, sums, gelu_sum_rows(rows), features, stream)
+                      : add_column_sums((__nv_bfloat16 *)grad_bias, sums, gelu_sum_rows(rows), features, stream);
+    }
+    if (rows > 0 && features > 0) {
+        const cuda_ops_status status =
+            cuda_ops_gemm_cuda(grad_preactivation, grad_output, weight, nullptr, workspace, &problem, path, stream);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
+    return cuda_ops_linear_gelu_backward_cuda(grad_preactivation, grad_bias, grad_preactivation, preactivation,
+                                              workspace, rows, features, gelu, dtype, stream);
 }

@@ -133,7 +133,7 @@ static void adam_(at::TensorList params, at::TensorList grads, at::TensorList ex
                   at::TensorList max_exp_avg_sqs, at::TensorList steps, const std::optional<Tensor> &device_lr,
                   const std::optional<Tensor> &grad_scale, const std::optional<Tensor> &found_inf, double lr,
                   double beta1, double beta2, double eps, double weight_decay, bool amsgrad, bool decoupled,
-                  bool maximize)
+                  bool maximize, const std::optional<Tensor> &grad_norm, double max_grad_norm)
 {
     TORCH_CHECK(grads.size() == params.size(), "adam: expected as many grads as params, ", params.size(), ", got ",
                 grads.size());
@@ -160,6 +160,9 @@ static void adam_(at::TensorList params, at::TensorList grads, at::TensorList ex
     check_adam_scalar("device_lr", device_lr, params[0], true);
     check_adam_scalar("grad_scale", grad_scale, params[0], false);
     check_adam_scalar("found_inf", found_inf, params[0], false);
+    check_adam_scalar("grad_norm", grad_norm, params[0], false);
+    TORCH_CHECK_NOT_IMPLEMENTED(!grad_norm || params[0].is_cuda(), "adam: grad_norm is supported on CUDA alone, got ",
+                                params[0].device());
     // Counters on the CPU have to know whether the step is made; those on the device find it there.
     const bool counters_on_device = steps[0].is_cuda();
     if (found_inf && !counters_on_device && found_inf->item<float>() != 0)
@@ -185,9 +188,13 @@ static void adam_(at::TensorList params, at::TensorList grads, at::TensorList ex
         const auto type_of = [](const Tensor &scalar) {
             return scalar.scalar_type() == at::kDouble ? CUDA_OPS_FLOAT64 : CUDA_OPS_FLOAT32;
         };
-        const cuda_ops_adam_device_scalars scalars{
-            device_lr ? device_lr->const_data_ptr() : nullptr, pointer(grad_scale), pointer(found_inf),
-            device_lr ? type_of(*device_lr) : CUDA_OPS_FLOAT32, type_of(steps[0])};
+        const cuda_ops_adam_device_scalars scalars{device_lr ? device_lr->const_data_ptr() : nullptr,
+                                                   pointer(grad_scale),
+                                                   pointer(found_inf),
+                                                   device_lr ? type_of(*device_lr) : CUDA_OPS_FLOAT32,
+                                                   type_of(steps[0]),
+                                                   pointer(grad_norm),
+                                                   max_grad_norm};
         const cuda_ops_dtype state_dtype = check_dtype("adam", "exp_avgs", exp_avgs[0]);
 #endif
         CUDA_OPS_LAUNCH("adam", adam_cuda(entries, steps, numbers, scalars, options, dtype, state_dtype));
@@ -215,7 +222,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("adam_(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, "
                 "Tensor(e!)[] max_exp_avg_sqs, Tensor(f!)[] steps, Tensor? device_lr, Tensor? grad_scale, "
                 "Tensor? found_inf, float lr, float beta1, float beta2, float eps, float weight_decay, bool amsgrad, "
-                "bool decoupled, bool maximize) -> ()");
+                "bool decoupled, bool maximize, Tensor? grad_norm=None, float max_grad_norm=0.0) -> ()");
     CUDA_OPS_IMPLEMENT(library, "adam_", cuda_ops::adam_);
     CUDA_OPS_TAKES_NEGATIVE_VIEWS(library, "adam_");
 }

@@ -70,8 +70,10 @@ static cuda_ops_status backward_input_cuda(const Tensor &grad_input, const Tenso
 static cuda_ops_status backward_weight_cuda(const Tensor &grad_weight, const Tensor &g, const Tensor &x,
                                             LinearSizes size, cuda_ops_dtype dtype)
 {
-    return gemm_cuda("linear_backward_weight", grad_weight, g.const_data_ptr(), x.const_data_ptr(), nullptr,
-                     dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype));
+    cuda_ops_gemm_problem problem = dense_problem(size.out_features, size.in_features, size.rows, true, false, dtype);
+    if (grad_weight.scalar_type() == at::kFloat)
+        problem.output_dtype = CUDA_OPS_FLOAT32;
+    return gemm_cuda("linear_backward_weight", grad_weight, g.const_data_ptr(), x.const_data_ptr(), nullptr, problem);
 }
 
 static cuda_ops_status backward_bias_cuda(const Tensor &grad_bias, const Tensor &g, int64_t rows, cuda_ops_dtype dtype)
@@ -152,7 +154,8 @@ static Tensor linear_backward_input(const Tensor &grad_output, const Tensor &wei
     return grad_input;
 }
 
-static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &input)
+// With `to_float32` the products of halves are left as they are summed, in float32.
+static Tensor weight_gradient(const Tensor &grad_output, const Tensor &input, bool to_float32)
 {
     const char *const op = "linear_backward_weight";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
@@ -161,7 +164,9 @@ static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &in
     const LinearSizes size{rows_of(input), input.size(-1), grad_output.size(-1)};
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(), x = input.contiguous();
-    Tensor grad_weight = at::empty({size.out_features, size.in_features}, g.options());
+    const bool halves = g.scalar_type() == at::kHalf || g.scalar_type() == at::kBFloat16;
+    Tensor grad_weight = at::empty({size.out_features, size.in_features},
+                                   to_float32 && halves ? g.options().dtype(at::kFloat) : g.options());
     if (grad_weight.numel() == 0)
         return grad_weight;
     if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16)
@@ -179,6 +184,17 @@ static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &in
                                                            size.out_features, block, dtype);
             });
     return grad_weight;
+}
+
+static Tensor linear_backward_weight(const Tensor &grad_output, const Tensor &input)
+{
+    return weight_gradient(grad_output, input, false);
+}
+
+// For a float32 weight that was rounded to halves for the product.
+static Tensor linear_backward_float32_weight(const Tensor &grad_output, const Tensor &input)
+{
+    return weight_gradient(grad_output, input, true);
 }
 
 static Tensor linear_backward_bias(const Tensor &grad_output)
@@ -212,10 +228,12 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("linear_forward(Tensor input, Tensor weight, Tensor? bias) -> (Tensor output)");
     library.def("linear_backward_input(Tensor grad_output, Tensor weight) -> (Tensor grad_input)");
     library.def("linear_backward_weight(Tensor grad_output, Tensor input) -> (Tensor grad_weight)");
+    library.def("linear_backward_float32_weight(Tensor grad_output, Tensor input) -> (Tensor grad_weight)");
     library.def("linear_backward_bias(Tensor grad_output) -> (Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_forward", cuda_ops::linear_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_input", cuda_ops::linear_backward_input);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_weight", cuda_ops::linear_backward_weight);
+    CUDA_OPS_IMPLEMENT(library, "linear_backward_float32_weight", cuda_ops::linear_backward_float32_weight);
     CUDA_OPS_IMPLEMENT(library, "linear_backward_bias", cuda_ops::linear_backward_bias);
     CUDA_OPS_AUTOCAST(library, "linear_forward", LOWER_PRECISION);
     // The three products are each other's derivatives: output is linear in input and in weight, grad_input in

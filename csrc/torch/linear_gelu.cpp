@@ -56,6 +56,26 @@ static cuda_ops_status backward_cuda(const Tensor &grad_preactivation, const Ten
                                               g.const_data_ptr(), z.const_data_ptr(), workspace.data_ptr(), rows,
                                               columns, gelu, dtype, current_stream("linear_gelu_backward"));
 }
+
+static cuda_ops_status backward_linear_cuda(const Tensor &grad_preactivation, const Tensor &grad_bias, const Tensor &g,
+                                            const Tensor &w, const Tensor &z, bool with_bias, cuda_ops_gelu gelu,
+                                            cuda_ops_dtype dtype)
+{
+    const char *const op = "gelu_linear_backward";
+    const bool allow_tf32 = at::globalContext().allowTF32CuBLAS();
+    const int path = forced_gemm_path(op);
+    const int64_t rows = rows_of(z), features = w.size(1), out_features = w.size(0);
+    const int64_t bytes =
+        cuda_ops_gelu_linear_backward_workspace_cuda(rows, features, out_features, allow_tf32, path, dtype);
+    const Tensor workspace = at::empty({bytes}, z.options().dtype(at::kByte));
+    const cuda_ops_status status = cuda_ops_gelu_linear_backward_cuda(
+        grad_preactivation.data_ptr(), with_bias ? grad_bias.data_ptr() : nullptr, g.const_data_ptr(),
+        w.const_data_ptr(), z.const_data_ptr(), workspace.data_ptr(), rows, features, out_features, gelu, allow_tf32,
+        path, dtype, current_stream(op));
+    check_forced_gemm(op, path, status, grad_preactivation,
+                      dense_problem(rows, features, out_features, false, false, dtype));
+    return status;
+}
 #endif
 
 // The preactivation is a tensor without elements unless it is asked for.
@@ -140,6 +160,40 @@ static std::tuple<Tensor, Tensor> linear_gelu_backward(const Tensor &grad_output
     return {grad_preactivation, grad_bias};
 }
 
+// The gradient through linear(gelu(preactivation), weight): that of linear's input, and gelu's.
+static std::tuple<Tensor, Tensor> gelu_linear_backward(const Tensor &grad_output, const Tensor &weight,
+                                                       const Tensor &preactivation, std::string_view approximate,
+                                                       bool with_bias)
+{
+    const char *const op = "gelu_linear_backward";
+    const cuda_ops_dtype dtype = check_dtype(op, "preactivation", preactivation);
+    const cuda_ops_gelu gelu = check_approximate(op, approximate);
+    check_like(op, "grad_output", grad_output, "preactivation", preactivation);
+    check_like(op, "weight", weight, "preactivation", preactivation);
+    check_dim(op, "weight", weight, 2, 2);
+    TORCH_CHECK(preactivation.dim() >= 1 && preactivation.size(-1) == weight.size(1), op,
+                ": expected the last dimension of preactivation to be the in_features of weight, ", weight.size(1),
+                ", got preactivation of shape ", preactivation.sizes());
+    at::DimVector sizes(preactivation.sizes());
+    sizes.back() = weight.size(0);
+    TORCH_CHECK(grad_output.sizes() == at::IntArrayRef(sizes), op, ": expected grad_output to have shape ", sizes,
+                ", got ", grad_output.sizes());
+#ifdef CUDA_OPS_WITH_CUDA
+    if (preactivation.is_cuda()) {
+        const c10::OptionalDeviceGuard guard(at::device_of(preactivation));
+        const Tensor g = grad_output.contiguous(), w = weight.contiguous(), z = preactivation.contiguous();
+        Tensor grad_preactivation = empty(z.sizes(), z.options());
+        Tensor grad_bias = empty({with_bias ? z.size(-1) : 0}, z.options());
+        CUDA_OPS_LAUNCH(op, backward_linear_cuda(grad_preactivation, grad_bias, g, w, z, with_bias, gelu, dtype));
+        return {grad_preactivation, grad_bias};
+    }
+#endif
+    (void)dtype, (void)gelu;
+    static const auto backward_input =
+        registered_op<Tensor(const Tensor &, const Tensor &)>("cuda_ops::linear_backward_input");
+    return linear_gelu_backward(backward_input.call(grad_output, weight), preactivation, approximate, with_bias);
+}
+
 // The op with the preactivation where a derivative is wanted, which asks for it.
 static Tensor linear_gelu(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias,
                           std::string_view approximate)
@@ -193,6 +247,8 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "bool with_preactivation) -> (Tensor output, Tensor preactivation)");
     library.def("linear_gelu_backward(Tensor grad_output, Tensor preactivation, str approximate, bool with_bias) "
                 "-> (Tensor grad_preactivation, Tensor grad_bias)");
+    library.def("gelu_linear_backward(Tensor grad_output, Tensor weight, Tensor preactivation, str approximate, "
+                "bool with_bias) -> (Tensor grad_preactivation, Tensor grad_bias)");
     library.def("linear_gelu(Tensor input, Tensor weight, Tensor? bias, str approximate) -> (Tensor output)",
                 cuda_ops::linear_gelu);
     library.def("linear_gelu_gradients(Tensor? grad_output, Tensor? grad_preactivation, Tensor? input, "
@@ -209,6 +265,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
                 "str approximate, bool with_bias) -> (Tensor grad_preactivation, Tensor grad_bias)");
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_forward", cuda_ops::linear_gelu_forward);
     CUDA_OPS_IMPLEMENT(library, "linear_gelu_backward", cuda_ops::linear_gelu_backward);
+    CUDA_OPS_IMPLEMENT(library, "gelu_linear_backward", cuda_ops::gelu_linear_backward);
     cuda_ops::refuse_nested_tensors(library, "linear_gelu");
     CUDA_OPS_AUTOCAST(library, "linear_gelu", LOWER_PRECISION);
     CUDA_OPS_DERIVATIVES(

@@ -1,4 +1,5 @@
-"""What GPT needs beside cuda_ops.functional: the loss of its head."""
+"""What GPT needs beside cuda_ops.functional: linear layers of float32 parameters in half precision, and the loss of its
+head."""
 
 import torch
 from torch import Tensor
@@ -8,7 +9,14 @@ from .. import functional
 from .._library import problem
 
 if problem is None:
+    from .._operators import operator
     from ..ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
+    from ..ops.linear import linear_backward_bias, linear_backward_input, linear_backward_weight, linear_forward
+    from ..ops.linear_gelu import linear_gelu_backward
+
+    gelu_linear_backward = operator("gelu_linear_backward")
+    linear_backward_float32_weight = operator("linear_backward_float32_weight")
+    linear_gelu_forward = operator("linear_gelu_forward")
 
 MEAN, IGNORED = 1, -100
 """cross_entropy's defaults, as its op takes them."""
@@ -67,3 +75,95 @@ class MeanLoss(torch.autograd.Function):
             grad_output.to(logits.dtype), logits, targets, None, statistics, total_weight, MEAN, IGNORED, 0.0
         )
         return grad, None
+
+
+class RoundedLinear(torch.autograd.Function):
+    """linear of an input in half precision by float32 parameters, which are rounded to it. The gradient of weight is
+    what the product has summed in float32, and is not rounded on the way."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias):
+        rounded = weight.to(input.dtype)
+        ctx.save_for_backward(input, weight, rounded)
+        return linear_forward(input, rounded, None if bias is None else bias.to(input.dtype))
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        input, weight, rounded = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated further
+            rounded = weight.to(input.dtype)
+        wanted = ctx.needs_input_grad
+        grad_input = linear_backward_input(grad_output, rounded) if wanted[0] else None
+        return grad_input, *gradients_of_parameters(grad_output, input, *wanted[1:])
+
+
+class RoundedMLP(torch.autograd.Function):
+    """linear(gelu(linear(input))) likewise. Backward goes through the second layer and gelu in one kernel."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, next_weight, next_bias, approximate):
+        def rounded(tensor):
+            return None if tensor is None else tensor.to(input.dtype)
+
+        first, second = rounded(weight), rounded(next_weight)
+        wanted = any(ctx.needs_input_grad)
+        hidden, preactivation = linear_gelu_forward(input, first, rounded(bias), approximate, wanted)
+        ctx.approximate = approximate
+        ctx.save_for_backward(input, weight, bias, next_weight, first, second, hidden, preactivation)
+        return linear_forward(hidden, second, rounded(next_bias))
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        input, weight, bias, next_weight, first, second, hidden, preactivation = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # to be differentiated further: of differentiable ops, from the arguments on
+            first, second = weight.to(input.dtype), next_weight.to(input.dtype)
+            preactivation = linear_forward(input, first, None if bias is None else bias.to(input.dtype))
+            hidden = functional.gelu(preactivation, approximate=ctx.approximate)
+            grad_hidden = linear_backward_input(grad_output, second)
+            grad, grad_bias = linear_gelu_backward(grad_hidden, preactivation, ctx.approximate, wanted[2])
+        else:
+            grad, grad_bias = gelu_linear_backward(grad_output, second, preactivation, ctx.approximate, wanted[2])
+        grad_input = linear_backward_input(grad, first) if wanted[0] else None
+        grad_weight, _ = gradients_of_parameters(grad, input, wanted[1], False)
+        next_grads = gradients_of_parameters(grad_output, hidden, *wanted[3:5])
+        return grad_input, grad_weight, widened(grad_bias) if wanted[2] else None, *next_grads, None
+
+
+def gradients_of_parameters(grad_output, input, with_weight, with_bias):
+    """Those of a linear layer, of halves in float32; None where they are not wanted."""
+    grad_weight = None
+    if with_weight and torch.is_grad_enabled():
+        grad_weight = widened(linear_backward_weight(grad_output, input))
+    elif with_weight:
+        grad_weight = linear_backward_float32_weight(grad_output, input)
+    return grad_weight, widened(linear_backward_bias(grad_output)) if with_bias else None
+
+
+def widened(tensor):
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def is_rounded(input: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether the two functions above take these."""
+    half = input.is_cuda and input.dtype in (torch.float16, torch.bfloat16)
+    return half and all(parameter is None or parameter.dtype == torch.float32 for parameter in parameters)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """linear whose parameters take the dtype of input."""
+    if is_rounded(input, weight, bias):
+        return RoundedLinear.apply(input, weight, bias)
+    dtype = input.dtype
+    return functional.linear(input, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def mlp(
+    input: Tensor, weight: Tensor, bias: Tensor | None, next_weight: Tensor, next_bias: Tensor | None, approximate: str
+) -> Tensor:
+    """linear, gelu and linear, whose parameters take the dtype of input."""
+    if is_rounded(input, weight, bias, next_weight, next_bias):
+        return RoundedMLP.apply(input, weight, bias, next_weight, next_bias, approximate)
+    dtype = input.dtype
+    hidden = functional.linear_gelu(input, weight.to(dtype), None if bias is None else bias.to(dtype), approximate)
+    return linear(hidden, next_weight, next_bias)

@@ -328,12 +328,9 @@ class GPT(torch.nn.Module):
     ) -> Tensor:
         modules, training = self.transformer._modules, self.training
 
-        def cast(tensor):
-            return tensor if dtype is None or tensor is None else tensor.to(dtype)
-
         def linear(module):
             """Weight and bias of a linear layer, which take the dtype of its input."""
-            return cast(parameter(module, "weight")), cast(parameter(module, "bias"))
+            return parameter(module, "weight"), parameter(module, "bias")
 
         def norm(module):
             """What the norms take beside their input: their parameters may be float32 beside halves."""
@@ -348,18 +345,17 @@ class GPT(torch.nn.Module):
         for layer, block in enumerate(blocks):
             parts, p = block._modules, block._modules["drop"].p
             attn, mlp = parts["attn"], parts["mlp"]._modules
-            h = functional.linear(h, *linear(attn._modules["c_attn"]))
-            h = functional.linear(attn.mix(h, cache, layer), *linear(attn._modules["c_proj"]))
+            h = _gpt_ops.linear(h, *linear(attn._modules["c_attn"]))
+            h = _gpt_ops.linear(attn.mix(h, cache, layer), *linear(attn._modules["c_proj"]))
             h, x = functional.add_layer_norm(h, x, *norm(parts["ln_2"]), p, training)
-            h = functional.linear_gelu(h, *linear(mlp["c_fc"]), mlp["gelu"].approximate)
-            h = functional.linear(h, *linear(mlp["c_proj"]))
+            h = _gpt_ops.mlp(h, *linear(mlp["c_fc"]), *linear(mlp["c_proj"]), mlp["gelu"].approximate)
             # The norm that comes next is that of the next block, or the last one.
             following = blocks[layer + 1]._modules["ln_1"] if layer + 1 < len(blocks) else modules["ln_f"]
             h, x = functional.add_layer_norm(h, x, *norm(following), p, training)
         weight = parameter(self._modules["lm_head"], "weight")
         if targets is not None:
             return _gpt_ops.head_loss(h, weight, targets)
-        return functional.linear(h if cache is None else h[:, -1:], cast(weight))
+        return _gpt_ops.linear(h if cache is None else h[:, -1:], weight, None)
 
     @without_grad
     def generate(

@@ -17,6 +17,7 @@ from .._optimizer import (
     refuse_differentiable,
     refuse_sparse,
 )
+from .clip_grad_norm import norm_of_gradients
 
 
 # Not by register_fake of _fakes, which refuses tensors on different devices: steps may be on the CPU.
@@ -39,6 +40,8 @@ def _(
     amsgrad,
     decoupled,
     maximize,
+    grad_norm=None,
+    max_grad_norm=0.0,
 ):
     return None
 
@@ -46,10 +49,18 @@ def _(
 class Step(WithoutEntries):
     """What Adam and AdamW have in place of torch.optim's step."""
 
-    def _prepare(self, state_dtype):
+    max_grad_norm = None
+    """Of an optimizer that was made, or unpickled, without."""
+    grad_norm = None
+
+    def _prepare(self, state_dtype, max_grad_norm):
         """After the constructor of torch.optim's class: float32 state is an option of the groups only where it is
         asked for, so that a state_dict without it is PyTorch's to the letter."""
         name = type(self).__name__
+        if max_grad_norm is not None:
+            self.max_grad_norm = number(name, "max_grad_norm", max_grad_norm)
+            if not self.max_grad_norm > 0:
+                raise ValueError(f"{name}: expected max_grad_norm to be greater than 0, got {max_grad_norm}")
         if state_dtype is not None:
             if state_dtype is not torch.float32:
                 raise NotImplementedError(
@@ -65,6 +76,9 @@ class Step(WithoutEntries):
             check_options(type(self).__name__, param_group)
             refuse_differentiable(type(self).__name__, {**self.defaults, **param_group})
         super().add_param_group(param_group)
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -100,10 +114,28 @@ class Step(WithoutEntries):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            for group in self.param_groups:
-                for params, grads, states in self._alike(group):
-                    self._step_alike(group, params, grads, states)
+            lists = [(group, *alike) for group in self.param_groups for alike in self._alike(group)]
+            self.grad_norm = None if self.max_grad_norm is None else self._norm([grads for *_, grads, _ in lists])
+            for group, params, grads, states in lists:
+                self._step_alike(group, params, grads, states)
         return loss
+
+    def _norm(self, lists):
+        """That of all gradients, as of one vector, after what torch.amp.GradScaler has them divided by."""
+        by_device = {}
+        for grads in lists:
+            by_device.setdefault(grads[0].device, []).extend(grads)
+        for grads in by_device.values():
+            if any(hasattr(grad, "to_local") for grad in grads):
+                raise NotImplementedError(
+                    f"{type(self).__name__}: max_grad_norm of distributed gradients is not supported: clip them by "
+                    "torch.nn.utils.clip_grad_norm_"
+                )
+        if not by_device:
+            return None
+        norm = norm_of_gradients(by_device)
+        scale = getattr(self, "grad_scale", None)
+        return norm if scale is None else norm / scale.to(norm.device)
 
     def _alike(self, group):
         """The parameters that have a gradient, their gradients and their states, new ones where they have none yet: in
@@ -156,6 +188,13 @@ class Step(WithoutEntries):
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
 
+        norm = self.grad_norm
+        if norm is not None and device.type == "cuda":
+            norm = norm.to(device)
+        elif norm is not None:
+            factor = (self.max_grad_norm / (norm.to(device) + 1e-6)).clamp(max=1.0)
+            grads, norm = [grad * factor.to(grad.dtype) for grad in grads], None
+
         def of(key):
             return local(name, [state[key] for state in states], params)
 
@@ -177,6 +216,8 @@ class Step(WithoutEntries):
             amsgrad,
             flag(name, "decoupled_weight_decay", group["decoupled_weight_decay"]),
             flag(name, "maximize", group["maximize"]),
+            norm,
+            0.0 if norm is None else self.max_grad_norm,
         )
         # Not before the step, so that a step that is refused leaves no state.
         for p, state in zip(params, states, strict=True):
@@ -224,6 +265,10 @@ class Adam(Step, torch.optim.Adam):
         differentiable: must be False.
         state_dtype: None, and the state has the parameter's dtype, as in PyTorch; or `torch.float32`, for float32 state
             beside float16 and bfloat16 parameters (and in the `state_dict`).
+        max_grad_norm: None, or a number: the step is that of gradients which
+            :func:`cuda_ops.nn.utils.clip_grad_norm_` has scaled to this norm, of all groups as one vector, but
+            `parameter.grad` is not rewritten, which saves a pass over it. :attr:`grad_norm` is then the norm that they
+            had. No part of the `state_dict`.
 
     Raises:
         ValueError: a value that :class:`torch.optim.Adam` refuses as well.
@@ -261,6 +306,7 @@ class Adam(Step, torch.optim.Adam):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         state_dtype: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
     ):
         options = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize}
         check_options("Adam", {**options, "betas": betas, "capturable": capturable})
@@ -278,7 +324,7 @@ class Adam(Step, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
-        self._prepare(state_dtype)
+        self._prepare(state_dtype, max_grad_norm)
 
 
 class AdamW(Step, torch.optim.AdamW):
@@ -287,8 +333,8 @@ class AdamW(Step, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused,
-            state_dtype: as for :class:`Adam`, but that `weight_decay` is 0.01 unless it is given, and shrinks the
-            parameters themselves.
+            state_dtype, max_grad_norm: as for :class:`Adam`, but that `weight_decay` is 0.01 unless it is given, and
+            shrinks the parameters themselves.
 
     Raises:
         ValueError, NotImplementedError, RuntimeError: as :class:`Adam`.
@@ -317,6 +363,7 @@ class AdamW(Step, torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
     ):
         options = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize}
         check_options("AdamW", {**options, "betas": betas, "capturable": capturable})
@@ -333,4 +380,4 @@ class AdamW(Step, torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
-        self._prepare(state_dtype)
+        self._prepare(state_dtype, max_grad_norm)

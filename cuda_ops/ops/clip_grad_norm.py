@@ -118,5 +118,11 @@ def clip_grad_norm_(
     return norms[0]
 
 
+def norm_of_gradients(by_device) -> Tensor:
+    """The norm of all gradients of a dict by their device, as of one vector, in float32 on the first one."""
+    partials = [ops.clip_grad_norm_partials(grads, 2.0) for grads in by_device.values()]
+    return ops.clip_grad_norm_scale_([], gathered(partials, partials[0].device), 2.0, 1.0, torch.float32)
+
+
 def gathered(partials, device):
     return partials[0] if len(partials) == 1 else torch.cat([part.to(device) for part in partials])

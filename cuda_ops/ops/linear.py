@@ -35,6 +35,12 @@ def _(grad_output, input):
     return grad_output.new_empty((grad_output.shape[-1], input.shape[-1]))
 
 
+@register_fake("cuda_ops::linear_backward_float32_weight")
+def _(grad_output, input):
+    dtype = torch.float32 if grad_output.dtype in (torch.float16, torch.bfloat16) else grad_output.dtype
+    return grad_output.new_empty((grad_output.shape[-1], input.shape[-1]), dtype=dtype)
+
+
 @register_fake("cuda_ops::linear_backward_bias")
 def _(grad_output):
     return grad_output.new_empty((grad_output.shape[-1],))

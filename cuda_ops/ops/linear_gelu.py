@@ -36,6 +36,12 @@ def _(grad_output, preactivation, approximate, with_bias):
     return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,))
 
 
+@register_fake("cuda_ops::gelu_linear_backward")
+def _(grad_output, weight, preactivation, approximate, with_bias):
+    grad_preactivation = preactivation.new_empty(preactivation.shape)
+    return grad_preactivation, preactivation.new_empty((preactivation.shape[-1] if with_bias else 0,))
+
+
 with_preactivation_if_wanted = operator("linear_gelu")
 linear_gelu_backward = operator("linear_gelu_backward")
 gelu_backward_input = operator("gelu_backward_input")

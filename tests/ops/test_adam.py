@@ -279,6 +279,40 @@ def test_gradient_scaling_as_in_pytorchs_fused_step(device):
             assert torch.equal(mine, theirs)
 
 
+@both
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_max_grad_norm_is_clip_grad_norm_before_the_step(device, name, limit, amsgrad):
+    """Of all groups together; and the gradients stay."""
+    clipped, plain = ([p.requires_grad_() for p in parameters(device=device)] for _ in range(2))
+    kind = pair(name)[0]
+    mine, theirs = (
+        kind([{"params": p[:1], "lr": 0.05}, {"params": p[1:]}], lr=0.1, amsgrad=amsgrad, max_grad_norm=norm)
+        for p, norm in ((clipped, limit), (plain, None))
+    )
+    for step in range(3):
+        set_grads(clipped, step + 1)
+        set_grads(plain, step + 1)
+        before = [p.grad.clone() for p in clipped]
+        norm = cuda_ops.nn.utils.clip_grad_norm_(plain, limit)
+        mine.step()
+        theirs.step()
+        assert_close(mine.grad_norm, norm, 1e-6)
+        for p, expected, grad in zip(clipped, plain, before, strict=True):
+            assert torch.equal(p.grad, grad)
+            assert_close(p.detach(), expected.detach(), 1e-5)
+    assert "max_grad_norm" not in str(mine.state_dict())
+    assert pickle.loads(pickle.dumps(mine)).max_grad_norm == limit
+
+
+def test_norms_that_are_none_are_refused():
+    for limit in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="AdamW: expected max_grad_norm to be greater than 0, got"):
+            cuda_ops.optim.AdamW(parameters(), max_grad_norm=limit)
+    with pytest.raises(TypeError, match="max_grad_norm"):
+        cuda_ops.optim.AdamW(parameters(), max_grad_norm="1")
+
+
 def test_float32_state_survives_a_state_dict(device):
     """Beside bfloat16 parameters."""
     param = torch.nn.Parameter(torch.ones(5, device=device, dtype=torch.bfloat16))

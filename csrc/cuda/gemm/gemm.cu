@@ -68,7 +68,7 @@ static constexpr double PARTIAL_BYTES_RATE = 3e6; // of the splits' partial sums
 static constexpr double NOT_HIDDEN = 0.1;         // share of the shorter of arithmetic and copying that still shows
 // The least k of a split.
 static constexpr int64_t SMALLEST_SPLIT = 256, SMALLEST_FLOAT64_SPLIT = 128, SMALLEST_DIRECT_SPLIT = 32;
-static constexpr int64_t LONG_FLOAT64_SPLIT = 1024;
+static constexpr int64_t LONG_FLOAT64_SPLIT = 1024, LONG_HALVES_SPLIT = 4096;
 
 // Paths that split k over the blocks of a cluster, by a power of two.
 static bool splits_in_clusters(int path)
@@ -120,8 +120,11 @@ static bool is_worth_splitting(const GemmTime &t, const cuda_ops_gemm_problem &p
 {
     const int64_t blocks =
         ceil_div(m, t.m * t.cluster_m) * ceil_div(n, t.n * t.cluster_n) * p.batch * t.cluster_m * t.cluster_n * splits;
-    // float64 is so slow at a long k that splitting pays even if it only fills the last wave.
-    const bool fills_waves = t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && p.k / splits >= LONG_FLOAT64_SPLIT;
+    // A k so long that splitting pays even if it only fills the last wave.
+    const bool halves = p.dtype == CUDA_OPS_FLOAT16 || p.dtype == CUDA_OPS_BFLOAT16;
+    const bool fills_waves =
+        (t.path == GEMM_MMA && p.dtype == CUDA_OPS_FLOAT64 && p.k / splits >= LONG_FLOAT64_SPLIT) ||
+        (t.path == GEMM_SM90 && halves && p.k / splits >= LONG_HALVES_SPLIT);
     const bool cores = t.path == GEMM_DIRECT && gemm_direct_uses_cores(p, device);
     const int64_t smallest = cores                         ? SMALLEST_DIRECT_SPLIT
                              : p.dtype == CUDA_OPS_FLOAT64 ? SMALLEST_FLOAT64_SPLIT

@@ -86,7 +86,8 @@ __device__ __forceinline__ void apply_channels(accumulate_type<T> (&values)[COUN
 // Whole warps go through the loop together, with rows past the end as rows without elements.
 template <typename T, int COUNT, int VECTORS, bool ADD, bool CLUSTER, bool CHANNELS = false>
 __global__ void __launch_bounds__(MOST_THREADS,
-                                  ADD || CHANNELS || sizeof(T) == 8 || (CLUSTER && sizeof(T) == 2) ? 1 : 2)
+                                  (ADD && VECTORS > 4) || CHANNELS || sizeof(T) == 8 || (CLUSTER && sizeof(T) == 2) ? 1
+                                                                                                                    : 2)
     layer_norm_forward_kernel(const ForwardRows<T> a)
 {
     typedef accumulate_type<T> A;

@@ -53,6 +53,10 @@ typedef struct cuda_ops_adam_device_scalars {
     const float *grad_scale; /* gradients are divided by it, in memory too */
     const float *found_inf;  /* not 0: the step is left out, and no counter moves */
     cuda_ops_dtype lr_dtype, step_dtype;
+    /* The norm of all gradients, after grad_scale, or NULL: the step is that of gradients times
+     * min(max_grad_norm / (grad_norm + 1e-6), 1), which in memory stay as they are. */
+    const float *grad_norm;
+    double max_grad_norm;
 } cuda_ops_adam_device_scalars;
 
 /* Bytes of workspace: some where steps are counted on the device, else none. */

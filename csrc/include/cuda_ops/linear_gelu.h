@@ -61,6 +61,24 @@ cuda_ops_status cuda_ops_linear_gelu_backward_cuda(void *grad_preactivation, voi
                                                    int64_t out_features, cuda_ops_gelu gelu, cuda_ops_dtype dtype,
                                                    cuda_ops_stream stream);
 
+/* The gradient through a linear layer that follows gelu, and through gelu: grad_preactivation = (grad_output * weight)
+ * times gelu's slope at the preactivation, and grad_bias as above.
+ *
+ *   grad_output                          rows x out_features, of that layer
+ *   weight                               out_features x features
+ *   preactivation, grad_preactivation    rows x features; grad_preactivation overlaps nothing
+ *   grad_bias                            features, or NULL
+ *
+ * One kernel on 9.0 for large products in fp16 and bf16, else the product and the pass above. path and
+ * CUDA_OPS_INVALID_ARGUMENT as of the forward pass; workspace aligned to 256. */
+int64_t cuda_ops_gelu_linear_backward_workspace_cuda(int64_t rows, int64_t features, int64_t out_features,
+                                                     int allow_tf32, int path, cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_gelu_linear_backward_cuda(void *grad_preactivation, void *grad_bias, const void *grad_output,
+                                                   const void *weight, const void *preactivation, void *workspace,
+                                                   int64_t rows, int64_t features, int64_t out_features,
+                                                   cuda_ops_gelu gelu, int allow_tf32, int path, cuda_ops_dtype dtype,
+                                                   cuda_ops_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

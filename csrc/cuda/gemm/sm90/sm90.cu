@@ -12,6 +12,8 @@
 #include "common/common.cuh"
 #include "common/tensor_map.h"
 #include "gemm/paths.h"
+#include "gemm/sm90/gelu.h"
+#include "gemm/sm90/tile.cuh"
 
 Answer gemm_sm90_supports(const GemmCall &call, GemmDevice device)
 {
@@ -69,6 +71,32 @@ bool gemm_sm90_takes(const cuda_ops_gemm_problem &p, int tile, bool swapped)
     return !swapped || tile == D_OR_TRANSPOSED;
 }
 
+// The 16-bit tile of 128 x 192, of which there is a kernel for gelu too.
+static constexpr int TILE_192 = 2;
+
+static bool has_gelu_kernel(const GemmCall &call, const GemmPlan &plan)
+{
+    const cuda_ops_gemm_problem &p = call.problem;
+    GemmCall kept = call;
+    kept.d = p.preactivation;
+    return plan.tile == TILE_192 && plan.splits <= 1 && p.preactivation && p.activation > CUDA_OPS_GEMM_RELU &&
+           !p.transpose_a && p.transpose_b && can_copy_out(call) && can_copy_out(kept);
+}
+
+bool gemm_sm90_takes_gelu_backward(const GemmCall &call, GemmDevice device, const void *preactivation)
+{
+    constexpr int TILE_256 = 0;
+    const cuda_ops_gemm_problem &p = call.problem;
+    if ((p.dtype != CUDA_OPS_FLOAT16 && p.dtype != CUDA_OPS_BFLOAT16) || p.transpose_a || p.transpose_b ||
+        !gemm_sm90_supports(call, device))
+        return false;
+    GemmCall of_preactivation = call;
+    of_preactivation.d = const_cast<void *>(preactivation);
+    const GemmPlan plan = gemm_sm90_plan(p, device);
+    return plan.splits <= 1 && !plan.swapped && (plan.tile == TILE_192 || plan.tile == TILE_256) &&
+           can_copy_out(call) && can_copy_out(of_preactivation);
+}
+
 cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, const GemmPlan &plan)
 {
     if (!gemm_sm90_takes(original.problem, plan.tile, plan.swapped))
@@ -82,6 +110,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_pair_bfloat16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_bfloat16(call, device, plan);
+        if (has_gelu_kernel(call, plan))
+            return gemm_sm90_gelu_forward_bfloat16(call, device);
         return call.problem.transpose_a ? gemm_sm90_bfloat16_transposed(call, device, plan)
                                         : gemm_sm90_bfloat16(call, device, plan);
     case CUDA_OPS_FLOAT16:
@@ -89,6 +119,8 @@ cuda_ops_status gemm_sm90_planned(const GemmCall &original, GemmDevice device, c
             return gemm_sm90_pair_float16(call, device, plan);
         if (plan.tile >= SMALL)
             return gemm_sm90_small_float16(call, device, plan);
+        if (has_gelu_kernel(call, plan))
+            return gemm_sm90_gelu_forward_float16(call, device);
         return call.problem.transpose_a ? gemm_sm90_float16_transposed(call, device, plan)
                                         : gemm_sm90_float16(call, device, plan);
     case CUDA_OPS_FLOAT32:

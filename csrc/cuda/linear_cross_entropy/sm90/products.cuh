@@ -49,6 +49,18 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
                                            int thread)
 {
     const int own_column = 2 * (thread % 4), columns = work.n - first_column;
+    // All rows' at once: one after the other, their latencies are as long as the other warpgroup's products.
+    float given[C::BLOCKS][2];
+    int targets[C::BLOCKS][2]; // among the tile's columns, or -1
+#pragma unroll
+    for (int block = 0; block < C::BLOCKS; block++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = min(first_row + row_of<C>(thread, block, half), work.m - 1);
+            given[block][half] = work.references ? work.references[row] : -CUDART_INF_F;
+            const int64_t target = work.target[row] - first_column;
+            targets[block][half] = 0 <= target && target < C::N && target < columns ? (int)target : -1;
+        }
     finish<C>(sum, bias, work, first_row, thread);
     if constexpr (CAPPED) {
         // tanh(x) = 1 - 2 / (exp(2 x) + 1), whose limits come out right.
@@ -72,14 +84,14 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = first_row + row_of<C>(thread, block, half);
-            const int64_t target = row < work.m ? work.target[row] - first_column : -1; // among the tile's columns
-            if (target < 0 || target >= columns || target >= C::N)
+            const int target = targets[block][half];
+            if (target < 0 || row >= work.m)
                 continue;
 #pragma unroll
             for (int i = 0; i < C::N / 8; i++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    if ((int)target == own_column + 8 * i + e)
+                    if (target == own_column + 8 * i + e)
                         work.target_logits[row] = sum[block][4 * i + 2 * half + e];
         }
     const int tile = first_column / C::N, tiles = work.clusters_n * C::CLUSTER_N;
@@ -89,7 +101,6 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
         for (int half = 0; half < 2; half++) {
             const int row = first_row + row_of<C>(thread, block, half);
             const bool is_row = row < work.m;
-            const float given = work.references && is_row ? work.references[row] : -CUDART_INF_F;
             const int64_t partial = (int64_t)row * tiles + tile;
             if (work.logit_sums) {
                 float total = 0;
@@ -107,7 +118,7 @@ __device__ __forceinline__ void store_tile(float (&sum)[C::BLOCKS][C::N / 2], co
             for (int i = 0; i < C::N / 8; i++)
                 largest = fmaxf(largest, fmaxf(sum[block][4 * i + 2 * half], sum[block][4 * i + 2 * half + 1]));
             largest = quad_max(largest);
-            const float reference = largest - given > LARGEST_EXPONENT ? largest : given;
+            const float reference = largest - given[block][half] > LARGEST_EXPONENT ? largest : given[block][half];
             const float shift = reference == -CUDART_INF_F ? 0.0f : reference * LOG2_E;
             float total = 0;
             if constexpr (CAPPED) {
