@@ -405,10 +405,40 @@ def _attention(ask, a):
     scale, kind = a.get("scale"), 0 if mask is None else 1 if mask.dtype == torch.bool else 2
     scale = scale if scale is not None else 1.0 / math.sqrt(max(query.shape[3], 1))
     options = (scale, [left, 0 if causal else right], a.get("softcap", 0.0), kind)
-    options += (a.get("alibi_slopes") is not None, a.get("dropout_p", 0.0))
+    options += (a.get("alibi_slopes") is not None, a.get("dropout_p", 0.0), 0)
     for name, backward in (("forward", False), ("gradients", True)):
         with_mask = backward and kind == 2 and mask.requires_grad
         yield ask(name, "attention_paths", backward, with_mask, _dtype(query), sizes, strides, *options)
+
+
+def _attention_options(a, head_dim):
+    """Those that the ops of sequences share."""
+    left, right = a.get("window", (-1, -1))
+    scale = a.get("scale") if a.get("scale") is not None else 1.0 / math.sqrt(max(head_dim, 1))
+    window = [left, 0 if a.get("causal", False) else right]
+    return scale, window, a.get("softcap", 0.0), 0, a.get("alibi_slopes") is not None, 0.0
+
+
+def _attention_varlen(ask, a):
+    query, key, value = a["query"], a["key"], a["value"]
+    longest = (min(a[f"max_seqlen_{x}"], t.shape[0]) for x, t in (("q", query), ("k", key)))
+    sizes = [a["cu_seqlens_q"].shape[0] - 1, query.shape[1], key.shape[1], *longest, query.shape[2], value.shape[2]]
+    strides = [stride for t in (query, key, value) for stride in (0, t.stride(1), t.stride(0))]
+    options = _attention_options(a, query.shape[2])
+    for name, backward in (("forward", False), ("gradients", True)):
+        yield ask(name, "attention_paths", backward, False, _dtype(query), sizes, strides, *options, 1)
+
+
+def _attention_cache(ask, a):
+    query, key, value = a["query"], a["key_cache"], a["value_cache"]
+    table = a.get("block_table")
+    keys = key.shape[1] if table is None else table.shape[1] * key.shape[1]
+    sizes = [query.shape[0], query.shape[2], key.shape[2], query.shape[1], keys, query.shape[3], value.shape[3]]
+    strides = [stride for t in (query, key, value) for stride in (t.stride(0), t.stride(2), t.stride(1))]
+    if a.get("key") is not None:
+        yield ask.single("new keys", "attention/decode/append.cu", "attention_append_kernel")
+    options = _attention_options(a, query.shape[3])
+    yield ask("forward", "attention_paths", False, False, _dtype(query), sizes, strides, *options, 2)
 
 
 def _multi_head_attention(ask, a):
@@ -568,6 +598,8 @@ DESCRIBED = {
     "cumsum": _cumsum,
     "flash_attention": _attention,
     "flash_attention_qkvpacked": _attention,
+    "flash_attention_varlen": _attention_varlen,
+    "flash_attention_with_kvcache": _attention_cache,
     "embedding": _embedding,
     "group_norm": _group_norm,
     "histc": _histc,

@@ -65,6 +65,14 @@ def example_calls(make):
     def packed_attention(qkv):
         return F.scaled_dot_product_attention(*[part.transpose(1, 2) for part in qkv.unbind(2)]).transpose(1, 2)
 
+    def packed_sequences(query, key, value, *_):
+        return F.scaled_dot_product_attention(*[t.transpose(0, 1) for t in (query, key, value)]).transpose(0, 1)
+
+    def cached_attention(*tensors):
+        return F.scaled_dot_product_attention(*[t.transpose(1, 2) for t in tensors]).transpose(1, 2)
+
+    starts = torch.tensor([[0, 3], [0, 5]], dtype=torch.int32, device=make.device)
+    cached = [make(1, length, 2, 4).detach() for length in (3, 5, 5)]
     heads = make(1, 2, 3, 4), make(1, 2, 5, 4), make(1, 2, 5, 4)
     rows = make(3, 2, 4), make(5, 2, 4), make(5, 2, 4)
     return {
@@ -107,6 +115,8 @@ def example_calls(make):
         "embedding": ((labels, make(3, 4)), F.embedding),
         "flash_attention": (heads, F.scaled_dot_product_attention),
         "flash_attention_qkvpacked": ((make(1, 3, 3, 2, 4),), packed_attention),
+        "flash_attention_varlen": ((make(3, 2, 4), make(5, 2, 4), make(5, 2, 4), *starts, 3, 5), packed_sequences),
+        "flash_attention_with_kvcache": (cached, cached_attention),
         "gather_normalize": ((images, labels, 0.5, 0.25, make.dtype), normalized),
         "geglu": ((make(3, 4), make(3, 4)), lambda gate, value: F.gelu(gate) * value),
         "gelu": ((make(3, 4),), F.gelu),

@@ -18,6 +18,8 @@ from .ops.amin import amin
 from .ops.argmax import argmax
 from .ops.argmin import argmin
 from .ops.attention import flash_attention, flash_attention_qkvpacked, scaled_dot_product_attention
+from .ops.attention_cache import flash_attention_with_kvcache
+from .ops.attention_varlen import flash_attention_varlen
 from .ops.avg_pool2d import avg_pool2d
 from .ops.batch_norm import batch_norm
 from .ops.batch_norm_act import batch_norm_act
@@ -123,6 +125,8 @@ __all__ = [
     "embedding",
     "flash_attention",
     "flash_attention_qkvpacked",
+    "flash_attention_varlen",
+    "flash_attention_with_kvcache",
     "gather_normalize",
     "geglu",
     "gelu",

@@ -237,6 +237,8 @@ CALLS = [
     ("scaled_dot_product_attention", (meta(2, 4, 9, 8), meta(2, 4, 7, 8), meta(2, 4, 7, 16))),
     ("flash_attention_qkvpacked", (meta(2, 9, 3, 4, 8, **half),)),
     ("flash_attention", (meta(2, 4, 9, 8, **half), meta(2, 2, 7, 8, **half), meta(2, 2, 7, 16, **half))),
+    ("flash_attention_varlen", (*[meta(9, 4, 8, **half)] * 3, *[meta(3, dtype=torch.int32)] * 2, 5, 5)),
+    ("flash_attention_with_kvcache", (meta(2, 1, 4, 8, **half), *[meta(2, 9, 2, 8, **half)] * 2)),
     ("multi_head_attention_forward", (meta(9, 2, 8), meta(7, 2, 8), meta(7, 2, 8), 8, 4)),
     ("multi_head_attention_forward", (*[meta(9, 2, 8, **half)] * 3, 8, 4)),
     *((op, (meta(4, 8),)) for op in sorted(_explain.ONE_KERNEL)),

@@ -20,9 +20,10 @@ enum { ROW_GAP = 16 };
 
 /* What a part works on. */
 struct attention_block {
-    const cuda_ops_attention *call;
-    int64_t batch, head; /* of query */
-    int64_t pitch;       /* between rows of scores */
+    const cuda_ops_attention *call; /* of the sequence alone */
+    int64_t batch, head;            /* of query */
+    int64_t pitch;                  /* between rows of scores */
+    int64_t first_row;              /* of logsumexp */
 };
 
 /* Large enough, and not more than KEY_BLOCK. */
@@ -50,7 +51,42 @@ static int64_t head_of_keys(const cuda_ops_attention *call, int64_t head)
 /* The row of logsumexp. */
 static int64_t row_of(const struct attention_block *block, int64_t i)
 {
-    return (block->batch * block->call->heads + block->head) * block->call->queries + i;
+    return block->first_row + i;
+}
+
+/* The call with the lengths of one of its sequences. */
+static cuda_ops_attention call_of_sequence(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s)
+{
+    cuda_ops_attention one = *call;
+    one.queries = s->queries, one.keys = s->keys, one.diagonal = s->diagonal;
+    return one;
+}
+
+static int64_t first_row_of(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s, int64_t batch,
+                            int64_t head)
+{
+    return call->sequences.query_starts ? head * call->sequences.query_rows + s->first_query
+                                        : (batch * call->heads + head) * call->queries;
+}
+
+/* Where key j of a sequence is, in rows of the batch's stride: the sequence itself, or a page of a cache. */
+static int64_t page_of_key(const cuda_ops_attention *call, int64_t batch, int64_t j)
+{
+    const cuda_ops_attention_sequences *const q = &call->sequences;
+    if (!q->block_table)
+        return batch;
+    return cuda_ops_attention_clamp(q->block_table[batch * q->table_row + j / q->page_size], 0, q->pages - 1);
+}
+
+/* Of `count` keys from j on, those that lie below each other in memory. */
+static int64_t keys_of_page(const cuda_ops_attention *call, int64_t j, int64_t count)
+{
+    return call->sequences.block_table ? min_i64(count, call->sequences.page_size - j % call->sequences.page_size)
+                                       : count;
+}
+static int64_t row_of_page(const cuda_ops_attention *call, int64_t j)
+{
+    return call->sequences.block_table ? j % call->sequences.page_size : j;
 }
 
 /* Keys whose numbers are drawn together, in blocks side by side, so that the compiler vectorises Philox's rounds. */
@@ -105,7 +141,7 @@ CUDA_OPS_INLINE void dropout_numbers(uint16_t numbers[DROPOUT_KEYS], const cuda_
 #include "common/undef_real.h"
 
 /* Sizes that fit each other, and none so large that an index could overflow. */
-static cuda_ops_status check_call(const cuda_ops_attention *call, cuda_ops_dtype dtype)
+static cuda_ops_status check_call(const cuda_ops_attention *call, bool backward, cuda_ops_dtype dtype)
 {
     const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
     if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
@@ -119,7 +155,15 @@ static cuda_ops_status check_call(const cuda_ops_attention *call, cuda_ops_dtype
     const bool mask = call->mask_kind != CUDA_OPS_ATTENTION_MASK_ADDITIVE || call->mask_dtype == dtype ||
                       call->mask_dtype == CUDA_OPS_FLOAT32;
     const bool heads = call->heads == 0 || (call->key_heads > 0 && call->heads % call->key_heads == 0);
-    return sizes && options && mask && heads ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
+    const cuda_ops_attention_sequences *const q = &call->sequences;
+    const bool packed = q->query_starts != NULL, cache = q->key_lengths || q->block_table;
+    const bool sequences =
+        packed == (q->key_starts != NULL) && q->new_keys >= 0 &&
+        (!packed || (q->query_rows >= 0 && q->key_rows >= 0 && !cache && call->dropout == 0 &&
+                     call->mask_kind == CUDA_OPS_ATTENTION_MASK_NONE)) &&
+        (!cache || (!backward && call->dropout == 0)) &&
+        (!q->block_table || (q->page_size > 0 && q->table_row >= 0 && (q->pages > 0 || call->keys == 0)));
+    return sizes && options && mask && heads && sequences ? CUDA_OPS_SUCCESS : CUDA_OPS_INVALID_ARGUMENT;
 }
 
 int64_t cuda_ops_attention_forward_parts_cpu(const cuda_ops_attention *call)
@@ -136,7 +180,7 @@ cuda_ops_status cuda_ops_attention_forward_cpu(void *output, void *logsumexp, co
                                                const void *value, void *workspace, const cuda_ops_attention *call,
                                                int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check_call(call, dtype);
+    const cuda_ops_status status = check_call(call, false, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (dtype == CUDA_OPS_FLOAT32)
@@ -164,7 +208,7 @@ cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key
                                                 const void *logsumexp, void *workspace, const cuda_ops_attention *call,
                                                 int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check_call(call, dtype);
+    const cuda_ops_status status = check_call(call, true, dtype);
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (dtype == CUDA_OPS_FLOAT32)
@@ -354,23 +398,28 @@ static void FN(gemm_product)(REAL *output, int64_t output_row, const REAL *a, in
 }
 
 static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *query, const REAL *key, const REAL *value,
-                                  void *workspace, const cuda_ops_attention *call, int64_t begin, int64_t end)
+                                  void *workspace, const cuda_ops_attention *all, int64_t begin, int64_t end)
 {
     REAL *const scores = (REAL *)((char *)workspace + GEMM_WORKSPACE_BYTES);
-    const int64_t blocks = query_blocks(call), columns = key_block(call);
-    struct attention_block block = {.call = call, .pitch = columns + ROW_GAP};
+    const int64_t blocks = query_blocks(all), columns = key_block(all);
+    struct attention_block block = {.pitch = columns + ROW_GAP};
     for (int64_t part = begin; part < end; part++) {
         /* First and last in turn: where a mask is causal, neighbouring parts cost about the same together. */
         const int64_t turn = part % blocks, i = (turn % 2 ? blocks - 1 - turn / 2 : turn / 2) * QUERY_BLOCK;
+        block.head = part / blocks % all->heads;
+        block.batch = part / blocks / all->heads;
+        const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(all, block.batch);
+        const cuda_ops_attention one = call_of_sequence(all, &s), *const call = &one;
         const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
-        block.head = part / blocks % call->heads;
-        block.batch = part / blocks / call->heads;
+        if (rows <= 0)
+            continue; /* of a sequence that is shorter than others */
+        block.call = call;
+        block.first_row = first_row_of(all, &s, block.batch, block.head);
         const int64_t key_head = head_of_keys(call, block.head);
-        const REAL *const q = query + block.batch * call->query.batch + block.head * call->query.head;
-        const REAL *const k = key + block.batch * call->key.batch + key_head * call->key.head;
-        const REAL *const v = value + block.batch * call->value.batch + key_head * call->value.head;
-        REAL *const o =
-            output + block.batch * call->output.batch + block.head * call->output.head + i * call->output.row;
+        const REAL *const q =
+            query + block.batch * call->query.batch + block.head * call->query.head + s.first_query * call->query.row;
+        REAL *const o = output + block.batch * call->output.batch + block.head * call->output.head +
+                        (s.first_query + i) * call->output.row;
         REAL maxima[QUERY_BLOCK];
         double sums[QUERY_BLOCK];
         for (int64_t r = 0; r < rows; r++) {
@@ -380,13 +429,17 @@ static void FN(attention_forward)(REAL *output, REAL *logsumexp, const REAL *que
         }
         const int64_t last = cuda_ops_attention_last_key(call, i + rows - 1);
         const int64_t start = cuda_ops_attention_first_key(call, i);
-        for (int64_t j = start; j < last; j += columns) {
-            const int64_t count = min_i64(columns, last - j);
-            FN(gemm_product)(scores, block.pitch, q + i * call->query.row, call->query.row, 1, k + j * call->key.row, 1,
-                             call->key.row, rows, count, call->head_dim, false, workspace);
+        for (int64_t j = start, count; j < last; j += count) {
+            count = keys_of_page(call, j, min_i64(columns, last - j));
+            const int64_t page = page_of_key(call, block.batch, j), row = s.first_key + row_of_page(call, j);
+            const REAL *const k = key + page * call->key.batch + key_head * call->key.head + row * call->key.row;
+            const REAL *const v =
+                value + page * call->value.batch + key_head * call->value.head + row * call->value.row;
+            FN(gemm_product)(scores, block.pitch, q + i * call->query.row, call->query.row, 1, k, 1, call->key.row,
+                             rows, count, call->head_dim, false, workspace);
             FN(online_softmax)(&block, scores, i, rows, j, j + count, maxima, sums, o);
-            FN(gemm_product)(o, call->output.row, scores, block.pitch, 1, v + j * call->value.row, call->value.row, 1,
-                             rows, call->value_dim, count, j > start, workspace);
+            FN(gemm_product)(o, call->output.row, scores, block.pitch, 1, v, call->value.row, 1, rows, call->value_dim,
+                             count, j > start, workspace);
         }
         for (int64_t r = 0; r < rows; r++) {
             REAL *const row = o + r * call->output.row;
@@ -462,9 +515,9 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
 {
     const cuda_ops_attention *const call = block->call;
     REAL *const scores = (REAL *)((char *)workspace + GEMM_WORKSPACE_BYTES);
-    REAL *const gradients = scores + block_elements(call);
-    REAL *const caps = call->softcap > 0 ? gradients + block_elements(call) : NULL;
-    const int64_t columns = key_block(call);
+    REAL *const gradients = scores + QUERY_BLOCK * block->pitch;
+    REAL *const caps = call->softcap > 0 ? gradients + QUERY_BLOCK * block->pitch : NULL;
+    const int64_t columns = block->pitch - ROW_GAP;
     for (int64_t i = 0; i < call->queries; i += QUERY_BLOCK) {
         const int64_t rows = min_i64(QUERY_BLOCK, call->queries - i);
         const REAL *const q = query + i * call->query.row, *const g = grad_output + i * call->grad_output.row;
@@ -501,27 +554,40 @@ static void FN(head_gradients)(struct attention_block *block, REAL *grad_query, 
 static void FN(attention_backward)(REAL *grad_query, REAL *grad_key, REAL *grad_value, REAL *grad_mask,
                                    const REAL *grad_output, const REAL *grad_logsumexp, const REAL *query,
                                    const REAL *key, const REAL *value, const REAL *output, const REAL *logsumexp,
-                                   void *workspace, const cuda_ops_attention *call, int64_t begin, int64_t end)
+                                   void *workspace, const cuda_ops_attention *all, int64_t begin, int64_t end)
 {
-    struct attention_block block = {.call = call, .pitch = key_block(call) + ROW_GAP};
+    struct attention_block block = {.pitch = key_block(all) + ROW_GAP};
     for (int64_t part = begin; part < end; part++) {
-        const int64_t b = part / call->key_heads, key_head = part % call->key_heads;
-        const int64_t group = call->heads / call->key_heads;
-        REAL *const grad_k = grad_key + b * call->grad_key.batch + key_head * call->grad_key.head;
-        REAL *const grad_v = grad_value + b * call->grad_value.batch + key_head * call->grad_value.head;
+        const int64_t b = part / all->key_heads, key_head = part % all->key_heads;
+        const int64_t group = all->heads / all->key_heads;
+        const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(all, b);
+        const cuda_ops_attention one = call_of_sequence(all, &s), *const call = &one;
+        REAL *const grad_k =
+            grad_key + b * call->grad_key.batch + key_head * call->grad_key.head + s.first_key * call->grad_key.row;
+        REAL *const grad_v = grad_value + b * call->grad_value.batch + key_head * call->grad_value.head +
+                             s.first_key * call->grad_value.row;
         for (int64_t j = 0; j < call->keys; j++) {
             FN(fill)(grad_k + j * call->grad_key.row, 0, call->head_dim, 0);
             FN(fill)(grad_v + j * call->grad_value.row, 0, call->value_dim, 0);
         }
+        block.call = call;
         block.batch = b;
-        for (block.head = key_head * group; block.head < (key_head + 1) * group; block.head++)
-            FN(head_gradients)(&block, grad_query + b * call->grad_query.batch + block.head * call->grad_query.head,
-                               grad_k, grad_v, grad_mask,
-                               grad_output + b * call->grad_output.batch + block.head * call->grad_output.head,
-                               grad_logsumexp, query + b * call->query.batch + block.head * call->query.head,
-                               key + b * call->key.batch + key_head * call->key.head,
-                               value + b * call->value.batch + key_head * call->value.head,
-                               output + b * call->output.batch + block.head * call->output.head, logsumexp, workspace);
+        for (block.head = key_head * group; block.head < (key_head + 1) * group; block.head++) {
+            block.first_row = first_row_of(all, &s, b, block.head);
+            FN(head_gradients)(
+                &block,
+                grad_query + b * call->grad_query.batch + block.head * call->grad_query.head +
+                    s.first_query * call->grad_query.row,
+                grad_k, grad_v, grad_mask,
+                grad_output + b * call->grad_output.batch + block.head * call->grad_output.head +
+                    s.first_query * call->grad_output.row,
+                grad_logsumexp,
+                query + b * call->query.batch + block.head * call->query.head + s.first_query * call->query.row,
+                key + b * call->key.batch + key_head * call->key.head + s.first_key * call->key.row,
+                value + b * call->value.batch + key_head * call->value.head + s.first_key * call->value.row,
+                output + b * call->output.batch + block.head * call->output.head + s.first_query * call->output.row,
+                logsumexp, workspace);
+        }
     }
 }
 

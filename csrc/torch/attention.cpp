@@ -1,6 +1,6 @@
 // attention for PyTorch: checks, allocation and the choice of backend. Operands go to the kernels with their strides,
 // and a mask is never expanded in memory.
-#include "cuda_ops/attention.h"
+#include "attention.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/zeros.h>
@@ -13,8 +13,6 @@
 #include <vector>
 
 #include "autograd.h"
-#include "checks.h"
-#include "cpu_workspace.h"
 #include "dropout_state.h"
 #include "empty.h"
 #include "halves.h"
@@ -22,18 +20,8 @@
 namespace cuda_ops
 {
 
-// What both passes are told beside tensors; -1: no bound.
-struct AttentionOptions {
-    double scale;
-    int64_t diagonal, window_left, window_right;
-    double softcap, dropout;
-};
-
-// Multiply-adds below which another thread is not worth waking.
-constexpr int64_t ATTENTION_GRAIN = 1 << 19;
-
 // With elements of a row as neighbours.
-static Tensor attention_rows(const Tensor &tensor)
+Tensor attention_rows(const Tensor &tensor)
 {
     return tensor.stride(-1) == 1 && !tensor.is_neg() ? tensor : tensor.contiguous();
 }
@@ -47,9 +35,33 @@ static Tensor attention_empty(int64_t batch, int64_t heads, int64_t rows, int64_
     return empty({batch, heads, rows, elements}, like.options());
 }
 
-static cuda_ops_attention_strides attention_strides(const Tensor &tensor)
+cuda_ops_attention_strides attention_strides(const Tensor &tensor)
 {
     return {tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+void check_attention_options(const char *op, const AttentionOptions &options)
+{
+    TORCH_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap), op,
+                ": expected softcap to be 0 or more and finite, got ", options.softcap);
+    TORCH_CHECK(options.window_left >= -1 && options.window_right >= -1, op,
+                ": expected window to be numbers of keys, or -1 without a bound, got (", options.window_left, ", ",
+                options.window_right, ")");
+    const int64_t most = int64_t(1) << 60;
+    TORCH_CHECK(options.window_left < most && options.window_right < most, op,
+                ": expected window to be below 2^60, got (", options.window_left, ", ", options.window_right, ")");
+    TORCH_CHECK(-most < options.diagonal && options.diagonal < most, op, ": expected diagonal to be below 2^60, got ",
+                options.diagonal);
+}
+
+void set_attention_options(cuda_ops_attention &call, const AttentionOptions &options)
+{
+    call.scale = options.scale;
+    call.diagonal = options.diagonal;
+    call.window_left = options.window_left < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : options.window_left;
+    call.window_right = options.window_right < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : options.window_right;
+    call.softcap = options.softcap;
+    call.dropout = options.dropout;
 }
 
 static cuda_ops_dtype check_attention_tensors(const char *op, const Tensor &query, const Tensor &key,
@@ -73,16 +85,7 @@ static cuda_ops_dtype check_attention_tensors(const char *op, const Tensor &quer
                 ": expected the heads of key to divide those of query, ", query.size(1), ", got ", key.size(1));
     TORCH_CHECK(0.0 <= options.dropout && options.dropout <= 1.0, op, ": expected dropout to be between 0 and 1, got ",
                 options.dropout);
-    TORCH_CHECK(options.softcap >= 0.0 && std::isfinite(options.softcap), op,
-                ": expected softcap to be 0 or more and finite, got ", options.softcap);
-    TORCH_CHECK(options.window_left >= -1 && options.window_right >= -1, op,
-                ": expected window to be numbers of keys, or -1 without a bound, got (", options.window_left, ", ",
-                options.window_right, ")");
-    const int64_t most = int64_t(1) << 60;
-    TORCH_CHECK(options.window_left < most && options.window_right < most, op,
-                ": expected window to be below 2^60, got (", options.window_left, ", ", options.window_right, ")");
-    TORCH_CHECK(-most < options.diagonal && options.diagonal < most, op, ": expected diagonal to be below 2^60, got ",
-                options.diagonal);
+    check_attention_options(op, options);
     return dtype;
 }
 
@@ -92,6 +95,24 @@ static cuda_ops_dtype attention_dtype(at::ScalarType type)
            : type == at::kHalf     ? CUDA_OPS_FLOAT16
            : type == at::kBFloat16 ? CUDA_OPS_BFLOAT16
                                    : CUDA_OPS_FLOAT32;
+}
+
+void set_attention_slopes(const char *op, Tensor &kept, cuda_ops_attention &call,
+                          const std::optional<Tensor> &alibi_slopes, const Tensor &query)
+{
+    if (alibi_slopes) {
+        check_same_device(op, "alibi_slopes", *alibi_slopes, "query", query);
+        TORCH_CHECK(alibi_slopes->is_floating_point(), op, ": expected alibi_slopes to be floating point, got ",
+                    c10::getDtypeNames(alibi_slopes->scalar_type()).first);
+        const bool of_heads = alibi_slopes->dim() == 1 && alibi_slopes->size(0) == call.heads;
+        const bool of_batch =
+            alibi_slopes->dim() == 2 && alibi_slopes->size(0) == call.batch && alibi_slopes->size(1) == call.heads;
+        TORCH_CHECK(of_heads || of_batch, op, ": expected alibi_slopes to have shape [", call.heads, "] or [",
+                    call.batch, ", ", call.heads, "], got ", alibi_slopes->sizes());
+        kept = alibi_slopes->to(at::kFloat).contiguous();
+        call.alibi_slopes = kept.const_data_ptr<float>();
+        call.alibi_batch = of_batch ? call.heads : 0;
+    }
 }
 
 // The call; `kept` holds the memory of mask and slopes.
@@ -104,12 +125,7 @@ static cuda_ops_attention attention_call(const char *op, std::array<Tensor, 2> &
     call.queries = query.size(2), call.keys = key.size(2);
     call.head_dim = query.size(3), call.value_dim = value.size(3);
     call.query = attention_strides(query), call.key = attention_strides(key), call.value = attention_strides(value);
-    call.scale = options.scale;
-    call.diagonal = options.diagonal;
-    call.window_left = options.window_left < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : options.window_left;
-    call.window_right = options.window_right < 0 ? CUDA_OPS_ATTENTION_UNBOUNDED : options.window_right;
-    call.softcap = options.softcap;
-    call.dropout = options.dropout;
+    set_attention_options(call, options);
     if (mask) {
         check_same_device(op, "mask", *mask, "query", query);
         const at::ScalarType type = mask->scalar_type();
@@ -128,44 +144,9 @@ static cuda_ops_attention attention_call(const char *op, std::array<Tensor, 2> &
         call.mask_batch = all.stride(0), call.mask_head = all.stride(1);
         call.mask_row = all.stride(2), call.mask_column = all.stride(3);
     }
-    if (alibi_slopes) {
-        check_same_device(op, "alibi_slopes", *alibi_slopes, "query", query);
-        TORCH_CHECK(alibi_slopes->is_floating_point(), op, ": expected alibi_slopes to be floating point, got ",
-                    c10::getDtypeNames(alibi_slopes->scalar_type()).first);
-        const bool of_heads = alibi_slopes->dim() == 1 && alibi_slopes->size(0) == call.heads;
-        const bool of_batch =
-            alibi_slopes->dim() == 2 && alibi_slopes->size(0) == call.batch && alibi_slopes->size(1) == call.heads;
-        TORCH_CHECK(of_heads || of_batch, op, ": expected alibi_slopes to have shape [", call.heads, "] or [",
-                    call.batch, ", ", call.heads, "], got ", alibi_slopes->sizes());
-        kept[1] = alibi_slopes->to(at::kFloat).contiguous();
-        call.alibi_slopes = kept[1].const_data_ptr<float>();
-        call.alibi_batch = of_batch ? call.heads : 0;
-    }
+    set_attention_slopes(op, kept[1], call, alibi_slopes, query);
     return call;
 }
-
-static at::ScalarType logsumexp_type(const Tensor &query)
-{
-    return query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-// kernel(workspace, begin, end) over parts of about `multiply_adds` each.
-template <typename Kernel>
-static void parallel_parts(const char *op, int64_t parts, double multiply_adds, int64_t workspace_bytes,
-                           const Kernel &kernel)
-{
-    const int64_t grain =
-        std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(ATTENTION_GRAIN) / std::max(multiply_adds, 1.0)));
-    parallel_ranges(op, parts, grain,
-                    [&](int64_t begin, int64_t end) { return kernel(thread_workspace(workspace_bytes), begin, end); });
-}
-
-#ifdef CUDA_OPS_WITH_CUDA
-static Tensor attention_workspace(int64_t bytes, const Tensor &like)
-{
-    return bytes > 0 ? empty_bytes(bytes, like) : Tensor();
-}
-#endif
 
 // The third output lets backward draw the same numbers again: seed and offset, 2 int64 on query's device; none without
 // dropout.

@@ -246,14 +246,16 @@ static PathRows masked_softmax_paths(at::ScalarType type, int64_t rows, int64_t 
 }
 
 // sizes: batch, heads, key_heads, queries, keys, head_dim, value_dim; strides: of batch, head and row of query, key and
-// value, those of the results being dense; window: left and right, -1 without a bound; mask: 0 none, 1 bool, 2 additive.
+// value, those of the results being dense; window: left and right, -1 without a bound; mask: 0 none, 1 bool, 2 additive;
+// sequences: 0 all of the same lengths, 1 packed, 2 those of a cache.
 static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarType type, at::IntArrayRef sizes,
                                 at::IntArrayRef strides, double scale, at::IntArrayRef window, double softcap,
-                                int64_t mask, bool alibi, double dropout, at::IntArrayRef device)
+                                int64_t mask, bool alibi, double dropout, int64_t sequences, at::IntArrayRef device)
 {
     const char *const op = "attention_paths";
-    TORCH_CHECK(sizes.size() == 7 && strides.size() == 9 && window.size() == 2 && 0 <= mask && mask < 3, op,
-                ": expected 7 sizes, 9 strides, 2 numbers of a window, and mask to be 0 to 2");
+    TORCH_CHECK(sizes.size() == 7 && strides.size() == 9 && window.size() == 2 && 0 <= mask && mask < 3 &&
+                    0 <= sequences && sequences < 3,
+                op, ": expected 7 sizes, 9 strides, 2 numbers of a window, and mask and sequences to be 0 to 2");
     check_path_sizes(op, {sizes[0], sizes[1], sizes[3], sizes[4], std::max(sizes[5], sizes[6])});
     check_path_sizes(op, sizes.slice(5));
     TORCH_CHECK(sizes[1] == 0 || (sizes[2] > 0 && sizes[1] % sizes[2] == 0), op,
@@ -277,6 +279,11 @@ static PathRows attention_paths(bool backward, bool with_grad_mask, at::ScalarTy
     p.mask_kind = static_cast<cuda_ops_attention_mask_kind>(mask);
     static const float slope = 0;
     p.alibi_slopes = alibi ? &slope : nullptr;
+    static const int32_t length = 0;
+    if (sequences == 1)
+        p.sequences.query_starts = p.sequences.key_starts = &length;
+    if (sequences == 2)
+        p.sequences.key_lengths = &length;
     (void)backward, (void)with_grad_mask, (void)type, (void)device;
     return CUDA_OPS_PATHS(
         device, cuda_ops_attention_paths_cuda(reports, room, backward, with_grad_mask, &p, path_dtype(type), facts));
@@ -348,7 +355,7 @@ TORCH_LIBRARY_FRAGMENT(cuda_ops, library)
     library.def("masked_softmax_paths(ScalarType dtype, int rows, int cols, int[] device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::masked_softmax_paths);
     library.def("attention_paths(bool backward, bool with_grad_mask, ScalarType dtype, int[] sizes, int[] strides, "
-                "float scale, int[] window, float softcap, int mask, bool alibi, float dropout, int[] "
+                "float scale, int[] window, float softcap, int mask, bool alibi, float dropout, int sequences, int[] "
                 "device)" CUDA_OPS_PATH_ROWS,
                 cuda_ops::attention_paths);
     library.def("cross_entropy_paths(ScalarType dtype, int outer, int classes, int inner, int reduction, int[] "

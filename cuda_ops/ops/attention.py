@@ -371,6 +371,7 @@ def flash_attention(
     return_logsumexp: bool = False,
     bottom_right: bool = False,
     dropout_p: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Attention with the options of the flash-attention library, and the layout of
     :func:`torch.nn.functional.scaled_dot_product_attention`:
@@ -390,6 +391,8 @@ def flash_attention(
             is taken as well.
         bottom_right: d is 0, or with this keys - queries, so that the last query is at the last key.
         dropout_p: as in :func:`cuda_ops.functional.scaled_dot_product_attention`.
+        sinks: (heads), floating point: logits that join the softmax of each row of their head, and have no value
+            (attention sinks, arXiv 2309.17453, as parameters). They have a gradient, and are a part of logsumexp.
 
     Returns:
         (batch, heads, queries, value_dim), laid out as `query` is; with `return_logsumexp` and (batch, heads, queries),
@@ -421,7 +424,24 @@ def flash_attention(
     output, logsumexp, _ = attention_forward(
         query, key, value, None, alibi_slopes, factor, diagonal, left, right, cap, p, call
     )
+    if sinks is not None:
+        output, logsumexp = _with_sinks(op, output, logsumexp, sinks)
     return (output, logsumexp) if flag(op, "return_logsumexp", return_logsumexp) else output
+
+
+def _with_sinks(op, output, logsumexp, sinks, heads_within_rows=False):
+    """Output, which becomes sigmoid(logsumexp - sink) of what it was, and logsumexp with a logit a head that joins each
+    row's denominator. heads_within_rows: those of output; logsumexp has rows within heads."""
+    check_tensors(op, sinks=sinks)
+    heads = logsumexp.shape[-2]
+    message = f"{op}: expected sinks to be floating point of shape [{heads}] on the device of query, got"
+    if not (sinks.is_floating_point() and sinks.shape == (heads,) and sinks.device == output.device):
+        raise RuntimeError(f"{message} {sinks.dtype} of shape {list(sinks.shape)} on {sinks.device}")
+    sinks = sinks.to(logsumexp.dtype).unsqueeze(-1)
+    share = torch.sigmoid(logsumexp - sinks)
+    if heads_within_rows:
+        share = share.transpose(-1, -2)
+    return (output * share.unsqueeze(-1)).to(output.dtype), torch.logaddexp(logsumexp, sinks)
 
 
 def _window(op, window, causal):

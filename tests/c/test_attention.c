@@ -219,6 +219,214 @@ static void check_masks(int64_t queries, int64_t keys, cuda_ops_dtype dtype)
     guarded_free_bytes(boolean, count, 1);
 }
 
+/* Rows of packed tensors: [rows, heads, dim], dense. */
+static cuda_ops_attention_strides packed_strides(int64_t heads, int64_t elements)
+{
+    return (cuda_ops_attention_strides){.batch = 0, .head = elements, .row = heads * elements};
+}
+
+static void *at_row(void *tensor, int64_t row, cuda_ops_attention_strides strides, cuda_ops_dtype dtype)
+{
+    return (char *)tensor + row * strides.row * (dtype == CUDA_OPS_FLOAT64 ? 8 : 4);
+}
+
+static void run_forward(const cuda_ops_attention *call, void *output, void *logsumexp, const void *query,
+                        const void *key, const void *value, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = cuda_ops_attention_forward_workspace_cpu(call, dtype);
+    void *const workspace = aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64);
+    CHECK(workspace != NULL, "out of memory");
+    IN_TWO_PIECES(
+        cuda_ops_attention_forward_parts_cpu(call), begin, end,
+        cuda_ops_attention_forward_cpu(output, logsumexp, query, key, value, workspace, call, begin, end, dtype));
+    free(workspace);
+}
+
+static void run_backward(const cuda_ops_attention *call, const tensors *t, cuda_ops_dtype dtype)
+{
+    const int64_t bytes = cuda_ops_attention_backward_workspace_cpu(call, dtype);
+    void *const workspace = aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64);
+    CHECK(workspace != NULL, "out of memory");
+    IN_TWO_PIECES(cuda_ops_attention_backward_parts_cpu(call), begin, end,
+                  cuda_ops_attention_backward_cpu(t->grad_query, t->grad_key, t->grad_value, NULL, t->grad_output, NULL,
+                                                  t->query, t->key, t->value, t->output, t->logsumexp, workspace, call,
+                                                  begin, end, dtype));
+    free(workspace);
+}
+
+/* Packed sequences against a call for each of them, which is checked above. The last rows are no sequence's. */
+static void check_packed(cuda_ops_attention call, int bottom_right, cuda_ops_dtype dtype)
+{
+    enum { SEQUENCES = 5, MORE = 2 };
+    const int32_t starts[SEQUENCES + 1] = {0, 3, 3, 70, 71, 76}, key_starts[SEQUENCES + 1] = {0, 2, 7, 7, 72, 80};
+    const int64_t rows = starts[SEQUENCES] + MORE, key_rows = key_starts[SEQUENCES] + MORE;
+    call.batch = SEQUENCES, call.heads = HEADS, call.key_heads = KEY_HEADS;
+    call.head_dim = HEAD_DIM, call.value_dim = VALUE_DIM;
+    call.queries = 67, call.keys = 65;
+    call.query = call.grad_query = packed_strides(HEADS, HEAD_DIM);
+    call.output = call.grad_output = packed_strides(HEADS, VALUE_DIM);
+    call.key = call.grad_key = packed_strides(KEY_HEADS, HEAD_DIM);
+    call.value = call.grad_value = packed_strides(KEY_HEADS, VALUE_DIM);
+    const int64_t queries = rows * HEADS * HEAD_DIM, outputs = rows * HEADS * VALUE_DIM;
+    const int64_t keys = key_rows * KEY_HEADS * HEAD_DIM, values = key_rows * KEY_HEADS * VALUE_DIM;
+    tensors t = {.query = guarded_numbers(queries, 1, dtype),
+                 .key = guarded_numbers(keys, 2, dtype),
+                 .value = guarded_numbers(values, 3, dtype),
+                 .output = guarded_new(outputs, dtype),
+                 .logsumexp = guarded_new(rows * HEADS, dtype),
+                 .grad_output = guarded_numbers(outputs, 4, dtype),
+                 .grad_query = guarded_new(queries, dtype),
+                 .grad_key = guarded_new(keys, dtype),
+                 .grad_value = guarded_new(values, dtype)};
+    cuda_ops_attention packed = call;
+    packed.sequences = (cuda_ops_attention_sequences){.query_starts = starts,
+                                                      .key_starts = key_starts,
+                                                      .query_rows = rows,
+                                                      .key_rows = key_rows,
+                                                      .bottom_right = bottom_right};
+    run_forward(&packed, t.output, t.logsumexp, t.query, t.key, t.value, dtype);
+    run_backward(&packed, &t, dtype);
+    for (int b = 0; b < SEQUENCES; b++) {
+        cuda_ops_attention one = call;
+        one.batch = 1, one.queries = starts[b + 1] - starts[b], one.keys = key_starts[b + 1] - key_starts[b];
+        one.diagonal = bottom_right ? one.keys - one.queries : 0;
+        const int64_t q = one.queries * HEADS, k = one.keys * KEY_HEADS;
+        tensors s = {.query = at_row(t.query, starts[b], call.query, dtype),
+                     .key = at_row(t.key, key_starts[b], call.key, dtype),
+                     .value = at_row(t.value, key_starts[b], call.value, dtype),
+                     .output = guarded_new(q * VALUE_DIM, dtype),
+                     .logsumexp = guarded_new(q, dtype),
+                     .grad_output = at_row(t.grad_output, starts[b], call.output, dtype),
+                     .grad_query = guarded_new(q * HEAD_DIM, dtype),
+                     .grad_key = guarded_new(k * HEAD_DIM, dtype),
+                     .grad_value = guarded_new(k * VALUE_DIM, dtype)};
+        run_forward(&one, s.output, s.logsumexp, s.query, s.key, s.value, dtype);
+        run_backward(&one, &s, dtype);
+        for (int64_t i = 0; i < q * VALUE_DIM; i++)
+            CHECK_NEAR(t.output, starts[b] * HEADS * VALUE_DIM + i, get(s.output, i, dtype), rounding(dtype), dtype);
+        for (int64_t i = 0; i < q * HEAD_DIM; i++)
+            CHECK_NEAR(t.grad_query, starts[b] * HEADS * HEAD_DIM + i, get(s.grad_query, i, dtype), rounding(dtype),
+                       dtype);
+        for (int64_t i = 0; i < k * HEAD_DIM; i++)
+            CHECK_NEAR(t.grad_key, key_starts[b] * KEY_HEADS * HEAD_DIM + i, get(s.grad_key, i, dtype), rounding(dtype),
+                       dtype);
+        for (int64_t i = 0; i < k * VALUE_DIM; i++)
+            CHECK_NEAR(t.grad_value, key_starts[b] * KEY_HEADS * VALUE_DIM + i, get(s.grad_value, i, dtype),
+                       rounding(dtype), dtype);
+        for (int64_t i = 0; i < q; i++) {
+            const double expected = get(s.logsumexp, i, dtype);
+            const int64_t at = i / one.queries * rows + starts[b] + i % one.queries;
+            if (expected == -INFINITY)
+                CHECK(get(t.logsumexp, at, dtype) == -INFINITY, "logsumexp of a query that sees no key");
+            else
+                CHECK_NEAR(t.logsumexp, at, expected, rounding(dtype), dtype);
+        }
+        guarded_free(s.output, q * VALUE_DIM, dtype);
+        guarded_free(s.logsumexp, q, dtype);
+        guarded_free(s.grad_query, q * HEAD_DIM, dtype);
+        guarded_free(s.grad_key, k * HEAD_DIM, dtype);
+        guarded_free(s.grad_value, k * VALUE_DIM, dtype);
+    }
+    for (int64_t i = starts[SEQUENCES] * HEADS * VALUE_DIM; i < outputs; i++)
+        CHECK_UNWRITTEN(t.output, i, dtype);
+    guarded_free(t.query, queries, dtype);
+    guarded_free(t.key, keys, dtype);
+    guarded_free(t.value, values, dtype);
+    guarded_free(t.output, outputs, dtype);
+    guarded_free(t.logsumexp, rows * HEADS, dtype);
+    guarded_free(t.grad_output, outputs, dtype);
+    guarded_free(t.grad_query, queries, dtype);
+    guarded_free(t.grad_key, keys, dtype);
+    guarded_free(t.grad_value, values, dtype);
+}
+
+/* A cache in pages against the same keys below each other; and keys that are appended to both. */
+static void check_cache(int64_t page_size, cuda_ops_dtype dtype)
+{
+    enum { CAPACITY = 64, NEW = 3, QUERIES = 4 };
+    const int32_t lengths[BATCH] = {61, 5};
+    const int64_t columns = CAPACITY / page_size, pages = BATCH * columns;
+    int32_t *const table = malloc((size_t)pages * sizeof *table);
+    for (int64_t i = 0; i < pages; i++)
+        table[i] = (int32_t)(pages - 1 - i);
+    const cuda_ops_attention_strides strides = {
+        .batch = CAPACITY * KEY_HEADS * ROW, .head = ROW, .row = KEY_HEADS * ROW};
+    cuda_ops_attention call = {.batch = BATCH,
+                               .heads = HEADS,
+                               .key_heads = KEY_HEADS,
+                               .queries = QUERIES,
+                               .keys = CAPACITY,
+                               .head_dim = HEAD_DIM,
+                               .value_dim = VALUE_DIM,
+                               .key = strides,
+                               .value = strides,
+                               .scale = 0.4,
+                               .window_left = NO_BOUND,
+                               .window_right = 0};
+    call.query = call.output = strides_of(HEADS, QUERIES);
+    call.sequences = (cuda_ops_attention_sequences){.key_lengths = lengths, .new_keys = NEW, .bottom_right = 1};
+    cuda_ops_attention paged = call;
+    paged.key.batch = paged.value.batch = page_size * KEY_HEADS * ROW;
+    paged.sequences.block_table = table, paged.sequences.table_row = columns;
+    paged.sequences.pages = pages, paged.sequences.page_size = page_size;
+    const int64_t count = BATCH * CAPACITY * KEY_HEADS * ROW, queries = BATCH * HEADS * QUERIES * ROW;
+    const int64_t fresh = BATCH * NEW * KEY_HEADS * ROW;
+    void *key = guarded_numbers(count, 1, dtype), *value = guarded_numbers(count, 2, dtype);
+    void *key_pages = guarded_new(count, dtype), *value_pages = guarded_new(count, dtype);
+    const size_t size = dtype == CUDA_OPS_FLOAT64 ? 8 : 4, page = (size_t)(page_size * KEY_HEADS * ROW) * size;
+    for (int64_t i = 0; i < pages; i++) {
+        memcpy((char *)key_pages + (size_t)table[i] * page, (char *)key + (size_t)i * page, page);
+        memcpy((char *)value_pages + (size_t)table[i] * page, (char *)value + (size_t)i * page, page);
+    }
+    void *const query = guarded_numbers(queries, 3, dtype);
+    void *const new_key = guarded_numbers(fresh, 4, dtype), *const new_value = guarded_numbers(fresh, 5, dtype);
+    const cuda_ops_attention_strides new_strides = {
+        .batch = NEW * KEY_HEADS * ROW, .head = ROW, .row = KEY_HEADS * ROW};
+    CHECK_OK(cuda_ops_attention_append_cpu(key, value, new_key, new_value, new_strides, new_strides, &call, 0, BATCH,
+                                           dtype));
+    CHECK_OK(cuda_ops_attention_append_cpu(key_pages, value_pages, new_key, new_value, new_strides, new_strides, &paged,
+                                           0, BATCH, dtype));
+    for (int64_t b = 0; b < BATCH; b++)
+        for (int64_t row = 0; row < NEW; row++)
+            for (int64_t d = 0; d < HEAD_DIM; d++)
+                CHECK_NEAR(key, element(strides, b, 1, lengths[b] + row, d),
+                           get(new_key, element(new_strides, b, 1, row, d), dtype), 0, dtype);
+    void *const output = guarded_new(queries, dtype), *const output_pages = guarded_new(queries, dtype);
+    void *const logsumexp = guarded_new(BATCH * HEADS * QUERIES, dtype);
+    run_forward(&call, output, logsumexp, query, key, value, dtype);
+    run_forward(&paged, output_pages, logsumexp, query, key_pages, value_pages, dtype);
+    /* The reference: each sequence by itself. */
+    weights *const w = malloc(sizeof *w);
+    for (int64_t b = 0; b < BATCH; b++) {
+        cuda_ops_attention one = call;
+        one.sequences = (cuda_ops_attention_sequences){0};
+        one.keys = lengths[b] + NEW, one.diagonal = one.keys - QUERIES;
+        for (int64_t h = 0; h < HEADS; h++)
+            for (int64_t i = 0; i < QUERIES; i++) {
+                weigh(w, &one, query, key, b, h, i, dtype);
+                for (int64_t d = 0; d < VALUE_DIM; d++) {
+                    double expected = 0;
+                    for (int64_t j = 0; j < one.keys; j++)
+                        expected += w->weight[j] * get(value, element(strides, b, h / 2, j, d), dtype);
+                    CHECK_NEAR(output, element(call.output, b, h, i, d), expected, 4 * rounding(dtype), dtype);
+                    CHECK_NEAR(output_pages, element(call.output, b, h, i, d), expected, 4 * rounding(dtype), dtype);
+                }
+            }
+    }
+    free(w);
+    guarded_free(key, count, dtype);
+    guarded_free(value, count, dtype);
+    guarded_free(key_pages, count, dtype);
+    guarded_free(value_pages, count, dtype);
+    guarded_free(query, queries, dtype);
+    guarded_free(new_key, fresh, dtype);
+    guarded_free(new_value, fresh, dtype);
+    guarded_free(output, queries, dtype);
+    guarded_free(output_pages, queries, dtype);
+    guarded_free(logsumexp, BATCH * HEADS * QUERIES, dtype);
+    free(table);
+}
+
 int main(void)
 {
     const int64_t lengths[][2] = {{1, 1}, {3, 70}, {65, 2}, {70, 66}, {5, 530}};
@@ -246,6 +454,15 @@ int main(void)
             check_call(call, dtype);
         }
         check_masks(3, 21, dtype);
+        for (int bottom = 0; bottom < 2; bottom++) {
+            cuda_ops_attention packed = PLAIN;
+            check_packed(packed, bottom, dtype);
+            packed.window_left = 20, packed.window_right = 3;
+            packed.softcap = 1.5, packed.alibi_slopes = slopes;
+            check_packed(packed, bottom, dtype);
+        }
+        for (int64_t page_size = 1; page_size <= 64; page_size *= 8)
+            check_cache(page_size, dtype);
     }
     cuda_ops_attention call = PLAIN;
     CHECK_STATUS(cuda_ops_attention_forward_cpu(NULL, NULL, NULL, NULL, NULL, NULL, &call, 0, 0, CUDA_OPS_FLOAT16),

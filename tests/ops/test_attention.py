@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cuda_ops.functional import flash_attention, scaled_dot_product_attention
 
 NATIVE = torch.nn.functional.scaled_dot_product_attention
-LENGTHS = [(1, 1), (239, 1), (799, 3), (113, 203), (108, 256), (64, 64), (3, 600)]
+LENGTHS = [(1, 1), (239, 1), (799, 3), (113, 203), (108, 256), (64, 64), (3, 600), (1023, 1024)]
 
 
 def reference(query, key, value, causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, bottom_right=False):
@@ -105,6 +105,14 @@ def test_options(device_dtype, options, lengths):
 def test_rows_of_any_length(device_dtype, options, dims):
     device, dtype = device_dtype
     check_options(device, dtype, OPTIONS[options], 113, 203, key_heads=2, head_dim=dims[0], value_dim=dims[1])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("lengths", [(1, 1030), (3, 799), (16, 600), (5, 7)], ids=str)
+def test_few_queries(device_dtype, options, lengths):
+    device, dtype = device_dtype
+    for key_heads, head_dim in ((4, 64), (1, 128)):
+        check_options(device, dtype, options, *lengths, key_heads=key_heads, head_dim=head_dim, value_dim=head_dim)
 
 
 @pytest.mark.cuda

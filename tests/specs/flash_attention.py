@@ -23,8 +23,12 @@ def reference(
     return_logsumexp=False,
     bottom_right=False,
     dropout_p=0.0,
+    sinks=None,
 ):
     """The formulas of the docstring, with all scores; a query that sees no key is 0."""
+    if key.shape[-3] and query.shape[-3] != key.shape[-3]:
+        group = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(group, -3), value.repeat_interleave(group, -3)
     scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -42,7 +46,12 @@ def reference(
     if right >= 0:
         hidden = hidden | (j > i + right)
     nothing = hidden.all(-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(hidden & ~nothing, -math.inf), -1).masked_fill(nothing, 0)
+    scores = scores.masked_fill(hidden & ~nothing, -math.inf)
+    if sinks is not None:
+        # A key more, whose score is the sink and whose value is 0.
+        logits = sinks.to(scores.dtype).reshape(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, logits], -1)
+    weights = torch.softmax(scores, -1)[..., :keys].masked_fill(nothing, 0)
     return weights @ value
 
 
@@ -60,11 +69,25 @@ def samples(make):
             yield Sample(operands(make, (2, 3), queries, keys), keywords, name=f"{queries} x {keys}, {keywords}")
     slopes = torch.tensor([0.5, 0.25, 0.125], device=make.device)
     yield Sample(operands(make, (2, 3), 40, 70), {"alibi_slopes": slopes, "causal": True}, name="alibi")
+    yield Sample(operands(make, (2, 3), 40, 70), {"sinks": make(3), "causal": True}, name="sinks")
+    yield Sample(
+        operands(make, (2, 3), 40, 30),
+        {"sinks": make(3), "causal": True, "bottom_right": True},
+        name="sinks and rows that see nothing",
+    )
+    # Few queries, whose keys are split on CUDA; rows of one tile of 16 and of several.
+    yield Sample((make(1, 4, 1, 64), make(1, 2, 1030, 64), make(1, 2, 1030, 64)), name="1 x 1030")
+    yield Sample(
+        (make(2, 8, 9, 16), make(2, 2, 600, 16), make(2, 2, 600, 16)),
+        {"window": (300, 0), "bottom_right": True},
+        name="9 x 600, a window",
+    )
 
 
 def small_samples(make):
     yield Sample(operands(make, (1, 2), 3, 4, 2), {"window": (1, 0)})
     yield Sample(operands(make, (1, 2), 3, 3, 2), {"softcap": 1.5, "causal": True})
+    yield Sample(operands(make, (1, 2), 3, 3, 2), {"sinks": make(2), "causal": True})
 
 
 SPEC = OpSpec(
@@ -86,6 +109,11 @@ SPEC = OpSpec(
             lambda ones: attention(*[ones(1, 1, 2, 2)] * 3, window=(1,)),
             "flash_attention: expected window to be two ints",
             TypeError,
-        )
+        ),
+        bad(
+            "sinks of other heads",
+            lambda ones: attention(*[ones(1, 2, 2, 2)] * 3, sinks=ones(1)),
+            r"flash_attention: expected sinks to be floating point of shape \[2\] on the device of query, got",
+        ),
     ],
 )

@@ -5,20 +5,44 @@
 #include "attention/sm90/sm90.h"
 #include "common/aligned_vector.cuh"
 
-static Answer simt_supports(const AttentionCall &, const Device &)
+static bool has_cache(const AttentionCall &call)
 {
-    return YES;
+    const cuda_ops_attention_sequences &sequences = call.problem.sequences;
+    return sequences.key_lengths || sequences.block_table;
 }
 
-static PathTable<AttentionCall, 3> table = {
+static constexpr Answer TAKES_NO_CACHE = {"reads no cache of keys"};
+
+static Answer sm90_supports(const AttentionCall &call, const Device &device)
+{
+    if (has_cache(call))
+        return TAKES_NO_CACHE;
+    return call.problem.sequences.query_starts ? no("takes no packed sequences")
+                                               : attention_sm90_supports(call, device);
+}
+
+static Answer mma_supports(const AttentionCall &call, const Device &device)
+{
+    return has_cache(call) ? TAKES_NO_CACHE : attention_mma_supports(call, device);
+}
+
+static Answer simt_supports(const AttentionCall &call, const Device &)
+{
+    return has_cache(call) ? TAKES_NO_CACHE : YES;
+}
+
+static PathTable<AttentionCall, 4> table = {
     {"CUDA_OPS_ATTENTION_PATH"},
-    {{"sm90", "attention/sm90/sm90.cu",
+    {{"decode", "attention/decode/decode.cu",
+      "attention_decode_mma_kernel attention_decode_simt_kernel attention_decode_combine_kernel",
+      attention_decode_supports, attention_decode_is_fast, attention_decode_workspace, attention_decode},
+     {"sm90", "attention/sm90/sm90.cu",
       "attention_sm90_forward_kernel attention_sm90_prepare_kernel attention_sm90_backward_kernel "
       "attention_sm90_finish_kernel",
-      attention_sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
+      sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
-      "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel",
-      attention_mma_supports, nullptr, attention_mma_workspace, attention_mma},
+      "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel", mma_supports,
+      nullptr, attention_mma_workspace, attention_mma},
      {"simt", "attention/simt.cu",
       "attention_simt_forward_kernel attention_simt_grad_query_kernel attention_simt_grad_key_value_kernel",
       simt_supports, nullptr, attention_simt_workspace, attention_simt}}};
@@ -61,22 +85,44 @@ static bool is_empty(const cuda_ops_attention &p)
     return p.batch == 0 || p.heads == 0 || p.queries == 0;
 }
 
+static bool is_sound(const cuda_ops_attention_sequences &q, const cuda_ops_attention &p, bool backward)
+{
+    const bool packed = q.query_starts || q.key_starts, cache = q.key_lengths || q.block_table;
+    if (packed && (!q.query_starts || !q.key_starts || q.query_rows < 0 || q.key_rows < 0 || p.dropout > 0 ||
+                   p.mask_kind != CUDA_OPS_ATTENTION_MASK_NONE || cache))
+        return false;
+    if (q.block_table && (q.page_size <= 0 || q.page_size >= INT32_MAX || q.pages < 0 || q.table_row < 0))
+        return false;
+    return q.new_keys >= 0 && (!cache || (!backward && p.dropout == 0));
+}
+
+static cuda_ops_status run(const AttentionCall &call)
+{
+    if (call.problem.sequences.query_starts) {
+        const cuda_ops_status status = attention_clear_unpacked(call);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+    }
+    return is_empty(call.problem) ? CUDA_OPS_SUCCESS : run_path(table, call);
+}
+
 // Sizes that fit each other, and none so large that an index could overflow.
-static bool is_sound(const cuda_ops_attention &p)
+static bool is_sound(const cuda_ops_attention &p, bool backward)
 {
     const int64_t limit = CUDA_OPS_ATTENTION_UNBOUNDED;
     const bool sizes = p.batch >= 0 && p.heads >= 0 && p.key_heads >= 0 && p.queries >= 0 && p.keys >= 0 &&
                        p.head_dim >= 0 && p.value_dim >= 0 && p.queries < limit && p.keys < limit &&
                        -limit < p.diagonal && p.diagonal < limit;
     return sizes && 0 <= p.window_left && p.window_left <= limit && 0 <= p.window_right && p.window_right <= limit &&
-           p.softcap >= 0 && p.dropout >= 0 && p.dropout <= 1 &&
+           p.softcap >= 0 && p.dropout >= 0 && p.dropout <= 1 && is_sound(p.sequences, p, backward) &&
            (p.heads == 0 || (p.key_heads > 0 && p.heads % p.key_heads == 0));
 }
 
 extern "C" int64_t cuda_ops_attention_forward_workspace_cuda(const cuda_ops_attention *problem, cuda_ops_dtype dtype)
 {
-    return is_sound(*problem) && !is_empty(*problem) ? path_workspace(table, call_of(false, false, *problem, dtype))
-                                                     : 0;
+    return is_sound(*problem, false) && !is_empty(*problem)
+               ? path_workspace(table, call_of(false, false, *problem, dtype))
+               : 0;
 }
 
 extern "C" cuda_ops_status cuda_ops_attention_forward_cuda(void *output, void *logsumexp, int64_t *state,
@@ -84,21 +130,19 @@ extern "C" cuda_ops_status cuda_ops_attention_forward_cuda(void *output, void *l
                                                            void *workspace, const cuda_ops_attention *problem,
                                                            cuda_ops_dtype dtype, cuda_ops_stream stream)
 {
-    if (!is_sound(*problem) || (problem->dropout > 0 && state == nullptr))
+    if (!is_sound(*problem, false) || (problem->dropout > 0 && state == nullptr))
         return CUDA_OPS_INVALID_ARGUMENT;
-    if (is_empty(*problem))
-        return CUDA_OPS_SUCCESS;
     AttentionCall call = call_of(false, false, *problem, dtype);
     call.output = output, call.logsumexp = logsumexp, call.state = problem->dropout > 0 ? state : nullptr;
     call.query = query, call.key = key, call.value = value;
     call.workspace = workspace, call.stream = stream;
-    return run_path(table, call);
+    return run(call);
 }
 
 extern "C" int64_t cuda_ops_attention_backward_workspace_cuda(const cuda_ops_attention *problem, int with_grad_mask,
                                                               cuda_ops_dtype dtype)
 {
-    return is_sound(*problem) && !is_empty(*problem)
+    return is_sound(*problem, true) && !is_empty(*problem)
                ? path_workspace(table, call_of(true, with_grad_mask != 0, *problem, dtype))
                : 0;
 }
@@ -111,24 +155,22 @@ extern "C" cuda_ops_status cuda_ops_attention_backward_cuda(void *grad_query, vo
                                                             const cuda_ops_attention *problem, cuda_ops_dtype dtype,
                                                             cuda_ops_stream stream)
 {
-    if (!is_sound(*problem))
+    if (!is_sound(*problem, true))
         return CUDA_OPS_INVALID_ARGUMENT;
-    if (is_empty(*problem))
-        return CUDA_OPS_SUCCESS;
     AttentionCall call = call_of(true, grad_mask != nullptr, *problem, dtype);
     call.grad_query = grad_query, call.grad_key = grad_key, call.grad_value = grad_value, call.grad_mask = grad_mask;
     call.grad_output = grad_output, call.grad_logsumexp = grad_logsumexp;
     call.query = query, call.key = key, call.value = value;
     call.output = const_cast<void *>(output), call.logsumexp = const_cast<void *>(logsumexp);
     call.workspace = workspace, call.stream = stream;
-    return run_path(table, call);
+    return run(call);
 }
 
 extern "C" int cuda_ops_attention_paths_cuda(cuda_ops_path_report *reports, int room, int backward, int with_grad_mask,
                                              const cuda_ops_attention *problem, cuda_ops_dtype dtype,
                                              const cuda_ops_device_facts *device)
 {
-    if (!is_sound(*problem))
+    if (!is_sound(*problem, backward != 0))
         return -1;
     return report_paths(reports, room, table, call_of(backward != 0, with_grad_mask != 0, *problem, dtype), device);
 }

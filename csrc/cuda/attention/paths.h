@@ -29,10 +29,24 @@ struct AttentionCall {
 // strides and the pointers of this pass.
 bool attention_rows_are_aligned(const AttentionCall &call);
 
+// Rows of logsumexp and delta.
+static inline int64_t attention_rows(const cuda_ops_attention &p)
+{
+    return p.sequences.query_starts ? p.heads * p.sequences.query_rows : p.batch * p.heads * p.queries;
+}
+
+// Zeros into rows of results that no packed sequence has (packed.cu).
+cuda_ops_status attention_clear_unpacked(const AttentionCall &call);
+
 // delta[b][h][i] = grad_output[i] . output[i] - grad_logsumexp[i], dense, in float or double: backward's first kernel
 // (simt.cu). What reads it waits for its predecessor.
 cuda_ops_status attention_delta(void *delta, const AttentionCall &call);
 
+// Few queries: every dtype, rows of up to 256 elements, forward alone (decode/decode.cu).
+Answer attention_decode_supports(const AttentionCall &call, const Device &device);
+Answer attention_decode_is_fast(const AttentionCall &call, const Device &device);
+int64_t attention_decode_workspace(const AttentionCall &call, const Device &device);
+cuda_ops_status attention_decode(const AttentionCall &call, const Device &device);
 // Tensor cores of sm_80: float16 and bfloat16 (mma.cu).
 Answer attention_mma_supports(const AttentionCall &call, const Device &device);
 int64_t attention_mma_workspace(const AttentionCall &call, const Device &device);

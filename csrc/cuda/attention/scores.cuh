@@ -7,19 +7,31 @@
 #include "common/common.cuh"
 #include "cuda_ops/attention.h"
 
+// Where logsumexp and delta of a batch and head begin.
+__device__ __forceinline__ int64_t first_row_of(const cuda_ops_attention &p, const cuda_ops_attention_sequence &s,
+                                                int64_t batch, int64_t head)
+{
+    return p.sequences.query_starts ? head * p.sequences.query_rows + s.first_query
+                                    : (batch * p.heads + head) * p.queries;
+}
+
 // What the scores of one batch and head have in common.
 template <typename A>
 struct AttentionScores {
     const cuda_ops_attention &p;
+    cuda_ops_attention_sequence s;
     int64_t mask_offset;
     A slope;
     int64_t head_index;
-    uint64_t row; // queries of the batches and heads before
+    uint64_t row;      // queries of the batches and heads before
+    int64_t first_row; // of logsumexp and delta
 
     __device__ AttentionScores(const cuda_ops_attention &problem, int64_t batch, int64_t head)
-        : p(problem), mask_offset(batch * problem.mask_batch + head * problem.mask_head),
+        : p(problem), s(cuda_ops_attention_sequence_of(&problem, batch)),
+          mask_offset(batch * problem.mask_batch + head * problem.mask_head),
           slope(problem.alibi_slopes ? A(problem.alibi_slopes[batch * problem.alibi_batch + head]) : A(0)),
-          head_index(batch * problem.heads + head), row((uint64_t)(head_index * problem.queries))
+          head_index(batch * problem.heads + head), row((uint64_t)(head_index * problem.queries)),
+          first_row(first_row_of(problem, s, batch, head))
     {
     }
 
@@ -40,7 +52,7 @@ struct AttentionScores {
     // Whether the windows let query i, of which there is one, see key j, of which there is one.
     __device__ bool in_window(int64_t i, int64_t j) const
     {
-        return cuda_ops_attention_first_key(&p, i) <= j && j < cuda_ops_attention_last_key(&p, i);
+        return cuda_ops_attention_sequence_first_key(&s, i) <= j && j < cuda_ops_attention_sequence_last_key(&s, i);
     }
 
     // The score of query i and key j from their scaled product; -inf where the key is not seen. cap: the cap's
@@ -48,7 +60,7 @@ struct AttentionScores {
     __device__ A score(A x, int64_t i, int64_t j, A &cap) const
     {
         cap = A(1);
-        if (i >= p.queries || j >= p.keys || !in_window(i, j))
+        if (i >= s.queries || j >= s.keys || !in_window(i, j))
             return -A(CUDART_INF);
         if (p.softcap > 0) {
             const A t = tanh(x / A(p.softcap));
@@ -56,7 +68,7 @@ struct AttentionScores {
             x = A(p.softcap) * t;
         }
         if (p.alibi_slopes) {
-            const A distance = A(i + p.diagonal - j);
+            const A distance = A(i + s.diagonal - j);
             x -= slope * (distance < A(0) ? -distance : distance);
         }
         const int64_t at = mask_offset + i * p.mask_row + j * p.mask_column;

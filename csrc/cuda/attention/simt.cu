@@ -211,20 +211,24 @@ __global__ void __launch_bounds__(THREADS) attention_simt_forward_kernel(const _
     }
     for (int64_t index = blockIdx.x; index < work.blocks; index += gridDim.x) {
         const SimtPosition at(work, index, p.heads);
-        const int64_t key_head = at.head / (p.heads / p.key_heads), queries = p.queries - at.first;
+        const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, at.batch);
+        const int64_t key_head = at.head / (p.heads / p.key_heads), queries = s.queries - at.first;
+        if (queries <= 0)
+            continue; // of a sequence that is shorter than others
         const AttentionScores<A> scores(p, at.batch, at.head);
-        const T *const query = rows_of<T>(work.query, p.query, at.batch, at.head) + at.first * p.query.row;
-        const T *const key = rows_of<T>(work.key, p.key, at.batch, key_head);
-        const T *const value = rows_of<T>(work.value, p.value, at.batch, key_head);
+        const T *const query =
+            rows_of<T>(work.query, p.query, at.batch, at.head) + (s.first_query + at.first) * p.query.row;
+        const T *const key = rows_of<T>(work.key, p.key, at.batch, key_head) + s.first_key * p.key.row;
+        const T *const value = rows_of<T>(work.value, p.value, at.batch, key_head) + s.first_key * p.value.row;
         const int64_t last_query = at.first + (queries < TILE ? queries : TILE) - 1;
-        const int64_t end = cuda_ops_attention_last_key(&p, last_query);
+        const int64_t end = cuda_ops_attention_sequence_last_key(&s, last_query);
         A sum[HALVES][4][4] = {}, maximum[4], total[4] = {};
 #pragma unroll
         for (int r = 0; r < 4; r++)
             maximum[r] = -A(CUDART_INF);
-        for (int64_t j = cuda_ops_attention_first_key(&p, at.first) / TILE * TILE; j < end; j += TILE) {
+        for (int64_t j = cuda_ops_attention_sequence_first_key(&s, at.first) / TILE * TILE; j < end; j += TILE) {
             A tile[4][4] = {};
-            multiply_rows(tile, query, p.query.row, queries, key + j * p.key.row, p.key.row, p.keys - j, p.head_dim,
+            multiply_rows(tile, query, p.query.row, queries, key + j * p.key.row, p.key.row, s.keys - j, p.head_dim,
                           slices);
 #pragma unroll
             for (int r = 0; r < 4; r++) {
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_forward_kernel(const _
 #pragma unroll
                     for (int c = 0; c < 4; c++)
                         sum[half][r][c] *= factor;
-                if (p.dropout > 0 && i < p.queries)
+                if (p.dropout > 0 && i < s.queries)
 #pragma unroll
                     for (int c = 0; c < 4; c += 2) {
                         A factors[2];
@@ -262,7 +266,7 @@ __global__ void __launch_bounds__(THREADS) attention_simt_forward_kernel(const _
                     }
             }
             store_weights(weights, tile);
-            multiply_weights(sum, weights, value + j * p.value.row, p.value.row, p.keys - j, at.chunk * COLUMNS,
+            multiply_weights(sum, weights, value + j * p.value.row, p.value.row, s.keys - j, at.chunk * COLUMNS,
                              p.value_dim, slices);
             __syncthreads(); // the weights are read
         }
@@ -276,12 +280,12 @@ __global__ void __launch_bounds__(THREADS) attention_simt_forward_kernel(const _
 #pragma unroll
                 for (int c = 0; c < 4; c++)
                     sum[half][r][c] *= factor;
-            if (at.chunk == 0 && threadIdx.x % 16 == 0 && i < p.queries)
-                ((A *)work.logsumexp_result)[(int64_t)scores.row + i] =
+            if (at.chunk == 0 && threadIdx.x % 16 == 0 && i < s.queries)
+                ((A *)work.logsumexp_result)[scores.first_row + i] =
                     total[r] == A(0) ? -A(CUDART_INF) : maximum[r] + log(total[r]);
         }
-        store_result(rows_of<T>(work.result, p.output, at.batch, at.head) + at.first * p.output.row, p.output.row,
-                     queries, at.chunk * COLUMNS, p.value_dim, sum, A(1));
+        store_result(rows_of<T>(work.result, p.output, at.batch, at.head) + (s.first_query + at.first) * p.output.row,
+                     p.output.row, queries, at.chunk * COLUMNS, p.value_dim, sum, A(1));
     }
 }
 
@@ -300,7 +304,7 @@ __device__ __forceinline__ void gradient_of_score(accumulate_type<T> &weight, ac
     const bool seen = score != -A(CUDART_INF);
     const A weight_of_key = seen ? exp(score - logsumexp) : A(0);
     const A gradient_of_key = seen ? weight_of_key * (gradient * dropout - delta) : A(0);
-    if (grad_mask && i < scores.p.queries && j < scores.p.keys)
+    if (grad_mask && i < scores.s.queries && j < scores.s.keys)
         grad_mask[((int64_t)scores.row + i) * scores.p.keys + j] = store_from_accumulate<T>(gradient_of_key);
     weight = weight_of_key * dropout;
     gradient = gradient_of_key * cap;
@@ -316,39 +320,43 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_query_kernel(cons
     const uint64_t seed = cuda_ops_philox_seed(p.philox), offset = cuda_ops_philox_offset(p.philox);
     for (int64_t index = blockIdx.x; index < work.blocks; index += gridDim.x) {
         const SimtPosition at(work, index, p.heads);
-        const int64_t key_head = at.head / (p.heads / p.key_heads), queries = p.queries - at.first;
+        const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, at.batch);
+        const int64_t key_head = at.head / (p.heads / p.key_heads), queries = s.queries - at.first;
+        if (queries <= 0)
+            continue; // of a sequence that is shorter than others
         const AttentionScores<A> scores(p, at.batch, at.head);
-        const T *const query = rows_of<T>(work.query, p.query, at.batch, at.head) + at.first * p.query.row;
-        const T *const grad_output =
-            rows_of<T>(work.grad_output, p.grad_output, at.batch, at.head) + at.first * p.grad_output.row;
-        const T *const key = rows_of<T>(work.key, p.key, at.batch, key_head);
-        const T *const value = rows_of<T>(work.value, p.value, at.batch, key_head);
+        const T *const query =
+            rows_of<T>(work.query, p.query, at.batch, at.head) + (s.first_query + at.first) * p.query.row;
+        const T *const grad_output = rows_of<T>(work.grad_output, p.grad_output, at.batch, at.head) +
+                                     (s.first_query + at.first) * p.grad_output.row;
+        const T *const key = rows_of<T>(work.key, p.key, at.batch, key_head) + s.first_key * p.key.row;
+        const T *const value = rows_of<T>(work.value, p.value, at.batch, key_head) + s.first_key * p.value.row;
         T *const grad_mask = at.chunk == 0 ? (T *)work.grad_mask : nullptr;
         A logsumexp[4], delta[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const int64_t i = at.first + row_in_tile(r);
-            logsumexp[r] = i < p.queries ? ((const A *)work.logsumexp)[(int64_t)scores.row + i] : A(0);
-            delta[r] = i < p.queries ? ((const A *)work.delta)[(int64_t)scores.row + i] : A(0);
+            logsumexp[r] = i < s.queries ? ((const A *)work.logsumexp)[scores.first_row + i] : A(0);
+            delta[r] = i < s.queries ? ((const A *)work.delta)[scores.first_row + i] : A(0);
         }
         // Of a gradient for the mask every element is written.
         const int64_t last_query = at.first + (queries < TILE ? queries : TILE) - 1;
-        const int64_t begin = work.grad_mask ? 0 : cuda_ops_attention_first_key(&p, at.first) / TILE * TILE;
-        const int64_t end = work.grad_mask ? p.keys : cuda_ops_attention_last_key(&p, last_query);
+        const int64_t begin = work.grad_mask ? 0 : cuda_ops_attention_sequence_first_key(&s, at.first) / TILE * TILE;
+        const int64_t end = work.grad_mask ? s.keys : cuda_ops_attention_sequence_last_key(&s, last_query);
         A sum[HALVES][4][4] = {};
         for (int64_t j = begin; j < end; j += TILE) {
             A tile[4][4] = {}, gradient[4][4] = {};
-            multiply_rows(tile, query, p.query.row, queries, key + j * p.key.row, p.key.row, p.keys - j, p.head_dim,
+            multiply_rows(tile, query, p.query.row, queries, key + j * p.key.row, p.key.row, s.keys - j, p.head_dim,
                           slices);
             multiply_rows(gradient, grad_output, p.grad_output.row, queries, value + j * p.value.row, p.value.row,
-                          p.keys - j, p.value_dim, slices);
+                          s.keys - j, p.value_dim, slices);
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
                 for (int c = 0; c < 4; c += 2) {
                     const int64_t i = at.first + row_in_tile(r), column = j + column_in_tile(c);
                     A factors[2] = {A(1), A(1)};
-                    if (p.dropout > 0 && i < p.queries)
+                    if (p.dropout > 0 && i < s.queries)
                         dropout_factors(factors, p, scores.head_index, i, column, seed, offset);
 #pragma unroll
                     for (int e = 0; e < 2; e++)
@@ -356,11 +364,12 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_query_kernel(cons
                                              delta[r], factors[e], grad_mask);
                 }
             store_weights(weights, gradient);
-            multiply_weights(sum, weights, key + j * p.key.row, p.key.row, p.keys - j, at.chunk * COLUMNS, p.head_dim,
+            multiply_weights(sum, weights, key + j * p.key.row, p.key.row, s.keys - j, at.chunk * COLUMNS, p.head_dim,
                              slices);
             __syncthreads(); // the weights are read
         }
-        store_result(rows_of<T>(work.result, p.grad_query, at.batch, at.head) + at.first * p.grad_query.row,
+        store_result(rows_of<T>(work.result, p.grad_query, at.batch, at.head) +
+                         (s.first_query + at.first) * p.grad_query.row,
                      p.grad_query.row, queries, at.chunk * COLUMNS, p.head_dim, sum, A(p.scale));
     }
 }
@@ -377,27 +386,32 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_key_value_kernel(
     const int64_t group = p.heads / p.key_heads;
     for (int64_t index = blockIdx.x; index < work.blocks; index += gridDim.x) {
         const SimtPosition at(work, index, p.key_heads);
-        const int64_t keys = p.keys - at.first, last_key = at.first + (keys < TILE ? keys : TILE) - 1;
-        const T *const key = rows_of<T>(work.key, p.key, at.batch, at.head) + at.first * p.key.row;
-        const T *const value = rows_of<T>(work.value, p.value, at.batch, at.head) + at.first * p.value.row;
+        const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, at.batch);
+        const int64_t keys = s.keys - at.first, last_key = at.first + (keys < TILE ? keys : TILE) - 1;
+        if (keys <= 0)
+            continue; // of a sequence that is shorter than others
+        const T *const key = rows_of<T>(work.key, p.key, at.batch, at.head) + (s.first_key + at.first) * p.key.row;
+        const T *const value =
+            rows_of<T>(work.value, p.value, at.batch, at.head) + (s.first_key + at.first) * p.value.row;
         A sum_key[HALVES][4][4] = {}, sum_value[HALVES][4][4] = {};
         for (int64_t head = at.head * group; head < (at.head + 1) * group; head++) {
             const AttentionScores<A> scores(p, at.batch, head);
-            const T *const query = rows_of<T>(work.query, p.query, at.batch, head);
-            const T *const grad_output = rows_of<T>(work.grad_output, p.grad_output, at.batch, head);
-            const int64_t end = cuda_ops_attention_last_query(&p, last_key);
-            for (int64_t i = cuda_ops_attention_first_query(&p, at.first) / TILE * TILE; i < end; i += TILE) {
+            const T *const query = rows_of<T>(work.query, p.query, at.batch, head) + s.first_query * p.query.row;
+            const T *const grad_output =
+                rows_of<T>(work.grad_output, p.grad_output, at.batch, head) + s.first_query * p.grad_output.row;
+            const int64_t end = cuda_ops_attention_sequence_last_query(&s, last_key);
+            for (int64_t i = cuda_ops_attention_sequence_first_query(&s, at.first) / TILE * TILE; i < end; i += TILE) {
                 A tile[4][4] = {}, gradient[4][4] = {};
-                multiply_rows(tile, key, p.key.row, keys, query + i * p.query.row, p.query.row, p.queries - i,
+                multiply_rows(tile, key, p.key.row, keys, query + i * p.query.row, p.query.row, s.queries - i,
                               p.head_dim, slices);
                 multiply_rows(gradient, value, p.value.row, keys, grad_output + i * p.grad_output.row,
-                              p.grad_output.row, p.queries - i, p.value_dim, slices);
+                              p.grad_output.row, s.queries - i, p.value_dim, slices);
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     const int64_t at_query = i + column_in_tile(c);
-                    const bool there = at_query < p.queries;
-                    const A logsumexp = there ? ((const A *)work.logsumexp)[(int64_t)scores.row + at_query] : A(0);
-                    const A delta = there ? ((const A *)work.delta)[(int64_t)scores.row + at_query] : A(0);
+                    const bool there = at_query < s.queries;
+                    const A logsumexp = there ? ((const A *)work.logsumexp)[scores.first_row + at_query] : A(0);
+                    const A delta = there ? ((const A *)work.delta)[scores.first_row + at_query] : A(0);
 #pragma unroll
                     for (int r = 0; r < 4; r += 2) {
                         const int64_t at_key = at.first + row_in_tile(r);
@@ -412,17 +426,18 @@ __global__ void __launch_bounds__(THREADS) attention_simt_grad_key_value_kernel(
                 }
                 store_weights(weights, tile);
                 multiply_weights(sum_value, weights, grad_output + i * p.grad_output.row, p.grad_output.row,
-                                 p.queries - i, at.chunk * COLUMNS, p.value_dim, slices);
+                                 s.queries - i, at.chunk * COLUMNS, p.value_dim, slices);
                 __syncthreads(); // the weights are read
                 store_weights(weights, gradient);
-                multiply_weights(sum_key, weights, query + i * p.query.row, p.query.row, p.queries - i,
+                multiply_weights(sum_key, weights, query + i * p.query.row, p.query.row, s.queries - i,
                                  at.chunk * COLUMNS, p.head_dim, slices);
                 __syncthreads();
             }
         }
-        store_result(rows_of<T>(work.result, p.grad_key, at.batch, at.head) + at.first * p.grad_key.row, p.grad_key.row,
-                     keys, at.chunk * COLUMNS, p.head_dim, sum_key, A(p.scale));
-        store_result(rows_of<T>(work.second_result, p.grad_value, at.batch, at.head) + at.first * p.grad_value.row,
+        store_result(rows_of<T>(work.result, p.grad_key, at.batch, at.head) + (s.first_key + at.first) * p.grad_key.row,
+                     p.grad_key.row, keys, at.chunk * COLUMNS, p.head_dim, sum_key, A(p.scale));
+        store_result(rows_of<T>(work.second_result, p.grad_value, at.batch, at.head) +
+                         (s.first_key + at.first) * p.grad_value.row,
                      p.grad_value.row, keys, at.chunk * COLUMNS, p.value_dim, sum_value, A(1));
     }
 }
@@ -491,10 +506,10 @@ static cuda_ops_status launch_delta(void *delta, const AttentionCall &call)
 {
     typedef accumulate_type<T> A;
     const cuda_ops_attention &p = call.problem;
-    const int64_t rows = p.batch * p.heads * p.queries;
+    const int64_t rows = attention_rows(p), queries = p.sequences.query_starts ? p.sequences.query_rows : p.queries;
     attention_delta_kernel<T><<<clamp_grid(ceil_div(rows, THREADS / WARP_SIZE)), THREADS, 0, call.stream>>>(
         (A *)delta, (const T *)call.grad_output, (const T *)call.output, (const A *)call.grad_logsumexp, p.grad_output,
-        p.output, rows, p.heads, p.queries, p.value_dim);
+        p.output, rows, p.heads, queries, p.value_dim);
     return launch_status();
 }
 
@@ -507,7 +522,7 @@ cuda_ops_status attention_delta(void *delta, const AttentionCall &call)
 int64_t attention_simt_workspace(const AttentionCall &call, const Device &)
 {
     const cuda_ops_attention &p = call.problem;
-    return call.backward ? p.batch * p.heads * p.queries * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
+    return call.backward ? attention_rows(p) * (call.dtype == CUDA_OPS_FLOAT64 ? 8 : 4) : 0;
 }
 
 template <typename A>

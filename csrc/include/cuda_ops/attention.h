@@ -33,6 +33,7 @@
 #define CUDA_OPS_ATTENTION_H
 
 #include "cuda_ops/core.h"
+#include "cuda_ops/loss.h"
 #include "cuda_ops/paths.h"
 #include "cuda_ops/philox.h"
 
@@ -54,6 +55,30 @@ typedef enum cuda_ops_attention_mask_kind {
 /* A window without a bound, and the largest there is: sums with indices do not overflow, also where a compiler computes
  * both sides of a choice. */
 #define CUDA_OPS_ATTENTION_UNBOUNDED (INT64_MAX / 4)
+
+/* Where the sequences of a batch have lengths of their own; all zero: they have not. `queries` and `keys` of the call
+ * are then the most that one may have. Numbers in memory are clamped to what there is, so that nothing beyond the
+ * tensors is read or written whatever they are.
+ *
+ * Packed: query, key, value, output and their gradients are [rows, heads, dim], whose strides of the batch are not
+ * looked at, and sequence b has rows [starts[b], starts[b + 1]). logsumexp and its gradient are [heads, query_rows].
+ * Rows of no sequence are 0, of logsumexp -inf (on the CPU by the caller). No mask, no dropout.
+ *
+ * Cache: key and value are [batch, keys, key_heads, dim], of which sequence b has the first key_lengths[b] + new_keys;
+ * or, with a block table, [pages, page_size, key_heads, dim], where the batch's stride is that of pages: key j of
+ * sequence b is row j % page_size of page block_table[b * table_row + j / page_size], and `keys` is page_size times the
+ * table's columns. Forward alone, without dropout. */
+typedef struct cuda_ops_attention_sequences {
+    const int32_t *query_starts, *key_starts; /* batch + 1 each */
+    int64_t query_rows, key_rows;             /* of the packed tensors */
+    const int32_t *key_lengths;               /* batch; on CUDA may be NULL: all `keys` - new_keys */
+    int64_t new_keys;
+    const int32_t *block_table; /* NULL: the cache is not paged */
+    int64_t table_row, pages, page_size;
+    int bottom_right; /* `diagonal` counts from keys - queries of each sequence */
+    /* CUDA alone: records of a length or a page that was clamped; NULL: nobody asks. */
+    cuda_ops_index_error *bad_length, *bad_page;
+} cuda_ops_attention_sequences;
 
 /* What a call computes. */
 typedef struct cuda_ops_attention {
@@ -78,6 +103,7 @@ typedef struct cuda_ops_attention {
      * that forward has left. */
     double dropout;
     cuda_ops_philox_state philox;
+    cuda_ops_attention_sequences sequences;
 } cuda_ops_attention;
 
 /* Parts [begin, end) of as many as the function says, so that the caller spreads them over threads: blocks of queries
@@ -95,6 +121,17 @@ cuda_ops_status cuda_ops_attention_backward_cpu(void *grad_query, void *grad_key
                                                 const void *key, const void *value, const void *output,
                                                 const void *logsumexp, void *workspace, const cuda_ops_attention *call,
                                                 int64_t begin, int64_t end, cuda_ops_dtype dtype);
+
+/* Writes key [batch, new_keys, key_heads, head_dim] and value [.., value_dim] of `new_strides` into the caches behind the
+ * first key_lengths[b] keys, by parts [begin, end) of the batch; those that have no place there are left out. */
+cuda_ops_status cuda_ops_attention_append_cpu(void *key_cache, void *value_cache, const void *key, const void *value,
+                                              cuda_ops_attention_strides new_key, cuda_ops_attention_strides new_value,
+                                              const cuda_ops_attention *call, int64_t begin, int64_t end,
+                                              cuda_ops_dtype dtype);
+cuda_ops_status cuda_ops_attention_append_cuda(void *key_cache, void *value_cache, const void *key, const void *value,
+                                               cuda_ops_attention_strides new_key, cuda_ops_attention_strides new_value,
+                                               const cuda_ops_attention *call, cuda_ops_dtype dtype,
+                                               cuda_ops_stream stream);
 
 /* state: NULL without dropout; else 2 elements, set to the seed and the offset that were used. */
 int64_t cuda_ops_attention_forward_workspace_cuda(const cuda_ops_attention *call, cuda_ops_dtype dtype);
@@ -125,31 +162,94 @@ int cuda_ops_attention_paths_cuda(cuda_ops_path_report *reports, int room, int b
                                   const cuda_ops_attention *call, cuda_ops_dtype dtype,
                                   const cuda_ops_device_facts *device);
 
-/* The first key that windows let query i see, and one more than the last; equal where there is none. */
-CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_first_key(const cuda_ops_attention *call, int64_t i)
+/* One sequence of a call: its lengths, its windows, and its first rows in packed tensors. */
+typedef struct cuda_ops_attention_sequence {
+    int64_t queries, keys, diagonal, window_left, window_right, first_query, first_key;
+} cuda_ops_attention_sequence;
+
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_clamp(int64_t value, int64_t least, int64_t most)
 {
-    const int64_t at = i + call->diagonal;
-    const int64_t first = call->window_left < at ? at - call->window_left : 0;
-    return first < call->keys ? first : call->keys;
+    return value < least ? least : value > most ? most : value;
 }
-CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_last_key(const cuda_ops_attention *call, int64_t i)
+/* Sequence b. */
+CUDA_OPS_HOST_DEVICE cuda_ops_attention_sequence cuda_ops_attention_sequence_of(const cuda_ops_attention *call,
+                                                                                int64_t b)
 {
-    const int64_t at = i + call->diagonal, first = cuda_ops_attention_first_key(call, i);
-    const int64_t last = call->window_right < call->keys - at ? at + call->window_right + 1 : call->keys;
+    const cuda_ops_attention_sequences *const all = &call->sequences;
+    cuda_ops_attention_sequence s;
+    s.queries = call->queries, s.keys = call->keys, s.diagonal = call->diagonal;
+    s.window_left = call->window_left, s.window_right = call->window_right;
+    s.first_query = 0, s.first_key = 0;
+    if (all->query_starts) {
+        s.first_query = cuda_ops_attention_clamp(all->query_starts[b], 0, all->query_rows);
+        s.first_key = cuda_ops_attention_clamp(all->key_starts[b], 0, all->key_rows);
+        const int64_t queries = cuda_ops_attention_clamp(all->query_starts[b + 1], s.first_query, all->query_rows);
+        const int64_t keys = cuda_ops_attention_clamp(all->key_starts[b + 1], s.first_key, all->key_rows);
+        s.queries = cuda_ops_attention_clamp(queries - s.first_query, 0, call->queries);
+        s.keys = cuda_ops_attention_clamp(keys - s.first_key, 0, call->keys);
+    }
+    if (all->key_lengths)
+        s.keys = cuda_ops_attention_clamp(all->key_lengths[b] + all->new_keys, 0, call->keys);
+    if (all->bottom_right)
+        s.diagonal += s.keys - s.queries;
+    return s;
+}
+
+/* The first key that windows let query i see, and one more than the last; equal where there is none. */
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_sequence_first_key(const cuda_ops_attention_sequence *s, int64_t i)
+{
+    const int64_t at = i + s->diagonal;
+    const int64_t first = s->window_left < at ? at - s->window_left : 0;
+    return first < s->keys ? first : s->keys;
+}
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_sequence_last_key(const cuda_ops_attention_sequence *s, int64_t i)
+{
+    const int64_t at = i + s->diagonal, first = cuda_ops_attention_sequence_first_key(s, i);
+    const int64_t last = s->window_right < s->keys - at ? at + s->window_right + 1 : s->keys;
     return last > first ? last : first;
 }
 /* Likewise the queries that see key j. */
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_sequence_first_query(const cuda_ops_attention_sequence *s, int64_t j)
+{
+    const int64_t at = j - s->diagonal;
+    const int64_t first = s->window_right < at ? at - s->window_right : 0;
+    return first < s->queries ? first : s->queries;
+}
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_sequence_last_query(const cuda_ops_attention_sequence *s, int64_t j)
+{
+    const int64_t at = j - s->diagonal, first = cuda_ops_attention_sequence_first_query(s, j);
+    const int64_t last = s->window_left < s->queries - at ? at + s->window_left + 1 : s->queries;
+    return last > first ? last : first;
+}
+
+/* The same of a call whose sequences have the same lengths. */
+CUDA_OPS_HOST_DEVICE cuda_ops_attention_sequence cuda_ops_attention_only_sequence(const cuda_ops_attention *call)
+{
+    cuda_ops_attention_sequence s;
+    s.queries = call->queries, s.keys = call->keys, s.diagonal = call->diagonal;
+    s.window_left = call->window_left, s.window_right = call->window_right;
+    s.first_query = 0, s.first_key = 0;
+    return s;
+}
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_first_key(const cuda_ops_attention *call, int64_t i)
+{
+    const cuda_ops_attention_sequence s = cuda_ops_attention_only_sequence(call);
+    return cuda_ops_attention_sequence_first_key(&s, i);
+}
+CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_last_key(const cuda_ops_attention *call, int64_t i)
+{
+    const cuda_ops_attention_sequence s = cuda_ops_attention_only_sequence(call);
+    return cuda_ops_attention_sequence_last_key(&s, i);
+}
 CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_first_query(const cuda_ops_attention *call, int64_t j)
 {
-    const int64_t at = j - call->diagonal;
-    const int64_t first = call->window_right < at ? at - call->window_right : 0;
-    return first < call->queries ? first : call->queries;
+    const cuda_ops_attention_sequence s = cuda_ops_attention_only_sequence(call);
+    return cuda_ops_attention_sequence_first_query(&s, j);
 }
 CUDA_OPS_HOST_DEVICE int64_t cuda_ops_attention_last_query(const cuda_ops_attention *call, int64_t j)
 {
-    const int64_t at = j - call->diagonal, first = cuda_ops_attention_first_query(call, j);
-    const int64_t last = call->window_left < call->queries - at ? at + call->window_left + 1 : call->queries;
-    return last > first ? last : first;
+    const cuda_ops_attention_sequence s = cuda_ops_attention_only_sequence(call);
+    return cuda_ops_attention_sequence_last_query(&s, j);
 }
 
 /* Dropout. A weight is dropped if its number, of 16 bits, is below p * 2^16; those that are kept are divided by 1 - p for

@@ -149,16 +149,17 @@ __device__ __forceinline__ void multiply_weights(float (&sum)[TILES][COLUMNS / 8
 }
 
 // Whether windows and lengths let all of queries [i, i + rows) that exist see all of keys [j, j + TILE).
-__device__ __forceinline__ bool sees_all(const cuda_ops_attention &p, int64_t i, int rows, int64_t j)
+__device__ __forceinline__ bool sees_all(const cuda_ops_attention_sequence &s, int64_t i, int rows, int64_t j)
 {
-    const int64_t last = (i + rows < p.queries ? i + rows : p.queries) - 1;
-    return cuda_ops_attention_first_key(&p, last) <= j && j + TILE <= cuda_ops_attention_last_key(&p, i);
+    const int64_t last = (i + rows < s.queries ? i + rows : s.queries) - 1;
+    return cuda_ops_attention_sequence_first_key(&s, last) <= j &&
+           j + TILE <= cuda_ops_attention_sequence_last_key(&s, i);
 }
 
 // The first key that is loaded for queries from `first` on: a multiple of 16, as dropout wants them.
-__device__ __forceinline__ int64_t first_key_of_tile(const cuda_ops_attention &p, int64_t first)
+__device__ __forceinline__ int64_t first_key_of_tile(const cuda_ops_attention_sequence &s, int64_t first)
 {
-    return cuda_ops_attention_first_key(&p, first) / 16 * 16;
+    return cuda_ops_attention_sequence_first_key(&s, first) / 16 * 16;
 }
 
 // Columns of a tile's row that count: those from `first` on, as many as `count`.
@@ -274,17 +275,20 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int64_t head_index = blockIdx.x / work.tiles, batch = head_index / p.heads, head = head_index % p.heads;
     // The last queries come first: where windows are causal, they have the most keys.
-    const int64_t first = (work.tiles - 1 - blockIdx.x % work.tiles) * ROWS, queries = p.queries - first;
+    const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, batch);
+    const int64_t first = (work.tiles - 1 - blockIdx.x % work.tiles) * ROWS, queries = s.queries - first;
     const int64_t key_head = head / (p.heads / p.key_heads);
     const DropoutSeed seed(work.dropout.philox);
     if (work.dropout.state && blockIdx.x == 0 && threadIdx.x == 0)
         seed.store(work.dropout.state);
+    if (queries <= 0)
+        return; // of a sequence that is shorter than others
     const uint32_t q = shared_address(shared), k = q + ROWS * HEAD * 2, v = k + TILE * HEAD * 2;
-    const T *const key = rows_of<const T>(work.key, p.key, batch, key_head);
-    const T *const value = rows_of<const T>(work.value, p.value, batch, key_head);
+    const T *const key = rows_of<const T>(work.key, p.key, batch, key_head) + s.first_key * p.key.row;
+    const T *const value = rows_of<const T>(work.value, p.value, batch, key_head) + s.first_key * p.value.row;
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
-    const int64_t last_query = (first + ROWS < p.queries ? first + ROWS : p.queries) - 1;
-    const int64_t begin = first_key_of_tile(p, first), end = cuda_ops_attention_last_key(&p, last_query);
+    const int64_t last_query = (first + ROWS < s.queries ? first + ROWS : s.queries) - 1;
+    const int64_t begin = first_key_of_tile(s, first), end = cuda_ops_attention_sequence_last_key(&s, last_query);
     const int my_row = 16 * TILES * warp;
     const float to_log2 = work.general ? 1.0f : (float)p.scale * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
@@ -294,14 +298,15 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
     for (int m = 0; m < TILES; m++)
         maximum[m][0] = maximum[m][1] = -CUDART_INF_F;
     if (begin < end) {
-        load_tile<HEAD, ROWS>(q, rows_of<const T>(work.query, p.query, batch, head) + first * p.query.row, p.query.row,
-                              queries, head_dim);
-        load_tile<HEAD, TILE>(k, key + begin * p.key.row, p.key.row, p.keys - begin, head_dim);
+        load_tile<HEAD, ROWS>(
+            q, rows_of<const T>(work.query, p.query, batch, head) + (s.first_query + first) * p.query.row, p.query.row,
+            queries, head_dim);
+        load_tile<HEAD, TILE>(k, key + begin * p.key.row, p.key.row, s.keys - begin, head_dim);
     }
     for (int64_t j = begin; j < end; j += TILE) {
         cp_async_wait_all();
         __syncthreads(); // the keys are there, and the values before have been read
-        load_tile<HEAD, TILE>(v, value + j * p.value.row, p.value.row, p.keys - j, value_dim);
+        load_tile<HEAD, TILE>(v, value + j * p.value.row, p.value.row, s.keys - j, value_dim);
         float weights[TILES][8][4] = {};
         multiply_rows<T, HEAD>(weights, q, my_row, k);
         if (work.general) {
@@ -315,14 +320,14 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
                             general_score(scores, weights[m][n][e], first + my_row + 16 * m + g + e / 2 * 8,
                                           j + 8 * n + 2 * t + e % 2)
                                 .score;
-        } else if (!sees_all(p, first, ROWS, j)) {
+        } else if (!sees_all(s, first, ROWS, j)) {
 #pragma unroll
             for (int m = 0; m < TILES; m++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int64_t i = first + my_row + 16 * m + g + 8 * half;
-                    const SeenColumns seen =
-                        seen_columns(cuda_ops_attention_first_key(&p, i), cuda_ops_attention_last_key(&p, i), j);
+                    const SeenColumns seen = seen_columns(cuda_ops_attention_sequence_first_key(&s, i),
+                                                          cuda_ops_attention_sequence_last_key(&s, i), j);
 #pragma unroll
                     for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -370,7 +375,7 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
         cp_async_wait_all();
         __syncthreads(); // the values are there, and the keys have been read
         if (j + TILE < end)
-            load_tile<HEAD, TILE>(k, key + (j + TILE) * p.key.row, p.key.row, p.keys - j - TILE, head_dim);
+            load_tile<HEAD, TILE>(k, key + (j + TILE) * p.key.row, p.key.row, s.keys - j - TILE, head_dim);
         multiply_weights<T, HEAD, HEAD>(sum, weights, v, 0);
     }
 #pragma unroll
@@ -381,11 +386,12 @@ __global__ void __launch_bounds__(THREADS) attention_mma_forward_kernel(const __
             total[m][half] += __shfl_xor_sync(FULL_WARP, total[m][half], 2);
             const int row = my_row + 16 * m + g + 8 * half;
             if (t == 0 && row < queries)
-                work.logsumexp_result[head_index * p.queries + first + row] =
+                work.logsumexp_result[scores.first_row + first + row] =
                     total[m][half] == 0.0f ? -CUDART_INF_F : maximum[m][half] * to_log2 * LN_2 + logf(total[m][half]);
             total[m][half] = total[m][half] == 0.0f ? 0.0f : 1.0f / total[m][half];
         }
-    store_rows<T, HEAD, HEAD>(q, my_row, rows_of<T>(work.result, p.output, batch, head) + first * p.output.row,
+    store_rows<T, HEAD, HEAD>(q, my_row,
+                              rows_of<T>(work.result, p.output, batch, head) + (s.first_query + first) * p.output.row,
                               p.output.row, queries, 0, value_dim / 8, sum, total);
 #endif
 }
@@ -422,39 +428,44 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
     const cuda_ops_attention &p = work.p;
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int64_t head_index = blockIdx.x / work.tiles, batch = head_index / p.heads, head = head_index % p.heads;
-    const int64_t first = (work.tiles - 1 - blockIdx.x % work.tiles) * TILE, queries = p.queries - first;
+    const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, batch);
+    const int64_t first = (work.tiles - 1 - blockIdx.x % work.tiles) * TILE, queries = s.queries - first;
+    if (queries <= 0)
+        return; // of a sequence that is shorter than others
     const int64_t key_head = head / (p.heads / p.key_heads);
     const DropoutSeed seed(work.dropout.philox);
     const uint32_t q = shared_address(shared), grad = q + BYTES, ring = grad + BYTES;
-    const T *const key = rows_of<const T>(work.key, p.key, batch, key_head);
-    const T *const value = rows_of<const T>(work.value, p.value, batch, key_head);
+    const T *const key = rows_of<const T>(work.key, p.key, batch, key_head) + s.first_key * p.key.row;
+    const T *const value = rows_of<const T>(work.value, p.value, batch, key_head) + s.first_key * p.value.row;
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
-    const int64_t last_query = (first + TILE < p.queries ? first + TILE : p.queries) - 1;
-    const int64_t begin = first_key_of_tile(p, first), end = cuda_ops_attention_last_key(&p, last_query);
+    const int64_t last_query = (first + TILE < s.queries ? first + TILE : s.queries) - 1;
+    const int64_t begin = first_key_of_tile(s, first), end = cuda_ops_attention_sequence_last_key(&s, last_query);
     const int my_row = 16 * warp;
     const float to_log2 = (float)p.scale * LOG2_E;
     const AttentionScores<float> scores(p, batch, head);
 
     const auto load = [&](int64_t j, int stage) {
         const uint32_t k = ring + stage * 2 * BYTES;
-        load_tile<HEAD, TILE>(k, key + j * p.key.row, p.key.row, p.keys - j, head_dim);
-        load_tile<HEAD, TILE>(k + BYTES, value + j * p.value.row, p.value.row, p.keys - j, value_dim);
+        load_tile<HEAD, TILE>(k, key + j * p.key.row, p.key.row, s.keys - j, head_dim);
+        load_tile<HEAD, TILE>(k + BYTES, value + j * p.value.row, p.value.row, s.keys - j, value_dim);
     };
     float sum[1][HEAD / 8][4] = {}, logsumexp[2], delta[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int64_t i = first + my_row + g + 8 * half;
-        const bool there = i < p.queries;
-        const float l = there ? work.logsumexp[head_index * p.queries + i] : 0.0f;
+        const bool there = i < s.queries;
+        const float l = there ? work.logsumexp[scores.first_row + i] : 0.0f;
         logsumexp[half] = l == -CUDART_INF_F ? 0.0f : l * LOG2_E;
-        delta[half] = there ? work.delta[head_index * p.queries + i] : 0.0f;
+        delta[half] = there ? work.delta[scores.first_row + i] : 0.0f;
     }
     if (begin < end) {
-        load_tile<HEAD, TILE>(q, rows_of<const T>(work.query, p.query, batch, head) + first * p.query.row, p.query.row,
-                              queries, head_dim);
         load_tile<HEAD, TILE>(
-            grad, rows_of<const T>(work.grad_output, p.grad_output, batch, head) + first * p.grad_output.row,
-            p.grad_output.row, queries, value_dim);
+            q, rows_of<const T>(work.query, p.query, batch, head) + (s.first_query + first) * p.query.row, p.query.row,
+            queries, head_dim);
+        load_tile<HEAD, TILE>(grad,
+                              rows_of<const T>(work.grad_output, p.grad_output, batch, head) +
+                                  (s.first_query + first) * p.grad_output.row,
+                              p.grad_output.row, queries, value_dim);
         load(begin, 0);
     }
     int stage = 0;
@@ -473,12 +484,13 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
                          dropped_weights<false>(work.dropout, seed, head_index, p.queries, first + my_row, j),
                          work.dropout.scale);
         SeenColumns seen[2];
-        const bool all = sees_all(p, first, TILE, j);
+        const bool all = sees_all(s, first, TILE, j);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int64_t i = first + my_row + g + 8 * half;
             if (!all)
-                seen[half] = seen_columns(cuda_ops_attention_first_key(&p, i), cuda_ops_attention_last_key(&p, i), j);
+                seen[half] = seen_columns(cuda_ops_attention_sequence_first_key(&s, i),
+                                          cuda_ops_attention_sequence_last_key(&s, i), j);
             if (work.general)
 #pragma unroll
                 for (int n = 0; n < 8; n++)
@@ -502,8 +514,9 @@ __global__ void __launch_bounds__(THREADS) attention_mma_grad_query_kernel(const
         }
     }
     const float factors[1][2] = {{(float)p.scale, (float)p.scale}};
-    store_rows<T, HEAD, HEAD>(q, my_row, rows_of<T>(work.result, p.grad_query, batch, head) + first * p.grad_query.row,
-                              p.grad_query.row, queries, 0, head_dim / 8, sum, factors);
+    store_rows<T, HEAD, HEAD>(
+        q, my_row, rows_of<T>(work.result, p.grad_query, batch, head) + (s.first_query + first) * p.grad_query.row,
+        p.grad_query.row, queries, 0, head_dim / 8, sum, factors);
 #endif
 }
 
@@ -521,15 +534,18 @@ __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
     const int64_t block = blockIdx.x / work.chunks, head_index = block / work.tiles;
     const int64_t batch = head_index / p.key_heads, key_head = head_index % p.key_heads;
-    const int64_t first = block % work.tiles * TILE, keys = p.keys - first, group = p.heads / p.key_heads;
+    const cuda_ops_attention_sequence s = cuda_ops_attention_sequence_of(&p, batch);
+    const int64_t first = block % work.tiles * TILE, keys = s.keys - first, group = p.heads / p.key_heads;
+    if (keys <= 0)
+        return;                                                 // of a sequence that is shorter than others
     const int chunk = blockIdx.x % work.chunks * (COLUMNS / 8); // its first vector
     const DropoutSeed seed(work.dropout.philox);
     const uint32_t k = shared_address(shared), v = k + BYTES, ring = v + BYTES;
     const uint32_t rows = ring + S::STAGES * 2 * BYTES; // logsumexp and delta of a stage
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
-    const int64_t last_key = (first + TILE < p.keys ? first + TILE : p.keys) - 1;
-    const int64_t begin = cuda_ops_attention_first_query(&p, first) / 16 * 16; // as dropout wants them
-    const int64_t end = cuda_ops_attention_last_query(&p, last_key);
+    const int64_t last_key = (first + TILE < s.keys ? first + TILE : s.keys) - 1;
+    const int64_t begin = cuda_ops_attention_sequence_first_query(&s, first) / 16 * 16; // as dropout wants them
+    const int64_t end = cuda_ops_attention_sequence_last_query(&s, last_key);
     const int64_t tiles = begin < end ? ceil_div(end - begin, TILE) : 0, steps = tiles * group;
     const int my_row = 16 * warp;
     const float to_log2 = (float)p.scale * LOG2_E;
@@ -537,24 +553,26 @@ __global__ void __launch_bounds__(THREADS)
     const auto load = [&](int64_t step, int stage) {
         const int64_t head = key_head * group + step / tiles, i = begin + step % tiles * TILE;
         const uint32_t q = ring + stage * 2 * BYTES;
-        load_tile<HEAD, TILE>(q, rows_of<const T>(work.query, p.query, batch, head) + i * p.query.row, p.query.row,
-                              p.queries - i, head_dim);
+        load_tile<HEAD, TILE>(q, rows_of<const T>(work.query, p.query, batch, head) + (s.first_query + i) * p.query.row,
+                              p.query.row, s.queries - i, head_dim);
         load_tile<HEAD, TILE>(q + BYTES,
-                              rows_of<const T>(work.grad_output, p.grad_output, batch, head) + i * p.grad_output.row,
-                              p.grad_output.row, p.queries - i, value_dim);
+                              rows_of<const T>(work.grad_output, p.grad_output, batch, head) +
+                                  (s.first_query + i) * p.grad_output.row,
+                              p.grad_output.row, s.queries - i, value_dim);
         // One of the two numbers of a query is each thread's.
         const int row = threadIdx.x % TILE;
         const float *const from = threadIdx.x < TILE ? work.logsumexp : work.delta;
-        const int64_t at = (batch * p.heads + head) * p.queries + i;
-        cp_async<4>(rows + (stage * 2 * TILE + threadIdx.x) * 4, from + (i + row < p.queries ? at + row : at),
-                    i + row < p.queries ? 4 : 0);
+        const int64_t at = first_row_of(p, s, batch, head) + i;
+        cp_async<4>(rows + (stage * 2 * TILE + threadIdx.x) * 4, from + (i + row < s.queries ? at + row : at),
+                    i + row < s.queries ? 4 : 0);
     };
     float sum_key[1][COLUMNS / 8][4] = {}, sum_value[1][COLUMNS / 8][4] = {};
     if (steps > 0) {
-        load_tile<HEAD, TILE>(k, rows_of<const T>(work.key, p.key, batch, key_head) + first * p.key.row, p.key.row,
-                              keys, head_dim);
-        load_tile<HEAD, TILE>(v, rows_of<const T>(work.value, p.value, batch, key_head) + first * p.value.row,
-                              p.value.row, keys, value_dim);
+        load_tile<HEAD, TILE>(k, rows_of<const T>(work.key, p.key, batch, key_head) + (s.first_key + first) * p.key.row,
+                              p.key.row, keys, head_dim);
+        load_tile<HEAD, TILE>(
+            v, rows_of<const T>(work.value, p.value, batch, key_head) + (s.first_key + first) * p.value.row,
+            p.value.row, keys, value_dim);
         load(0, 0);
     }
     int stage = 0;
@@ -570,18 +588,19 @@ __global__ void __launch_bounds__(THREADS)
         multiply_rows<T, HEAD>(weights, k, my_row, q);
         multiply_rows<T, HEAD>(gradients, v, my_row, grad);
         const int64_t head = key_head * group + step / tiles;
+        const AttentionScores<float> scores(p, batch, head);
         uint32_t dropped = 0;
         if (work.drops) {
             dropped = dropped_weights<true>(work.dropout, seed, batch * p.heads + head, p.queries, i, first + my_row);
             drop_weights(gradients[0], dropped, work.dropout.scale);
         }
         SeenColumns seen[2];
-        if (!sees_all(p, i, TILE, first))
+        if (!sees_all(s, i, TILE, first))
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int64_t j = first + my_row + g + 8 * half;
-                seen[half] =
-                    seen_columns(cuda_ops_attention_first_query(&p, j), cuda_ops_attention_last_query(&p, j), i);
+                seen[half] = seen_columns(cuda_ops_attention_sequence_first_query(&s, j),
+                                          cuda_ops_attention_sequence_last_query(&s, j), i);
             }
 #pragma unroll
         for (int n = 0; n < 8; n++) {
@@ -597,8 +616,7 @@ __global__ void __launch_bounds__(THREADS)
                 for (int half = 0; half < 2; half++) {
                     float &weight = weights[0][n][2 * half + e], &gradient = gradients[0][n][2 * half + e];
                     if (work.general)
-                        gradient_of_general_score(weight, gradient, logsumexp, delta,
-                                                  AttentionScores<float>(p, batch, head), i + column,
+                        gradient_of_general_score(weight, gradient, logsumexp, delta, scores, i + column,
                                                   first + my_row + g + 8 * half);
                     else
                         gradient_of_score(weight, gradient, logsumexp, delta, to_log2, seen[half].has(column));
@@ -617,12 +635,13 @@ __global__ void __launch_bounds__(THREADS)
     }
     const float one[1][2] = {{1.0f, 1.0f}}, scale[1][2] = {{(float)p.scale, (float)p.scale}};
     // Each warp stores by way of its own rows of the keys' tile.
-    store_rows<T, HEAD, COLUMNS>(
-        k, my_row, rows_of<T>(work.second_result, p.grad_value, batch, key_head) + first * p.grad_value.row,
-        p.grad_value.row, keys, chunk, value_dim / 8, sum_value, one);
     store_rows<T, HEAD, COLUMNS>(k, my_row,
-                                 rows_of<T>(work.result, p.grad_key, batch, key_head) + first * p.grad_key.row,
-                                 p.grad_key.row, keys, chunk, head_dim / 8, sum_key, scale);
+                                 rows_of<T>(work.second_result, p.grad_value, batch, key_head) +
+                                     (s.first_key + first) * p.grad_value.row,
+                                 p.grad_value.row, keys, chunk, value_dim / 8, sum_value, one);
+    store_rows<T, HEAD, COLUMNS>(
+        k, my_row, rows_of<T>(work.result, p.grad_key, batch, key_head) + (s.first_key + first) * p.grad_key.row,
+        p.grad_key.row, keys, chunk, head_dim / 8, sum_key, scale);
 #endif
 }
 

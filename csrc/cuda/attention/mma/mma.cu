@@ -66,7 +66,7 @@ Answer attention_mma_supports(const AttentionCall &call, const Device &device)
 int64_t attention_mma_workspace(const AttentionCall &call, const Device &)
 {
     const cuda_ops_attention &p = call.problem;
-    return call.backward ? p.batch * p.heads * p.queries * 4 : 0;
+    return call.backward ? attention_rows(p) * 4 : 0;
 }
 
 cuda_ops_status attention_mma(const AttentionCall &call, const Device &)

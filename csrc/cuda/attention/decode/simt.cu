@@ -1,0 +1,304 @@
+// attention's decode path on the CUDA cores: every dtype, rows of up to 256 elements, aligned or not.
+// A block of four warps takes 4 rows. A row of keys or values is 16 bytes a lane, so a warp has one to four of them at
+// once, and each lane a few in flight. Products are summed over a group's lanes so that each lane is left with those of
+// one row and a key or two, whose exponentials it makes for all. Every group has maxima and sums of its own keys, which
+// are put together at the end.
+#include "attention/decode/position.cuh"
+#include "common/aligned_vector.cuh"
+
+static constexpr int THREADS = 128, WARPS = THREADS / WARP_SIZE, ROWS = DECODE_SIMT_ROWS;
+
+template <typename T, int HEAD>
+struct SimtShape {
+    static constexpr int SIZE = 16 / sizeof(T), LANES = HEAD / SIZE < WARP_SIZE ? HEAD / SIZE : WARP_SIZE;
+    static constexpr int CHUNKS = HEAD / SIZE / LANES, GROUPS = WARP_SIZE / LANES; // of a row; in a warp
+    static constexpr int KEYS = CHUNKS == 1 ? 4 : CHUNKS == 2 ? 2 : 1;             // of a group at once
+    // Scores of a group at once, those that a lane keeps, and the lanes that keep the same ones; lanes of a row.
+    static constexpr int SCORES = ROWS * KEYS, KEPT = SCORES > LANES ? SCORES / LANES : 1;
+    static constexpr int COPIES = SCORES < LANES ? LANES / SCORES : 1, ROW_LANES = LANES / ROWS;
+};
+
+// Sums values over groups of LANES lanes; each lane is left with those from its number / COPIES * KEPT on.
+template <int LANES, typename A, int COUNT>
+__device__ __forceinline__ void sum_and_scatter(A (&values)[COUNT])
+{
+    int count = COUNT;
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
+        const bool upper = threadIdx.x & offset;
+        if (count > 1) {
+            count /= 2;
+#pragma unroll
+            for (int i = 0; i < COUNT / 2; i++)
+                if (i < count) {
+                    const A sent = upper ? values[i] : values[i + count], kept = upper ? values[i + count] : values[i];
+                    values[i] = kept + __shfl_xor_sync(FULL_WARP, sent, offset);
+                }
+        } else {
+            values[0] += __shfl_xor_sync(FULL_WARP, values[0], offset);
+        }
+    }
+}
+
+// Elements from `column` on of a row, zeros beyond `elements`.
+template <typename T>
+__device__ __forceinline__ void load_part(vector16<T> &part, const T *row, int column, int elements, bool vectors)
+{
+    if (vectors) {
+        if (column < elements)
+            part = *reinterpret_cast<const vector16<T> *>(row + column);
+    } else {
+#pragma unroll
+        for (int e = 0; e < vector16<T>::size; e++)
+            if (column + e < elements)
+                part.element[e] = row[column + e];
+    }
+}
+
+template <typename T>
+[[maybe_unused]] static __device__ __noinline__ accumulate_type<T>
+decode_general_score(const AttentionScores<accumulate_type<T>> &scores, accumulate_type<T> x, int64_t i, int64_t j)
+{
+    accumulate_type<T> cap;
+    return scores.score(x, i, j, cap);
+}
+
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(THREADS) attention_decode_simt_kernel(const __grid_constant__ DecodeAttention work)
+{
+    typedef accumulate_type<T> A;
+    typedef SimtShape<T, HEAD> S;
+    constexpr int SIZE = S::SIZE, LANES = S::LANES, CHUNKS = S::CHUNKS, KEYS = S::KEYS;
+    __shared__ A sums[WARPS][ROWS][HEAD], maxima[WARPS][ROWS], totals[WARPS][ROWS];
+    const cuda_ops_attention &p = work.p;
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, lane_of_row = lane % LANES;
+    const DecodePosition at(work, ROWS, THREADS / LANES * KEYS);
+    const CachedRows cached(work, at.batch);
+    const int64_t group = p.heads / p.key_heads;
+    const T *const key = (const T *)work.key + at.key_head * p.key.head;
+    const T *const value = (const T *)work.value + at.key_head * p.value.head;
+    const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim;
+
+    A query[ROWS][CHUNKS][SIZE], sum[ROWS][CHUNKS][SIZE] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t row = at.first_row + (r < at.count ? r : 0);
+        const T *const from = (const T *)work.query + at.batch * p.query.batch +
+                              (at.key_head * group + row / p.queries) * p.query.head + row % p.queries * p.query.row;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            vector16<T> part = {};
+            load_part(part, from, (c * LANES + lane_of_row) * SIZE, head_dim, work.vectors);
+#pragma unroll
+            for (int e = 0; e < SIZE; e++)
+                query[r][c][e] = element_of(part, e);
+        }
+    }
+    // The row and the first of the keys at once of which this lane keeps scores.
+    const int my_row = lane_of_row / S::ROW_LANES, my_key = lane_of_row / S::COPIES * S::KEPT % KEYS;
+    const int first_lane = lane - lane_of_row;
+    const bool is_there = my_row < at.count;
+    const int64_t row = at.first_row + (is_there ? my_row : 0), i = row % p.queries;
+    const int first = (int)cuda_ops_attention_sequence_first_key(&at.s, i);
+    const int last = is_there ? (int)cuda_ops_attention_sequence_last_key(&at.s, i) : 0;
+    AttentionScores<A> scores(p, at.batch, at.key_head * group + row / p.queries);
+    scores.s = at.s;
+    A maximum = -A(CUDART_INF), total = 0;
+    for (int64_t base = at.from + warp * S::GROUPS * KEYS; base < at.s.keys; base += WARPS * S::GROUPS * KEYS) {
+        const int64_t j = base + lane / LANES * KEYS;
+        vector16<T> k[KEYS][CHUNKS] = {}, v[KEYS][CHUNKS] = {};
+#pragma unroll
+        for (int u = 0; u < KEYS; u++) {
+            int64_t page = at.batch, row_of_cache = j + u;
+            bool there = j + u < at.s.keys;
+            if (cached.table && there) {
+                int row_of_page;
+                const int32_t found = cached.page_of(j + u, true, row_of_page);
+                there = cached.has(found);
+                if (!there)
+                    record_bad_page(work, at.batch, j + u, found);
+                page = found, row_of_cache = row_of_page;
+            }
+            const T *const k_row = key + page * p.key.batch + row_of_cache * p.key.row;
+            const T *const v_row = value + page * p.value.batch + row_of_cache * p.value.row;
+            if (there)
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++) {
+                    const int column = (c * LANES + lane_of_row) * SIZE;
+                    load_part(k[u][c], k_row, column, head_dim, work.vectors);
+                    load_part(v[u][c], v_row, column, value_dim, work.vectors);
+                }
+        }
+        A weights[S::SCORES] = {};
+#pragma unroll
+        for (int u = 0; u < KEYS; u++)
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                for (int e = 0; e < SIZE; e++) {
+                    const A x = element_of(k[u][c], e);
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++)
+                        weights[r * KEYS + u] += query[r][c][e] * x;
+                }
+        sum_and_scatter<LANES>(weights);
+        A largest = maximum;
+#pragma unroll
+        for (int kept = 0; kept < S::KEPT; kept++) {
+            const int at_key = (int)j + my_key + kept;
+            A &x = weights[kept];
+            x *= A(p.scale);
+            if (at_key < first || at_key >= last)
+                x = -A(CUDART_INF);
+            else if (work.general)
+                x = decode_general_score<T>(scores, x, i, at_key);
+            largest = fmax(largest, x);
+        }
+#pragma unroll
+        for (int offset = 1; offset < S::ROW_LANES; offset *= 2)
+            largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
+        const A base_of_row = largest == -A(CUDART_INF) ? A(0) : largest, factor = exp(maximum - base_of_row);
+        maximum = largest;
+        total *= factor;
+#pragma unroll
+        for (int kept = 0; kept < S::KEPT; kept++) {
+            weights[kept] = exp(weights[kept] - base_of_row);
+            total += weights[kept];
+        }
+        // The largest score seldom changes.
+        if (__any_sync(FULL_WARP, factor != A(1)))
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const A f = __shfl_sync(FULL_WARP, factor, first_lane + r * S::ROW_LANES);
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                    for (int e = 0; e < SIZE; e++)
+                        sum[r][c][e] *= f;
+            }
+#pragma unroll
+        for (int u = 0; u < KEYS; u++) {
+            A w[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                w[r] = __shfl_sync(FULL_WARP, weights[(r * KEYS + u) % S::KEPT],
+                                   first_lane + (r * KEYS + u) / S::KEPT * S::COPIES);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                for (int e = 0; e < SIZE; e++) {
+                    const A x = element_of(v[u][c], e);
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++)
+                        sum[r][c][e] += w[r] * x;
+                }
+        }
+    }
+    release_successor();
+    // The groups of a warp, then the warps of the block.
+    A largest = maximum;
+#pragma unroll
+    for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
+        largest = fmax(largest, __shfl_xor_sync(FULL_WARP, largest, offset));
+    const A factor = exp(maximum - (largest == -A(CUDART_INF) ? A(0) : largest));
+    total *= factor;
+#pragma unroll
+    for (int offset = S::COPIES; offset < S::ROW_LANES; offset *= 2)
+        total += __shfl_xor_sync(FULL_WARP, total, offset);
+#pragma unroll
+    for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
+        total += __shfl_xor_sync(FULL_WARP, total, offset);
+    if (lane == my_row * S::ROW_LANES)
+        maxima[warp][my_row] = largest, totals[warp][my_row] = total;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const A f = __shfl_sync(FULL_WARP, factor, first_lane + r * S::ROW_LANES);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int e = 0; e < SIZE; e++) {
+                A x = sum[r][c][e] * f;
+#pragma unroll
+                for (int offset = LANES; offset < WARP_SIZE; offset *= 2)
+                    x += __shfl_xor_sync(FULL_WARP, x, offset);
+                if (lane < LANES)
+                    sums[warp][r][(c * LANES + lane) * SIZE + e] = x;
+            }
+    }
+    __syncthreads();
+    const int64_t row_of_all = (at.batch * p.heads + at.key_head * group) * p.queries + at.first_row;
+    const int64_t row_of_split = at.split * work.all_rows + row_of_all;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (r >= at.count)
+            break;
+        A largest_of_row = maxima[0][r], sum_of_row = 0, factors[WARPS];
+        for (int w = 1; w < WARPS; w++)
+            largest_of_row = fmax(largest_of_row, maxima[w][r]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            factors[w] = exp(maxima[w][r] - (largest_of_row == -A(CUDART_INF) ? A(0) : largest_of_row));
+            sum_of_row += totals[w][r] * factors[w];
+        }
+        const A logsumexp = sum_of_row == A(0) ? -A(CUDART_INF) : largest_of_row + log(sum_of_row);
+        const int64_t r_of_all = at.first_row + r;
+        T *const to = (T *)work.output + at.batch * p.output.batch +
+                      (at.key_head * group + r_of_all / p.queries) * p.output.head +
+                      r_of_all % p.queries * p.output.row;
+        A *const partial = (A *)work.partial + (row_of_split + r) * value_dim;
+        for (int d = threadIdx.x; d < value_dim; d += THREADS) {
+            A x = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+                x += sums[w][r][d] * factors[w];
+            x = sum_of_row == A(0) ? A(0) : x / sum_of_row;
+            if (work.splits > 1)
+                partial[d] = x;
+            else
+                to[d] = store_from_accumulate<T>(x);
+        }
+        if (threadIdx.x == 0) {
+            if (work.splits > 1)
+                ((A *)work.partial_logsumexp)[row_of_split + r] = logsumexp;
+            else
+                ((A *)work.logsumexp)[row_of_all + r] = logsumexp;
+        }
+    }
+}
+
+template <typename T>
+static auto kernel_for(int head)
+{
+    return head == 64    ? attention_decode_simt_kernel<T, 64>
+           : head == 128 ? attention_decode_simt_kernel<T, 128>
+                         : attention_decode_simt_kernel<T, 256>;
+}
+
+template <typename T>
+static cuda_ops_status launch(int head, const DecodeAttention &work, int64_t blocks, cudaStream_t stream)
+{
+    const auto kernel = kernel_for<T>(head);
+    kernel<<<(unsigned int)blocks, THREADS, 0, stream>>>(work);
+    return launch_status();
+}
+
+cuda_ops_status decode_simt(int head, cuda_ops_dtype dtype, const DecodeAttention &work, int64_t blocks,
+                            cudaStream_t stream)
+{
+    CUDA_OPS_DISPATCH(dtype, T, return launch<T>(head, work, blocks, stream));
+    return CUDA_OPS_UNSUPPORTED_DTYPE;
+}
+
+int decode_simt_blocks(int head, cuda_ops_dtype dtype)
+{
+    switch (dtype) {
+    case CUDA_OPS_FLOAT64:
+        return active_blocks(kernel_for<double>(head), THREADS, 0);
+    case CUDA_OPS_FLOAT32:
+        return active_blocks(kernel_for<float>(head), THREADS, 0);
+    case CUDA_OPS_FLOAT16:
+        return active_blocks(kernel_for<__half>(head), THREADS, 0);
+    default:
+        return active_blocks(kernel_for<__nv_bfloat16>(head), THREADS, 0);
+    }
+}

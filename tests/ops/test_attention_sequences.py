@@ -1,0 +1,240 @@
+"""flash_attention_varlen, flash_attention_with_kvcache, sinks, and the path for few queries: what is special to them
+beside the properties that hold for every op (tests/specs)."""
+
+import math
+
+import pytest
+import torch
+from support.opspec import RELATIVE_NORM
+
+import cuda_ops
+from cuda_ops import _library
+from cuda_ops.functional import flash_attention, flash_attention_varlen, flash_attention_with_kvcache
+
+OPTIONS = {
+    "full": {},
+    "causal, bottom right": {"causal": True, "bottom_right": True},
+    "window": {"window": (40, 13), "bottom_right": True},
+    "all": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0]), "softcap": 3.0, "window": (100, 5)},
+}
+
+
+def starts_of(lengths, device):
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+
+
+def random_lengths(seed, count=6, longest=511):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, longest + 1, (count,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_packed_sequences_are_those_of_one_call_each(device_dtype, options, seed):
+    """Values and gradients, and twice the same bits."""
+    device, dtype = device_dtype
+    options = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    slopes = options.pop("alibi_slopes", None)
+    lengths, key_lengths = [*random_lengths(seed), 0, 1, 3], [*random_lengths(seed + 100), 5, 0, 200]
+    generator = torch.Generator().manual_seed(seed)
+    sizes = ((sum(lengths), 4), (sum(key_lengths), 2), (sum(key_lengths), 2))
+    tensors = [torch.randn(*size, 32, generator=generator).to(device, dtype).requires_grad_() for size in sizes]
+    starts, key_starts = starts_of(lengths, device), starts_of(key_lengths, device)
+    longest = max(lengths), max(key_lengths)
+
+    def run():
+        output, logsumexp = flash_attention_varlen(
+            *tensors, starts, key_starts, *longest, alibi_slopes=slopes, return_logsumexp=True, **options
+        )
+        finite = torch.where(logsumexp.isfinite(), logsumexp, 0)
+        grads = torch.autograd.grad(output.square().sum() + finite.square().sum(), tensors)
+        return [output.detach(), finite.detach(), *grads]
+
+    found = run()
+    assert all(torch.equal(a, b) for a, b in zip(found, run(), strict=True))
+    for other in (torch.float64, dtype):
+        copies = [t.detach().to(other).requires_grad_() for t in tensors]
+        outputs, logsumexps = [], []
+        for query, key, value in zip(
+            copies[0].split(lengths), copies[1].split(key_lengths), copies[2].split(key_lengths), strict=True
+        ):
+            parts = [t.transpose(0, 1).unsqueeze(0) for t in (query, key, value)]
+            output, logsumexp = flash_attention(*parts, alibi_slopes=slopes, return_logsumexp=True, **options)
+            outputs.append(output.squeeze(0).transpose(0, 1))
+            logsumexps.append(logsumexp.squeeze(0))
+        output, logsumexp = torch.cat(outputs), torch.cat(logsumexps, 1)
+        finite = torch.where(logsumexp.isfinite(), logsumexp, 0)
+        grads = torch.autograd.grad(output.square().sum() + finite.square().sum(), copies)
+        if other == torch.float64:
+            exact = [output.detach(), finite.detach(), *grads]
+        same = [output.detach(), finite.detach(), *grads]
+    for actual, e, s in zip(found, exact, same, strict=True):
+        error, allowed = ((x.double() - e).norm() / e.norm() for x in (actual, s))
+        assert error <= 2 * allowed + RELATIVE_NORM[dtype]
+
+
+@pytest.mark.parametrize("numbers", [[5, -3, 100, 7], [0, 10**9, -(10**9), 3], [0, 2, 1, 3]], ids=str)
+def test_starts_that_are_wrong_read_and_write_nothing_else(device, numbers):
+    """The rows around the tensors are NaN, and none comes into results."""
+    starts = torch.tensor(numbers, dtype=torch.int32, device=device)
+    whole = torch.full((30, 2, 8), math.nan, device=device)
+    whole[10:20] = 1
+    tensors = [whole[10:20].detach().requires_grad_() for _ in range(3)]
+    before = whole.clone()
+    output = flash_attention_varlen(*tensors, starts, starts, 100, 100)
+    grads = torch.autograd.grad(output.sum(), tensors)
+    assert torch.equal(whole[:10].isnan(), before[:10].isnan()) and torch.equal(whole[20:].isnan(), before[20:].isnan())
+    # Of ones every weighted mean is 1; rows of no sequence are 0. Where sequences overlap, either may win.
+    assert ((output - 1).abs().minimum(output.abs()) < 1e-5).all()
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_rows_of_no_sequence(device):
+    query, key, value = (torch.randn(10, 2, 8, device=device, requires_grad=True) for _ in range(3))
+    starts = torch.tensor([2, 5, 9], dtype=torch.int32, device=device)
+    # The second sequence has a row more than max_seqlen says.
+    output, logsumexp = flash_attention_varlen(query, key, value, starts, starts, 3, 3, return_logsumexp=True)
+    outside = torch.tensor([0, 1, 8, 9], device=device)
+    assert torch.equal(output[outside], torch.zeros_like(output[outside]))
+    assert (logsumexp[:, outside] == -math.inf).all() and logsumexp[:, 2:8].isfinite().all()
+    for grad in torch.autograd.grad(output.sum(), (query, key, value)):
+        assert torch.equal(grad[outside], torch.zeros_like(grad[outside]))
+
+
+@pytest.mark.cuda
+def test_packed_sequences_wait_for_nothing():
+    """No copy to the host, and none of an operand."""
+    query, key, value = torch.randn(4096, 3, 4, 64, device="cuda", dtype=torch.bfloat16).unbind(1)
+    starts = starts_of([1000, 96, 2000, 1000], "cuda")
+    flash_attention_varlen(query, key, value, starts, starts, 2000, 2000)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        output = flash_attention_varlen(query, key, value, starts, starts, 2000, 2000, causal=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * output.numel() * output.element_size()
+
+
+def cache_case(device, dtype, page=16, lengths=(100, 0, 37), capacity=128, key_heads=2, head_dim=64):
+    generator = torch.Generator().manual_seed(page)
+    batch, columns = len(lengths), capacity // page
+    caches = [
+        torch.randn(batch * columns + 1, page, key_heads, head_dim, generator=generator).to(device, dtype)
+        for _ in range(2)
+    ]
+    table = torch.randperm(batch * columns, generator=generator).reshape(batch, columns).to(device, torch.int32)
+    return caches, table, torch.tensor(lengths, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("page", [1, 16, 128])
+def test_a_cache_grows_key_by_key(device_dtype, page):
+    """Step by step the same as all queries at once, causal."""
+    device, dtype = device_dtype
+    (key_cache, value_cache), table, lengths = cache_case(device, dtype, page)
+    query, key, value = (torch.randn(3, 5, heads, 64, device=device).to(dtype) for heads in (4, 2, 2))
+    caches = [t.clone() for t in (key_cache, value_cache)]
+    at_once = flash_attention_with_kvcache(
+        query, *caches, key, value, cache_seqlens=lengths, block_table=table, causal=True
+    )
+    steps = []
+    for t in range(5):
+        new = [x[:, t : t + 1] for x in (query, key, value)]
+        steps.append(
+            flash_attention_with_kvcache(
+                new[0], key_cache, value_cache, *new[1:], cache_seqlens=lengths + t, block_table=table, causal=True
+            )
+        )
+    assert torch.equal(key_cache, caches[0]) and torch.equal(value_cache, caches[1])
+    difference = (torch.cat(steps, 1).double() - at_once.double()).norm() / at_once.double().norm()
+    assert difference <= 2 * RELATIVE_NORM[dtype]
+
+
+def test_what_lies_behind_the_lengths_is_not_read(device):
+    (key_cache, value_cache), table, lengths = cache_case(device, torch.float32)
+    query = torch.randn(3, 2, 4, 64, device=device)
+    expected = flash_attention_with_kvcache(query, key_cache, value_cache, cache_seqlens=lengths, block_table=table)
+    seen = torch.zeros(key_cache.shape[:2], dtype=torch.bool, device=device)
+    for b, length in enumerate(lengths.tolist()):
+        for j in range(length):
+            seen[table[b, j // 16], j % 16] = True
+    for cache in (key_cache, value_cache):
+        cache[~seen] = math.nan
+    needed = -(-lengths // 16)
+    table[torch.arange(table.shape[1], device=device) >= needed[:, None]] = -1
+    found = flash_attention_with_kvcache(query, key_cache, value_cache, cache_seqlens=lengths, block_table=table)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("which", ["length", "page"])
+@pytest.mark.parametrize("value", [-1, 129, 2**31 - 1])
+def test_lengths_and_pages_that_are_not_there(device, which, value, monkeypatch):
+    monkeypatch.setenv("CUDA_OPS_CHECK_INDICES", "1")
+    caches, table, lengths = cache_case(device, torch.float32)
+    query = torch.randn(3, 2, 4, 64, device=device)
+    if which == "length":
+        lengths[1] = value
+        match = rf"expected cache_seqlens to be in \[0, 129\), got {value} at position 1"
+    else:
+        table[0, 2] = value
+        match = rf"expected block_table to be in \[0, 25\), got {value} at position 2"
+    with pytest.raises(IndexError, match="flash_attention_with_kvcache: " + match):
+        flash_attention_with_kvcache(query, *caches, cache_seqlens=lengths, block_table=table)
+    new = torch.randn(3, 30, 2, 64, device=device)
+    before = [cache.clone() for cache in caches]
+    with pytest.raises(IndexError):
+        flash_attention_with_kvcache(query, *caches, new, new, cache_seqlens=lengths + 0, block_table=table)
+    if not query.is_cuda:
+        assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+
+
+def test_a_cache_has_no_gradient(device):
+    query = torch.randn(1, 1, 2, 8, device=device, requires_grad=True)
+    cache = torch.randn(1, 4, 2, 8, device=device)
+    with pytest.raises(RuntimeError, match="attention_cache: not differentiable with respect to query"):
+        flash_attention_with_kvcache(query, cache, cache)
+    assert flash_attention_with_kvcache(query.detach(), cache, cache).shape == query.shape
+
+
+def test_sinks_join_the_denominator(device_dtype):
+    """As a key more, whose score is the sink and whose value is 0; values, logsumexp and gradients."""
+    device, dtype = device_dtype
+    tensors = [torch.randn(2, 3, n, 16, device=device).to(dtype).requires_grad_() for n in (40, 70, 70)]
+    wide = torch.promote_types(dtype, torch.float32)
+    sinks = torch.tensor([0.5, -2.0, 6.0], device=device, dtype=wide, requires_grad=True)
+    grad = torch.randn(2, 3, 40, 16, device=device).to(dtype)
+
+    def run(function, tensors):
+        output, logsumexp = function(*tensors)
+        grads = torch.autograd.grad((output, logsumexp.sum()), tensors, (grad.to(output.dtype), None))
+        return [output.detach(), logsumexp.detach(), *grads]
+
+    def ours(query, key, value, sinks):
+        return flash_attention(query, key, value, causal=True, sinks=sinks, return_logsumexp=True)
+
+    def composed(query, key, value, sinks):
+        hidden = torch.ones(40, 70, dtype=torch.bool, device=device).triu(1)
+        scores = (query @ key.mT / 4).masked_fill(hidden, -math.inf)
+        scores = torch.cat([scores, sinks.to(scores.dtype).reshape(3, 1, 1).expand(2, 3, 40, 1)], -1)
+        return torch.softmax(scores, -1)[..., :-1] @ value, torch.logsumexp(scores, -1)
+
+    found = run(ours, [*tensors, sinks])
+    exact, same = (
+        run(composed, [t.detach().to(other).requires_grad_() for t in (*tensors, sinks)])
+        for other in (torch.float64, dtype)
+    )
+    for actual, e, s in zip(found, exact, same, strict=True):
+        error, allowed = ((x.double() - e).norm() / e.norm() for x in (actual, s))
+        assert error <= 2 * allowed + RELATIVE_NORM[dtype]
+
+
+@pytest.mark.parametrize("queries, path", [(1, "decode"), (16, "decode"), (17, "mma")])
+def test_few_queries_take_the_path_for_them(queries, path):
+    if not _library.has_cuda():
+        pytest.skip("needs a build with CUDA, whose tables these are")
+    half = {"device": "meta", "dtype": torch.bfloat16}
+    query, key = torch.empty(2, 8, queries, 64, **half), torch.empty(2, 2, 4096, 64, **half)
+    explanation = cuda_ops.explain(flash_attention, query, key, key, capability="8.0")
+    assert explanation.products[0].chosen.name == path
