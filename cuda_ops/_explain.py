@@ -362,10 +362,20 @@ def _prelu(ask, a):
 def _permute_contiguous(ask, a):
     input = a["input"]
     dims = [d for d in a["dims"] if input.shape[d] > 1]
-    # The tiles' kernel transposes; a row that stays one, or a few elements, are copied as they are.
-    nearest = min(dims, key=lambda d: input.stride(d), default=None)
-    tiles = bool(dims) and nearest != dims[-1] and min(input.shape[nearest], input.shape[dims[-1]]) >= 8
-    yield ask.single("forward", "permute_contiguous.cu", f"permute_{'tiles' if tiles else 'rows'}_kernel")
+    # Transposed are the dimension that is contiguous in input, k, and the last one of output, j; a row that stays one,
+    # or elements of a few dimensions, are copied as they are.
+    k, j = min(dims, key=lambda d: input.stride(d), default=None), dims[-1] if dims else None
+    kernel, file = "rows", "permute_contiguous"
+    if k != j:
+        size = 16 // input.element_size()
+        widths, heights = input.shape[k], input.shape[j]
+        rows = [input.stride(d) for d in dims if d != k] + [widths]
+        if min(widths, heights) >= 8:
+            whole = heights % size == 0 and all(stride % size == 0 for stride in rows)
+            kernel = file = "squares" if whole else "windows"
+        elif dims[-2] == k if heights < widths else input.stride(j) == widths:
+            kernel = file = "narrow"
+    yield ask.single("forward", f"permute_contiguous/{file}.cu", f"permute_{kernel}_kernel")
 
 
 def _softmax(ask, a, op="softmax_paths"):
@@ -560,12 +570,16 @@ def _histc(ask, a):
     yield ask.single("forward", "histogram/histogram.cu", "histogram_kernel")
 
 
+def _sums_kernel():
+    return "add_integers_kernel" if torch.are_deterministic_algorithms_enabled() else "add_atomically_kernel"
+
+
 def _bincount(ask, a):
     if a.get("weights") is None:
         yield ask.single("forward", "histogram/histogram.cu", "histogram_kernel")
     else:
         yield ask.single("sums of few bins", "histogram/histogram.cu", "weight_parts_kernel")
-        yield ask.single("sums of more", "common/ordered_sums.cuh", "add_integers_kernel")
+        yield ask.single("sums of more", "common/ordered_sums.cuh", _sums_kernel())
 
 
 def _index_add(ask, a):
@@ -575,7 +589,7 @@ def _index_add(ask, a):
 
 def _scatter_add(ask, a):
     yield ask.single("forward, of an index that is expanded", "scatter.cu", "index_add_kernel")
-    yield ask.single("forward, of others", "common/ordered_sums.cuh", "add_integers_kernel")
+    yield ask.single("forward, of others", "common/ordered_sums.cuh", _sums_kernel())
     yield ask.single("gradient of src", "scatter.cu", "scatter_add_backward_kernel")
 
 

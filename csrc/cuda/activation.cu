@@ -41,6 +41,8 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
                               accumulate_type<T> second, accumulate_type<T> third)
 {
     const T *const inputs[] = {input};
+    wait_for_predecessor();
+    release_successor();
     for_elements(output, inputs, count, vectors, [&](int64_t, const auto &x, auto &y) {
         accumulate_type<T> values[y.size];
 #pragma unroll
@@ -56,6 +58,8 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
                                accumulate_type<T> first, accumulate_type<T> second)
 {
     const T *const inputs[] = {grad_output, saved};
+    wait_for_predecessor();
+    release_successor();
     for_elements(grad_input, inputs, count, vectors, [&](int64_t, const auto &x, auto &y) {
         accumulate_type<T> values[y.size];
 #pragma unroll
@@ -75,8 +79,8 @@ static cuda_ops_status forward(T *output, const T *input, int64_t count, cuda_op
     const unsigned int grid = elementwise_grid(count, vectors);
 #define CASE(enumerator, name, arguments)                                                                              \
     case CUDA_OPS_ACTIVATION_##enumerator:                                                                             \
-        activation_forward_kernel<function::name><<<grid, ELEMENTWISE_THREADS, 0, stream>>>(                           \
-            output, input, count, vectors, (A)first, (A)second, (A)(1 / first));                                       \
+        launch_dependent(activation_forward_kernel<function::name, T>, dim3(grid), dim3(ELEMENTWISE_THREADS), 0,       \
+                         stream, output, input, count, vectors, (A)first, (A)second, (A)(1 / first));                  \
         return launch_status();
     switch (function) {
         CUDA_OPS_ACTIVATIONS(CASE)
@@ -95,8 +99,8 @@ static cuda_ops_status backward(T *grad_input, const T *grad_output, const T *sa
     const unsigned int grid = elementwise_grid(count, vectors);
 #define CASE(enumerator, name, arguments)                                                                              \
     case CUDA_OPS_ACTIVATION_##enumerator:                                                                             \
-        activation_backward_kernel<slope::name><<<grid, ELEMENTWISE_THREADS, 0, stream>>>(                             \
-            grad_input, grad_output, saved, count, vectors, (A)first, (A)second);                                      \
+        launch_dependent(activation_backward_kernel<slope::name, T>, dim3(grid), dim3(ELEMENTWISE_THREADS), 0, stream, \
+                         grad_input, grad_output, saved, count, vectors, (A)first, (A)second);                         \
         return launch_status();
     switch (function) {
         CUDA_OPS_ACTIVATION_SLOPES(CASE)

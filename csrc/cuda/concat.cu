@@ -47,6 +47,7 @@ __device__ __forceinline__ void copy_chunk(void *output, const ConcatInput &inpu
 
 __global__ void __launch_bounds__(THREADS) concat_kernel(void *output, const __grid_constant__ ConcatPlan plan)
 {
+    release_successor();
     for (int64_t chunk = blockIdx.x; chunk < plan.chunks; chunk += gridDim.x) {
         int low = 0, high = plan.count - 1; // the last input that begins at the chunk or before
         while (low < high) {
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(THREADS) concat_kernel(void *output, const __g
                 high = middle - 1;
         }
         const ConcatInput &input = plan.inputs[low];
+        wait_for_predecessor();
         if (input.word_bytes == 16)
             copy_chunk<uint4>(output, input, plan.pitch / 16, chunk);
         else if (input.word_bytes == 8)
@@ -94,7 +96,7 @@ extern "C" cuda_ops_status cuda_ops_concat_cuda(void *output, const void *const 
         }
         offset += run;
         if (plan.count == CUDA_OPS_CONCAT_INPUTS || (i == count - 1 && plan.count > 0)) {
-            concat_kernel<<<clamp_grid(plan.chunks), THREADS, 0, stream>>>(output, plan);
+            launch_dependent(concat_kernel, dim3(clamp_grid(plan.chunks)), dim3(THREADS), 0, stream, output, plan);
             const cuda_ops_status status = launch_status();
             if (status != CUDA_OPS_SUCCESS)
                 return status;

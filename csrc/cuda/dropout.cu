@@ -1,55 +1,84 @@
 // dropout: output = input * (word of Philox >= threshold ? 1 / (1 - p) : 0), plus a residual for dropout_add; backward, of
 // both, is the product with grad_output.
-// Maps one thread to the four elements of one Philox counter in a grid-stride loop, moved by one load and one store
-// (two for double) where the arrays are aligned.
-// Bound by memory: 2 streams, 3 with a residual, and no mask; the ten rounds hide behind the loads.
+// Maps one thread to 16 bytes, those of one Philox counter (four floats) or two (eight halves), in a grid-stride loop; they
+// are loaded before the words are made, whose ten rounds hide behind the loads.
+// Bound by memory: 2 streams, 3 with a residual, and no mask; of halves the rounds take nearly as long.
 #include "cuda_ops/dropout.h"
 
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
+#include "ptx/arithmetic.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int WORDS = 4;
 
-// The elements of one counter.
+// Counters whose elements are moved at once.
 template <typename T>
-using quadruple = aligned_vector<T, WORDS>;
+static constexpr int COUNTERS = sizeof(T) == 2 ? 2 : 1;
 
-// `state` is written, and `residual` added, if it is not NULL. `quadruples` is how many counters have their four elements moved at once:
-// count / 4, or 0 when misaligned.
+struct Words {
+    uint32_t word[WORDS];
+};
+
+// cuda_ops_philox of that counter.
+__device__ __forceinline__ Words words_of(int64_t counter, uint64_t seed, uint64_t offset)
+{
+    uint32_t c0 = (uint32_t)(offset / 4), c1 = (uint32_t)(offset / 4 >> 32);
+    uint32_t c2 = (uint32_t)counter, c3 = (uint32_t)(counter >> 32);
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < CUDA_OPS_PHILOX_ROUNDS; round++) {
+        const uint64_t product0 = mul_wide_u32(CUDA_OPS_PHILOX_MULTIPLIER_0, c0);
+        const uint64_t product1 = mul_wide_u32(CUDA_OPS_PHILOX_MULTIPLIER_1, c2);
+        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ key0, c1 = (uint32_t)product1;
+        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1, c3 = (uint32_t)product0;
+        key0 += CUDA_OPS_PHILOX_WEYL_0, key1 += CUDA_OPS_PHILOX_WEYL_1;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// `state` is written, and `residual` added, if it is not NULL. `vectors`: 0 when misaligned.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    dropout_kernel(T *output, int64_t *state, const T *input, const T *residual, int64_t count, int64_t quadruples,
+    dropout_kernel(T *output, int64_t *state, const T *input, const T *residual, int64_t count, int64_t vectors,
                    uint32_t threshold, accumulate_type<T> scale, cuda_ops_philox_state philox)
 {
     typedef accumulate_type<T> A;
+    constexpr int SIZE = COUNTERS<T> * WORDS;
+    typedef aligned_vector<T, SIZE> V;
+    wait_for_predecessor();
+    release_successor();
     const uint64_t seed = cuda_ops_philox_seed(philox), offset = cuda_ops_philox_offset(philox);
     if (state != nullptr && global_thread_index() == 0) {
         state[0] = (int64_t)seed;
         state[1] = (int64_t)offset;
     }
-    for (int64_t q = global_thread_index(); q * WORDS < count; q += global_thread_count()) {
-        uint32_t words[WORDS] = {(uint32_t)(offset / 4), (uint32_t)(offset / 4 >> 32), (uint32_t)q,
-                                 (uint32_t)((uint64_t)q >> 32)};
-        cuda_ops_philox(words, (uint32_t)seed, (uint32_t)(seed >> 32));
-        if (q < quadruples) {
-            quadruple<T> x = reinterpret_cast<const quadruple<T> *>(input)[q], r;
-            if (residual)
-                r = reinterpret_cast<const quadruple<T> *>(residual)[q];
+    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
+        const V x = reinterpret_cast<const V *>(input)[v];
+        V r;
+        if (residual)
+            r = reinterpret_cast<const V *>(residual)[v];
+        A product[SIZE];
 #pragma unroll
-            for (int w = 0; w < WORDS; w++) {
-                const A product = load_as_accumulate(x.element[w]) * (words[w] >= threshold ? scale : A(0));
-                x.element[w] =
-                    store_from_accumulate<T>(residual ? product + load_as_accumulate(r.element[w]) : product);
-            }
-            reinterpret_cast<quadruple<T> *>(output)[q] = x;
-            continue;
+        for (int c = 0; c < COUNTERS<T>; c++) {
+            const Words w = words_of(v * COUNTERS<T> + c, seed, offset);
+#pragma unroll
+            for (int e = c * WORDS; e < (c + 1) * WORDS; e++)
+                product[e] = element_of(x, e) * (w.word[e % WORDS] >= threshold ? scale : A(0));
         }
+        if (residual)
 #pragma unroll
-        for (int w = 0; w < WORDS; w++)
-            if (q * WORDS + w < count) {
-                const int64_t i = q * WORDS + w;
-                const A product = load_as_accumulate(input[i]) * (words[w] >= threshold ? scale : A(0));
+            for (int e = 0; e < SIZE; e++)
+                product[e] += element_of(r, e);
+        reinterpret_cast<V *>(output)[v] = vector_of<T>(product);
+    }
+    for (int64_t q = vectors * COUNTERS<T> + global_thread_index(); q * WORDS < count; q += global_thread_count()) {
+        const Words w = words_of(q, seed, offset);
+#pragma unroll
+        for (int e = 0; e < WORDS; e++)
+            if (q * WORDS + e < count) {
+                const int64_t i = q * WORDS + e;
+                const A product = load_as_accumulate(input[i]) * (w.word[e] >= threshold ? scale : A(0));
                 output[i] = store_from_accumulate<T>(residual ? product + load_as_accumulate(residual[i]) : product);
             }
     }
@@ -60,10 +89,10 @@ static cuda_ops_status dropout(T *output, int64_t *state, const T *input, const 
                                cuda_ops_philox_state philox, cudaStream_t stream)
 {
     const bool aligned = is_aligned_16(output) && is_aligned_16(input) && is_aligned_16(residual); // NULL is
-    const unsigned int grid = clamp_grid(ceil_div(count, WORDS * THREADS));
-    dropout_kernel<T><<<grid, THREADS, 0, stream>>>(output, state, input, residual, count, aligned ? count / WORDS : 0,
-                                                    cuda_ops_dropout_threshold(p),
-                                                    (accumulate_type<T>)cuda_ops_dropout_scale(p), philox);
+    const int64_t vectors = aligned ? count / (COUNTERS<T> * WORDS) : 0;
+    const unsigned int grid = clamp_grid(vectors > 0 ? ceil_div(vectors, THREADS) : ceil_div(count, WORDS * THREADS));
+    launch_dependent(dropout_kernel<T>, dim3(grid), dim3(THREADS), 0, stream, output, state, input, residual, count,
+                     vectors, cuda_ops_dropout_threshold(p), (accumulate_type<T>)cuda_ops_dropout_scale(p), philox);
     return launch_status();
 }
 

@@ -72,33 +72,39 @@ static int vector_size(int64_t channels, int64_t inner, bool aligned)
     return aligned && whole ? SIZE : 1;
 }
 
+// A vector may reach from one channel into the next ones.
 template <typename T, int COUNT>
 __global__ void __launch_bounds__(THREADS)
     prelu_forward_kernel(T *output, const T *input, const T *weight, const __grid_constant__ PreluPlan plan)
 {
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> V;
-    const bool one = plan.channels == 1;
+    wait_for_predecessor();
+    release_successor();
     for (int64_t vector = global_thread_index(); vector * COUNT < plan.count; vector += global_thread_count()) {
-        const int64_t at = vector * COUNT;
-        int64_t channel = 0;
-        if (!one) {
-            const int64_t run = plan.by_rows ? at : divided(at, plan.inner, plan.by_inner);
-            channel = run - divided(run, plan.channels, plan.by_channels) * plan.channels;
-        }
-        const auto apply = [&](A x, int e) {
-            return x > A(0) ? x : load_as_accumulate(weight[channel + (plan.by_rows ? e : 0)]) * x;
+        const int64_t at = vector * COUNT, run = divided(at, plan.inner, plan.by_inner);
+        int64_t channel = run - divided(run, plan.channels, plan.by_channels) * plan.channels;
+        int64_t left = plan.inner - (at - run * plan.inner); // of the channel's elements
+        A slope = load_as_accumulate(weight[channel]);
+        const auto apply = [&](A x) {
+            if (left == 0) {
+                channel = channel + 1 < plan.channels ? channel + 1 : 0;
+                left = plan.inner;
+                slope = load_as_accumulate(weight[channel]);
+            }
+            left--;
+            return x > A(0) ? x : slope * x;
         };
         if (at + COUNT <= plan.count) {
             const V x = *reinterpret_cast<const V *>(input + at);
             A y[COUNT];
 #pragma unroll
             for (int e = 0; e < COUNT; e++)
-                y[e] = apply(element_of(x, e), e);
+                y[e] = apply(element_of(x, e));
             *reinterpret_cast<V *>(output + at) = vector_of<T>(y);
         } else {
             for (int64_t i = at; i < plan.count; i++)
-                output[i] = store_from_accumulate<T>(apply(load_as_accumulate(input[i]), 0));
+                output[i] = store_from_accumulate<T>(apply(load_as_accumulate(input[i])));
         }
     }
 }
@@ -274,13 +280,11 @@ template <typename T>
 static cuda_ops_status prelu_forward(T *output, const T *input, const T *weight, int64_t outer, int64_t channels,
                                      int64_t inner, cudaStream_t stream)
 {
-    const int size = vector_size<T>(channels, inner, is_aligned_16(output) && is_aligned_16(input));
-    const PreluPlan plan = plan_prelu(outer, channels, inner, size);
-    const unsigned int grid = clamp_grid(ceil_div(ceil_div(plan.count, size), THREADS));
-    if (size > 1)
-        prelu_forward_kernel<T, vector16<T>::size><<<grid, THREADS, 0, stream>>>(output, input, weight, plan);
-    else
-        prelu_forward_kernel<T, 1><<<grid, THREADS, 0, stream>>>(output, input, weight, plan);
+    const int size = is_aligned_16(output) && is_aligned_16(input) ? vector16<T>::size : 1;
+    const PreluPlan plan = plan_prelu(outer, channels, inner, 1);
+    const dim3 grid(clamp_grid(ceil_div(ceil_div(plan.count, size), THREADS)));
+    launch_dependent(size > 1 ? prelu_forward_kernel<T, vector16<T>::size> : prelu_forward_kernel<T, 1>, grid,
+                     dim3(THREADS), 0, stream, output, input, weight, plan);
     return launch_status();
 }
 

@@ -3,9 +3,10 @@
 // index_add goes as embedding's gradient does: a stable sort of the indices, then a group of threads for each row of
 // output, which it reads and writes once (embedding/sums.cuh). Bound by memory: one read of source, a read and a write of
 // output.
-// scatter_add has a thread for each element in four passes that add integers (common/ordered_sums.cuh), and so has index_add
-// of rows so short that the sort would be most of it. Bound by random accesses; a single pass of atomics on floats, the
-// sums of which would depend on their order, is about three times as fast.
+// scatter_add has a thread for each element, and so has index_add of rows so short that the sort would be most of it: one
+// pass of atomics on floats, the sums of which depend on their order, or where results are to repeat four passes that add
+// integers (common/ordered_sums.cuh), three times as long. Halves are added up in float32 and rounded once. Bound by random
+// accesses.
 #include "cuda_ops/scatter.h"
 
 #include "common/fast_division.cuh"
@@ -37,12 +38,22 @@ struct ElementRows {
     uint32_t slab; // count * inner
     Divider by_slab, by_inner;
 
-    // The element of output, or -1; `at` is where its index is, and `row` what it is.
-    __device__ __forceinline__ int64_t target(int64_t i, int64_t &at, int64_t &row) const
+    // Where element i has its index.
+    __device__ __forceinline__ int64_t index_of(int64_t i) const
+    {
+        if (!of_rows)
+            return i;
+        const uint32_t part = by_slab.of((uint32_t)i);
+        return by_inner.of((uint32_t)i - part * slab);
+    }
+    __device__ __forceinline__ int64_t row(int64_t i) const
+    {
+        return index_at(index, index_bytes, index_of(i));
+    }
+    // The element of output, or -1.
+    __device__ __forceinline__ int64_t target(int64_t i, int64_t row) const
     {
         const uint32_t part = by_slab.of((uint32_t)i), within = (uint32_t)i - part * slab, k = by_inner.of(within);
-        at = of_rows ? k : i;
-        row = index_at(index, index_bytes, at);
         return is_class(row, rows) ? (part * rows + row) * inner + (within - k * (uint32_t)inner) : -1;
     }
 };
@@ -63,12 +74,15 @@ struct ScatteredElements {
     double alpha;
     ElementRows to;
 
-    __device__ __forceinline__ int64_t target(int64_t i) const
+    __device__ __forceinline__ int64_t row(int64_t i) const
     {
-        int64_t at, row;
-        const int64_t place = to.target(i, at, row);
+        return to.row(i);
+    }
+    __device__ __forceinline__ int64_t place(int64_t i, int64_t row) const
+    {
+        const int64_t place = to.target(i, row);
         if (place < 0)
-            record_bad_index(error, at, row, to.rows);
+            record_bad_index(error, to.index_of(i), row, to.rows);
         return place;
     }
     __device__ __forceinline__ double value(int64_t i) const
@@ -94,11 +108,38 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// Halves' sums in float32, of all places.
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    finish_halves_kernel(const ScatteredElements<T> elements, const float *sums, int64_t places)
+{
+    wait_for_predecessor();
+    release_successor();
+    for (int64_t place = global_thread_index(); place < places; place += global_thread_count())
+        if (sums[place] != 0)
+            elements.finish(place, sums[place]);
+}
+
+// Whether they are added by atomics on floats. A few halves are not worth sums of all places.
+static bool goes_by_atomics(int64_t count, int64_t places, cuda_ops_dtype dtype, int deterministic)
+{
+    return !deterministic && (dtype_size(dtype) > 2 || 4 * count >= places);
+}
+
+static size_t elements_workspace(const cuda_ops_scatter_sizes &sizes, cuda_ops_dtype dtype, int deterministic)
+{
+    const int64_t count = sizes.outer * sizes.count * sizes.inner, places = sizes.outer * sizes.rows * sizes.inner;
+    if (goes_by_atomics(count, places, dtype, deterministic))
+        return dtype_size(dtype) == 2 ? (size_t)(4 * places) : 0;
+    return (size_t)ordered_sums_bytes(places, dtype == CUDA_OPS_FLOAT64);
+}
+
 template <typename T>
 static cuda_ops_status add_elements(void *output, cuda_ops_index_error *error, void *workspace, const void *source,
                                     double alpha, const ElementRows &to, const cuda_ops_scatter_sizes &sizes,
-                                    cudaStream_t stream)
+                                    cuda_ops_dtype dtype, int deterministic, cudaStream_t stream)
 {
+    typedef accumulate_type<T> A;
     const int64_t indices = to.of_rows ? sizes.count : sizes.outer * sizes.count * sizes.inner;
     if (indices == 0 || sizes.outer == 0)
         return CUDA_OPS_SUCCESS;
@@ -109,13 +150,28 @@ static cuda_ops_status add_elements(void *output, cuda_ops_index_error *error, v
         return launch_status();
     }
     const ScatteredElements<T> elements = {(T *)output, error, (const T *)source, alpha, to};
-    return launch_ordered_sums(workspace, elements, sizes.outer * sizes.count * sizes.inner,
-                               sizes.outer * sizes.rows * sizes.inner, stream);
+    const int64_t count = sizes.outer * sizes.count * sizes.inner, places = sizes.outer * sizes.rows * sizes.inner;
+    if (!goes_by_atomics(count, places, dtype, deterministic))
+        return launch_ordered_sums(workspace, elements, count, places, stream);
+    if constexpr (sizeof(T) == sizeof(A)) {
+        return launch_atomic_sums((A *)output, (A)alpha, elements, count, stream);
+    } else {
+        const cudaError_t cleared = cudaMemsetAsync(workspace, 0, 4 * places, stream);
+        if (cleared != cudaSuccess)
+            return CUDA_OPS_CUDA_ERROR + (int)cleared;
+        const cuda_ops_status status = launch_atomic_sums((float *)workspace, 1.0f, elements, count, stream);
+        if (status != CUDA_OPS_SUCCESS)
+            return status;
+        launch_dependent(finish_halves_kernel<T>, dim3(clamp_grid(ceil_div(places, THREADS))), dim3(THREADS), 0, stream,
+                         elements, (const float *)workspace, places);
+        return launch_status();
+    }
 }
 
-extern "C" size_t cuda_ops_scatter_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype)
+extern "C" size_t cuda_ops_scatter_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,
+                                                      int deterministic)
 {
-    return (size_t)ordered_sums_bytes(sizes.outer * sizes.rows * sizes.inner, dtype == CUDA_OPS_FLOAT64);
+    return elements_workspace(sizes, dtype, deterministic);
 }
 
 // ---- index_add -----------------------------------------------------------------------------------------------------
@@ -171,17 +227,18 @@ static bool goes_by_elements(const cuda_ops_scatter_sizes &sizes)
     return 0 < elements && elements < INT32_MAX && sizes.inner <= SHORT_ROW;
 }
 
-extern "C" size_t cuda_ops_index_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype)
+extern "C" size_t cuda_ops_index_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,
+                                                    int deterministic)
 {
     if (goes_by_elements(sizes))
-        return cuda_ops_scatter_add_workspace_cuda(sizes, dtype);
+        return elements_workspace(sizes, dtype, deterministic);
     return (size_t)(sort_bytes(sizes.count, sizes.rows) + chunks_bytes(sizes.outer * sizes.count, sizes.inner, dtype));
 }
 
 extern "C" cuda_ops_status cuda_ops_index_add_cuda(void *output, cuda_ops_index_error *error, void *workspace,
                                                    const void *input, const void *source, const void *index,
                                                    int index_bytes, cuda_ops_scatter_sizes sizes, double alpha,
-                                                   cuda_ops_dtype dtype, cuda_ops_stream stream)
+                                                   cuda_ops_dtype dtype, int deterministic, cuda_ops_stream stream)
 {
     if (!known(index_bytes, sizes))
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -194,7 +251,8 @@ extern "C" cuda_ops_status cuda_ops_index_add_cuda(void *output, cuda_ops_index_
                     return CUDA_OPS_CUDA_ERROR + (int)copied;
             }
             return add_elements<T>(output, error, workspace, source, alpha,
-                                   element_rows(index, index_bytes, /*of_rows=*/true, sizes), sizes, stream);
+                                   element_rows(index, index_bytes, /*of_rows=*/true, sizes), sizes, dtype,
+                                   deterministic, stream);
         });
     }
     if (error && sizes.count > 0)
@@ -277,7 +335,7 @@ extern "C" cuda_ops_status cuda_ops_index_add_backward_cuda(void *grad_source, c
 extern "C" cuda_ops_status cuda_ops_scatter_add_cuda(void *output, cuda_ops_index_error *error, void *workspace,
                                                      const void *source, const void *index, int index_bytes,
                                                      cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,
-                                                     cuda_ops_stream stream)
+                                                     int deterministic, cuda_ops_stream stream)
 {
     const int64_t count = sizes.outer * sizes.count * sizes.inner;
     if (!known(index_bytes, sizes) || count > INT32_MAX)
@@ -286,7 +344,8 @@ extern "C" cuda_ops_status cuda_ops_scatter_add_cuda(void *output, cuda_ops_inde
         return CUDA_OPS_SUCCESS;
     CUDA_OPS_DISPATCH(dtype, T, {
         return add_elements<T>(output, error, workspace, source, 1,
-                               element_rows(index, index_bytes, /*of_rows=*/false, sizes), sizes, stream);
+                               element_rows(index, index_bytes, /*of_rows=*/false, sizes), sizes, dtype, deterministic,
+                               stream);
     });
     return CUDA_OPS_INVALID_ARGUMENT;
 }
@@ -298,19 +357,23 @@ __global__ void __launch_bounds__(THREADS)
     wait_for_predecessor();
     release_successor();
     // Indices of several elements first, then these, so that none waits for the store of another.
-    const int64_t step = global_thread_count();
-    for (int64_t first = global_thread_index(); first < count; first += COPIES * step) {
+    const int64_t step = (int64_t)gridDim.x * THREADS * COPIES;
+    for (int64_t first = (int64_t)blockIdx.x * THREADS * COPIES + threadIdx.x; first < count; first += step) {
+        int64_t row[COPIES];
         T x[COPIES];
 #pragma unroll
+        for (int k = 0; k < COPIES; k++)
+            if (first + k * THREADS < count)
+                row[k] = from.row(first + k * THREADS);
+#pragma unroll
         for (int k = 0; k < COPIES; k++) {
-            int64_t at, row;
-            const int64_t i = first + k * step, place = i < count ? from.target(i, at, row) : -1;
+            const int64_t i = first + k * THREADS, place = i < count ? from.target(i, row[k]) : -1;
             x[k] = place >= 0 ? grad_output[place] : store_from_accumulate<T>(0);
         }
 #pragma unroll
         for (int k = 0; k < COPIES; k++)
-            if (first + k * step < count)
-                grad_source[first + k * step] = x[k];
+            if (first + k * THREADS < count)
+                grad_source[first + k * THREADS] = x[k];
     }
 }
 

@@ -168,12 +168,13 @@ static Tensor bincount_forward(const Tensor &input, const std::optional<Tensor> 
     const cuda_ops_dtype dtype = check_dtype(op, "weights", w);
     if (keys.is_cuda()) {
         Tensor sums = empty({size}, w.options());
-        const Tensor workspace = empty_workspace(
-            w, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_bincount_weights_workspace_cuda(keys.numel(), size, dtype)));
-        (void)dtype;
+        const int deterministic = at::globalContext().deterministicAlgorithms();
+        const Tensor workspace = empty_workspace(w, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_bincount_weights_workspace_cuda(
+                                                        keys.numel(), size, dtype, deterministic)));
+        (void)dtype, (void)deterministic;
         CUDA_OPS_LAUNCH(op, cuda_ops_bincount_weights_cuda(sums.data_ptr(), workspace.data_ptr(), keys.const_data_ptr(),
                                                            key_bytes, w.const_data_ptr(), keys.numel(), size, dtype,
-                                                           current_stream(op)));
+                                                           deterministic, current_stream(op)));
         return sums;
     }
     const Tensor sums = at::zeros({size}, at::kDouble);

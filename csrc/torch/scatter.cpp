@@ -99,12 +99,14 @@ static void launch_index_add(const char *op, IndexErrors &errors, const Tensor &
     const cuda_ops_scatter_sizes sizes = scatter_sizes(op, input.sizes(), dim, i.numel());
     if (input.is_cuda()) {
         cuda_ops_index_error *error = errors.record();
-        const Tensor workspace =
-            empty_workspace(input, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_index_add_workspace_cuda(sizes, dtype)));
-        (void)index_bytes, (void)dtype, (void)alpha;
-        CUDA_OPS_LAUNCH(op, cuda_ops_index_add_cuda(output.data_ptr(), error, workspace.data_ptr(),
-                                                    input.const_data_ptr(), s.const_data_ptr(), i.const_data_ptr(),
-                                                    index_bytes, sizes, alpha, dtype, current_stream(op)));
+        const int deterministic = at::globalContext().deterministicAlgorithms();
+        const Tensor workspace = empty_workspace(
+            input, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_index_add_workspace_cuda(sizes, dtype, deterministic)));
+        (void)index_bytes, (void)dtype, (void)alpha, (void)deterministic;
+        CUDA_OPS_LAUNCH(op,
+                        cuda_ops_index_add_cuda(output.data_ptr(), error, workspace.data_ptr(), input.const_data_ptr(),
+                                                s.const_data_ptr(), i.const_data_ptr(), index_bytes, sizes, alpha,
+                                                dtype, deterministic, current_stream(op)));
         errors.check_now(error);
         return;
     }
@@ -282,11 +284,12 @@ static void launch_scatter_add(const char *op, const Tensor &output, int64_t dim
         const cuda_ops_scatter_sizes sizes = scatter_sizes(op, x.sizes(), dim, i.size(dim));
         if (x.is_cuda()) {
             cuda_ops_index_error *error = scatter_add_errors.record();
-            const Tensor workspace =
-                empty_workspace(x, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_scatter_add_workspace_cuda(sizes, dtype)));
-            (void)index_bytes, (void)dtype;
+            const int deterministic = at::globalContext().deterministicAlgorithms();
+            const Tensor workspace = empty_workspace(
+                x, CUDA_OPS_WORKSPACE_BYTES(cuda_ops_scatter_add_workspace_cuda(sizes, dtype, deterministic)));
+            (void)index_bytes, (void)dtype, (void)deterministic;
             CUDA_OPS_LAUNCH(op, cuda_ops_scatter_add_cuda(x.data_ptr(), error, workspace.data_ptr(), s.const_data_ptr(),
-                                                          i.const_data_ptr(), index_bytes, sizes, dtype,
+                                                          i.const_data_ptr(), index_bytes, sizes, dtype, deterministic,
                                                           current_stream(op)));
             scatter_add_errors.check_now(error);
         } else {

@@ -44,8 +44,9 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
             shape; `minlength` is below 0.
         NotImplementedError: a number of 2^31 - 1 or more.
 
-    Exact without weights; with weights deterministic, on CUDA too. There is no gradient for `weights`: to ask for it is
-    a NotImplementedError, as in PyTorch.
+    Exact without weights; with weights deterministic, on CUDA of more bins than fit in shared memory (384 of float32)
+    under :func:`torch.use_deterministic_algorithms`. There is no gradient for `weights`: to ask for it is a
+    NotImplementedError, as in PyTorch.
 
     Example:
         >>> cuda_ops.functional.bincount(torch.tensor([1, 3, 1]), minlength=5)

@@ -60,8 +60,9 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         RuntimeError: a mismatch of shapes, dtypes or devices.
         NotImplementedError: 2^31 slices or more.
 
-    Deterministic: slices are added in their order, in float32 for the halves, and rounded once. Differentiable any
-    number of times by `input` and `source`.
+    Deterministic: slices are added in their order, in float32 for the halves, and rounded once; but on CUDA slices of
+    one or two elements only under :func:`torch.use_deterministic_algorithms`, as :func:`scatter_add` is. Differentiable
+    any number of times by `input` and `source`.
 
     Example:
         >>> cuda_ops.functional.index_add(torch.zeros(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))

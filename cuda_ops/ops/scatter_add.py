@@ -56,8 +56,10 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         RuntimeError: a mismatch of shapes, dtypes or devices.
         NotImplementedError: 2^31 elements of `index` or more.
 
-    Deterministic, on CUDA too: there values are added as integers that have at least 31 bits (62 of float64) below the
-    largest one of their place. Differentiable any number of times by `input` and `src`.
+    On CUDA values are added in the order in which they come, as PyTorch does, halves in float32: the last digits may
+    differ from run to run. Under :func:`torch.use_deterministic_algorithms` they are added as integers that have at
+    least 31 bits (62 of float64) below the largest one of their place, and results repeat bit by bit, as on the CPU.
+    Differentiable any number of times by `input` and `src`.
 
     Example:
         >>> cuda_ops.functional.scatter_add(torch.zeros(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))

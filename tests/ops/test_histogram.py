@@ -172,3 +172,4 @@ def test_under_deterministic_algorithms():
     assert torch.equal(sums[0], sums[1]) and torch.equal(sums[2], sums[3])
     assert counts.sum().item() == 100_000
     torch.testing.assert_close(sums[2][::50], sums[0])
+    torch.testing.assert_close(bincount(n * 50, w), sums[2])  # by atomics

@@ -157,6 +157,32 @@ def test_forward_mode_in_place_is_that_of_torch_func(device):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("places", [7, 3000])
+def test_atomics_where_nobody_asks_for_repetition(places, dtype):
+    """Near to the exact sums, with bad indices told and NaN kept; halves are rounded once, and few of them integers."""
+    generator = torch.Generator().manual_seed(places)
+    torch.use_deterministic_algorithms(False)  # the fixture that poisons outputs has it on
+    for count in (5, 6000):
+        index = torch.randint(places, (count, 2), generator=generator)
+        source = torch.randn(count, 2, generator=generator, dtype=torch.float64).to(dtype)
+        x = torch.randn(places, 2, generator=generator, dtype=torch.float64).to(dtype)
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+        sums = scatter_add(x.cuda(), 0, index.cuda(), source.cuda())
+        assert_close(sums, x.double().scatter_add(0, index, source.double()), tolerance, "scatter_add")
+        sums = index_add(x.cuda(), 0, index[:, 0].cuda(), source.cuda(), alpha=-0.5)
+        expected = x.double().index_add(0, index[:, 0], source.double(), alpha=-0.5)
+        assert_close(sums, expected, tolerance, "index_add")
+    source[0] = float("nan")
+    index[1] = places
+    sums = scatter_add(x.cuda(), 0, index.cuda(), source.cuda())
+    assert sums[index[0, 0], 0].isnan() and sums.isnan().sum() == 2
+    with pytest.raises(IndexError, match=rf"expected index to be in \[0, {places}\), got {places}"):
+        torch.cuda.synchronize()
+        scatter_add(x.cuda(), 0, index[2:].cuda(), source[2:].cuda())
+
+
+@pytest.mark.cuda
 def test_cuda_repeats_bit_by_bit():
     """Where PyTorch's own depends on who comes first: a thousand values to a place."""
     x, functions = adders(50, 40, "cuda")

@@ -24,6 +24,7 @@ struct KernelFacts {
     size_t shared_bytes = 0; // allowed
     bool clusters_of_16 = false;
     std::map<std::pair<int, size_t>, int> active_blocks; // of (threads, shared bytes)
+    std::map<std::pair<int, int>, int> active_clusters;  // of (threads, blocks of a cluster)
 };
 
 struct KernelTable {
@@ -168,4 +169,38 @@ int active_blocks(const void *kernel, int threads, size_t shared_bytes)
     if (error == cudaSuccess)
         known[{threads, shared_bytes}] = blocks;
     return blocks;
+}
+
+static int ask_active_clusters(const void *kernel, int threads, int cluster, cudaError_t *error)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = (unsigned int)cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned int)cluster);
+    config.blockDim = dim3((unsigned int)threads);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    *error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    return clusters > 0 ? clusters : 1;
+}
+
+int active_clusters(const void *kernel, int threads, int cluster)
+{
+    cudaError_t error;
+    const int device = cached_device();
+    if (device < 0)
+        return ask_active_clusters(kernel, threads, cluster, &error);
+    KernelTable &table = kernel_table();
+    const std::lock_guard<std::mutex> lock(table.mutex);
+    std::map<std::pair<int, int>, int> &known = table.kernels[device][kernel].active_clusters;
+    const auto found = known.find({threads, cluster});
+    if (found != known.end())
+        return found->second;
+    const int clusters = ask_active_clusters(kernel, threads, cluster, &error);
+    if (error == cudaSuccess)
+        known[{threads, cluster}] = clusters;
+    return clusters;
 }

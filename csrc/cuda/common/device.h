@@ -27,6 +27,10 @@ cudaError_t allow_clusters_of_16(const void *kernel);
 // current device runs at once; at least 1.
 int active_blocks(const void *kernel, int threads, size_t shared_bytes);
 
+// Clusters of `cluster` such blocks, without dynamic shared memory, that the current device runs at once; at least 1. They
+// are fewer than its blocks are worth, where a part of the device has room for less than a cluster.
+int active_clusters(const void *kernel, int threads, int cluster);
+
 template <typename... Parameters>
 static inline cudaError_t allow_shared_memory(void (*kernel)(Parameters...), size_t bytes)
 {
@@ -36,6 +40,11 @@ template <typename... Parameters>
 static inline cudaError_t allow_clusters_of_16(void (*kernel)(Parameters...))
 {
     return allow_clusters_of_16(reinterpret_cast<const void *>(kernel));
+}
+template <typename... Parameters>
+static inline int active_clusters(void (*kernel)(Parameters...), int threads, int cluster)
+{
+    return active_clusters(reinterpret_cast<const void *>(kernel), threads, cluster);
 }
 template <typename... Parameters>
 static inline int active_blocks(void (*kernel)(Parameters...), int threads, size_t shared_bytes)

@@ -9,6 +9,7 @@
 #include "common/common.cuh"
 
 static constexpr int ELEMENTWISE_THREADS = 256;
+static constexpr int ELEMENTWISE_VECTORS = 2; // of a thread of elementwise(), so that tensors of 12 MB take one round
 
 // The number of 16-byte vectors of the arrays; 0 if one of them is misaligned.
 template <typename T, typename... Arrays>
@@ -23,19 +24,29 @@ static inline unsigned int elementwise_grid(int64_t count, int64_t vectors)
 }
 
 // For a whole grid: function(i, x, y) gets elements i, i + 1, ... of input k as x[k], and fills y, which is stored at
-// the same index of output; x[k] and y have as many elements as a vector, or one. Output may be one of the inputs.
-template <typename T, int INPUTS, typename F>
+// the same index of output; x[k] and y have as many elements as a vector, or one. Output may be one of the inputs. A thread
+// loads so many vectors together.
+template <int VECTORS = 1, typename T, int INPUTS, typename F>
 __device__ __forceinline__ void for_elements(T *output, const T *const (&inputs)[INPUTS], int64_t count,
                                              int64_t vectors, F function)
 {
     typedef vector16<T> V;
-    for (int64_t v = global_thread_index(); v < vectors; v += global_thread_count()) {
-        V x[INPUTS], y;
+    const int64_t step = VECTORS * global_thread_count();
+    for (int64_t v = (int64_t)blockIdx.x * blockDim.x * VECTORS + threadIdx.x; v < vectors; v += step) {
+        V x[VECTORS][INPUTS];
 #pragma unroll
-        for (int k = 0; k < INPUTS; k++)
-            x[k] = reinterpret_cast<const V *>(inputs[k])[v];
-        function(v * V::size, x, y);
-        reinterpret_cast<V *>(output)[v] = y;
+        for (int i = 0; i < VECTORS; i++)
+            if (i == 0 || v + i * blockDim.x < vectors)
+#pragma unroll
+                for (int k = 0; k < INPUTS; k++)
+                    x[i][k] = reinterpret_cast<const V *>(inputs[k])[v + i * blockDim.x];
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+            if (i == 0 || v + i * blockDim.x < vectors) {
+                V y;
+                function((v + i * blockDim.x) * V::size, x[i], y);
+                reinterpret_cast<V *>(output)[v + i * blockDim.x] = y;
+            }
     }
     for (int64_t i = vectors * V::size + global_thread_index(); i < count; i += global_thread_count()) {
         aligned_vector<T, 1> x[INPUTS], y;
@@ -60,8 +71,11 @@ __global__ void elementwise_kernel(const __grid_constant__ Op op, T *output, int
                                    const Inputs *...inputs)
 {
     const T *const arrays[] = {inputs...};
-    for_elements(output, arrays, count, vectors,
-                 [&](int64_t, const auto &x, auto &y) { apply(op, x, y, std::index_sequence_for<Inputs...>()); });
+    wait_for_predecessor();
+    release_successor();
+    for_elements<ELEMENTWISE_VECTORS>(output, arrays, count, vectors, [&](int64_t, const auto &x, auto &y) {
+        apply(op, x, y, std::index_sequence_for<Inputs...>());
+    });
 }
 
 // output[i] = op(inputs[i]...): op is a struct whose operator() takes and returns elements, and whose members, if it
@@ -71,8 +85,9 @@ static inline cuda_ops_status elementwise(const Op &op, cudaStream_t stream, int
                                           const Inputs *...inputs)
 {
     const int64_t vectors = vectors_of(count, (const T *)output, inputs...);
-    elementwise_kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, stream>>>(op, output, count, vectors,
-                                                                                             inputs...);
+    launch_dependent(elementwise_kernel<Op, T, Inputs...>,
+                     dim3(elementwise_grid(count, ceil_div(vectors, ELEMENTWISE_VECTORS))), dim3(ELEMENTWISE_THREADS),
+                     0, stream, op, output, count, vectors, inputs...);
     return launch_status();
 }
 

@@ -5,7 +5,8 @@
 // elements do not wait for each other; lanes share counters where bins are many, and with more than shared memory
 // holds, all count in global memory.
 // Weights of few bins are added up by each thread of its own, bin by bin in shared memory, threads in a fixed order after
-// that; of many bins as integers, in any order the same (common/ordered_sums.cuh).
+// that; of many bins by atomics on floats, or where sums are to repeat as integers, in any order the same
+// (common/ordered_sums.cuh).
 // Bound by memory: one read of the elements, while shared memory takes their additions, a warp's in a few clocks.
 #include "cuda_ops/histogram.h"
 
@@ -346,9 +347,12 @@ struct WeightsOfKeys {
     const A *weights;
     int64_t bins;
 
-    __device__ __forceinline__ int64_t target(int64_t i) const
+    __device__ __forceinline__ int64_t row(int64_t i) const
     {
-        const int64_t key = (int64_t)input[i];
+        return (int64_t)input[i];
+    }
+    __device__ __forceinline__ int64_t place(int64_t, int64_t key) const
+    {
         return 0 <= key && key < bins ? key : -1;
     }
     __device__ __forceinline__ double value(int64_t i) const
@@ -363,7 +367,7 @@ struct WeightsOfKeys {
 
 template <typename K, typename A>
 static cuda_ops_status add_weights(A *sums, void *workspace, const K *input, const A *weights, int64_t count,
-                                   int64_t bins, cuda_ops_dtype dtype, cudaStream_t stream)
+                                   int64_t bins, cuda_ops_dtype dtype, int deterministic, cudaStream_t stream)
 {
     if (fits_columns(bins, dtype)) {
         const int64_t part = part_size(count), parts = ceil_div(count, part);
@@ -377,20 +381,25 @@ static cuda_ops_status add_weights(A *sums, void *workspace, const K *input, con
     const cudaError_t error = cudaMemsetAsync(sums, 0, bins * sizeof(A), stream);
     if (error != cudaSuccess)
         return CUDA_OPS_CUDA_ERROR + (int)error;
-    return launch_ordered_sums(workspace, WeightsOfKeys<K, A>{sums, input, weights, bins}, count, bins, stream);
+    const WeightsOfKeys<K, A> source = {sums, input, weights, bins};
+    return deterministic ? launch_ordered_sums(workspace, source, count, bins, stream)
+                         : launch_atomic_sums(sums, A(1), source, count, stream);
 }
 
-extern "C" size_t cuda_ops_bincount_weights_workspace_cuda(int64_t count, int64_t bins, cuda_ops_dtype dtype)
+extern "C" size_t cuda_ops_bincount_weights_workspace_cuda(int64_t count, int64_t bins, cuda_ops_dtype dtype,
+                                                           int deterministic)
 {
     if (count == 0)
         return 0;
-    return fits_columns(bins, dtype) ? ceil_div(count, part_size(count)) * bins * dtype_size(dtype)
-                                     : ordered_sums_bytes(bins, dtype == CUDA_OPS_FLOAT64);
+    if (fits_columns(bins, dtype))
+        return ceil_div(count, part_size(count)) * bins * dtype_size(dtype);
+    return deterministic ? ordered_sums_bytes(bins, dtype == CUDA_OPS_FLOAT64) : 0;
 }
 
 extern "C" cuda_ops_status cuda_ops_bincount_weights_cuda(void *sums, void *workspace, const void *input, int key_bytes,
                                                           const void *weights, int64_t count, int64_t bins,
-                                                          cuda_ops_dtype dtype, cuda_ops_stream stream)
+                                                          cuda_ops_dtype dtype, int deterministic,
+                                                          cuda_ops_stream stream)
 {
     if (bins > INT32_MAX)
         return CUDA_OPS_INVALID_ARGUMENT;
@@ -405,9 +414,9 @@ extern "C" cuda_ops_status cuda_ops_bincount_weights_cuda(void *sums, void *work
     DISPATCH_KEYS(key_bytes, K, {
         if (dtype == CUDA_OPS_FLOAT32)
             return add_weights((float *)sums, workspace, (const K *)input, (const float *)weights, count, bins, dtype,
-                               stream);
+                               deterministic, stream);
         return add_weights((double *)sums, workspace, (const K *)input, (const double *)weights, count, bins, dtype,
-                           stream);
+                           deterministic, stream);
     });
     return CUDA_OPS_INVALID_ARGUMENT;
 }

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
     constexpr bool AHEAD = COUNT > 1;
     __shared__ RowScratch<A, 2> scratch;
     __shared__ A exchange[SLOT_THREADS * SHARE];
-    int buffer = 0;
+    int turn = 0;
     const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
     const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
     const int stride = a.threads * cluster, vectors = a.cols / COUNT;
@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         mean = there && !a.rms ? a.mean[row] : 0.0;
         rstd = there ? a.rstd[row] : A(0);
     };
+    prepare_row_sums<CLUSTER>(scratch);
     wait_for_predecessor();
     release_successor();
     load(x, g, mean, rstd, part * slots + threadIdx.x / a.threads);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
             }
         }
         if (a.grad_input) {
-            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, buffer);
+            row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
             const A mean_h = a.rms ? A(0) : sums[0] * a.inverse_cols, slope = sums[1] * a.inverse_cols;
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(MOST_THREADS) layer_norm_backward_kernel(const
         mean = next_mean, rstd = next_rstd;
     }
     if (CLUSTER && a.grad_input)
-        cluster_sync(); // others may still read this block's sums
+        cluster_sync(); // others may still send it their sums
     if (!a.partials)
         return;
     // The rows that the block had side by side, added in their order; then [part][weight or bias][column].
@@ -198,10 +199,14 @@ static void with_kernel(const RowShape &shape, What what)
         what(layer_norm_backward_kernel<T, vector16<T>::size, 1, true>);
 }
 
-static int64_t groups_of(int64_t rows, const RowShape &shape, int blocks_a_multiprocessor, const Device &device)
+// Of rows: as many as run at once, since a second round would take as long as the first.
+template <typename Kernel>
+static int64_t groups_of(int64_t rows, const RowShape &shape, Kernel kernel, const Device &device)
 {
     const int64_t wanted = ceil_div(rows, shape.slots);
-    const int64_t there = (int64_t)device.multiprocessors * blocks_a_multiprocessor / shape.cluster;
+    const int64_t there = shape.cluster > 1
+                              ? active_clusters(kernel, shape.threads, shape.cluster)
+                              : (int64_t)device.multiprocessors * active_blocks(kernel, shape.threads * shape.slots, 0);
     return wanted < there ? wanted : (there > 0 ? there : 1);
 }
 
@@ -211,8 +216,7 @@ int64_t layer_norm_backward_parts(const LayerNormCall &call, const Device &devic
     int64_t parts = 0;
     if (shape.threads > 0)
         CUDA_OPS_DISPATCH(call.dtype, T, with_kernel<T>(shape, [&](auto kernel) {
-                              parts = groups_of(call.rows, shape, active_blocks(kernel, shape.threads * shape.slots, 0),
-                                                device);
+                              parts = groups_of(call.rows, shape, kernel, device);
                           }));
     return parts;
 }
@@ -231,7 +235,7 @@ static int64_t launch(const LayerNormCall &call, const RowShape &shape, const De
     int64_t parts = 0;
     with_kernel<T>(shape, [&](auto kernel) {
         const int threads = shape.threads * shape.slots;
-        parts = groups_of(call.rows, shape, active_blocks(kernel, threads, 0), device);
+        parts = groups_of(call.rows, shape, kernel, device);
         if (shape.cluster > 1)
             launch_dependent_clusters(kernel, parts * shape.cluster, threads, shape.cluster, 0, call.stream, a);
         else

@@ -93,11 +93,12 @@ __global__ void __launch_bounds__(MOST_THREADS,
     typedef accumulate_type<T> A;
     typedef aligned_vector<T, COUNT> P;
     __shared__ RowScratch<A, 2> scratch;
-    int buffer = 0;
+    int turn = 0;
     const int cluster = CLUSTER ? a.cluster : 1, block = (int)(blockIdx.x % cluster);
     const int slots = blockDim.x / a.threads, rank = threadIdx.x % a.threads + block * a.threads;
     const int stride = a.threads * cluster;
     const P zeros = vector_of_equal<T, COUNT>(A(0));
+    prepare_row_sums<CLUSTER>(scratch);
     wait_for_predecessor();
     release_successor();
     uint64_t seed = 0, offset = 0;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(MOST_THREADS,
 #pragma unroll
                 for (int e = 0; e < COUNT; e++)
                     mean[0] += element_of(x[v], e) * a.inverse_cols;
-            row_sums<CLUSTER>(mean, a.threads, cluster, scratch, buffer);
+            row_sums<CLUSTER>(mean, a.threads, cluster, scratch, turn);
         }
         // The mean of differences from the mean is what its rounding left out.
         A sums[2] = {0, 0};
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(MOST_THREADS,
                     sums[0] += difference * difference;
                     sums[1] += difference * a.inverse_cols;
                 }
-        row_sums<CLUSTER>(sums, a.threads, cluster, scratch, buffer);
+        row_sums<CLUSTER>(sums, a.threads, cluster, scratch, turn);
         const A rest = a.rms ? A(0) : sums[1];
         const A rstd = rstd_of(sums[0] * a.inverse_cols, rest, a.eps);
         if (rank == 0 && vectors > 0) {
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(MOST_THREADS,
             }
     }
     if (CLUSTER)
-        cluster_sync(); // others may still read this block's sums
+        cluster_sync(); // others may still send it their sums
 }
 
 // Launches a kernel of CLUSTER over the rows.

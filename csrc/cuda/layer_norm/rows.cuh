@@ -5,6 +5,7 @@
 #include "common/aligned_vector.cuh"
 #include "common/common.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
 
 static constexpr int MOST_WARPS = 32; // of a block
 static constexpr int MOST_CLUSTER = 8;
@@ -14,17 +15,36 @@ static constexpr int MOST_CLUSTER = 8;
 template <typename A, int VALUES>
 struct RowScratch {
     A warp[2][VALUES][MOST_WARPS];
-    A block[2][VALUES];
+    A blocks[2][MOST_CLUSTER][VALUES]; // the sums of the cluster's blocks, which send them here
+    uint64_t arrived[2];               // mbarriers: all of them have
 };
 
+// Once, before the sums of clusters.
+template <bool CLUSTER, typename A, int VALUES>
+__device__ __forceinline__ void prepare_row_sums(RowScratch<A, VALUES> &scratch)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (CLUSTER) {
+        if (threadIdx.x == 0) {
+            mbarrier_init(shared_address(&scratch.arrived[0]), 1);
+            mbarrier_init(shared_address(&scratch.arrived[1]), 1);
+            fence_mbarrier_init();
+        }
+        cluster_sync_relaxed();
+    }
+#endif
+}
+
 // Sums over the `threads` neighbouring threads that have a row, and over the blocks of the cluster; all get them.
-// threads: a power of two up to 32, or a multiple of 32. `buffer` is 0 at first.
+// threads: a power of two up to 32, or a multiple of 32. `turn` is 0 at first.
+// Blocks of a cluster send each other their sums by st.async, and wait for those of the others alone: a barrier of the
+// cluster, which would have to release them, also waits until the row before has been written to memory.
 template <bool CLUSTER, typename A, int COUNT, int VALUES>
 __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cluster, RowScratch<A, VALUES> &scratch,
-                                         int &buffer)
+                                         int &turn)
 {
     static_assert(COUNT <= VALUES, "the scratch has room");
-    const int lane = threadIdx.x % WARP_SIZE;
+    const int lane = threadIdx.x % WARP_SIZE, buffer = turn & 1;
 #pragma unroll
     for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
         if (offset < threads)
@@ -42,17 +62,25 @@ __device__ __forceinline__ void row_sums(A (&values)[COUNT], int threads, int cl
 #pragma unroll
     for (int k = 0; k < COUNT; k++)
         values[k] = warp_sum(lane < warps ? scratch.warp[buffer][k][first + lane] : A(0));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if constexpr (CLUSTER) {
-        if (threadIdx.x == 0)
+        const uint32_t arrived = shared_address(&scratch.arrived[buffer]);
+        if (threadIdx.x < WARP_SIZE) {
+            if (lane == 0)
+                mbarrier_arrive_expect_tx(arrived, cluster * COUNT * sizeof(A));
+            if (lane < cluster)
 #pragma unroll
-            for (int k = 0; k < COUNT; k++)
-                scratch.block[buffer][k] = values[k];
-        cluster_sync();
+                for (int k = 0; k < COUNT; k++)
+                    st_async(mapa(shared_address(&scratch.blocks[buffer][cluster_ctarank()][k]), lane), values[k],
+                             mapa(arrived, lane));
+        }
+        mbarrier_wait_cluster(arrived, turn >> 1);
 #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            values[k] = warp_sum(lane < cluster ? *mapa(&scratch.block[buffer][k], lane) : A(0));
+            values[k] = warp_sum(lane < cluster ? scratch.blocks[buffer][lane][k] : A(0));
     }
-    buffer ^= 1;
+#endif
+    turn = (turn + 1) & 3; // the buffer, and the parity of its mbarrier
 }
 
 // The variance, of the mean squared difference from a mean that is off by `rest`. Where the square overflows, so may the

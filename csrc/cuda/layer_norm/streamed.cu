@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
 {
     typedef accumulate_type<T> A;
     __shared__ RowScratch<A, 2> scratch;
-    int buffer = 0;
+    int turn = 0;
     const A inverse_cols = A(1) / (A)cols;
     wait_for_predecessor();
     release_successor();
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                 for (int e = 0; e < (int)(sizeof(x[0]) / sizeof(A)); e++)
                     m[0] += x[0][e] * inverse_cols;
             });
-            row_sums<false>(m, ROW_THREADS, 1, scratch, buffer);
+            row_sums<false>(m, ROW_THREADS, 1, scratch, turn);
         }
         A sums[2] = {0, 0};
         for_elements((T *)nullptr, from, cols, vectorised, [&](int64_t, const auto &x) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                 sums[1] += difference * inverse_cols;
             }
         });
-        row_sums<false>(sums, ROW_THREADS, 1, scratch, buffer);
+        row_sums<false>(sums, ROW_THREADS, 1, scratch, turn);
         const A rest = rms ? A(0) : sums[1];
         const A r = rstd_of(sums[0] * inverse_cols, rest, eps), shift = -rest * r;
         if (threadIdx.x == 0) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
 {
     typedef accumulate_type<T> A;
     __shared__ RowScratch<A, 2> scratch;
-    int buffer = 0;
+    int turn = 0;
     wait_for_predecessor();
     release_successor();
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
                 sums[1] += h * ((x[1][e] - center) * r + shift);
             }
         });
-        row_sums<false>(sums, ROW_THREADS, 1, scratch, buffer);
+        row_sums<false>(sums, ROW_THREADS, 1, scratch, turn);
         const A mean_h = rms ? A(0) : sums[0] / (A)cols, slope = sums[1] / (A)cols;
         for_elements(grad_input + start, both, cols, vectorised, [&](int64_t c, auto &x) {
 #pragma unroll

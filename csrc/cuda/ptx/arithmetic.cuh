@@ -25,6 +25,14 @@ __device__ __forceinline__ float lg2_approx_ftz(float x)
     return result;
 }
 
+// A product of 64 bits. Of one that is written with 64-bit operands the compiler adds zeros to the upper half now and then.
+__device__ __forceinline__ uint64_t mul_wide_u32(uint32_t a, uint32_t b)
+{
+    uint64_t product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+}
+
 // The larger one, NaN if either is (fmaxf drops it); sm_80.
 __device__ __forceinline__ float max_nan(float a, float b)
 {

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
         S state = family.template none<A>();
         A origin = 0;
         if (unit < rows * parts) {
-            const int64_t row = unit / parts, begin = unit % parts * step;
+            const int64_t row = parts == 1 ? unit : unit / parts, begin = (unit - row * parts) * step;
             const int64_t count = cols - begin < step ? cols - begin : step;
             const T *const from = input + row * cols + begin;
             if constexpr (F::USES_ORIGIN) {
@@ -114,14 +114,21 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
                                                   (int64_t)lanes * SIZE);
                     }
                 }
-                for (; vector < split.vectors; vector += lanes) {
-                    const V x = reinterpret_cast<const V *>(from + split.head)[vector];
-                    A v[SIZE];
+                // The rest, of which short rows have nothing else, is in flight together too.
+                V x[IN_FLIGHT];
 #pragma unroll
-                    for (int j = 0; j < SIZE; j++)
-                        v[j] = element_of(x, j) - origin;
-                    family.template add<SIZE>(state, v, begin + split.head + vector * SIZE, 0);
-                }
+                for (int i = 0; i < IN_FLIGHT - 1; i++)
+                    if (vector + i * lanes < split.vectors)
+                        x[i] = (reinterpret_cast<const V *>(from + split.head) + vector)[i * lanes];
+#pragma unroll
+                for (int i = 0; i < IN_FLIGHT - 1; i++)
+                    if (vector + i * lanes < split.vectors) {
+                        A v[SIZE];
+#pragma unroll
+                        for (int j = 0; j < SIZE; j++)
+                            v[j] = element_of(x[i], j) - origin;
+                        family.template add<SIZE>(state, v, begin + split.head + (vector + i * lanes) * SIZE, 0);
+                    }
                 if (split.tail + lane < count)
                     add_one(split.tail + lane);
             } else {
@@ -164,7 +171,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
 
 // The same of columns: COUNT of them a thread, whose vectors are aligned.
 template <typename F, typename T, int COUNT>
-__global__ void __launch_bounds__(COLUMN_THREADS, 1)
+__global__ void __launch_bounds__(COLUMN_THREADS, 2)
     reduction_columns_kernel(const F family, const ReductionOutput output, void *partials, const T *input, int64_t rows,
                              int64_t cols, int64_t inner, const ReductionPlan plan, bool direct)
 {
@@ -212,13 +219,20 @@ __global__ void __launch_bounds__(COLUMN_THREADS, 1)
                     family.template add<1>(state[e], v, c, height);
                 }
             }
-            for (; c < end; c += height) {
-                const V x = *reinterpret_cast<const V *>(from + c * inner);
+            if (c < end) {
+                V x[ROWS_IN_FLIGHT];
 #pragma unroll
-                for (int e = 0; e < COUNT; e++) {
-                    const A v[1] = {element_of(x, e) - origin[e]};
-                    family.template add<1>(state[e], v, c, 1);
-                }
+                for (int i = 0; i < ROWS_IN_FLIGHT - 1; i++)
+                    if (c + i * height < end)
+                        x[i] = *reinterpret_cast<const V *>(from + (c + i * height) * inner);
+#pragma unroll
+                for (int i = 0; i < ROWS_IN_FLIGHT - 1; i++)
+                    if (c + i * height < end)
+#pragma unroll
+                        for (int e = 0; e < COUNT; e++) {
+                            const A v[1] = {element_of(x[i], e) - origin[e]};
+                            family.template add<1>(state[e], v, c + i * height, 1);
+                        }
             }
         }
 #pragma unroll

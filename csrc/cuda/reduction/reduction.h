@@ -20,10 +20,10 @@ struct ReductionCall {
 static constexpr int ROW_THREADS = 512;
 static constexpr int COLUMN_THREADS = 256;
 static constexpr int WIDEST_TILE = 64; // vectors
-// Blocks that run at once on a large GPU, two of rows on each of 132 multiprocessors. A constant, so that sums are cut
-// alike on every device.
+// Blocks that run at once on a large GPU, two on each of 132 multiprocessors, and twice as many of columns. Constants, so
+// that sums are cut alike on every device.
 static constexpr int64_t ROW_BLOCKS = 264;
-static constexpr int64_t COLUMN_BLOCKS = 1056;
+static constexpr int64_t COLUMN_BLOCKS = 528;
 static constexpr int64_t LEAST_PART = 8192;  // elements of a part of a row
 static constexpr int64_t PART_MULTIPLE = 64; // so that every part starts as aligned as its row
 static constexpr int64_t FEWEST_ROWS = 8;    // of a thread that goes down columns

@@ -9,8 +9,8 @@
  *       those outside of [0, bins) are left out
  *   weights: `count` elements of dtype, float32 or float64, or NULL
  *
- * Counts are integers throughout: exact, and the same in every run. So are sums of weights: how they are cut depends on
- * the sizes alone (csrc/cuda/histogram/histogram.cu).
+ * Counts are integers throughout: exact, and the same in every run. So are sums of weights of few bins: how they are cut
+ * depends on the sizes alone (csrc/cuda/histogram/histogram.cu); and on CUDA those of many, if `deterministic`.
  */
 #ifndef CUDA_OPS_HISTOGRAM_H
 #define CUDA_OPS_HISTOGRAM_H
@@ -43,11 +43,12 @@ cuda_ops_status cuda_ops_histc_cuda(void *output, void *workspace, const void *i
 
 cuda_ops_status cuda_ops_bincount_cuda(int64_t *counts, const void *input, int key_bytes, int64_t count, int64_t bins,
                                        cuda_ops_stream stream);
-/* sums: `bins` elements of dtype. */
-size_t cuda_ops_bincount_weights_workspace_cuda(int64_t count, int64_t bins, cuda_ops_dtype dtype);
+/* sums: `bins` elements of dtype. deterministic: 0, or 1 where they are to repeat bit by bit; the same for the workspace and
+ * the call. */
+size_t cuda_ops_bincount_weights_workspace_cuda(int64_t count, int64_t bins, cuda_ops_dtype dtype, int deterministic);
 cuda_ops_status cuda_ops_bincount_weights_cuda(void *sums, void *workspace, const void *input, int key_bytes,
                                                const void *weights, int64_t count, int64_t bins, cuda_ops_dtype dtype,
-                                               cuda_ops_stream stream);
+                                               int deterministic, cuda_ops_stream stream);
 /* range, on the device: ~smallest and the largest of the elements; both -1 where they are negative. */
 cuda_ops_status cuda_ops_bincount_range_cuda(int64_t *range, const void *input, int key_bytes, int64_t count,
                                              cuda_ops_stream stream);

@@ -9,9 +9,10 @@
  *   index: [count], or [outer, count, inner], of index_bytes each: 4 (int32_t) or 8
  *   rows and outer * count are below 2^31 - 1, and for scatter_add outer * count * inner too
  *
- * Results repeat bit by bit. index_add adds in the order of k, on the CPU in double, on CUDA in float for all but float64
- * and by chunks of 64. So does scatter_add on the CPU, in dtype; on CUDA it adds integers, whose order does not matter
- * (csrc/cuda/common/ordered_sums.cuh).
+ * index_add adds in the order of k, on the CPU in double, on CUDA in float for all but float64 and by chunks of 64; results
+ * repeat bit by bit. So does scatter_add on the CPU, in dtype. On CUDA scatter_add, and index_add where rows have one or two
+ * elements, add in the order in which the values come, halves in float; or, if `deterministic`, integers, whose order does
+ * not matter (csrc/cuda/common/ordered_sums.cuh).
  *
  * An index outside of [0, rows) is never used as an address: its element goes nowhere, and its gradient is 0. Callers who
  * want an error look first on the CPU, with cuda_ops_embedding_find_bad_index_cpu, and on CUDA pass a
@@ -50,20 +51,22 @@ cuda_ops_status cuda_ops_scatter_add_backward_cpu(void *grad_source, const void 
                                                   int index_bytes, cuda_ops_scatter_sizes sizes, int64_t begin,
                                                   int64_t end, cuda_ops_dtype dtype);
 
-/* workspace: of so many bytes of device memory, aligned to 16. */
-size_t cuda_ops_index_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype);
+/* workspace: of so many bytes of device memory, aligned to 16. deterministic: 0, or 1 where results are to repeat bit by
+ * bit; the same for the workspace and the call. */
+size_t cuda_ops_index_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype, int deterministic);
 cuda_ops_status cuda_ops_index_add_cuda(void *output, cuda_ops_index_error *error, void *workspace, const void *input,
                                         const void *source, const void *index, int index_bytes,
                                         cuda_ops_scatter_sizes sizes, double alpha, cuda_ops_dtype dtype,
-                                        cuda_ops_stream stream);
+                                        int deterministic, cuda_ops_stream stream);
 cuda_ops_status cuda_ops_index_add_backward_cuda(void *grad_source, const void *grad_output, const void *index,
                                                  int index_bytes, cuda_ops_scatter_sizes sizes, double alpha,
                                                  cuda_ops_dtype dtype, cuda_ops_stream stream);
-size_t cuda_ops_scatter_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype);
+size_t cuda_ops_scatter_add_workspace_cuda(cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype, int deterministic);
 /* Adds to output. */
 cuda_ops_status cuda_ops_scatter_add_cuda(void *output, cuda_ops_index_error *error, void *workspace,
                                           const void *source, const void *index, int index_bytes,
-                                          cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype, cuda_ops_stream stream);
+                                          cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype, int deterministic,
+                                          cuda_ops_stream stream);
 cuda_ops_status cuda_ops_scatter_add_backward_cuda(void *grad_source, const void *grad_output, const void *index,
                                                    int index_bytes, cuda_ops_scatter_sizes sizes, cuda_ops_dtype dtype,
                                                    cuda_ops_stream stream);
