@@ -164,16 +164,15 @@ static Tensor weight_gradient(const Tensor &grad_output, const Tensor &input, bo
     const LinearSizes size{rows_of(input), input.size(-1), grad_output.size(-1)};
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     const Tensor g = grad_output.contiguous(), x = input.contiguous();
-    const bool halves = g.scalar_type() == at::kHalf || g.scalar_type() == at::kBFloat16;
     Tensor grad_weight = at::empty({size.out_features, size.in_features},
-                                   to_float32 && halves ? g.options().dtype(at::kFloat) : g.options());
+                                   to_float32 && is_half(dtype) ? g.options().dtype(at::kFloat) : g.options());
     if (grad_weight.numel() == 0)
         return grad_weight;
-    if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16)
+    if (g.is_cpu() && dtype == CUDA_OPS_BFLOAT16 && !to_float32)
         return grad_weight.copy_(
             bfloat16_product(op, g.view({size.rows, size.out_features}).t(), x.view({size.rows, size.in_features})));
     if (is_cpu_half(g))
-        return in_float32(linear_backward_weight, g, x).to(g.scalar_type());
+        return in_float32(weight_gradient, g, x, false).to(grad_weight.scalar_type());
     if (g.is_cuda())
         CUDA_OPS_LAUNCH(op, backward_weight_cuda(grad_weight, g, x, size, dtype));
     else

@@ -196,3 +196,25 @@ def test_cuda_repeats_bit_by_bit():
     order = torch.randperm(50_000, device="cuda")
     add = functions["scatter_add"]
     assert torch.equal(add(x, index, source), add(x, index[order], source[order]))
+
+
+@pytest.mark.parametrize("sizes", [(4, 50, 3000, 40), (1, 3, 40000, 2), (70, 9, 1, 700)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lines_belong_to_one_thread(sizes, dtype):
+    """Lines that are cut in two by threads would be added twice, or to another's."""
+    outer, rows, count, inner = sizes
+    generator = torch.Generator().manual_seed(3)
+    index = torch.randint(rows, (outer, count, inner), generator=generator)
+    # Small whole numbers, whose sums are exact in any order.
+    source = torch.randint(-2, 3, index.shape, generator=generator).to(dtype)
+    x = torch.zeros(outer, rows, inner, dtype=dtype)
+    expected = torch.zeros(outer, rows, inner, dtype=torch.float64).scatter_add(1, index, source.double())
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(scatter_add(x, 1, index, source), expected.to(dtype))
+            grad = torch.ops.cuda_ops.scatter_add_backward(expected.to(dtype), 1, index, list(index.shape))
+            assert torch.equal(grad, expected.to(dtype).gather(1, index))
+    finally:
+        torch.set_num_threads(before)

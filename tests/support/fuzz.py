@@ -181,6 +181,18 @@ def overflows(values, dtype):
     return any(v is not None and v.is_floating_point() and (v.isfinite() & v.to(dtype).isinf()).any() for v in values)
 
 
+def overflows_in_pytorch(case, cotangents, second, index, value):
+    """Whether PyTorch's own, in float16, is not finite either: what is between is beyond its range, and which of it is
+    kept depends on how an op is composed."""
+    if case.dtype != torch.float16 or value.isfinite().all():
+        return False
+    try:
+        found = evaluated(case.target.spec.reference, fresh(case.sample), cotangents.ours, second)
+    except Exception:
+        return False  # it has no such kernel: then there is nothing that excuses ours
+    return not found[index][1].isfinite().all()
+
+
 def is_number(tensor):
     return tensor.is_floating_point() and tensor.numel() > 0
 
@@ -337,6 +349,8 @@ def check(case: Case, judged=None) -> str:
         except AssertionError as error:
             if not value.is_floating_point():
                 raise Failure(str(error)) from error
+            if overflows_in_pytorch(case, cotangents, second, index, value):
+                continue
             for count in (PERTURBATIONS, CONFIRMING):
                 if is_explained_by_rounding(case, expected_sample, cotangents, second, index, name, value, count):
                     break
