@@ -18,12 +18,24 @@ cuda_ops_status cuda_ops_attention_append_cpu(void *key_cache, void *value_cache
                                               const cuda_ops_attention *call, int64_t begin, int64_t end,
                                               cuda_ops_dtype dtype)
 {
-    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
-        return CUDA_OPS_UNSUPPORTED_DTYPE;
     const cuda_ops_attention_sequences *const q = &call->sequences;
     if (!q->key_lengths || q->new_keys < 0 || (q->block_table && (q->page_size <= 0 || q->table_row < 0)))
         return CUDA_OPS_INVALID_ARGUMENT;
-    const int64_t size = dtype == CUDA_OPS_FLOAT64 ? 8 : 4;
+    int64_t size;
+    switch (dtype) {
+    case CUDA_OPS_FLOAT64:
+        size = 8;
+        break;
+    case CUDA_OPS_FLOAT32:
+        size = 4;
+        break;
+    case CUDA_OPS_FLOAT16:
+    case CUDA_OPS_BFLOAT16:
+        size = 2;
+        break;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
     for (int64_t b = begin; b < end; b++)
         for (int64_t t = 0; t < q->new_keys; t++) {
             int64_t page = b, row = q->key_lengths[b] + t;

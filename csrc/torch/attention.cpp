@@ -223,6 +223,8 @@ static Tensor attention_dropout_factors(const Tensor &state, at::IntArrayRef siz
     const cuda_ops_dtype dtype = check_dtype(op, "factors", factors);
     if (factors.numel() == 0)
         return factors;
+    if (is_cpu_half(factors))
+        return factors.copy_(attention_dropout_factors(state, sizes, dropout, at::kFloat));
     const Tensor seed_and_offset = state.contiguous();
     const int64_t *const values = seed_and_offset.const_data_ptr<int64_t>();
     cuda_ops_attention call = {};

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "autograd.h"
+#include "halves.h"
 #include "loss.h"
 
 namespace cuda_ops
@@ -191,6 +192,12 @@ attention_cache_forward(const Tensor &query, const Tensor &key_cache, const Tens
         check_cache_cpu(cache);
     if (logsumexp.numel() == 0)
         return {output, logsumexp};
+    if (is_cpu_half(query)) {
+        const auto [result, sums] =
+            in_float32(attention_cache_forward, query, key_cache, value_cache, cache_seqlens, block_table, alibi_slopes,
+                       new_keys, scale, window_left, window_right, softcap);
+        return {output.copy_(result), sums};
+    }
     if (call.keys == 0 || call.value_dim == 0 || call.head_dim == 0) {
         TORCH_CHECK_NOT_IMPLEMENTED(call.keys == 0 || call.value_dim == 0, op,
                                     ": expected query to have elements in a row, got shape ", query.sizes());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "autograd.h"
+#include "halves.h"
 
 namespace cuda_ops
 {
@@ -105,6 +106,12 @@ static std::tuple<Tensor, Tensor> attention_varlen_forward(const Tensor &query, 
     call.output = packed_strides(output);
     if (logsumexp.numel() == 0)
         return {output, logsumexp};
+    if (is_cpu_half(query)) {
+        const auto [result, sums] =
+            in_float32(attention_varlen_forward, query, key, value, cu_seqlens_q, cu_seqlens_k, alibi_slopes,
+                       max_seqlen_q, max_seqlen_k, scale, window_left, window_right, softcap, bottom_right);
+        return {output.copy_(result), sums};
+    }
     if (q.is_cuda()) {
 #ifdef CUDA_OPS_WITH_CUDA
         const Tensor workspace = attention_workspace(cuda_ops_attention_forward_workspace_cuda(&call, dtype), q);
@@ -177,6 +184,13 @@ attention_varlen_backward(const Tensor &grad_output, const std::optional<Tensor>
     }
     if (empty_call)
         return {grad_query, grad_key, grad_value};
+    if (is_cpu_half(query)) {
+        const auto [to_query, to_key, to_value] =
+            in_float32(attention_varlen_backward, grad_output, grad_logsumexp, query, key, value, cu_seqlens_q,
+                       cu_seqlens_k, alibi_slopes, output, logsumexp, max_seqlen_q, max_seqlen_k, scale, window_left,
+                       window_right, softcap, bottom_right);
+        return {grad_query.copy_(to_query), grad_key.copy_(to_key), grad_value.copy_(to_value)};
+    }
     call.output = packed_strides(o), call.grad_output = packed_strides(g);
     call.grad_query = packed_strides(grad_query);
     call.grad_key = packed_strides(grad_key), call.grad_value = packed_strides(grad_value);
