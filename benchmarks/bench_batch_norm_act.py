@@ -57,4 +57,5 @@ BENCH = Bench(
         Implementation("channels_last", by_layers(torch.nn.functional.batch_norm, NATIVE), channels_last),
     ],
     cases=[case(*arguments) for arguments in CASES],
+    bends=10.0,
 )

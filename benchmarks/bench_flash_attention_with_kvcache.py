@@ -37,4 +37,5 @@ BENCH = Bench(
         *[case(batch, 32, 8, 8192, head_dim) for batch in (8, 64) for head_dim in (64, 128)],
         case(8, 32, 8, 8192, 128, queries=8),
     ],
+    backward=False,
 )

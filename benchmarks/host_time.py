@@ -189,6 +189,12 @@ def cases(device) -> Iterator[Case]:
         lambda x, w, b: native.batch_norm(x, mean, variance, w, b, training=True),
         (images, channels, bias),
     )
+    yield Case(
+        "batch_norm_act",
+        lambda x, w, b: ours.batch_norm_act(x, mean, variance, w, b, activation="relu", training=True),
+        lambda x, w, b: native.relu(native.batch_norm(x, mean, variance, w, b, training=True)),
+        (images, channels, bias),
+    )
     for name in ("layer_norm", "rms_norm"):
         mine, added, theirs = getattr(ours, name), getattr(ours, f"add_{name}"), getattr(native, name)
         yield Case(
@@ -239,9 +245,22 @@ def cases(device) -> Iterator[Case]:
     for name in ("argmax", "argmin"):
         mine, theirs = getattr(ours, name), getattr(torch, name)
         yield Case(name, lambda f=mine: f(x.detach(), 1), lambda f=theirs: f(x.detach(), 1))
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32, device=x.device)
     heads = make(2, 2, 8, 16), make(2, 2, 8, 16), make(2, 2, 8, 16)
     for name in ("scaled_dot_product_attention", "flash_attention"):
         yield Case(name, getattr(ours, name), native.scaled_dot_product_attention, heads)
+    yield Case(
+        "flash_attention_varlen",
+        lambda q, k, v: ours.flash_attention_varlen(q, k, v, starts, starts, 8, 8),
+        lambda q, k, v: native.scaled_dot_product_attention(*(t.view(2, 8, 2, 16).transpose(1, 2) for t in (q, k, v))),
+        (make(16, 2, 16), make(16, 2, 16), make(16, 2, 16)),
+    )
+    token, *caches = (make(2, length, 2, 16).detach() for length in (1, 8, 8))
+    yield Case(
+        "flash_attention_with_kvcache",
+        lambda: ours.flash_attention_with_kvcache(token, *caches),
+        lambda: native.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (token, *caches))),
+    )
     rows, packed, packed_bias, out = make(8, 2, 16), make(48, 16), make(48), make(16, 16)
 
     def multi_head(function):

@@ -1,5 +1,7 @@
 """How the ops live with PyTorch: schemas and fakes, torch.compile, streams, CUDA graphs, devices, bad inputs."""
 
+import re
+
 import pytest
 import torch
 from support.opspec import Make, as_tuple, assert_close, load_specs, random_grad_outputs
@@ -38,8 +40,10 @@ def test_fake_kernels_tell_the_real_strides(spec, device):
         for arguments in in_other_layouts(sample):
             try:
                 results = as_tuple(op(*arguments))
-            except RuntimeError as error:  # what forward has saved is taken back as it was made
-                assert "expected statistics to be those of forward" in str(error), error
+            except RuntimeError as error:
+                # What forward has saved is taken back as it was made; a cache is written where it lies, row by row.
+                expected = "expected statistics to be those of forward|to have rows whose elements are neighbours"
+                assert re.search(expected, str(error)), error
                 continue
             with FakeTensorMode() as mode:
                 fake = as_tuple(op(*tree_map_only(torch.Tensor, mode.from_tensor, arguments)))

@@ -67,19 +67,19 @@ def copy_arguments(arguments):
     return arguments
 
 
-def require_agreement(what, results: dict[str, object], dtype):
+def require_agreement(what, results: dict[str, object], dtype, bends=1.0):
     """Every implementation's tensors against the first one's; BenchError if they differ or are not finite."""
     (first, expected), *others = results.items()
     for name, actual in others:
         for a, e in zip(tensors_of(actual), tensors_of(expected), strict=True):
             distance = (a.double() - e.double()).norm() / e.double().norm().clamp_min(1e-30)
-            if not distance <= AGREE.get(dtype, 0.0):  # and so a NaN is refused
+            if not distance <= bends * AGREE.get(dtype, 0.0):  # and so a NaN is refused
                 raise BenchError(
                     f"{what}: {first} and {name} differ by {distance:.2g}, so that no time is worth telling"
                 )
 
 
-def require_agreement_of_gradients(what, implementations, arguments, dtype):
+def require_agreement_of_gradients(what, implementations, arguments, dtype, bends=1.0):
     """As require_agreement, for the gradients of the same grad_outputs."""
     results, grad_outputs = {}, None
     for implementation in implementations:
@@ -88,7 +88,7 @@ def require_agreement_of_gradients(what, implementations, arguments, dtype):
         grad_outputs = grad_outputs or [torch.randn_like(o) for o in outputs]
         inputs = [t for t in tensors_of(copies) if t.requires_grad]
         results[implementation.name] = torch.autograd.grad(outputs, inputs, grad_outputs)
-    require_agreement(what, results, dtype)
+    require_agreement(what, results, dtype, bends)
 
 
 def check_results(what, calls: dict[str, list[Callable]], dtype, left_out: set):
@@ -201,7 +201,7 @@ def time_case(bench: Bench, case: Case, dtype_name: str, direction: str, setting
         if direction == "forward":
             check_results(what, calls, dtype, left_out)
         else:
-            require_agreement_of_gradients(what, implementations, arguments, dtype)
+            require_agreement_of_gradients(what, implementations, arguments, dtype, bench.bends)
     samplers, slow = samplers_of(what, calls, settings)
     ceiling = measure_ceiling(device, dtype_name, settings.quick)
     flops = case.flops[index]

@@ -82,6 +82,9 @@ class Bench:
     backward: bool = True
     random: bool = False
     """Whether the op draws random numbers or works in place, so that results are not compared."""
+    bends: float = 1.0
+    """How many times as far as others' its gradients may differ: where rounding puts a value on the other side of
+    ReLU's bend, a whole gradient is missing."""
     beside: Callable[[torch.device, torch.dtype, "Case"], list[Implementation]] | None = None
     """What else is timed with a case, and is neither ours nor PyTorch's: rungs of a ladder, peers. Names begin with
     one of BESIDE."""

@@ -131,9 +131,10 @@ static void attention_cache_append(const Tensor &key_cache, const Tensor &value_
             check_no_overlap(op, "block_table", *block_table, name, tensor);
     }
     check_no_overlap(op, "value_cache", value_cache, "key_cache", key_cache);
-    TORCH_CHECK(key_cache.stride(3) == 1 && value_cache.stride(3) == 1, op,
-                ": expected key_cache and value_cache to have rows whose elements are neighbours, got strides ",
-                key_cache.strides(), " and ", value_cache.strides());
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        key_cache.stride(3) == 1 && value_cache.stride(3) == 1, op,
+        ": expected key_cache and value_cache to have rows whose elements are neighbours, got strides ",
+        key_cache.strides(), " and ", value_cache.strides());
     TORCH_CHECK_NOT_IMPLEMENTED(!key_cache.is_neg() && !value_cache.is_neg(), op,
                                 ": expected key_cache and value_cache to be no negative views");
     const c10::OptionalDeviceGuard guard(at::device_of(key_cache));

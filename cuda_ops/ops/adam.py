@@ -115,9 +115,11 @@ class Step(WithoutEntries):
                 loss = closure()
         with torch.no_grad():
             lists = [(group, *alike) for group in self.param_groups for alike in self._alike(group)]
-            self.grad_norm = None if self.max_grad_norm is None else self._norm([grads for *_, grads, _ in lists])
+            norm = None if self.max_grad_norm is None else self._norm([grads for *_, grads, _ in lists])
+            if not is_compiling():  # torch.compile writes no attribute of an optimizer
+                self.grad_norm = norm
             for group, params, grads, states in lists:
-                self._step_alike(group, params, grads, states)
+                self._step_alike(group, params, grads, states, norm)
         return loss
 
     def _norm(self, lists):
@@ -171,7 +173,7 @@ class Step(WithoutEntries):
             state["max_exp_avg_sq"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
         return state
 
-    def _step_alike(self, group, params, grads, states):
+    def _step_alike(self, group, params, grads, states, norm):
         name, device = type(self).__name__, params[0].device
         amsgrad = flag(name, "amsgrad", group["amsgrad"])
         steps = [state["step"] for state in states]
@@ -188,7 +190,6 @@ class Step(WithoutEntries):
             for value in (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         )
 
-        norm = self.grad_norm
         if norm is not None and device.type == "cuda":
             norm = norm.to(device)
         elif norm is not None:

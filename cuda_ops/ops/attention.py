@@ -434,9 +434,15 @@ def _with_sinks(op, output, logsumexp, sinks, heads_within_rows=False):
     row's denominator. heads_within_rows: those of output; logsumexp has rows within heads."""
     check_tensors(op, sinks=sinks)
     heads = logsumexp.shape[-2]
-    message = f"{op}: expected sinks to be floating point of shape [{heads}] on the device of query, got"
-    if not (sinks.is_floating_point() and sinks.shape == (heads,) and sinks.device == output.device):
-        raise RuntimeError(f"{message} {sinks.dtype} of shape {list(sinks.shape)} on {sinks.device}")
+    if sinks.device != output.device:
+        raise RuntimeError(
+            f"{op}: expected sinks to be on the device of query, {output.device}, got a tensor on {sinks.device}"
+        )
+    if not (sinks.is_floating_point() and sinks.shape == (heads,)):
+        raise RuntimeError(
+            f"{op}: expected sinks to be floating point of shape [{heads}], got {sinks.dtype} of shape "
+            f"{list(sinks.shape)}"
+        )
     sinks = sinks.to(logsumexp.dtype).unsqueeze(-1)
     share = torch.sigmoid(logsumexp - sinks)
     if heads_within_rows:

@@ -23,7 +23,7 @@ def reference(query, key, value, starts, key_starts, longest, longest_key, *, re
         last, last_key = min(last, first + longest), min(last_key, first_key + longest_key)
         parts = query[first:last], key[first_key:last_key], value[first_key:last_key]
         parts = [part.transpose(0, 1).unsqueeze(0) for part in parts]
-        group = query.shape[1] // key.shape[1]
+        group = query.shape[1] // max(key.shape[1], 1)
         parts[1:] = [part.repeat_interleave(group, 1) for part in parts[1:]]
         of_b = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
         if parts[1].shape[2] == 0:
