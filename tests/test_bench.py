@@ -574,7 +574,7 @@ def test_all_dtypes_of_the_cpu(tmp_path):
     status, _, errors = run("square", "square", "--quick", "--device", "cpu", "--dtype", "all", "--out", tmp_path)
     assert status == 0, errors
     (path,) = tmp_path.glob("cpu-*/*")
-    assert {row["dtype"] for row in harness.read_csv(path)} == {"float32", "float64"}
+    assert {row["dtype"] for row in harness.read_csv(path)} == {"float32", "float64", "float16", "bfloat16"}
 
 
 def test_without_the_repository(tmp_path):

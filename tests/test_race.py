@@ -128,7 +128,7 @@ def test_a_model_of_transformers(folder):
         (["race_models:no_such_function"], "race_models:no_such_function cannot be imported"),
         (["race_models:no_model"], "has to return a model and its inputs"),
         (["race_models:broken"], "race_models:broken does not run"),
-        (["race_models:make", "--precision", "bf16"], "--precision bf16 needs a GPU"),
+        (["race_models:make", "--precision", "tf32"], "--precision tf32 needs a GPU"),
         (["race_models:make", "--batch", "0"], "--batch 0: expected a whole number of at least 1"),
         (["race_models:make", "--device", "tpu"], "--device tpu is unknown"),
         (["race_models:make", "--out", "race_models.py"], "--out race_models.py cannot be written to"),

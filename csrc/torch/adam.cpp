@@ -133,7 +133,7 @@ static void adam_(at::TensorList params, at::TensorList grads, at::TensorList ex
                   at::TensorList max_exp_avg_sqs, at::TensorList steps, const std::optional<Tensor> &device_lr,
                   const std::optional<Tensor> &grad_scale, const std::optional<Tensor> &found_inf, double lr,
                   double beta1, double beta2, double eps, double weight_decay, bool amsgrad, bool decoupled,
-                  bool maximize, const std::optional<Tensor> &grad_norm, double max_grad_norm)
+                  bool maximize, const std::optional<Tensor> &grad_norm, [[maybe_unused]] double max_grad_norm)
 {
     TORCH_CHECK(grads.size() == params.size(), "adam: expected as many grads as params, ", params.size(), ", got ",
                 grads.size());

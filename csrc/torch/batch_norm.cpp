@@ -405,8 +405,8 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const
     Tensor grad_weight = empty({parameter_count}, parameter_options);
     Tensor grad_bias = empty({parameter_count}, parameter_options);
     const Tensor workspace = make_workspace(x, l);
-    void *const grad_weight_data = needs_grad_parameters ? grad_weight.data_ptr() : nullptr;
-    void *const grad_bias_data = needs_grad_parameters ? grad_bias.data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_weight_data = needs_grad_parameters ? grad_weight.data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_bias_data = needs_grad_parameters ? grad_bias.data_ptr() : nullptr;
     const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_weight", grad_weight);
     (void)statistics_dtype; // not used in a build without CUDA
     if (x.is_cuda()) {

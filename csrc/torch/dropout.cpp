@@ -82,7 +82,7 @@ static std::tuple<Tensor, Tensor> dropout_and_add(const char *op, const Tensor &
     }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = dense(input), r = residual.defined() ? dense_like(residual, x) : Tensor();
-    const void *const added = r.defined() ? r.const_data_ptr() : nullptr;
+    [[maybe_unused]] const void *const added = r.defined() ? r.const_data_ptr() : nullptr;
     Tensor output = empty_like_dense(x);
     if (x.numel() == 0)
         return {output, at::zeros({2}, x.options().dtype(at::kLong))};

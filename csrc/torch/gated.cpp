@@ -158,7 +158,7 @@ std::tuple<Tensor, Tensor> gated_backward(const GatedFunction &f, const Tensor &
     Tensor grad_value = value ? empty_like_dense(in.second) : empty({0}, in.first.options());
     if (in.count() == 0)
         return {grad_gate, grad_value};
-    void *const to_value =
+    [[maybe_unused]] void *const to_value =
         value ? grad_value.data_ptr() : static_cast<char *>(grad_gate.data_ptr()) + in.cols * g.element_size();
     if (gate.is_cuda())
         CUDA_OPS_LAUNCH(op, cuda_ops_gated_backward_cuda(grad_gate.data_ptr(), to_value, g.const_data_ptr(), in.gate,

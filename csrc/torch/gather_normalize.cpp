@@ -89,7 +89,7 @@ static std::tuple<Tensor, Tensor> gather_normalize_forward(const Tensor &images,
     const int64_t row_size = c10::multiply_integers(sizes.begin() + 1, sizes.end());
     if (rows == 0)
         return {output, output_labels};
-    int64_t *to_labels = labels ? output_labels.data_ptr<int64_t>() : nullptr;
+    [[maybe_unused]] int64_t *to_labels = labels ? output_labels.data_ptr<int64_t>() : nullptr;
     const int index_bytes = static_cast<int>(i.element_size());
     const int label_bytes = labels ? static_cast<int>(l.element_size()) : 0;
     if (source.is_cuda()) {

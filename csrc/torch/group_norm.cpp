@@ -101,8 +101,9 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const char *op, const Tensor &inpu
                 at::zeros({l.sizes.images, l.sizes.groups}, statistics)};
     Tensor mean = empty({l.sizes.images, l.sizes.groups}, statistics);
     Tensor variance = empty({l.sizes.images, l.sizes.groups}, statistics);
-    const void *const weight_data = group_norm_data(parameters.weight), *const bias_data =
-                                                                            group_norm_data(parameters.bias);
+    [[maybe_unused]] const void *const weight_data = group_norm_data(parameters.weight), *const bias_data =
+                                                                                             group_norm_data(
+                                                                                                 parameters.bias);
     if (x.is_cuda()) {
         Tensor workspace;
 #ifdef CUDA_OPS_WITH_CUDA
@@ -176,10 +177,10 @@ static std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor &grad
     const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_weight", grads[0]);
     if (x.numel() == 0)
         return {grad_input, grads[0], grads[1]};
-    void *const grad_input_data = wanted[0] ? grad_input.data_ptr() : nullptr;
-    void *const grad_weight_data = wanted[1] ? grads[0].data_ptr() : nullptr;
-    void *const grad_bias_data = wanted[2] ? grads[1].data_ptr() : nullptr;
-    const void *const weight_data = group_norm_data(parameters.weight);
+    [[maybe_unused]] void *const grad_input_data = wanted[0] ? grad_input.data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_weight_data = wanted[1] ? grads[0].data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_bias_data = wanted[2] ? grads[1].data_ptr() : nullptr;
+    [[maybe_unused]] const void *const weight_data = group_norm_data(parameters.weight);
     if (x.is_cuda()) {
         Tensor workspace;
 #ifdef CUDA_OPS_WITH_CUDA

@@ -107,7 +107,8 @@ Normalized norm_forward(const char *op, cuda_ops_norm norm, const Tensor &input,
     }
     const c10::OptionalDeviceGuard guard(at::device_of(input));
     const Tensor x = input.contiguous(), r = residual ? residual->contiguous() : Tensor();
-    const void *const weight_data = data_or_null(parameters.weight), *const bias_data = data_or_null(parameters.bias);
+    [[maybe_unused]] const void *const weight_data = data_or_null(parameters.weight), *const bias_data =
+                                                                                          data_or_null(parameters.bias);
     Normalized result;
     result.output = empty(x.sizes(), x.options());
     result.rstd = empty({shape.rows}, rstd_options(x));
@@ -203,9 +204,9 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm n
     }
     if (shape.empty())
         return {grad_input, grads[0], grads[1]};
-    void *const grad_input_data = wanted[0] ? grad_input.data_ptr() : nullptr;
-    void *const grad_weight_data = wanted[1] ? grads[0].data_ptr() : nullptr;
-    void *const grad_bias_data = wanted[2] ? grads[1].data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_input_data = wanted[0] ? grad_input.data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_weight_data = wanted[1] ? grads[0].data_ptr() : nullptr;
+    [[maybe_unused]] void *const grad_bias_data = wanted[2] ? grads[1].data_ptr() : nullptr;
     const bool sums = wanted[1] || wanted[2];
     const double *const mean_data = mean ? m.const_data_ptr<double>() : nullptr;
     const cuda_ops_dtype parameter_dtype = check_dtype(op, "grad_weight", grads[0]);

@@ -73,7 +73,7 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
     Tensor grad_input = empty(input.sizes(), input.options());
     if (grad_input.numel() == 0)
         return grad_input;
-    const int64_t *indices = t.const_data_ptr<int64_t>();
+    [[maybe_unused]] const int64_t *indices = t.const_data_ptr<int64_t>();
     if (input.is_cuda()) {
         nll_loss_index_errors.record(); // raises what forward found, if it is known by now
         CUDA_OPS_LAUNCH(op, cuda_ops_nll_loss_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), indices,
