@@ -217,7 +217,7 @@ def main(args) -> int:
         default = ["float32", "bfloat16"] if device.type == "cuda" else ["float32"]
         dtypes = list(dict.fromkeys(args.dtype or default))
         if "all" in dtypes:
-            dtypes = DTYPES
+            dtypes = [dtype for dtype in DTYPES if dtype != "tf32" or device.type == "cuda"]
         harness.run(args.ops, settings_of(dtypes), args.out)
         if args.roofline:
             from harness import roofline

@@ -111,6 +111,7 @@ def call(ones, query=(5, 2, 4), key=(5, 2, 4), value=(5, 2, 4), starts=(0, 2, 5)
 SPEC = OpSpec(
     name="flash_attention_varlen",
     stem="attention_varlen",
+    own_sizes=True,
     function=attention,
     reference=reference,
     samples=samples,

@@ -127,6 +127,7 @@ def call(ones, query=(2, 1, 4, 8), cache=(2, 9, 2, 8), new=(), seqlens=None, tab
 SPEC = OpSpec(
     name="flash_attention_with_kvcache",
     stem="attention_cache",
+    own_sizes=True,
     function=attention,
     reference=reference,
     samples=samples,

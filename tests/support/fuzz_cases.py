@@ -161,7 +161,7 @@ def drawn_sample(rng, spec, make_arguments, values):
         generator, samples = "samples", seen_samples(spec.name, "samples")
     index = rng.randrange(len(samples))
     seen, first = samples[index]
-    sizes = drawn_sizes(rng, seen)
+    sizes = {} if spec.own_sizes else drawn_sizes(rng, seen)
     if product(sizes.get(n, n) for n in seen) > max(LARGEST, product(seen)):
         raise Rejected("too large")
     make = SizedMake(**make_arguments, sizes=sizes, values=values, first=first)

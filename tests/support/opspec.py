@@ -129,6 +129,10 @@ class OpSpec:
     waits: bool = False
     """Whether the host waits for values, on which the sizes of results depend: no graph takes such a call."""
 
+    own_sizes: bool = False
+    """Whether values of some arguments, such as where sequences begin, follow from the sizes of others: then the fuzzer
+    leaves sizes as they are."""
+
     stem: str = ""
     """The op's own name in its messages, where it is not that of the functional."""
 
