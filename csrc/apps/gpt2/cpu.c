@@ -2,17 +2,16 @@
  * are cut by the sizes alone, so that the result does not depend on how many there are. */
 #include "cpu.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "app.h"
 #include "cuda_ops/add2.h"
-#include "cuda_ops/attention.h"
 #include "cuda_ops/clip_grad_norm.h"
 #include "cuda_ops/embedding.h"
 #include "cuda_ops/layer_norm.h"
 #include "cuda_ops/linear_cross_entropy.h"
 #include "cuda_ops/linear_gelu.h"
+#include "gpt2/attention_call.h"
 #include "gpt2/layers.h"
 
 static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
@@ -174,31 +173,6 @@ static void cpu_gelu_backward(gpt2_device *device, void *grad, float *grad_bias,
     SPREAD("gelu backward", rows * features, APP_ELEMENT_GRAIN,
            cuda_ops_linear_gelu_backward_cpu(grad, grad, preactivation, begin, end, CUDA_OPS_GELU_TANH, F32));
     app_cpu_linear_backward(&self->base, NULL, NULL, grad_bias, grad, NULL, NULL, rows, 0, features);
-}
-
-static cuda_ops_attention attention_call(int64_t heads, int64_t features, const gpt2_span *s)
-{
-    const int64_t queries = s->end - s->begin, head = features / heads;
-    const cuda_ops_attention_strides packed = {s->end * 3 * features, head, 3 * features};
-    const cuda_ops_attention_strides mixed = {queries * features, head, features};
-    return (cuda_ops_attention){.batch = s->batch,
-                                .heads = heads,
-                                .key_heads = heads,
-                                .queries = queries,
-                                .keys = s->end,
-                                .head_dim = head,
-                                .value_dim = head,
-                                .query = packed,
-                                .key = packed,
-                                .value = packed,
-                                .output = mixed,
-                                .grad_output = mixed,
-                                .grad_query = packed,
-                                .grad_key = packed,
-                                .grad_value = packed,
-                                .scale = 1.0 / sqrt((double)head),
-                                .diagonal = s->begin,
-                                .window_left = CUDA_OPS_ATTENTION_UNBOUNDED};
 }
 
 static int64_t attention_grain(const cuda_ops_attention *call, int64_t parts, int64_t products)

@@ -15,16 +15,14 @@ gpt2_device *gpt2_open_cuda(gpt2_precision precision)
 
 #else
 
-#include <math.h>
-
 #include "cuda_ops/add2.h"
-#include "cuda_ops/attention.h"
 #include "cuda_ops/clip_grad_norm.h"
 #include "cuda_ops/embedding.h"
 #include "cuda_ops/gemm.h"
 #include "cuda_ops/layer_norm.h"
 #include "cuda_ops/linear_cross_entropy.h"
 #include "cuda_ops/linear_gelu.h"
+#include "gpt2/attention_call.h"
 
 static const cuda_ops_dtype F32 = CUDA_OPS_FLOAT32;
 static const double NORM_EPS = 1e-5;
@@ -269,31 +267,6 @@ static void cuda_gelu_backward(gpt2_device *device, void *grad, float *grad_bias
                                                               CUDA_OPS_GELU_TANH, self->dtype, self->base.stream));
     if (grad_bias && self->dtype != F32)
         widen(self, grad_bias, self->grad_bias, features);
-}
-
-static cuda_ops_attention attention_call(int64_t heads, int64_t features, const gpt2_span *s)
-{
-    const int64_t queries = s->end - s->begin, head = features / heads;
-    const cuda_ops_attention_strides packed = {s->end * 3 * features, head, 3 * features};
-    const cuda_ops_attention_strides mixed = {queries * features, head, features};
-    return (cuda_ops_attention){.batch = s->batch,
-                                .heads = heads,
-                                .key_heads = heads,
-                                .queries = queries,
-                                .keys = s->end,
-                                .head_dim = head,
-                                .value_dim = head,
-                                .query = packed,
-                                .key = packed,
-                                .value = packed,
-                                .output = mixed,
-                                .grad_output = mixed,
-                                .grad_query = packed,
-                                .grad_key = packed,
-                                .grad_value = packed,
-                                .scale = 1.0 / sqrt((double)head),
-                                .diagonal = s->begin,
-                                .window_left = CUDA_OPS_ATTENTION_UNBOUNDED};
 }
 
 /* `elements` of an activation on. */
