@@ -102,10 +102,12 @@ def op_samples(make):
     yield backward, (torch.ones_like(output), torch.ones_like(logsumexp), *saved)
 
 
-def call(ones, query=(5, 2, 4), key=(5, 2, 4), value=(5, 2, 4), starts=(0, 2, 5), dtype=torch.int32, **kwargs):
+def call(
+    ones, query=(5, 2, 4), key=(5, 2, 4), value=(5, 2, 4), starts=(0, 2, 5), dtype=torch.int32, longest=3, **kwargs
+):
     like = ones(*query)
     starts = torch.tensor(starts, dtype=dtype, device=like.device)
-    return attention(like, ones(*key), ones(*value), starts, starts, 3, 3, **kwargs)
+    return attention(like, ones(*key), ones(*value), starts, starts, 3, longest, **kwargs)
 
 
 SPEC = OpSpec(
@@ -134,6 +136,11 @@ SPEC = OpSpec(
             "other heads",
             lambda ones: call(ones, key=(5, 3, 4), value=(5, 3, 4)),
             "attention_varlen: expected the heads of key to divide those of query, 2, got 3",
+        ),
+        bad(
+            "a negative length",
+            lambda ones: call(ones, longest=-1),
+            "attention_varlen: expected max_seqlen_q and max_seqlen_k to be 0 or more, got",
         ),
         bad(
             "starts of int64",
