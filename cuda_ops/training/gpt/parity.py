@@ -94,12 +94,10 @@ def first_step(run: Run, name: str, inputs: Tensor, targets: Tensor) -> tuple[di
     learner.forward(inputs, targets).backward()
     parameters = dict(learner.model.named_parameters())
     gradients = {tensor: p.grad.to("cpu", torch.float64, copy=True) for tensor, p in parameters.items()}
-    total = learner.clip().item()
+    learner.set_rate()
+    total = learner.update().item()
     recipe = run.settings.recipe
     rate, factor = learning_rate(0, recipe), min(1.0, recipe.clip / (total + 1e-6))
-    for group in learner.optimizer.param_groups:
-        group["lr"] = rate
-    learner.optimizer.step()
     distance = scale = 0.0
     for tensor, p in parameters.items():
         before, gradient = run.initial_state[tensor].double(), factor * gradients[tensor]
