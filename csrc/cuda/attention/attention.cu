@@ -83,6 +83,12 @@ static AttentionCall call_of(bool backward, bool with_grad_mask, const cuda_ops_
         call.problem.diagonal += problem.keys - problem.queries;
         sequences.bottom_right = 0;
     }
+    // Packed tensors have no batch, whatever its strides say.
+    cuda_ops_attention &p = call.problem;
+    if (sequences.query_starts)
+        for (cuda_ops_attention_strides *const strides :
+             {&p.query, &p.key, &p.value, &p.output, &p.grad_output, &p.grad_query, &p.grad_key, &p.grad_value})
+            strides->batch = 0;
     return call;
 }
 
