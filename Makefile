@@ -10,7 +10,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Warnings are errors in development and CI; `pip install` leaves them warnings, since compilers differ.
 export CUDA_OPS_WERROR ?= 1
 
-C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h')
+C_SOURCES = $(shell git ls-files 'csrc/*.c' 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/c/*.c' 'tests/c/*.h' \
+              'tests/emulation/*.cpp' 'tests/emulation/*.h' 'tests/emulation/*.cuh')
 
 .PHONY: help mnist mnist-c gpt gpt2-c test fuzz fuzz-raw bench doctor build lint format check-gpu clean
 

@@ -54,11 +54,15 @@ static int64_t row_of(const struct attention_block *block, int64_t i)
     return block->first_row + i;
 }
 
-/* The call with the lengths of one of its sequences. */
+/* The call with the lengths of one of its sequences. Packed tensors have no batch, whatever its strides say. */
 static cuda_ops_attention call_of_sequence(const cuda_ops_attention *call, const cuda_ops_attention_sequence *s)
 {
     cuda_ops_attention one = *call;
     one.queries = s->queries, one.keys = s->keys, one.diagonal = s->diagonal;
+    if (call->sequences.query_starts) {
+        one.query.batch = one.key.batch = one.value.batch = one.output.batch = 0;
+        one.grad_output.batch = one.grad_query.batch = one.grad_key.batch = one.grad_value.batch = 0;
+    }
     return one;
 }
 

@@ -278,7 +278,9 @@ static void check_packed(cuda_ops_attention call, int bottom_right, cuda_ops_dty
                  .grad_query = guarded_new(queries, dtype),
                  .grad_key = guarded_new(keys, dtype),
                  .grad_value = guarded_new(values, dtype)};
-    cuda_ops_attention packed = call;
+    cuda_ops_attention packed = call; /* whose strides of the batch are not looked at */
+    packed.query.batch = packed.key.batch = packed.value.batch = packed.output.batch = INT64_MAX / 4;
+    packed.grad_output.batch = packed.grad_query.batch = packed.grad_key.batch = packed.grad_value.batch = -1;
     packed.sequences = (cuda_ops_attention_sequences){.query_starts = starts,
                                                       .key_starts = key_starts,
                                                       .query_rows = rows,

@@ -77,6 +77,18 @@ static AttentionCall call_of(bool backward, bool with_grad_mask, const cuda_ops_
     call.with_grad_mask = with_grad_mask;
     call.problem = problem;
     call.dtype = dtype;
+    // Where all sequences have the same lengths, the diagonal is theirs: not every path looks at each of them.
+    cuda_ops_attention_sequences &sequences = call.problem.sequences;
+    if (sequences.bottom_right && !sequences.query_starts && !sequences.key_lengths) {
+        call.problem.diagonal += problem.keys - problem.queries;
+        sequences.bottom_right = 0;
+    }
+    // Packed tensors have no batch, whatever its strides say.
+    cuda_ops_attention &p = call.problem;
+    if (sequences.query_starts)
+        for (cuda_ops_attention_strides *const strides :
+             {&p.query, &p.key, &p.value, &p.output, &p.grad_output, &p.grad_query, &p.grad_key, &p.grad_value})
+            strides->batch = 0;
     return call;
 }
 

@@ -1,0 +1,115 @@
+// layer_norm, rms_norm, both after an addition with or without dropout, and their gradients: rows of a part of a warp, of
+// a block, of a cluster, and longer ones or misaligned ones, which are streamed.
+#include "cases.h"
+#include "cuda_ops/dropout.h"
+#include "cuda_ops/layer_norm.h"
+
+using namespace emulation;
+
+static void layer_norm(int64_t number)
+{
+    const cuda_ops_dtype dtype = DTYPES[random_below(4)];
+    const bool half = bytes_of(dtype) == 2, full = half && one_in(2), rms = one_in(3), adds = one_in(2);
+    const cuda_ops_dtype parameters = full ? CUDA_OPS_FLOAT32 : dtype;
+    const cuda_ops_dtype saved = dtype == CUDA_OPS_FLOAT64 ? dtype : CUDA_OPS_FLOAT32;
+    const bool is_long = one_in(4), is_longest = is_long && one_in(3);
+    const int64_t cols =
+        is_long ? random_in(is_longest ? 16000 : 4000, (is_longest ? 20000 : 6000) * (half ? 2 : 1)) / 8 * 8 +
+                      (one_in(3) ? random_in(0, 7) : 0)
+                : random_size(3000);
+    const int64_t rows = is_long ? random_in(1, is_longest ? 2 : 5) : random_size(40000 / cols + 1),
+                  count = rows * cols;
+    const double eps = 1e-5, p = adds && one_in(2) ? 0.25 : 0.0;
+    const Array input = Array(count, dtype).random(), residual = Array(adds ? count : 0, dtype).random();
+    const Array weight = Array(cols, parameters).random(), bias = Array(cols, parameters).random();
+    const bool has_weight = !one_in(4), has_bias = !one_in(4);
+    const Array output(count, dtype), sum(adds ? count : 0, dtype), mean(rows, CUDA_OPS_FLOAT64), rstd(rows, saved);
+    describe("case %lld: %s, %lld rows of %lld, dtype %d, parameters %d%s, p %g, %d resident", (long long)number,
+             rms ? "rms_norm" : "layer_norm", (long long)rows, (long long)cols, dtype, parameters,
+             adds ? ", residual" : "", p, resident_blocks);
+    const cuda_ops_norm norm = rms ? CUDA_OPS_RMS_NORM : CUDA_OPS_LAYER_NORM;
+    const cuda_ops_philox_state philox = {random_below(1 << 30), 4 * random_below(1 << 20), nullptr, nullptr};
+    int64_t *const state = p > 0 ? (int64_t *)device_memory(16, 0) : nullptr;
+    double *const means = rms ? nullptr : (double *)mean.data;
+    void *const w = has_weight ? weight.data : nullptr;
+    if (adds)
+        expect_success(cuda_ops_add_layer_norm_forward_cuda(output.data, sum.data, means, rstd.data, state, input.data,
+                                                            residual.data, w, has_bias ? bias.data : nullptr, rows,
+                                                            cols, eps, norm, p, philox, dtype, parameters, nullptr));
+    else
+        expect_success(cuda_ops_layer_norm_forward_cuda(output.data, means, rstd.data, input.data, w,
+                                                        has_bias ? bias.data : nullptr, rows, cols, eps, norm, dtype,
+                                                        parameters, nullptr));
+    const double rounding = rounding_of(dtype), inner = rounding_of(saved) * 40;
+    std::vector<double> kept((size_t)count, 1.0), ones((size_t)count, 1.0);
+    if (p > 0)
+        expect_success(cuda_ops_dropout_cpu(kept.data(), ones.data(), 0, count, p, philox, CUDA_OPS_FLOAT64));
+    const Array &x = adds ? sum : input;
+    for (int64_t r = 0; r < rows; r++) {
+        double m = 0, square = 0;
+        for (int64_t c = 0; c < cols; c++) {
+            const int64_t i = r * cols + c;
+            if (adds)
+                expect_near("sum", i, sum[i], input[i] * kept[(size_t)i] + residual[i],
+                            rounding * (fabs(input[i]) * 2 + fabs(residual[i])));
+            m += x[i] / (double)cols;
+        }
+        m = rms ? 0 : m;
+        for (int64_t c = 0; c < cols; c++)
+            square += (x[r * cols + c] - m) * (x[r * cols + c] - m) / (double)cols;
+        const double scale = 1 / sqrt(square + eps);
+        if (!rms)
+            expect_near("mean", r, mean[r], m, inner);
+        expect_near("rstd", r, rstd[r], scale, scale * inner * (square < 1e-3 ? 1000 : 1));
+        for (int64_t c = 0; c < cols; c++) {
+            const double xhat = (x[r * cols + c] - m) * scale, scaled = xhat * (w ? weight[c] : 1);
+            const double expected = scaled + (has_bias ? bias[c] : 0);
+            expect_near("output", r * cols + c, output[r * cols + c], expected,
+                        rounding * fabs(expected) + inner * (fabs(scaled) + 2) * (square < 1e-3 ? 1000 : 1));
+        }
+    }
+    // Backward, of what forward has saved.
+    const bool wants_input = !one_in(6), wants_weight = !one_in(4), wants_bias = !one_in(4), more = one_in(2);
+    const Array grad_output = Array(count, dtype).random(), grad_sum = Array(more ? count : 0, dtype).random();
+    const Array grad_input(count, dtype), grad_weight(cols, parameters), grad_bias(cols, parameters);
+    void *const workspace = device_memory((size_t)cuda_ops_layer_norm_workspace_cuda(rows, cols, dtype), 0);
+    expect_success(cuda_ops_layer_norm_backward_cuda(
+        wants_input ? grad_input.data : nullptr, wants_weight ? grad_weight.data : nullptr,
+        wants_bias ? grad_bias.data : nullptr, workspace, grad_output.data, more ? grad_sum.data : nullptr, x.data, w,
+        means, rstd.data, rows, cols, norm, dtype, parameters, nullptr));
+    std::vector<double> weight_sums((size_t)cols), bias_sums((size_t)cols), sizes((size_t)cols);
+    for (int64_t r = 0; r < rows; r++) {
+        const double m = rms ? 0 : mean[r], scale = rstd[r];
+        double mean_h = 0, slope = 0;
+        for (int64_t c = 0; c < cols; c++) {
+            const int64_t i = r * cols + c;
+            const double h = grad_output[i] * (w ? weight[c] : 1), xhat = (x[i] - m) * scale;
+            mean_h += rms ? 0 : h / (double)cols;
+            slope += h * xhat / (double)cols;
+            weight_sums[(size_t)c] += grad_output[i] * xhat;
+            bias_sums[(size_t)c] += grad_output[i];
+            sizes[(size_t)c] += fabs(grad_output[i]) * (fabs(xhat) + 1);
+        }
+        for (int64_t c = 0; c < cols && wants_input; c++) {
+            const int64_t i = r * cols + c;
+            const double h = grad_output[i] * (w ? weight[c] : 1), xhat = (x[i] - m) * scale;
+            const double expected = scale * (h - mean_h - xhat * slope) + (more ? grad_sum[i] : 0);
+            expect_near("grad_input", i, grad_input[i], expected,
+                        rounding * fabs(expected) + inner * scale * (fabs(h) + fabs(mean_h) + fabs(xhat * slope) + 2));
+        }
+    }
+    const double rounded = rounding_of(parameters);
+    for (int64_t c = 0; c < cols; c++) {
+        if (wants_weight)
+            expect_near("grad_weight", c, grad_weight[c], weight_sums[(size_t)c],
+                        rounded * fabs(weight_sums[(size_t)c]) + inner * sizes[(size_t)c]);
+        if (wants_bias)
+            expect_near("grad_bias", c, grad_bias[c], bias_sums[(size_t)c],
+                        rounded * fabs(bias_sums[(size_t)c]) + inner * sizes[(size_t)c]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return run_cases(argc, argv, "layer_norm", layer_norm);
+}

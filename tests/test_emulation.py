@@ -1,0 +1,103 @@
+"""CUDA kernels on the host: each op's .cu files, compiled as C++ for an emulated device (tests/emulation/README.md), on
+random sizes, dtypes and alignments, against the C11 kernels or a plain loop."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.c_programs import CSRC, ROOT
+
+EMULATION = ROOT / "tests" / "emulation"
+CXX = os.environ.get("CXX", "c++")
+FLAGS = ["-std=c++17", "-O0", "-g1", "-mf16c", "-fno-strict-aliasing", "-w", "-include", "cuda_runtime.h"]
+FLAGS += ["-fsanitize=address,alignment", "-fno-sanitize-recover=all"]
+
+# The files of csrc/cuda that an op is made of, and how many cases a run of the suite takes.
+OPS = {
+    "permute_contiguous": (["permute_contiguous"], 60),
+    "concat": (["concat.cu"], 60),
+    "dropout": (["dropout.cu"], 60),
+    "prelu": (["prelu.cu"], 40),
+    "scatter": (["scatter.cu"], 40),
+    "reduction": (["reduction"], 60),
+    "histogram": (["histogram/histogram.cu"], 40),
+    "layer_norm": (["layer_norm", "common/paths.cu"], 30),
+    "attention": (
+        ["attention", "attention/mma", "attention/decode", "common/paths.cu"],
+        30,
+    ),
+}
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or sys.platform != "linux" or shutil.which(CXX) is None,
+    reason="fibers are switched by x86-64 instructions, on Linux",
+)
+
+
+def compile_objects(sources, translated, folder):
+    """The object files of the sources, made in that folder."""
+    include = [f"-I{EMULATION / 'include'}", f"-I{EMULATION}", f"-I{translated}", f"-I{CSRC / 'include'}"]
+
+    def compile_one(source):
+        target = folder / f"{source.parent.name}_{source.stem}.o"
+        command = [CXX, *FLAGS, *include, "-x", "c++", "-c", source, "-o", target]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return target
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def build(op, paths, c_kernels, folder, change=lambda path, text: text):
+    """The program of tests/emulation/test_<op>.cpp, of kernels whose text may be changed first."""
+    translated = folder / "translated"
+    subprocess.run([sys.executable, EMULATION / "translate.py", CSRC / "cuda", translated], check=True)
+    sources = []
+    for path in paths:
+        sources += sorted((translated / path).glob("*.cu")) if "." not in path else [translated / path]
+    for source in sources:
+        source.write_text(change(source, source.read_text()))
+    sources += [EMULATION / f"{name}.cpp" for name in ("emulator", "device", "cases", f"test_{op}")]
+    program = folder / f"emulated_{op}"
+    objects = compile_objects(sources, translated, folder)
+    sanitizers = [flag for flag in FLAGS if flag.startswith("-fsanitize")]
+    command = [CXX, *sanitizers, "-fsanitize=undefined", *objects, *c_kernels, "-o", program, "-lm"]
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return program
+
+
+def run(program, cases, first=0):
+    return subprocess.run([program, str(first), str(cases)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernels(op, c_kernels, tmp_path):
+    paths, cases = OPS[op]
+    result = run(build(op, paths, c_kernels, tmp_path), cases)
+    assert result.returncode == 0, result.stderr
+
+
+# What an error of each kind is reported as: in concat.cu, which has no barrier, and in dropout.cu.
+@pytest.mark.parametrize(
+    ("op", "right", "wrong", "message"),
+    [
+        ("concat", "wait_for_predecessor();", "", "use-after-poison"),
+        ("concat", "if (at >= input.words)", "if (at > input.words)", "AddressSanitizer"),
+        ("dropout", "c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1", "c2 = (uint32_t)(product0 >> 32) ^ c3", "output["),
+        ("dropout", "is_aligned_16(output) && ", "", "misaligned address"),
+    ],
+)
+def test_errors_are_found(op, right, wrong, message, c_kernels, tmp_path):
+    def change(path, text):
+        assert right in text
+        return text.replace(right, wrong)
+
+    result = run(build(op, OPS[op][0], c_kernels, tmp_path, change), 60)
+    assert result.returncode != 0
+    assert message in result.stderr
