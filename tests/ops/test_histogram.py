@@ -33,6 +33,13 @@ def test_counts_are_those_of_every_value(device_dtype):
         assert counts[bin].item() == torch.tensor(inside.sum().item()).to(dtype).item()
 
 
+def test_multiples_of_a_bins_width_are_in_pytorchs_bins(device):
+    """Of float32: multiplied first and divided then, they are rounded to other bins than the other way round."""
+    for high, bins in itertools.product((1.0, 3.0, 7.0, 0.1), (7, 20, 33, 50)):
+        x = torch.arange(bins + 1) * (torch.tensor(high) / bins)
+        assert torch.equal(histc(x.to(device), bins, 0, high).cpu(), torch.histc(x, bins, 0, high)), (high, bins)
+
+
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e30])
 def test_ranges_at_the_ends_of_float32(device, scale):
     """Where a product with the reciprocal of the range would not be the quotient."""
