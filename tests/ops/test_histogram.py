@@ -64,6 +64,20 @@ def test_bins_of_quotients_on_cuda_are_those_of_the_cpu(device):
         assert torch.equal(histc(x[near].to(device), bins, low, high).cpu().double(), expected)
 
 
+@pytest.mark.parametrize("count", [1, 5, 16, 1000])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_the_largest_integer_may_stand_anywhere(dtype, count, device):
+    """At the end, and at the beginning; and so may a negative one."""
+    for place in (0, count // 2, count - 1):
+        x = torch.zeros(count, dtype=dtype, device=device)
+        x[place] = 9
+        assert bincount(x).tolist() == [count - 1, *[0] * 8, 1]
+        if dtype != torch.uint8:
+            x[place] = -1
+            with pytest.raises(RuntimeError, match="expected input to be of integers of at least 0, got -1"):
+                bincount(x)
+
+
 def test_counts_have_no_gradient(device):
     x = torch.rand(10, device=device, requires_grad=True)
     assert not histc(x, 4, 0, 1).requires_grad
