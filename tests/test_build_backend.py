@@ -110,6 +110,18 @@ def test_a_pytorch_that_a_pth_file_brings_is_seen(isolated):
     assert "used 2.11.0+cpu" in isolated.run(USED)
 
 
+def test_a_pytorch_among_the_users_packages_is_seen(isolated):
+    """An environment of all the system's packages has the user's too, and pip hides these from a build."""
+    config = isolated.folder / "outer" / "pyvenv.cfg"
+    config.write_text(re.sub("(include-system-site-packages = )false", r"\1true", config.read_text()))
+    (isolated.overlay / "sitecustomize.py").write_text(SITECUSTOMIZE.format(hidden="-packages"))
+    user = isolated.folder / "user"
+    isolated.install_torch("2.11.0+cpu", Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(user)})))
+    text = isolated.run("print(backend.outer_environment()[0])", PYTHONUSERBASE=str(user))
+    assert text == "2.11.0+cpu\n"
+    assert "used 2.11.0+cpu" in isolated.run(USED, PYTHONUSERBASE=str(user))
+
+
 def test_without_pytorch_the_pinned_one_is_asked_for_and_it_is_said_what_to_type(isolated):
     text = isolated.run(REQUIREMENTS)
     assert f"'torch=={backend.DEVELOPMENT_TORCH}'" in text

@@ -1,6 +1,7 @@
 """The C API without PyTorch: tests/c/test_<op>.c, linked with the C11 kernels alone, under the address and the
 undefined-behaviour sanitizers. And: kernels know nothing of PyTorch."""
 
+import os
 import re
 import subprocess
 
@@ -22,6 +23,15 @@ def test_c(test, c_kernels, tmp_path):
     program = tmp_path / test.stem
     compile_c(test, *c_kernels, "-o", program, "-lm")
     result = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
+def test_halves_without_wide_vectors(c_kernels, tmp_path):
+    """By integer arithmetic, as where there is no AVX2."""
+    program = tmp_path / "halves"
+    compile_c(ROOT / "tests" / "c" / "test_halves_cpu.c", *c_kernels, "-o", program, "-lm")
+    environment = {**os.environ, "CUDA_OPS_CPU_ISA": "portable"}
+    result = subprocess.run([program], capture_output=True, text=True, timeout=120, env=environment)
     assert result.returncode == 0, result.stderr
 
 

@@ -187,6 +187,16 @@ def test_classifiers(name):
     assert_converts(make(), (images(2, size),), fusions, tolerance=1e-9 if size == 96 else 1e-10)
 
 
+def test_dense_layers_drop_in_training_alone():
+    densenet = pytest.importorskip("torchvision").models.densenet
+    model = nn.Sequential(densenet._DenseLayer(8, 4, 2, drop_rate=0.5)).double().eval()
+    x = torch.randn(2, 8, 5, 5, dtype=torch.float64)
+    expected = model(x)
+    cuda_ops.convert(model)
+    torch.testing.assert_close(model(x), expected)
+    assert (model.train()(x) == 0).any()
+
+
 def test_a_collection_while_a_forward_is_traced_is_no_part_of_it():
     ran = []
 

@@ -185,6 +185,17 @@ def test_in_order_all_of_the_text_is_read_again_and_again(program, files, tmp_pa
     assert losses[3:] == [*losses[:3], losses[0]]
 
 
+def test_every_gradient_is_clipped(program, files, tmp_path):
+    """To so little that it is lost beside Adam's epsilon: of one that is not, the weight moves by the learning rate."""
+    model, tokens = files
+    options = ["--clip", "1e-12", "--lr", "1e-2", "--min-lr", "1e-2", "--warmup", 0, "--weight-decay", 0, "--steps", 2]
+    options += ["--batch", 2, "--init", model, "--tokens", tokens, "--export", tmp_path / "last.bin"]
+    trained(program, tmp_path, *options)
+    last = dict(GPT.from_llmc(tmp_path / "last.bin", "native").named_parameters())
+    for name, first in GPT.from_llmc(model, "native").named_parameters():
+        assert (last[name] - first).abs().max() < 1e-5, name
+
+
 def test_result_does_not_depend_on_threads(program, files, tmp_path):
     model, tokens = files
     losses = []

@@ -56,7 +56,7 @@ def flash_attention_with_kvcache(
     it. The signature is that of the flash-attention library (Dao et al., arXiv 2307.08691), and so is the layout.
 
     Args:
-        query: (batch, queries, heads, head_dim); float32 or float64, on CUDA float16 and bfloat16 too.
+        query: (batch, queries, heads, head_dim); float32, float64, float16 or bfloat16.
         key_cache: (batch, capacity, key_heads, head_dim), where key_heads divides heads; or, with `block_table`,
             (pages, page_size, key_heads, head_dim), pages of any size.
         value_cache: of the shape of `key_cache` but in its last dimension, value_dim.
@@ -83,7 +83,7 @@ def flash_attention_with_kvcache(
             :func:`cuda_ops.functional.embedding`).
         RuntimeError: shapes, dtypes or devices that do not fit, or an argument that requires grad: there is no
             gradient.
-        NotImplementedError: rows of more than 256 elements, or `query` is float16 or bfloat16 on the CPU.
+        NotImplementedError: rows of more than 256 elements.
 
     Example:
         >>> keys, values = torch.zeros(1, 8, 1, 2), torch.zeros(1, 8, 1, 2)

@@ -149,7 +149,7 @@ def flash_attention_varlen(
     `key` and `value`, for each sequence b. Nothing is copied, and the host never waits for the lengths.
 
     Args:
-        query: (rows, heads, head_dim); float32 or float64, on CUDA float16 and bfloat16 too.
+        query: (rows, heads, head_dim); float32, float64, float16 or bfloat16.
         key: (key rows, key_heads, head_dim), where key_heads divides heads.
         value: (key rows, key_heads, value_dim).
         cu_seqlens_q: (sequences + 1), int32, on the device of `query`: where the sequences begin, and where the last
@@ -170,7 +170,7 @@ def flash_attention_varlen(
     Raises:
         TypeError: an argument of another type.
         RuntimeError: shapes, dtypes or devices that do not fit; a window below -1; a negative softcap.
-        NotImplementedError: dropout_p is not 0, or `query` is float16 or bfloat16 on the CPU.
+        NotImplementedError: dropout_p is not 0.
 
     Derivatives beyond the first, and forward mode, are composed of PyTorch's operations, which store the scores of all
     rows with all keys.

@@ -305,6 +305,31 @@ def test_max_grad_norm_is_clip_grad_norm_before_the_step(device, name, limit, am
     assert pickle.loads(pickle.dumps(mine)).max_grad_norm == limit
 
 
+def test_max_grad_norm_is_of_gradients_without_their_scale(device):
+    """By GradScaler as without: the first step's gradients are not clipped, the second one's are."""
+    runs = []
+    for scale in (None, 8.0):
+        params = parameters([(3,), (33,)], device=device, dtype=torch.float32)
+        optimizer = cuda_ops.optim.AdamW(params, lr=0.1, fused=True, max_grad_norm=20.0)
+        norms = []
+        for step, size in ((1, 1.0), (2, 10.0)):
+            set_grads(params, step)
+            for p in params:
+                p.grad *= size * (scale or 1)
+            if scale is None:
+                optimizer.step()
+            else:
+                scaler = torch.amp.GradScaler(device, init_scale=scale)
+                scaler.scale(torch.zeros((), device=device))
+                scaler.step(optimizer)
+            norms.append(optimizer.grad_norm.item())
+        runs.append((norms, params))
+    assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-6)
+    assert runs[0][0][0] < 20 < runs[0][0][1]
+    for plain, scaled in zip(runs[0][1], runs[1][1], strict=True):
+        assert_close(scaled.detach(), plain.detach(), 1e-6)
+
+
 def test_norms_that_are_none_are_refused():
     for limit in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="AdamW: expected max_grad_norm to be greater than 0, got"):

@@ -152,6 +152,36 @@ def test_a_cache_grows_key_by_key(device_dtype, page):
     assert difference <= 2 * RELATIVE_NORM[dtype]
 
 
+@pytest.mark.parametrize("left", [3, 20, 37])
+def test_windows_begin_within_pages(device_dtype, left):
+    """Pages lie in any order: what is behind a window's first one in memory is not what comes after it."""
+    device, dtype = device_dtype
+    caches, table, lengths = cache_case(device, dtype)
+    query = torch.randn(3, 2, 4, 64, device=device).to(dtype)
+    together = [cache[table.long()].flatten(1, 2) for cache in caches]
+    options = {"cache_seqlens": lengths, "window": (left, 0)}
+    found = flash_attention_with_kvcache(query, *caches, block_table=table, **options)
+    expected = flash_attention_with_kvcache(query, *together, **options)
+    difference = (found.double() - expected.double()).norm() / expected.double().norm()
+    assert difference <= 2 * RELATIVE_NORM[dtype]
+
+
+@pytest.mark.parametrize("apart", ["key", "value"])
+def test_new_keys_and_values_have_strides_of_their_own(apart, device_dtype):
+    """Rows of one of them are no whole vectors apart, those of the other are."""
+    device, dtype = device_dtype
+    caches = [torch.zeros(2, 8, 2, 16, device=device, dtype=dtype) for _ in range(2)]
+    new = [
+        torch.randn(2, 3, 2, 17 if name == apart else 16, device=device).to(dtype)[..., :16]
+        for name in ("key", "value")
+    ]
+    query = torch.randn(2, 1, 2, 16, device=device).to(dtype)
+    flash_attention_with_kvcache(query, *caches, *new, cache_seqlens=4)
+    for cache, rows in zip(caches, new, strict=True):
+        assert torch.equal(cache[:, 4:7], rows)
+        assert cache[:, :4].eq(0).all() and cache[:, 7:].eq(0).all()
+
+
 def test_what_lies_behind_the_lengths_is_not_read(device):
     (key_cache, value_cache), table, lengths = cache_case(device, torch.float32)
     query = torch.randn(3, 2, 4, 64, device=device)

@@ -10,7 +10,7 @@ from support.devices import cuda_param
 from support.opspec import Make, assert_close
 
 import cuda_ops
-from cuda_ops.functional import batch_norm
+from cuda_ops.functional import batch_norm, batch_norm_act
 
 NATIVE = torch.nn.functional.batch_norm
 MODULES = [
@@ -345,6 +345,32 @@ def test_gradient_penalty_and_third_derivative(device, training):
         results.append(orders)
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "relu6", "hardswish"])
+def test_slopes_at_the_corners_of_activations(activation, with_residual, layout, device_dtype):
+    """Where the input is the mean, it is the bias, or the residual, that is activated: these are the corners."""
+    device, dtype = device_dtype
+    shape, format = (2, 8, 3, 5), torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    corners = torch.tensor([0.0, 6.0, -3.0, 3.0] * 2, device=device, dtype=dtype)
+    mean, var = torch.ones_like(corners), torch.ones_like(corners)
+    x = torch.ones(shape, device=device, dtype=dtype).contiguous(memory_format=format).requires_grad_()
+    residual = torch.zeros_like(x).add_(corners.view(-1, 1, 1)).requires_grad_() if with_residual else None
+    bias = (torch.zeros_like(corners) if with_residual else corners).clone().requires_grad_()
+    weight = torch.full_like(corners, 2).requires_grad_()
+    leaves = [leaf for leaf in (x, weight, bias, residual) if leaf is not None]
+    grad = torch.randn(shape, device=device).to(dtype)
+    # Not by batch_norm, whose x * scale + (bias - mean * scale) may be beside the corner.
+    scale = weight / (var + 1e-5).sqrt()
+    z = (x - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
+    expected = getattr(torch.nn.functional, activation)(z if residual is None else z + residual)
+    ours = batch_norm_act(x, mean, var, weight, bias, residual, activation)
+    for a, b in zip(
+        *([output, *torch.autograd.grad(output, leaves, grad)] for output in (ours, expected)), strict=True
+    ):
+        assert (a.double() - b.double()).norm() <= 1e-2 * b.double().norm()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -33,6 +33,13 @@ def test_counts_are_those_of_every_value(device_dtype):
         assert counts[bin].item() == torch.tensor(inside.sum().item()).to(dtype).item()
 
 
+def test_multiples_of_a_bins_width_are_in_pytorchs_bins(device):
+    """Of float32: multiplied first and divided then, they are rounded to other bins than the other way round."""
+    for high, bins in itertools.product((1.0, 3.0, 7.0, 0.1), (7, 20, 33, 50)):
+        x = torch.arange(bins + 1) * (torch.tensor(high) / bins)
+        assert torch.equal(histc(x.to(device), bins, 0, high).cpu(), torch.histc(x, bins, 0, high)), (high, bins)
+
+
 @pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e30])
 def test_ranges_at_the_ends_of_float32(device, scale):
     """Where a product with the reciprocal of the range would not be the quotient."""
@@ -55,6 +62,20 @@ def test_bins_of_quotients_on_cuda_are_those_of_the_cpu(device):
         near = (place - place.round()).abs() > 1e-3 * bins  # away from the edges of bins
         expected = torch.histc(x[near].double(), bins, low, high)
         assert torch.equal(histc(x[near].to(device), bins, low, high).cpu().double(), expected)
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 1000])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_the_largest_integer_may_stand_anywhere(dtype, count, device):
+    """At the end, and at the beginning; and so may a negative one."""
+    for place in (0, count // 2, count - 1):
+        x = torch.zeros(count, dtype=dtype, device=device)
+        x[place] = 9
+        assert bincount(x).tolist() == [count - 1, *[0] * 8, 1]
+        if dtype != torch.uint8:
+            x[place] = -1
+            with pytest.raises(RuntimeError, match="expected input to be of integers of at least 0, got -1"):
+                bincount(x)
 
 
 def test_counts_have_no_gradient(device):

@@ -25,6 +25,20 @@ def adders(rows, cols, device="cpu", dtype=torch.float32):
     }
 
 
+@pytest.mark.parametrize("cols", [1, 20, 300])
+@pytest.mark.parametrize("alpha", [2.0, float("inf"), float("nan")])
+def test_rows_that_no_index_names_stay_as_they_are(cols, alpha, device_dtype):
+    """Also the signs of zeros, and beside an alpha that is no number."""
+    device, dtype = device_dtype
+    x = torch.tensor([[-0.0], [1.0], [-0.0], [3.0]], device=device, dtype=dtype).repeat(1, cols)
+    source = torch.ones(2, cols, device=device, dtype=dtype)
+    y = index_add(x, 0, torch.tensor([1, 1], device=device), source, alpha=alpha)
+    for row in (0, 2, 3):
+        assert torch.equal(y[row], x[row])
+        assert torch.equal(y[row].signbit(), x[row].signbit())
+    assert torch.equal(y[1].isfinite(), torch.full_like(y[1], alpha == 2.0, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1])
 def test_bad_index_is_an_error_on_the_cpu(bad, dtype):
