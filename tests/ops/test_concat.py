@@ -58,3 +58,16 @@ def test_forward_mode_of_some(device):
 
 def test_cat_is_concat():
     assert cuda_ops.functional.cat is concat
+
+
+def test_threads_begin_anywhere_within_the_inputs():
+    """Of sizes which no number of threads divides."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.rand(3, cols, 10_007, generator=generator) for cols in (5, 1, 7)]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(concat(parts, 1), torch.cat(parts, 1))
+    finally:
+        torch.set_num_threads(before)

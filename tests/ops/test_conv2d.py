@@ -296,3 +296,14 @@ def test_bias_gradient_of_many_places(shape, memory_format, device_dtype):
     values = Make(seed=1).integers(*shape, low=-1, high=2).to(device, dtype).contiguous(memory_format=memory_format)
     expected = values.double().sum((0, 2, 3)).to(dtype)
     assert torch.equal(torch.ops.cuda_ops.conv2d_backward_bias(values), expected)
+
+
+@pytest.mark.parametrize("padding", [(1, 0), (0, 1), (2, 0)])
+@pytest.mark.parametrize("memory_format", FORMATS, ids=str)
+def test_depthwise_strips_are_padded_on_one_axis(padding, memory_format, device_dtype):
+    """The last of several strips of rows has zeros below it, where it has none above or beside it."""
+    device, dtype = device_dtype
+    tensors = tensors_of(device, dtype, (1, 16, 150, 40), (16, 1, 3, 3), (memory_format,) * 2)
+    exact = [t.detach().double().cpu() for t in tensors]
+    output = conv2d(*tensors, padding=padding, groups=16)
+    assert_close(output.detach(), native(*exact, padding=padding, groups=16), TOLERANCE[dtype])

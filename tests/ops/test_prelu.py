@@ -53,3 +53,12 @@ def test_module_is_drop_in(device, arguments):
     theirs.load_state_dict(copy.deepcopy(ours).state_dict(), strict=True)
     x = Make()(2, 3, 5)
     assert_close(ours.to(device)(x.to(device)), theirs(x).double(), 2e-6)
+
+
+@pytest.mark.parametrize("shape, count", [((2, 3, 17), 3), ((5, 24), 24), ((33,), 1)])
+def test_at_0_the_gradient_has_the_slope_of_the_negative_side(device_dtype, shape, count):
+    device, dtype = device_dtype
+    x = torch.zeros(shape, device=device, dtype=dtype, requires_grad=True)
+    weight = torch.full((count,), 0.25, device=device, dtype=dtype, requires_grad=True)
+    grads = torch.autograd.grad(cuda_ops.functional.prelu(x, weight).sum(), (x, weight))
+    assert grads[0].eq(0.25).all() and grads[1].eq(0).all()
