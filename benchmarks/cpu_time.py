@@ -5,7 +5,7 @@
 
 One thread, and the processor's time, which other work on the machine changes least; calls alternate, and what is shown
 are lower quartiles of short samples, since other work empties the caches. Cases are those of the benches that are not
-larger than --elements, and freed memory is kept, so that no side pays for pages. `python -m cuda_ops bench --device cpu`
+larger than --elements, and freed memory is kept, so that no side pays for pages. `cuda_ops bench --device cpu`
 has the host's clock, more threads and larger cases.
 """
 
