@@ -7,7 +7,10 @@
 
 #include "common/common.h"
 
-enum { LANES = 64 };
+enum {
+    LANES = 64,
+    SHORT = 256 /* elements that one sum in the dtype covers */
+};
 
 #define REAL float
 #define FN(name) name##_f32
@@ -72,13 +75,20 @@ CUDA_OPS_SIMD static void FN(avg_forward_planes)(REAL *restrict output, const RE
             for (int32_t j = 0; j < width.output; j++) {
                 WINDOW(i, j);
                 double sum = 0;
-                for (int32_t h = h_begin; h < h_end; h++) {
-                    const REAL *row = in + (int64_t)h * width.input;
-                    REAL part = 0;
+                /* Rows that are taken as a whole lie behind each other. */
+                const bool whole = w_end - w_begin == width.input;
+                const int64_t runs = whole ? 1 : h_end - h_begin;
+                const int64_t length = (whole ? h_end - h_begin : 1) * (int64_t)(w_end - w_begin);
+                for (int64_t run = 0; run < runs; run++) {
+                    const REAL *from = in + (h_begin + run) * width.input + w_begin;
+                    for (int64_t first = 0; first < length; first += SHORT) {
+                        const int64_t last = min_i64(first + SHORT, length);
+                        REAL part = 0;
 #pragma omp simd reduction(+ : part)
-                    for (int32_t w = w_begin; w < w_end; w++)
-                        part += row[w];
-                    sum += (double)part;
+                        for (int64_t i = first; i < last; i++)
+                            part += from[i];
+                        sum += (double)part;
+                    }
                 }
                 const double count = (double)(h_end - h_begin) * (double)(w_end - w_begin);
                 output[(plane * height.output + i) * width.output + j] = (REAL)(sum / count);

@@ -12,6 +12,7 @@
  *
  * Reductions take blocks of about BLOCK_ELEMENTS, small enough that the second of their two passes (the mean, then
  * squared differences from it) hits the cache. Sums of up to SHORT elements are in the dtype, sums of those in double.
+ * Reductions widen float16 and bfloat16 by pieces, which stay in the first-level cache, again for each of their passes.
  * Bound by memory: the moments read input, the normalisation reads and writes it; backward reads two arrays, twice, and
  * writes one. */
 #ifndef REAL
@@ -19,12 +20,15 @@
 #include "cuda_ops/batch_norm.h"
 
 #include "common/common.h"
+#include "cuda_ops/halves_cpu.h"
 
 typedef cuda_ops_batch_norm_epilogue epilogue;
 
 enum {
     BLOCK_ELEMENTS = 32768, /* 128 kB of floats */
     SHORT = 256,            /* elements that one sum in the dtype covers */
+    PIECE = 1024,           /* halves that are widened at a time: some SHORT */
+    PIECE_ROWS = 16,        /* and rows of them, for inner = 1: PIECE / CHANNEL_TILE, some four */
     LEAST_ROWS = 32,        /* of a block for inner = 1, such that a block has far more elements than it has sums */
     CHANNEL_TILE = 64       /* channels whose sums stay in the first-level cache, for inner = 1 */
 };
@@ -63,6 +67,11 @@ static void *coefficients_of(const void *workspace, shape s)
     return partials_of(workspace, s, split_count(s), 0);
 }
 
+static bool is_half(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
+}
+
 #define REAL float
 #define FN(name) name##_f32
 #define PRECISION 32
@@ -84,6 +93,21 @@ static void *coefficients_of(const void *workspace, shape s)
         return CUDA_OPS_SUCCESS;                                                                                       \
     case CUDA_OPS_FLOAT64:                                                                                             \
         function##_f64(__VA_ARGS__);                                                                                   \
+        return CUDA_OPS_SUCCESS;                                                                                       \
+    default:                                                                                                           \
+        return CUDA_OPS_UNSUPPORTED_DTYPE;                                                                             \
+    }
+
+/* Likewise, with the dtype for the last argument, of a function that takes halves too. */
+#define DISPATCH_WITH_HALVES(dtype, function, ...)                                                                     \
+    switch (dtype) {                                                                                                   \
+    case CUDA_OPS_FLOAT16:                                                                                             \
+    case CUDA_OPS_BFLOAT16:                                                                                            \
+    case CUDA_OPS_FLOAT32:                                                                                             \
+        function##_f32(__VA_ARGS__, dtype);                                                                            \
+        return CUDA_OPS_SUCCESS;                                                                                       \
+    case CUDA_OPS_FLOAT64:                                                                                             \
+        function##_f64(__VA_ARGS__, dtype);                                                                            \
         return CUDA_OPS_SUCCESS;                                                                                       \
     default:                                                                                                           \
         return CUDA_OPS_UNSUPPORTED_DTYPE;                                                                             \
@@ -119,7 +143,7 @@ cuda_ops_status cuda_ops_batch_norm_moments_cpu(void *workspace, const void *inp
     const shape s = {outer, channels, inner};
     if (is_empty(s))
         return CUDA_OPS_SUCCESS;
-    DISPATCH(dtype, moments, workspace, input, s, begin, end)
+    DISPATCH_WITH_HALVES(dtype, moments, workspace, input, s, begin, end)
 }
 
 cuda_ops_status cuda_ops_batch_norm_prepare_training_cpu(double *mean, double *variance, void *workspace,
@@ -194,7 +218,7 @@ cuda_ops_status cuda_ops_batch_norm_sums_cpu(void *workspace, const void *grad_o
     const shape s = {outer, channels, inner};
     if (is_empty(s))
         return CUDA_OPS_SUCCESS;
-    DISPATCH(dtype, sums, workspace, grad_output, input, mean, s, training, begin, end)
+    DISPATCH_WITH_HALVES(dtype, sums, workspace, grad_output, input, mean, s, training, begin, end)
 }
 
 cuda_ops_status cuda_ops_batch_norm_prepare_backward_cpu(void *grad_weight, void *grad_bias, void *workspace,
@@ -230,6 +254,35 @@ cuda_ops_status cuda_ops_batch_norm_update_cpu(void *running_mean, void *running
 #else
 
 #include "common/activation_functions.h"
+
+/* Elements [at, at + count) of x: where they are, or of halves widened, in `piece`. */
+CUDA_OPS_INLINE const REAL *FN(elements_of)(const void *x, int64_t at, int64_t count, REAL *piece, cuda_ops_dtype dtype)
+{
+    if (sizeof(REAL) == 8 || !is_half(dtype))
+        return (const REAL *)x + at;
+    (void)cuda_ops_widen_cpu((float *)piece, (const uint16_t *)x + at, count, dtype);
+    return piece;
+}
+
+/* Likewise `rows` rows of `count` <= CHANNEL_TILE elements, `stride` apart; *pitch is how far apart they are then. */
+CUDA_OPS_INLINE const REAL *FN(rows_of)(const void *x, int64_t at, int64_t rows, int64_t stride, int64_t count,
+                                        REAL *piece, int64_t *pitch, cuda_ops_dtype dtype)
+{
+    *pitch = stride;
+    if (sizeof(REAL) == 8 || !is_half(dtype))
+        return (const REAL *)x + at;
+    *pitch = CHANNEL_TILE;
+    for (int64_t r = 0; r < rows; r++)
+        (void)cuda_ops_widen_cpu((float *)piece + r * CHANNEL_TILE, (const uint16_t *)x + at + r * stride, count,
+                                 dtype);
+    return piece;
+}
+
+/* How much is taken at a time: of what is not widened, all. */
+static int64_t FN(piece_of)(int64_t all, int64_t piece, cuda_ops_dtype dtype)
+{
+    return is_half(dtype) ? piece : all;
+}
 
 /* For inner > 1, a block is one channel of one split. */
 CUDA_OPS_INLINE double FN(sum_run)(const REAL *x, int64_t count)
@@ -282,74 +335,97 @@ CUDA_OPS_INLINE void FN(add_products)(double *sum, double *products, const REAL 
 
 /* Mean and sum of squared differences of a block, from differences to a first, rounded mean. The sum of the differences
  * tells the error of that mean, and corrects both. */
-CUDA_OPS_INLINE void FN(moments_of_plane)(double *mean, double *squares, const REAL *x, int64_t rows, int64_t stride,
-                                          int64_t inner)
+CUDA_OPS_INLINE void FN(moments_of_plane)(double *mean, double *squares, const void *x, int64_t at, int64_t rows,
+                                          int64_t stride, int64_t inner, cuda_ops_dtype dtype)
 {
+    REAL piece[PIECE];
+    const int64_t step = FN(piece_of)(inner, PIECE, dtype);
     const double count = (double)(rows * inner);
     double total = 0;
     for (int64_t r = 0; r < rows; r++)
-        total += FN(sum_run)(x + r * stride, inner);
+        for (int64_t i = 0; i < inner; i += step) {
+            const int64_t length = min_i64(step, inner - i);
+            total += FN(sum_run)(FN(elements_of)(x, at + r * stride + i, length, piece, dtype), length);
+        }
     const REAL center = (REAL)(total / count);
     double sum = 0, sum_squares = 0;
     for (int64_t r = 0; r < rows; r++)
-        FN(add_differences)(&sum, &sum_squares, x + r * stride, inner, center);
+        for (int64_t i = 0; i < inner; i += step) {
+            const int64_t length = min_i64(step, inner - i);
+            FN(add_differences)
+            (&sum, &sum_squares, FN(elements_of)(x, at + r * stride + i, length, piece, dtype), length, center);
+        }
     *mean = (double)center + sum / count;
     *squares = sum_squares - sum * sum / count;
 }
 
 /* The same for `channels` <= CHANNEL_TILE neighbouring channels, for inner = 1. The sums over the block, of at most
  * SHORT rows, are in the dtype; four rows at a time, so that the sums are loaded and stored once for four elements. */
-CUDA_OPS_INLINE void FN(moments_of_rows)(double *mean, double *squares, const REAL *x, int64_t rows, int64_t stride,
-                                         int64_t channels)
+CUDA_OPS_INLINE void FN(moments_of_rows)(double *mean, double *squares, const void *x, int64_t at, int64_t rows,
+                                         int64_t stride, int64_t channels, cuda_ops_dtype dtype)
 {
-    REAL center[CHANNEL_TILE], sum[CHANNEL_TILE] = {0}, sum_squares[CHANNEL_TILE] = {0};
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        const REAL *a = x + r * stride, *b = a + stride, *c = b + stride, *d = c + stride;
-        for (int64_t k = 0; k < channels; k++)
-            sum[k] += (a[k] + b[k]) + (c[k] + d[k]);
+    REAL center[CHANNEL_TILE], sum[CHANNEL_TILE] = {0}, sum_squares[CHANNEL_TILE] = {0}, piece[PIECE];
+    const int64_t step = FN(piece_of)(rows, PIECE_ROWS, dtype);
+    int64_t pitch;
+    for (int64_t first = 0; first < rows; first += step) {
+        const int64_t count = min_i64(step, rows - first);
+        const REAL *from = FN(rows_of)(x, at + first * stride, count, stride, channels, piece, &pitch, dtype);
+        int64_t r = 0;
+        for (; r + 4 <= count; r += 4) {
+            const REAL *a = from + r * pitch, *b = a + pitch, *c = b + pitch, *d = c + pitch;
+            for (int64_t k = 0; k < channels; k++)
+                sum[k] += (a[k] + b[k]) + (c[k] + d[k]);
+        }
+        for (; r < count; r++)
+            for (int64_t k = 0; k < channels; k++)
+                sum[k] += from[r * pitch + k];
     }
-    for (; r < rows; r++)
-        for (int64_t k = 0; k < channels; k++)
-            sum[k] += x[r * stride + k];
     for (int64_t k = 0; k < channels; k++) {
         center[k] = sum[k] / (REAL)rows;
         sum[k] = 0;
     }
-    for (r = 0; r + 4 <= rows; r += 4) {
-        const REAL *a = x + r * stride, *b = a + stride, *c = b + stride, *d = c + stride;
-        for (int64_t k = 0; k < channels; k++) {
-            const REAL da = a[k] - center[k], db = b[k] - center[k], dc = c[k] - center[k], dd = d[k] - center[k];
-            sum[k] += (da + db) + (dc + dd);
-            sum_squares[k] += (da * da + db * db) + (dc * dc + dd * dd);
+    for (int64_t first = 0; first < rows; first += step) {
+        const int64_t count = min_i64(step, rows - first);
+        const REAL *from = FN(rows_of)(x, at + first * stride, count, stride, channels, piece, &pitch, dtype);
+        int64_t r = 0;
+        for (; r + 4 <= count; r += 4) {
+            const REAL *a = from + r * pitch, *b = a + pitch, *c = b + pitch, *d = c + pitch;
+            for (int64_t k = 0; k < channels; k++) {
+                const REAL da = a[k] - center[k], db = b[k] - center[k], dc = c[k] - center[k], dd = d[k] - center[k];
+                sum[k] += (da + db) + (dc + dd);
+                sum_squares[k] += (da * da + db * db) + (dc * dc + dd * dd);
+            }
         }
+        for (; r < count; r++)
+            for (int64_t k = 0; k < channels; k++) {
+                const REAL difference = from[r * pitch + k] - center[k];
+                sum[k] += difference;
+                sum_squares[k] += difference * difference;
+            }
     }
-    for (; r < rows; r++)
-        for (int64_t k = 0; k < channels; k++) {
-            const REAL difference = x[r * stride + k] - center[k];
-            sum[k] += difference;
-            sum_squares[k] += difference * difference;
-        }
     for (int64_t k = 0; k < channels; k++) {
         mean[k] = (double)center[k] + (double)sum[k] / (double)rows;
         squares[k] = (double)sum_squares[k] - (double)sum[k] * (double)sum[k] / (double)rows;
     }
 }
 
-CUDA_OPS_SIMD static void FN(moments)(void *workspace, const REAL *input, shape s, int64_t begin, int64_t end)
+CUDA_OPS_SIMD static void FN(moments)(void *workspace, const void *input, shape s, int64_t begin, int64_t end,
+                                      cuda_ops_dtype dtype)
 {
     const int64_t step = outer_per_block(s);
     for (int64_t block = begin; block < end; block++) {
         const int64_t split = s.inner == 1 ? block : block / s.channels;
         const int64_t first = split * step, rows = min_i64(step, s.outer - first), stride = s.channels * s.inner;
         double *mean = partials_of(workspace, s, split, 0), *squares = partials_of(workspace, s, split, 1);
-        const REAL *x = input + first * stride;
         if (s.inner == 1) {
             for (int64_t c = 0; c < s.channels; c += CHANNEL_TILE)
-                FN(moments_of_rows)(mean + c, squares + c, x + c, rows, stride, min_i64(CHANNEL_TILE, s.channels - c));
+                FN(moments_of_rows)
+            (mean + c, squares + c, input, first * stride + c, rows, stride, min_i64(CHANNEL_TILE, s.channels - c),
+             dtype);
         } else {
             const int64_t c = block % s.channels;
-            FN(moments_of_plane)(mean + c, squares + c, x + c * s.inner, rows, stride, s.inner);
+            FN(moments_of_plane)
+            (mean + c, squares + c, input, first * stride + c * s.inner, rows, stride, s.inner, dtype);
         }
     }
 }
@@ -422,56 +498,67 @@ CUDA_OPS_INLINE double FN(statistic)(const void *statistics, int training, int64
     return training ? ((const double *)statistics)[c] : (double)((const REAL *)statistics)[c];
 }
 
-CUDA_OPS_INLINE void FN(sums_of_rows)(double *sums, double *products, const REAL *g, const REAL *x, const REAL *center,
-                                      int64_t rows, int64_t stride, int64_t channels)
+CUDA_OPS_INLINE void FN(sums_of_rows)(double *sums, double *products, const void *grad_output, const void *input,
+                                      int64_t at, const REAL *center, int64_t rows, int64_t stride, int64_t channels,
+                                      cuda_ops_dtype dtype)
 {
-    REAL sum[CHANNEL_TILE] = {0}, product[CHANNEL_TILE] = {0};
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-        const REAL *ga = g + r * stride, *gb = ga + stride, *gc = gb + stride, *gd = gc + stride;
-        const REAL *xa = x + r * stride, *xb = xa + stride, *xc = xb + stride, *xd = xc + stride;
-        for (int64_t k = 0; k < channels; k++) {
-            const REAL m = center[k];
-            sum[k] += (ga[k] + gb[k]) + (gc[k] + gd[k]);
-            product[k] += (ga[k] * (xa[k] - m) + gb[k] * (xb[k] - m)) + (gc[k] * (xc[k] - m) + gd[k] * (xd[k] - m));
+    REAL sum[CHANNEL_TILE] = {0}, product[CHANNEL_TILE] = {0}, grad_piece[PIECE], piece[PIECE];
+    const int64_t step = FN(piece_of)(rows, PIECE_ROWS, dtype);
+    int64_t pitch;
+    for (int64_t first = 0; first < rows; first += step) {
+        const int64_t count = min_i64(step, rows - first), from = at + first * stride;
+        const REAL *g = FN(rows_of)(grad_output, from, count, stride, channels, grad_piece, &pitch, dtype);
+        const REAL *x = FN(rows_of)(input, from, count, stride, channels, piece, &pitch, dtype);
+        int64_t r = 0;
+        for (; r + 4 <= count; r += 4) {
+            const REAL *ga = g + r * pitch, *gb = ga + pitch, *gc = gb + pitch, *gd = gc + pitch;
+            const REAL *xa = x + r * pitch, *xb = xa + pitch, *xc = xb + pitch, *xd = xc + pitch;
+            for (int64_t k = 0; k < channels; k++) {
+                const REAL m = center[k];
+                sum[k] += (ga[k] + gb[k]) + (gc[k] + gd[k]);
+                product[k] += (ga[k] * (xa[k] - m) + gb[k] * (xb[k] - m)) + (gc[k] * (xc[k] - m) + gd[k] * (xd[k] - m));
+            }
         }
+        for (; r < count; r++)
+            for (int64_t k = 0; k < channels; k++) {
+                sum[k] += g[r * pitch + k];
+                product[k] += g[r * pitch + k] * (x[r * pitch + k] - center[k]);
+            }
     }
-    for (; r < rows; r++)
-        for (int64_t k = 0; k < channels; k++) {
-            sum[k] += g[r * stride + k];
-            product[k] += g[r * stride + k] * (x[r * stride + k] - center[k]);
-        }
     for (int64_t k = 0; k < channels; k++) {
         sums[k] = (double)sum[k];
         products[k] = (double)product[k];
     }
 }
 
-CUDA_OPS_SIMD static void FN(sums)(void *workspace, const REAL *grad_output, const REAL *input, const void *mean,
-                                   shape s, int training, int64_t begin, int64_t end)
+CUDA_OPS_SIMD static void FN(sums)(void *workspace, const void *grad_output, const void *input, const void *mean,
+                                   shape s, int training, int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    const int64_t step = outer_per_block(s);
+    const int64_t step = outer_per_block(s), length = FN(piece_of)(s.inner, PIECE, dtype);
+    REAL grad_piece[PIECE], piece[PIECE];
     for (int64_t block = begin; block < end; block++) {
         const int64_t split = s.inner == 1 ? block : block / s.channels;
         const int64_t first = split * step, rows = min_i64(step, s.outer - first), stride = s.channels * s.inner;
         double *sums = partials_of(workspace, s, split, 0), *products = partials_of(workspace, s, split, 1);
-        const REAL *g = grad_output + first * stride, *x = input + first * stride;
         if (s.inner == 1) {
             for (int64_t c = 0; c < s.channels; c += CHANNEL_TILE) {
                 const int64_t channels = min_i64(CHANNEL_TILE, s.channels - c);
                 REAL center[CHANNEL_TILE];
                 for (int64_t k = 0; k < channels; k++)
                     center[k] = (REAL)FN(statistic)(mean, training, c + k);
-                FN(sums_of_rows)(sums + c, products + c, g + c, x + c, center, rows, stride, channels);
+                FN(sums_of_rows)
+                (sums + c, products + c, grad_output, input, first * stride + c, center, rows, stride, channels, dtype);
             }
         } else {
             const int64_t c = block % s.channels;
             const REAL center = (REAL)FN(statistic)(mean, training, c);
             double sum = 0, product = 0;
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t offset = r * stride + c * s.inner;
-                FN(add_products)(&sum, &product, g + offset, x + offset, s.inner, center);
-            }
+            for (int64_t r = first; r < first + rows; r++)
+                for (int64_t i = 0; i < s.inner; i += length) {
+                    const int64_t at = r * stride + c * s.inner + i, count = min_i64(length, s.inner - i);
+                    const REAL *g = FN(elements_of)(grad_output, at, count, grad_piece, dtype);
+                    FN(add_products)(&sum, &product, g, FN(elements_of)(input, at, count, piece, dtype), count, center);
+                }
             sums[c] = sum;
             products[c] = product;
         }

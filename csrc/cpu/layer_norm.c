@@ -139,10 +139,26 @@ cuda_ops_status cuda_ops_add_layer_norm_forward_cpu(void *output, void *sum, dou
     return forward(&pass, begin, end);
 }
 
-cuda_ops_status cuda_ops_layer_norm_backward_cpu(void *grad_input, void *workspace, const void *grad_output,
-                                                 const void *grad_sum, const void *input, const void *weight,
-                                                 const double *mean, const void *rstd, int64_t rows, int64_t cols,
-                                                 cuda_ops_norm norm, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+static cuda_ops_status backward_rows(const backward_pass *pass, int64_t chunk, int64_t begin, int64_t end,
+                                     cuda_ops_dtype dtype)
+{
+    switch (dtype) {
+    case CUDA_OPS_FLOAT32:
+        backward_rows_f32(pass, chunk, begin, end);
+        return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT64:
+        backward_rows_f64(pass, chunk, begin, end);
+        return CUDA_OPS_SUCCESS;
+    default:
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    }
+}
+
+cuda_ops_status cuda_ops_layer_norm_backward_rows_cpu(void *grad_input, void *workspace, const void *grad_output,
+                                                      const void *grad_sum, const void *input, const void *weight,
+                                                      const double *mean, const void *rstd, int64_t rows, int64_t cols,
+                                                      cuda_ops_norm norm, int64_t begin, int64_t end,
+                                                      cuda_ops_dtype dtype)
 {
     const backward_pass pass = {.grad_input = grad_input,
                                 .workspace = workspace,
@@ -155,16 +171,26 @@ cuda_ops_status cuda_ops_layer_norm_backward_cpu(void *grad_input, void *workspa
                                 .rows = rows,
                                 .cols = cols,
                                 .rms = norm == CUDA_OPS_RMS_NORM};
-    switch (dtype) {
-    case CUDA_OPS_FLOAT32:
-        backward_f32(&pass, begin, end);
-        return CUDA_OPS_SUCCESS;
-    case CUDA_OPS_FLOAT64:
-        backward_f64(&pass, begin, end);
-        return CUDA_OPS_SUCCESS;
-    default:
-        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    const int64_t step = rows_of_chunk(rows);
+    cuda_ops_status status = CUDA_OPS_SUCCESS;
+    for (int64_t row = begin, next; row < end && status == CUDA_OPS_SUCCESS; row = next) {
+        next = min_i64(end, (row / step + 1) * step);
+        status = backward_rows(&pass, row / step, row, next, dtype);
     }
+    return status;
+}
+
+cuda_ops_status cuda_ops_layer_norm_backward_cpu(void *grad_input, void *workspace, const void *grad_output,
+                                                 const void *grad_sum, const void *input, const void *weight,
+                                                 const double *mean, const void *rstd, int64_t rows, int64_t cols,
+                                                 cuda_ops_norm norm, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    if (dtype != CUDA_OPS_FLOAT32 && dtype != CUDA_OPS_FLOAT64)
+        return CUDA_OPS_UNSUPPORTED_DTYPE;
+    const int64_t step = rows_of_chunk(rows);
+    return cuda_ops_layer_norm_backward_rows_cpu(grad_input, workspace, grad_output, grad_sum, input, weight, mean,
+                                                 rstd, rows, cols, norm, begin * step, min_i64(rows, end * step),
+                                                 dtype);
 }
 
 cuda_ops_status cuda_ops_layer_norm_backward_sums_cpu(void *grad_weight, void *grad_bias, const void *workspace,
@@ -324,47 +350,46 @@ CUDA_OPS_INLINE void FN(flush)(double *restrict sums, REAL *restrict part, int64
     }
 }
 
-CUDA_OPS_SIMD static void FN(backward)(const backward_pass *pass, int64_t begin, int64_t end)
+/* Rows [begin, end) of one chunk. Its sums begin with its first row, and are in double after its last. */
+CUDA_OPS_SIMD static void FN(backward_rows)(const backward_pass *pass, int64_t chunk, int64_t begin, int64_t end)
 {
     const int64_t cols = pass->cols, step = rows_of_chunk(pass->rows);
+    const int64_t first = chunk * step, last = min_i64(first + step, pass->rows);
     const double inverse_cols = 1 / (double)cols;
     const REAL *weight = pass->weight;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        double *sums = NULL;
-        REAL *grad_weight = NULL, *grad_bias = NULL;
-        if (pass->workspace) {
-            sums = chunk_sums(pass->workspace, cols, chunk);
-            grad_weight = (REAL *)(sums + 2 * cols);
-            grad_bias = grad_weight + cols;
+    double *sums = NULL;
+    REAL *grad_weight = NULL, *grad_bias = NULL;
+    if (pass->workspace) {
+        sums = chunk_sums(pass->workspace, cols, chunk);
+        grad_weight = (REAL *)(sums + 2 * cols);
+        grad_bias = grad_weight + cols;
+        if (begin == first)
             memset(sums, 0, (size_t)(4 * cols) * sizeof(double));
-        }
-        const int64_t first = chunk * step, last = min_i64(first + step, pass->rows);
-        for (int64_t row = first; row < last; row++) {
-            const REAL *x = (const REAL *)pass->input + row * cols, *g = (const REAL *)pass->grad_output + row * cols;
-            const double mean = pass->rms ? 0 : pass->mean[row];
-            const REAL center = (REAL)mean, scale = ((const REAL *)pass->rstd)[row];
-            const REAL shift = (REAL)((double)center - mean) * scale;
-            double means[2];
-            if (sums && weight)
-                FN(backward_row_sums)(means, grad_weight, grad_bias, g, x, weight, cols, inverse_cols, center, scale,
-                                      shift);
-            else if (sums)
-                FN(backward_row_sums)(means, grad_weight, grad_bias, g, x, NULL, cols, inverse_cols, center, scale,
-                                      shift);
-            else
-                FN(backward_row_sums)(means, NULL, NULL, g, x, weight, cols, inverse_cols, center, scale, shift);
-            if (sums && ((row - first) % SHORT == SHORT - 1 || row == last - 1))
-                FN(flush)(sums, grad_weight, 2 * cols);
-            if (!pass->grad_input)
-                continue;
-            REAL *dx = (REAL *)pass->grad_input + row * cols;
-            const REAL *more = pass->grad_sum ? (const REAL *)pass->grad_sum + row * cols : NULL;
-            const REAL mean_h = pass->rms ? 0 : (REAL)means[0], slope = (REAL)means[1];
-            if (weight && !more)
-                FN(backward_write_row)(dx, g, NULL, x, weight, cols, center, scale, shift, mean_h, slope);
-            else
-                FN(backward_write_row)(dx, g, more, x, weight, cols, center, scale, shift, mean_h, slope);
-        }
+    }
+    for (int64_t row = begin; row < end; row++) {
+        const REAL *x = (const REAL *)pass->input + row * cols, *g = (const REAL *)pass->grad_output + row * cols;
+        const double mean = pass->rms ? 0 : pass->mean[row];
+        const REAL center = (REAL)mean, scale = ((const REAL *)pass->rstd)[row];
+        const REAL shift = (REAL)((double)center - mean) * scale;
+        double means[2];
+        if (sums && weight)
+            FN(backward_row_sums)(means, grad_weight, grad_bias, g, x, weight, cols, inverse_cols, center, scale,
+                                  shift);
+        else if (sums)
+            FN(backward_row_sums)(means, grad_weight, grad_bias, g, x, NULL, cols, inverse_cols, center, scale, shift);
+        else
+            FN(backward_row_sums)(means, NULL, NULL, g, x, weight, cols, inverse_cols, center, scale, shift);
+        if (sums && ((row - first) % SHORT == SHORT - 1 || row == last - 1))
+            FN(flush)(sums, grad_weight, 2 * cols);
+        if (!pass->grad_input)
+            continue;
+        REAL *dx = (REAL *)pass->grad_input + row * cols;
+        const REAL *more = pass->grad_sum ? (const REAL *)pass->grad_sum + row * cols : NULL;
+        const REAL mean_h = pass->rms ? 0 : (REAL)means[0], slope = (REAL)means[1];
+        if (weight && !more)
+            FN(backward_write_row)(dx, g, NULL, x, weight, cols, center, scale, shift, mean_h, slope);
+        else
+            FN(backward_write_row)(dx, g, more, x, weight, cols, center, scale, shift, mean_h, slope);
     }
 }
 

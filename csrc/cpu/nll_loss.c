@@ -5,6 +5,12 @@
 #include "cuda_ops/nll_loss.h"
 
 #include "common/common.h"
+#include "common/half.h"
+
+static inline bool is_half(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
+}
 
 /* Whether `target` may be used as an address. A column where it may not has the loss NaN (loss.h). */
 static inline bool is_class(int64_t target, int64_t classes)
@@ -28,11 +34,13 @@ cuda_ops_status cuda_ops_nll_loss_forward_cpu(void *losses, double *partial, con
                                               int64_t end, int64_t ignore_index, cuda_ops_dtype dtype)
 {
     switch (dtype) {
+    case CUDA_OPS_FLOAT16:
+    case CUDA_OPS_BFLOAT16:
     case CUDA_OPS_FLOAT32:
-        nll_loss_forward_f32(losses, partial, input, target, weight, classes, inner, begin, end, ignore_index);
+        nll_loss_forward_f32(losses, partial, input, target, weight, classes, inner, begin, end, ignore_index, dtype);
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
-        nll_loss_forward_f64(losses, partial, input, target, weight, classes, inner, begin, end, ignore_index);
+        nll_loss_forward_f64(losses, partial, input, target, weight, classes, inner, begin, end, ignore_index, dtype);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -45,13 +53,15 @@ cuda_ops_status cuda_ops_nll_loss_backward_cpu(void *grad_input, const void *gra
                                                cuda_ops_reduction reduction, cuda_ops_dtype dtype)
 {
     switch (dtype) {
+    case CUDA_OPS_FLOAT16:
+    case CUDA_OPS_BFLOAT16:
     case CUDA_OPS_FLOAT32:
         nll_loss_backward_f32(grad_input, grad_output, target, weight, total_weight, classes, inner, begin, end,
-                              ignore_index, reduction);
+                              ignore_index, reduction, dtype);
         return CUDA_OPS_SUCCESS;
     case CUDA_OPS_FLOAT64:
         nll_loss_backward_f64(grad_input, grad_output, target, weight, total_weight, classes, inner, begin, end,
-                              ignore_index, reduction);
+                              ignore_index, reduction, dtype);
         return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
@@ -60,9 +70,9 @@ cuda_ops_status cuda_ops_nll_loss_backward_cpu(void *grad_input, const void *gra
 
 #else
 
-static void FN(nll_loss_forward)(REAL *losses, double *partial, const REAL *input, const int64_t *target,
+static void FN(nll_loss_forward)(REAL *losses, double *partial, const void *input, const int64_t *target,
                                  const REAL *weight, int64_t classes, int64_t inner, int64_t begin, int64_t end,
-                                 int64_t ignore_index)
+                                 int64_t ignore_index, cuda_ops_dtype dtype)
 {
     double loss_sum = 0, weight_sum = 0;
     for (int64_t column = begin; column < end; column++) {
@@ -70,8 +80,10 @@ static void FN(nll_loss_forward)(REAL *losses, double *partial, const REAL *inpu
         REAL loss = 0, w = 0;
         if (t != ignore_index) {
             if (is_class(t, classes)) {
+                const int64_t at = (column / inner * classes + t) * inner + column % inner;
                 w = weight ? weight[t] : 1;
-                loss = -w * input[(column / inner * classes + t) * inner + column % inner];
+                loss = -w * (is_half(dtype) ? (REAL)widened_half(((const uint16_t *)input)[at], dtype)
+                                            : ((const REAL *)input)[at]);
             } else {
                 loss = (REAL)NAN;
             }
@@ -87,19 +99,20 @@ static void FN(nll_loss_forward)(REAL *losses, double *partial, const REAL *inpu
     }
 }
 
-static void FN(nll_loss_backward)(REAL *grad_input, const REAL *grad_output, const int64_t *target, const REAL *weight,
+static void FN(nll_loss_backward)(void *grad_input, const REAL *grad_output, const int64_t *target, const REAL *weight,
                                   const REAL *total_weight, int64_t classes, int64_t inner, int64_t begin, int64_t end,
-                                  int64_t ignore_index, cuda_ops_reduction reduction)
+                                  int64_t ignore_index, cuda_ops_reduction reduction, cuda_ops_dtype dtype)
 {
+    const size_t bytes = is_half(dtype) ? sizeof(uint16_t) : sizeof(REAL);
     /* The columns of the range are whole rows if inner is 1, else runs of up to `inner` elements per class. */
     for (int64_t column = begin, count; column < end; column += count) {
-        REAL *dx = grad_input + (column / inner * classes * inner + column % inner);
+        char *dx = (char *)grad_input + (size_t)(column / inner * classes * inner + column % inner) * bytes;
         count = inner == 1 ? end - column : min_i64(end - column, inner - column % inner);
         if (inner == 1)
-            memset(dx, 0, (size_t)(count * classes) * sizeof(REAL));
+            memset(dx, 0, (size_t)(count * classes) * bytes);
         else
             for (int64_t c = 0; c < classes; c++)
-                memset(dx + c * inner, 0, (size_t)count * sizeof(REAL));
+                memset(dx + (size_t)(c * inner) * bytes, 0, (size_t)count * bytes);
     }
     for (int64_t column = begin; column < end; column++) {
         const int64_t t = target[column];
@@ -108,7 +121,11 @@ static void FN(nll_loss_backward)(REAL *grad_input, const REAL *grad_output, con
         REAL g = grad_output[reduction == CUDA_OPS_REDUCTION_NONE ? column : 0] * (weight ? weight[t] : 1);
         if (reduction == CUDA_OPS_REDUCTION_MEAN)
             g /= *total_weight;
-        grad_input[(column / inner * classes + t) * inner + column % inner] = -g;
+        const int64_t at = (column / inner * classes + t) * inner + column % inner;
+        if (is_half(dtype))
+            ((uint16_t *)grad_input)[at] = rounded_half((float)-g, dtype);
+        else
+            ((REAL *)grad_input)[at] = -g;
     }
 }
 

@@ -3,16 +3,21 @@
  * A unit is a part of one row, or of the same part of up to TILE neighbouring columns, of one element of batch; what is
  * kept of it are up to three doubles for each column. Sums of up to SHORT elements are in the dtype, sums of those in
  * double; variances are of differences from a part's own mean, and merged (Chan's formula). How rows are cut depends on
- * the sizes alone, so that results do not depend on the number of threads. Bound by memory: one read. */
+ * the sizes alone, so that results do not depend on the number of threads. float16 and bfloat16 are widened by small pieces,
+ * which stay in the first-level cache. Bound by memory: one read. */
 #ifndef REAL
 
 #include "cuda_ops/reduction.h"
 
 #include "common/common.h"
+#include "cuda_ops/halves_cpu.h"
 
 enum {
     SHORT = 256,        /* elements, or rows, that one sum in the dtype covers */
+    LONG = 1024,        /* elements of a row that four such sums cover, side by side */
     TILE = 256,         /* columns of a unit */
+    SEARCHED = 32,      /* elements of which one is found at a time */
+    PIECE = 4096,       /* halves of columns that are widened at a time */
     PART_ROW = 32768,   /* elements of a part of a row */
     PART_COLUMNS = 1024 /* rows of a part of columns */
 };
@@ -59,13 +64,13 @@ typedef enum map { MAP_SUM, MAP_PROD, MAP_ABSOLUTE, MAP_SQUARE, MAP_POWER, MAP_N
 
 typedef struct family {
     map map;
-    bool smallest, absolute; /* of an extreme */
+    bool smallest, absolute, indexed; /* of an extreme; its index is wanted */
     double p;
 } family;
 
 static family family_of(cuda_ops_reduction_kind kind, double parameter)
 {
-    family f = {MAP_SUM, false, false, parameter};
+    family f = {MAP_SUM, false, false, false, parameter};
     switch (kind) {
     case CUDA_OPS_SUM:
     case CUDA_OPS_MEAN:
@@ -89,6 +94,7 @@ static family family_of(cuda_ops_reduction_kind kind, double parameter)
     default:
         f.map = MAP_EXTREME;
         f.smallest = kind == CUDA_OPS_AMIN || kind == CUDA_OPS_ARGMIN;
+        f.indexed = kind == CUDA_OPS_ARGMAX || kind == CUDA_OPS_ARGMIN;
     }
     return f;
 }
@@ -157,7 +163,9 @@ static double finish_value(cuda_ops_reduction_kind kind, double parameter, const
 
 #define REAL float
 #define FN(name) name##_f32
+#define WITH_PIECES /* of halves */
 #include "reduction.c"
+#undef WITH_PIECES
 
 #include "common/undef_real.h"
 #define REAL double
@@ -165,6 +173,39 @@ static double finish_value(cuda_ops_reduction_kind kind, double parameter, const
 #include "reduction.c"
 
 #include "common/undef_real.h"
+
+/* The f32 kernels over pieces that are widened: of a row LONG elements, whose sums are cut as those of floats are, of
+ * columns as many rows as fit PIECE. */
+static void accumulate_halves(state *workspace, const uint16_t *input, const cuda_ops_reduction_sizes *sizes,
+                              const family *f, int64_t begin, int64_t end, cuda_ops_dtype dtype)
+{
+    const cut c = cut_of(sizes);
+    const int64_t inner = sizes->inner;
+    float piece[PIECE];
+    state some[TILE];
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t tile = unit % c.tiles * TILE, part = unit / c.tiles, row = part / c.parts;
+        const int64_t width = min_i64(TILE, inner - tile), step = inner == 1 ? LONG : max_i64(1, PIECE / width);
+        const int64_t at = part % c.parts * c.step, count = min_i64(c.step, sizes->cols - at);
+        const uint16_t *x = input + (row * sizes->cols + at) * inner + tile;
+        state *all = workspace + part * inner + tile;
+        for (int64_t first = 0; first < count; first += step) {
+            const int64_t rows = min_i64(step, count - first);
+            if (width == inner)
+                (void)cuda_ops_widen_cpu(piece, x + first * inner, rows * inner, dtype);
+            else
+                for (int64_t r = 0; r < rows; r++)
+                    (void)cuda_ops_widen_cpu(piece + r * width, x + (first + r) * inner, width, dtype);
+            state *to = first == 0 ? all : some;
+            if (inner == 1)
+                row_piece_f32(to, piece, rows, at + first, f);
+            else
+                columns_piece_f32(to, piece, rows, width, at + first, f);
+            for (int64_t i = 0; i < width && first > 0; i++)
+                merge(f, all + i, some + i);
+        }
+    }
+}
 
 static bool is_extreme(cuda_ops_reduction_kind kind, double parameter)
 {
@@ -192,6 +233,11 @@ cuda_ops_status cuda_ops_reduction_accumulate_cpu(void *workspace, const void *i
         if (!is_empty(&sizes))
             accumulate_f64(workspace, input, &sizes, &f, begin, end);
         return CUDA_OPS_SUCCESS;
+    case CUDA_OPS_FLOAT16:
+    case CUDA_OPS_BFLOAT16:
+        if (!is_empty(&sizes))
+            accumulate_halves(workspace, input, &sizes, &f, begin, end, dtype);
+        return CUDA_OPS_SUCCESS;
     default:
         return CUDA_OPS_UNSUPPORTED_DTYPE;
     }
@@ -212,12 +258,16 @@ cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspac
         return CUDA_OPS_INVALID_ARGUMENT;
     const family f = family_of(kind, parameter);
     const int64_t parts = cut_of(&sizes).parts;
+    const bool is_whole = sizes.batch * parts == 1; /* one state for each output */
     for (int64_t at = begin; at < end; at++) {
-        const int64_t o = at / sizes.inner, i = at % sizes.inner;
-        state all = none(&f);
-        for (int64_t b = 0; b < sizes.batch; b++)
-            for (int64_t part = 0; part < parts; part++)
-                merge(&f, &all, (const state *)workspace + ((b * sizes.outer + o) * parts + part) * sizes.inner + i);
+        state all = is_whole ? ((const state *)workspace)[at] : none(&f);
+        if (!is_whole) {
+            const int64_t o = at / sizes.inner, i = at % sizes.inner;
+            for (int64_t b = 0; b < sizes.batch; b++)
+                for (int64_t part = 0; part < parts; part++)
+                    merge(&f, &all,
+                          (const state *)workspace + ((b * sizes.outer + o) * parts + part) * sizes.inner + i);
+        }
         if (is_index(kind)) {
             ((int64_t *)output)[at] = all.second == NOWHERE ? 0 : (int64_t)all.second;
             continue;
@@ -235,22 +285,132 @@ cuda_ops_status cuda_ops_reduction_finish_cpu(void *output, const void *workspac
 
 #else
 
-/* Adds what `of` makes of x, SHORT elements at a time. */
+/* Adds what `expression` makes of x to s.value: of LONG elements in four sums at once, whose additions do not wait for each
+ * other, of what is left SHORT elements at a time. */
 #define ADD_MAPPED(expression)                                                                                         \
-    for (int64_t first = 0; first < count; first += SHORT) {                                                           \
-        const int64_t last = min_i64(first + SHORT, count);                                                            \
-        REAL part = 0;                                                                                                 \
-        _Pragma("omp simd reduction(+ : part)") for (int64_t c = first; c < last; c++)                                 \
-        {                                                                                                              \
-            const REAL v = x[c];                                                                                       \
-            part += (expression);                                                                                      \
+    {                                                                                                                  \
+        int64_t first = 0;                                                                                             \
+        for (; first + LONG <= count; first += LONG) {                                                                 \
+            REAL part0 = 0, part1 = 0, part2 = 0, part3 = 0;                                                           \
+            _Pragma("omp simd reduction(+ : part0, part1, part2, part3)") for (int64_t c = 0; c < LONG / 4; c++)       \
+            {                                                                                                          \
+                REAL v = x[first + c];                                                                                 \
+                part0 += (expression);                                                                                 \
+                v = x[first + c + LONG / 4];                                                                           \
+                part1 += (expression);                                                                                 \
+                v = x[first + c + LONG / 2];                                                                           \
+                part2 += (expression);                                                                                 \
+                v = x[first + c + 3 * LONG / 4];                                                                       \
+                part3 += (expression);                                                                                 \
+            }                                                                                                          \
+            s.value += (double)((part0 + part1) + (part2 + part3));                                                    \
         }                                                                                                              \
-        s.value += (double)part;                                                                                       \
+        for (; first < count; first += SHORT) {                                                                        \
+            const int64_t last = min_i64(first + SHORT, count);                                                        \
+            REAL part = 0;                                                                                             \
+            _Pragma("omp simd reduction(+ : part)") for (int64_t c = first; c < last; c++)                             \
+            {                                                                                                          \
+                const REAL v = x[c];                                                                                   \
+                part += (expression);                                                                                  \
+            }                                                                                                          \
+            s.value += (double)part;                                                                                   \
+        }                                                                                                              \
     }
 
 CUDA_OPS_INLINE REAL FN(absolute)(REAL v)
 {
     return v < 0 ? -v : v; /* NaN stays */
+}
+
+CUDA_OPS_INLINE double FN(row_product)(const REAL *x, int64_t count)
+{
+    double a = 1, b = 1, d = 1, e = 1;
+    const int64_t quarter = count / 4;
+#pragma omp simd reduction(* : a, b, d, e)
+    for (int64_t c = 0; c < quarter; c++) {
+        a *= (double)x[c];
+        b *= (double)x[c + quarter];
+        d *= (double)x[c + 2 * quarter];
+        e *= (double)x[c + 3 * quarter];
+    }
+    for (int64_t c = 4 * quarter; c < count; c++)
+        a *= (double)x[c];
+    return (a * b) * (d * e);
+}
+
+/* What an extreme compares: the largest of these is looked for. */
+CUDA_OPS_INLINE REAL FN(rank_of)(REAL v, bool absolute, bool smallest)
+{
+    const REAL size = absolute ? FN(absolute)(v) : v;
+    return smallest ? -size : size;
+}
+
+/* The largest rank of a row, or NaN if there is one. Compiled once for each of the four ranks. */
+CUDA_OPS_INLINE REAL FN(largest_rank)(const REAL *x, int64_t count, bool absolute, bool smallest)
+{
+    REAL best0 = (REAL)-INFINITY, best1 = best0, best2 = best0, best3 = best0;
+    int is_nan = 0;
+    const int64_t quarter = count / 4;
+#pragma omp simd reduction(max : best0, best1, best2, best3) reduction(| : is_nan)
+    for (int64_t c = 0; c < quarter; c++) {
+        const REAL a = FN(rank_of)(x[c], absolute, smallest), b = FN(rank_of)(x[c + quarter], absolute, smallest);
+        const REAL d = FN(rank_of)(x[c + 2 * quarter], absolute, smallest);
+        const REAL e = FN(rank_of)(x[c + 3 * quarter], absolute, smallest);
+        best0 = a > best0 ? a : best0;
+        best1 = b > best1 ? b : best1;
+        best2 = d > best2 ? d : best2;
+        best3 = e > best3 ? e : best3;
+        is_nan |= (a != a) | (b != b) | (d != d) | (e != e);
+    }
+    for (int64_t c = 4 * quarter; c < count; c++) {
+        const REAL v = FN(rank_of)(x[c], absolute, smallest);
+        best0 = v > best0 ? v : best0;
+        is_nan |= v != v;
+    }
+    best0 = best1 > best0 ? best1 : best0;
+    best2 = best3 > best2 ? best3 : best2;
+    best0 = best2 > best0 ? best2 : best0;
+    return is_nan ? (REAL)NAN : best0;
+}
+
+/* Where x has the first `value`, or NaN, which one of its elements is. Of SEARCHED elements it is first asked whether it is
+ * among them. */
+CUDA_OPS_INLINE int64_t FN(place_of)(const REAL *x, int64_t count, REAL value)
+{
+    int64_t first = 0;
+    for (; first + SEARCHED <= count; first += SEARCHED) {
+        int any = 0;
+#pragma omp simd reduction(| : any)
+        for (int c = 0; c < SEARCHED; c++)
+            any |= (x[first + c] == value) | (x[first + c] != x[first + c]);
+        if (any)
+            break;
+    }
+    while (x[first] != value && x[first] == x[first])
+        first++;
+    return first;
+}
+
+/* Blocks of LONG elements are searched for the index only where they have a larger rank than those before. */
+CUDA_OPS_INLINE state FN(row_extreme)(const REAL *x, int64_t count, int64_t at, const family *f)
+{
+    REAL best = (REAL)-INFINITY;
+    double where = NOWHERE;
+    for (int64_t first = 0; first < count && best == best; first += LONG) {
+        const int64_t length = min_i64(LONG, count - first);
+        const REAL *from = x + first;
+        const REAL largest = f->absolute   ? (f->smallest ? FN(largest_rank)(from, length, true, true)
+                                                          : FN(largest_rank)(from, length, true, false))
+                             : f->smallest ? FN(largest_rank)(from, length, false, true)
+                                           : FN(largest_rank)(from, length, false, false);
+        if (largest <= best)
+            continue;
+        best = largest;
+        if (!f->indexed)
+            continue;
+        where = (double)(at + first + FN(place_of)(from, length, f->smallest ? -best : best));
+    }
+    return (state){(double)best, where, 0};
 }
 
 /* Of `count` neighbouring elements, the first of which has the index `at`. */
@@ -271,29 +431,14 @@ CUDA_OPS_INLINE state FN(row_state)(const REAL *x, int64_t count, int64_t at, co
         ADD_MAPPED(v != 0 ? (REAL)1 : (REAL)0)
         break;
     case MAP_PROD:
-        for (int64_t c = 0; c < count; c++)
-            s.value *= (double)x[c];
+        s.value = FN(row_product)(x, count);
         break;
     case MAP_POWER:
         for (int64_t c = 0; c < count; c++)
             s.value += pow((double)FN(absolute)(x[c]), f->p);
         break;
-    case MAP_EXTREME: {
-        REAL best = (REAL)-INFINITY;
-        int64_t where = -1;
-        for (int64_t c = 0; c < count; c++) {
-            const REAL v = f->absolute ? FN(absolute)(x[c]) : x[c], signed_value = f->smallest ? -v : v;
-            if (!(signed_value <= best)) {
-                best = signed_value;
-                where = c;
-                if (best != best) /* NaN, which nothing is above */
-                    break;
-            }
-        }
-        s.value = (double)best;
-        s.second = where < 0 ? NOWHERE : (double)(at + where);
-        break;
-    }
+    case MAP_EXTREME:
+        return FN(row_extreme)(x, count, at, f);
     case MAP_MOMENTS:
         for (int64_t first = 0; first < count; first += SHORT) {
             const int64_t last = min_i64(first + SHORT, count);
@@ -331,6 +476,17 @@ CUDA_OPS_INLINE state FN(row_state)(const REAL *x, int64_t count, int64_t at, co
             s[i].value += (double)part[i];                                                                             \
     }
 
+CUDA_OPS_INLINE void FN(largest_of_columns)(REAL *restrict best, const REAL *restrict x, int64_t count, int64_t inner,
+                                            int64_t width, bool absolute, bool smallest)
+{
+    for (int64_t c = 0; c < count; c++)
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) {
+            const REAL rank = FN(rank_of)(x[c * inner + i], absolute, smallest), largest = best[i];
+            best[i] = rank <= largest || largest != largest ? largest : rank; /* a NaN comes in, and stays */
+        }
+}
+
 CUDA_OPS_INLINE void FN(column_states)(state *restrict s, const REAL *restrict x, int64_t count, int64_t inner,
                                        int64_t width, int64_t at, const family *f)
 {
@@ -361,6 +517,19 @@ CUDA_OPS_INLINE void FN(column_states)(state *restrict s, const REAL *restrict x
         break;
     case MAP_EXTREME: {
         REAL best[TILE];
+        if (!f->indexed) {
+            for (int64_t i = 0; i < width; i++)
+                best[i] = (REAL)-INFINITY;
+            if (f->absolute)
+                FN(largest_of_columns)(best, x, count, inner, width, true, f->smallest);
+            else if (f->smallest)
+                FN(largest_of_columns)(best, x, count, inner, width, false, true);
+            else
+                FN(largest_of_columns)(best, x, count, inner, width, false, false);
+            for (int64_t i = 0; i < width; i++)
+                s[i].value = (double)best[i];
+            break;
+        }
         int64_t where[TILE];
         for (int64_t i = 0; i < width; i++) {
             best[i] = (REAL)-INFINITY;
@@ -369,10 +538,9 @@ CUDA_OPS_INLINE void FN(column_states)(state *restrict s, const REAL *restrict x
         for (int64_t c = 0; c < count; c++)
 #pragma omp simd
             for (int64_t i = 0; i < width; i++) {
-                const REAL v = f->absolute ? FN(absolute)(x[c * inner + i]) : x[c * inner + i];
-                const REAL signed_value = f->smallest ? -v : v;
-                const bool above = !(signed_value <= best[i]) && best[i] == best[i];
-                best[i] = above ? signed_value : best[i];
+                const REAL rank = FN(rank_of)(x[c * inner + i], f->absolute, f->smallest);
+                const bool above = !(rank <= best[i]) && best[i] == best[i];
+                best[i] = above ? rank : best[i];
                 where[i] = above ? at + c : where[i];
             }
         for (int64_t i = 0; i < width; i++) {
@@ -424,6 +592,19 @@ CUDA_OPS_SIMD static void FN(accumulate)(state *restrict workspace, const REAL *
             FN(column_states)(workspace + part * inner + tile, x, count, inner, min_i64(TILE, inner - tile), at, f);
     }
 }
+
+#ifdef WITH_PIECES
+CUDA_OPS_SIMD static void FN(row_piece)(state *s, const REAL *x, int64_t count, int64_t at, const family *f)
+{
+    *s = FN(row_state)(x, count, at, f);
+}
+
+CUDA_OPS_SIMD static void FN(columns_piece)(state *s, const REAL *x, int64_t count, int64_t width, int64_t at,
+                                            const family *f)
+{
+    FN(column_states)(s, x, count, width, width, at, f);
+}
+#endif
 
 #undef ADD_MAPPED
 #undef ADD_COLUMNS

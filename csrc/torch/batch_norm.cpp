@@ -233,17 +233,16 @@ forward_training(const char *op, const Tensor &input, const std::optional<Tensor
         return {output, mean, variance};
     }
     const int64_t blocks = cuda_ops_batch_norm_blocks_cpu(l.outer, l.channels, l.inner);
-    const Tensor wide = widened(x); // which is read twice
-    const cuda_ops_dtype computed = check_dtype(op, "input", wide);
+    const cuda_ops_dtype computed = is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype;
     const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
     parallel_ranges(op, blocks, grain_of(l, blocks), [&](int64_t begin, int64_t end) {
-        return cuda_ops_batch_norm_moments_cpu(workspace.data_ptr(), wide.const_data_ptr(), l.outer, l.channels,
-                                               l.inner, begin, end, computed);
+        return cuda_ops_batch_norm_moments_cpu(workspace.data_ptr(), x.const_data_ptr(), l.outer, l.channels, l.inner,
+                                               begin, end, dtype);
     });
     check_status(op, cuda_ops_batch_norm_prepare_training_cpu(mean.data_ptr<double>(), variance.data_ptr<double>(),
                                                               workspace.data_ptr(), channel_data(w), channel_data(b),
                                                               l.outer, l.channels, l.inner, eps, computed));
-    normalize_cpu(op, output, workspace, wide, l, epilogue, dtype);
+    normalize_cpu(op, output, workspace, x, l, epilogue, dtype);
     update(op, running, mean, variance, l.outer * l.inner);
     return {output, mean, variance};
 }
@@ -421,10 +420,12 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const
     }
     TORCH_CHECK(parameter_dtype == dtype || is_half(dtype), op,
                 ": expected parameter_dtype to be that of input on the CPU, got ", parameter_type);
-    const Tensor wide_x = widened(x), wide_g = widened(g), wide_m = widened(m), wide_v = widened(v);
+    // What comes behind the epilogue's gradient is not rounded in between.
+    const Tensor wide_x = epilogue ? widened(x) : x, wide_g = epilogue ? widened(g) : g;
+    const Tensor wide_m = widened(m), wide_v = widened(v);
     const Tensor w = widened(parameters.weight), b = widened(parameters.bias), to_weight = float32_like(grad_weight),
                  to_bias = float32_like(grad_bias);
-    const cuda_ops_dtype computed = check_dtype(op, "input", wide_x);
+    const cuda_ops_dtype computed = is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype;
     const int64_t rows = cuda_ops_batch_norm_rows_cpu(l.outer, l.channels, l.inner), row = x.numel() / rows;
     Tensor grad = wide_g;
     if (epilogue) {
@@ -446,7 +447,7 @@ static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const char *op, const
         parallel_ranges(op, blocks, grain_of(l, blocks), [&](int64_t begin, int64_t end) {
             return cuda_ops_batch_norm_sums_cpu(workspace.data_ptr(), grad.const_data_ptr(), wide_x.const_data_ptr(),
                                                 wide_m.const_data_ptr(), l.outer, l.channels, l.inner, training, begin,
-                                                end, computed);
+                                                end, epilogue ? computed : dtype);
         });
     }
     check_status(op, cuda_ops_batch_norm_prepare_backward_cpu(needs_grad_parameters ? to_weight.data_ptr() : nullptr,

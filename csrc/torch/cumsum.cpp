@@ -7,7 +7,6 @@
 #include "autograd.h"
 #include "checks.h"
 #include "empty.h"
-#include "halves.h"
 
 namespace cuda_ops
 {
@@ -43,12 +42,9 @@ static Tensor cumsum_forward(const Tensor &given, int64_t dim, std::optional<at:
     }
     const int64_t units = cuda_ops_cumsum_units_cpu(outer, inner);
     const int64_t grain = std::max<int64_t>(1, ELEMENTWISE_GRAIN * units / x.numel());
-    parallel_rows(
-        op, units, units / outer, grain, type,
-        [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype computed) {
-            return cuda_ops_cumsum_cpu(to, from, cols, inner, reverse, begin, end, computed);
-        },
-        writes(output, cols * inner), reads(x, cols * inner));
+    parallel_ranges(op, units, grain, [&](int64_t begin, int64_t end) {
+        return cuda_ops_cumsum_cpu(output.data_ptr(), x.const_data_ptr(), cols, inner, reverse, begin, end, type);
+    });
     return output;
 }
 

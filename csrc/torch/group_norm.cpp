@@ -50,6 +50,11 @@ struct GroupNormLayout {
     {
         return empty(input.sizes(), input.options().memory_format(format));
     }
+    // Units of the CPU that share a run of memory: those of an image where groups lie beside each other, else one.
+    int64_t units_per_row(int64_t units) const
+    {
+        return sizes.channels_last ? std::max<int64_t>(1, units / sizes.images) : 1;
+    }
     // Units of the CPU that a thread takes at least.
     int64_t grain(int64_t units) const
     {
@@ -115,16 +120,17 @@ std::tuple<Tensor, Tensor, Tensor> group_norm(const char *op, const Tensor &inpu
                                                              dtype, parameters.dtype, current_stream(op)));
         return {output, mean, variance};
     }
-    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes), image = x.numel() / l.sizes.images;
+    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
+    const int64_t per_row = l.units_per_row(units), row = x.numel() / (units / per_row);
     const Tensor w = widened(parameters.weight), b = widened(parameters.bias);
     parallel_rows(
-        op, units, std::max<int64_t>(1, units / l.sizes.images), l.grain(units), dtype,
+        op, units, per_row, l.grain(units), dtype,
         [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_group_norm_forward_cpu(to, mean.data_ptr<double>(), variance.data_ptr<double>(), from,
                                                    group_norm_data(w), group_norm_data(b), l.sizes, eps, begin, end,
                                                    type);
         },
-        writes(output, image), reads(x, image));
+        writes(output, row), reads(x, row));
     return {output, mean, variance};
 }
 
@@ -196,16 +202,17 @@ static std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor &grad
                 ": expected bias_dtype to be that of input on the CPU, got ",
                 c10::toString(options.dtype().toScalarType()));
     void *const workspace = thread_workspace(cuda_ops_group_norm_workspace_cpu(l.sizes));
-    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes), image = x.numel() / l.sizes.images;
+    const int64_t units = cuda_ops_group_norm_units_cpu(l.sizes);
+    const int64_t per_row = l.units_per_row(units), row = x.numel() / (units / per_row);
     const Tensor w = widened(parameters.weight);
     parallel_rows(
-        op, units, std::max<int64_t>(1, units / l.sizes.images), l.grain(units), dtype,
+        op, units, per_row, l.grain(units), dtype,
         [&](void *to, const void *grad, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
             return cuda_ops_group_norm_backward_cpu(to, workspace, grad, from, group_norm_data(w),
                                                     m.const_data_ptr<double>(), v.const_data_ptr<double>(), l.sizes,
                                                     eps, begin, end, type);
         },
-        writes(wanted[0] ? grad_input : Tensor(), image), reads(g, image), reads(x, image));
+        writes(wanted[0] ? grad_input : Tensor(), row), reads(g, row), reads(x, row));
     if (wanted[1] || wanted[2])
         parallel_elements(
             op, l.sizes.channels, is_half(dtype) && parameter_dtype == CUDA_OPS_FLOAT32 ? CUDA_OPS_FLOAT32 : dtype,

@@ -139,8 +139,9 @@ inline Rows updates(const Tensor &tensor, int64_t cols = 1)
     return detail::rows_of(tensor, cols, true, true);
 }
 
-// Elements of an array that are converted at a time: a few such arrays fit into the first-level cache.
-constexpr int64_t TILE_ELEMENTS = 2048;
+// Elements of an array that are converted at a time: a few such arrays fit into the first-level cache, and while a tile is
+// computed the processor's prefetching of the next one does not run dry (of 2048 an addition took twice the time).
+constexpr int64_t TILE_ELEMENTS = 512;
 // Rows that are longer are converted as whole arrays, on all threads.
 constexpr int64_t LONGEST_ROW = int64_t{1} << 20;
 
@@ -214,6 +215,17 @@ cuda_ops_status call_rows(cuda_ops_dtype dtype, int64_t begin, int64_t end, cons
         return detail::run_tiles(kernel, std::array<Rows, sizeof...(Arrays)>{arrays...}, end - begin, 1, begin, end);
     return detail::call_kernel(kernel, detail::pointers_of(arrays...), begin, end, dtype,
                                std::make_index_sequence<sizeof...(Arrays)>());
+}
+
+// Likewise, of halves a few rows at a time, one tile after the other.
+template <typename Kernel, typename... Arrays>
+cuda_ops_status call_tiles(cuda_ops_dtype dtype, int64_t begin, int64_t end, const Kernel &kernel,
+                           const Arrays &...arrays)
+{
+    if (!is_half(dtype))
+        return call_rows(dtype, begin, end, kernel, arrays...);
+    const int64_t tile = std::max<int64_t>(1, TILE_ELEMENTS / std::max<int64_t>({1, arrays.cols...}));
+    return detail::run_tiles(kernel, std::array<Rows, sizeof...(Arrays)>{arrays...}, tile, 1, begin, end);
 }
 
 // Calls kernel(pointers..., begin, end, dtype) over ranges of [0, count) on PyTorch's threads, as parallel_ranges does,

@@ -233,15 +233,20 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char *op, cuda_ops_norm n
         sums ? thread_workspace(cuda_ops_layer_norm_workspace_cpu(shape.rows, shape.cols)) : nullptr;
     const int64_t chunk_elements = std::max<int64_t>(1, shape.rows * shape.cols / chunks);
     const Tensor w = widened(parameters.weight);
-    const int64_t row = cuda_ops_layer_norm_chunk_rows_cpu(shape.rows) * shape.cols; // of the arrays: a chunk
-    parallel_rows(
-        op, chunks, 1, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunk_elements), dtype,
-        [&](void *to, const void *grad, const void *added, const void *from, int64_t begin, int64_t end,
-            cuda_ops_dtype type) {
-            return cuda_ops_layer_norm_backward_cpu(to, workspace, grad, added, from, data_or_null(w), mean_data,
-                                                    r.const_data_ptr(), shape.rows, shape.cols, norm, begin, end, type);
-        },
-        writes(wanted[0] ? grad_input : Tensor(), row), reads(g, row), reads(more, row), reads(x, row));
+    const int64_t chunk = cuda_ops_layer_norm_chunk_rows_cpu(shape.rows);
+    parallel_ranges(
+        op, chunks, std::max<int64_t>(1, ELEMENTWISE_GRAIN / 4 / chunk_elements), [&](int64_t begin, int64_t end) {
+            return call_tiles(
+                dtype, begin * chunk, std::min(end * chunk, shape.rows),
+                [&](void *to, const void *grad, const void *added, const void *from, int64_t first, int64_t last,
+                    cuda_ops_dtype type) {
+                    return cuda_ops_layer_norm_backward_rows_cpu(to, workspace, grad, added, from, data_or_null(w),
+                                                                 mean_data, r.const_data_ptr(), shape.rows, shape.cols,
+                                                                 norm, first, last, type);
+                },
+                writes(wanted[0] ? grad_input : Tensor(), shape.cols), reads(g, shape.cols), reads(more, shape.cols),
+                reads(x, shape.cols));
+        });
     if (sums)
         parallel_elements(
             op, shape.cols, is_half(dtype) && parameter_dtype == CUDA_OPS_FLOAT32 ? CUDA_OPS_FLOAT32 : dtype,

@@ -94,10 +94,12 @@ void reduce_columns_cpu(const char *op, const Tensor &loss, const Tensor &total_
     });
     if (reduction == CUDA_OPS_REDUCTION_NONE)
         return;
-    const Tensor sum = float32_like(loss);
-    check_status(op, cuda_ops_loss_reduce_cpu(sum.data_ptr(), total_weight.data_ptr(), partials.data(), tasks,
-                                              reduction, is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
-    round_back(loss, sum);
+    float sum; // of halves, rounded once
+    check_status(op, cuda_ops_loss_reduce_cpu(is_half(dtype) ? &sum : loss.data_ptr(), total_weight.data_ptr(),
+                                              partials.data(), tasks, reduction,
+                                              is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype));
+    if (is_half(dtype))
+        check_status(op, cuda_ops_round_cpu(loss.data_ptr(), &sum, 1, dtype));
 }
 
 // Bad class indices on CUDA. The kernel cannot raise, a device-side assert would make the process's CUDA context

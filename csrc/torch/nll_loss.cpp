@@ -42,16 +42,16 @@ static std::tuple<Tensor, Tensor> nll_loss_forward(const Tensor &input, const Te
         return {loss, total_weight};
     }
     check_targets_cpu(op, t, shape, ignore_index);
-    if (is_cpu_half(x)) {
-        const auto [result, total] = in_float32(nll_loss_forward, x, t, weight, reduction_number, ignore_index);
-        return {result.to(x.scalar_type()), total};
-    }
-    void *losses = reduction == CUDA_OPS_REDUCTION_NONE ? loss.data_ptr() : nullptr;
-    reduce_columns_cpu(
-        op, loss, total_weight, shape, reduction, dtype, [&](double *partial, int64_t begin, int64_t end) {
-            return cuda_ops_nll_loss_forward_cpu(losses, partial, x.const_data_ptr(), indices, pointer_or_null(w),
-                                                 shape.classes, shape.inner, begin, end, ignore_index, dtype);
-        });
+    const Tensor class_weight = widened(w),
+                 wide_loss = reduction == CUDA_OPS_REDUCTION_NONE ? float32_like(loss) : loss;
+    void *losses = reduction == CUDA_OPS_REDUCTION_NONE ? wide_loss.data_ptr() : nullptr;
+    reduce_columns_cpu(op, loss, total_weight, shape, reduction, dtype,
+                       [&](double *partial, int64_t begin, int64_t end) {
+                           return cuda_ops_nll_loss_forward_cpu(losses, partial, x.const_data_ptr(), indices,
+                                                                pointer_or_null(class_weight), shape.classes,
+                                                                shape.inner, begin, end, ignore_index, dtype);
+                       });
+    round_back(loss, wide_loss);
     return {loss, total_weight};
 }
 
@@ -73,7 +73,7 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
     Tensor grad_input = empty(input.sizes(), input.options());
     if (grad_input.numel() == 0)
         return grad_input;
-    [[maybe_unused]] const int64_t *indices = t.const_data_ptr<int64_t>();
+    const int64_t *indices = t.const_data_ptr<int64_t>();
     if (input.is_cuda()) {
         nll_loss_index_errors.record(); // raises what forward found, if it is known by now
         CUDA_OPS_LAUNCH(op, cuda_ops_nll_loss_backward_cuda(grad_input.data_ptr(), g.const_data_ptr(), indices,
@@ -81,18 +81,12 @@ static Tensor nll_loss_backward(const Tensor &grad_output, const Tensor &input, 
                                                             shape.outer, shape.classes, shape.inner, ignore_index,
                                                             reduction, dtype, current_stream(op)));
     } else {
-        const bool each = reduction == CUDA_OPS_REDUCTION_NONE;
-        const Tensor class_weight = widened(w), shared = widened(g);
-        parallel_rows(
-            op, shape.columns(), shape.inner, columns_per_task(shape), dtype,
-            [&](void *to, const void *grad, const void *classes, int64_t begin, int64_t end, cuda_ops_dtype type) {
-                return cuda_ops_nll_loss_backward_cpu(
-                    to, each ? grad : shared.const_data_ptr(), static_cast<const int64_t *>(classes),
-                    pointer_or_null(class_weight), total_weight.const_data_ptr(), shape.classes, shape.inner, begin,
-                    end, ignore_index, reduction, type);
-            },
-            writes(grad_input, shape.classes * shape.inner), reads(each ? g : Tensor(), shape.inner),
-            reads(t, shape.inner));
+        const Tensor class_weight = widened(w), grad = widened(g);
+        parallel_ranges(op, shape.columns(), columns_per_task(shape), [&](int64_t begin, int64_t end) {
+            return cuda_ops_nll_loss_backward_cpu(
+                grad_input.data_ptr(), grad.const_data_ptr(), indices, pointer_or_null(class_weight),
+                total_weight.const_data_ptr(), shape.classes, shape.inner, begin, end, ignore_index, reduction, dtype);
+        });
     }
     return grad_input;
 }

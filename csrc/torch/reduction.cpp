@@ -178,14 +178,11 @@ Tensor reduce(const char *op, const Tensor &given, Dims dims, bool keepdim, cuda
         void *const workspace = thread_workspace(cuda_ops_reduction_workspace_cpu(sizes));
         const int64_t units = cuda_ops_reduction_units_cpu(sizes);
         const int64_t unit_elements = std::max<int64_t>(1, x.numel() / std::max<int64_t>(1, units));
-        const int64_t rows = std::max<int64_t>(1, sizes.batch * sizes.outer);
-        parallel_rows(
-            op, units, std::max<int64_t>(1, units / rows), std::max<int64_t>(1, ELEMENTWISE_GRAIN / unit_elements),
-            dtype,
-            [&](const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
-                return cuda_ops_reduction_accumulate_cpu(workspace, from, sizes, kind, parameter, begin, end, type);
-            },
-            reads(x, sizes.cols * sizes.inner));
+        parallel_ranges(op, units, std::max<int64_t>(1, ELEMENTWISE_GRAIN / unit_elements),
+                        [&](int64_t begin, int64_t end) {
+                            return cuda_ops_reduction_accumulate_cpu(workspace, x.const_data_ptr(), sizes, kind,
+                                                                     parameter, begin, end, dtype);
+                        });
         parallel_rows(
             op, results, 1, ELEMENTWISE_GRAIN / 8, dtype,
             [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {

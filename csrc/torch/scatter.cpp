@@ -114,15 +114,11 @@ static void launch_index_add(const char *op, IndexErrors &errors, const Tensor &
     std::vector<int64_t> starts(sizes.rows + 2), slots(sizes.count);
     check_status(op, cuda_ops_embedding_sort_cpu(starts.data(), slots.data(), i.const_data_ptr(), index_bytes,
                                                  sizes.count, sizes.rows, /*padding_index=*/-1));
-    const Tensor wide = widened(s); // whose rows are read in the order of the indices
     if (output.numel() > 0)
-        parallel_rows(
-            op, sizes.outer * sizes.rows, 1, scatter_grain(sizes.inner), dtype,
-            [&](void *to, const void *from, int64_t begin, int64_t end, cuda_ops_dtype type) {
-                return cuda_ops_index_add_cpu(to, from, wide.const_data_ptr(), starts.data(), slots.data(), sizes,
-                                              alpha, begin, end, type);
-            },
-            writes(output, sizes.inner), reads(input, sizes.inner));
+        parallel_ranges(op, sizes.outer * sizes.rows, scatter_grain(sizes.inner), [&](int64_t begin, int64_t end) {
+            return cuda_ops_index_add_cpu(output.data_ptr(), input.const_data_ptr(), s.const_data_ptr(), starts.data(),
+                                          slots.data(), sizes, alpha, begin, end, dtype);
+        });
 }
 
 static Tensor index_add_forward(const Tensor &input, int64_t dim, const Tensor &index, const Tensor &source,
@@ -195,14 +191,10 @@ static Tensor index_add_backward(const Tensor &grad_output, int64_t dim, const T
                                                          index_bytes, sizes, alpha, dtype, current_stream(op)));
         return grad_source;
     }
-    const Tensor wide = widened(g);
-    parallel_rows(
-        op, sizes.outer * sizes.count, 1, scatter_grain(sizes.inner), dtype,
-        [&](void *to, int64_t begin, int64_t end, cuda_ops_dtype type) {
-            return cuda_ops_index_add_backward_cpu(to, wide.const_data_ptr(), i.const_data_ptr(), index_bytes, sizes,
-                                                   alpha, begin, end, type);
-        },
-        writes(grad_source, sizes.inner));
+    parallel_ranges(op, sizes.outer * sizes.count, scatter_grain(sizes.inner), [&](int64_t begin, int64_t end) {
+        return cuda_ops_index_add_backward_cpu(grad_source.data_ptr(), g.const_data_ptr(), i.const_data_ptr(),
+                                               index_bytes, sizes, alpha, begin, end, dtype);
+    });
     return grad_source;
 }
 

@@ -209,7 +209,7 @@ int main(void)
     }
     CHECK_STATUS(cuda_ops_batch_norm_normalize_cpu(NULL, NULL, NULL, 1, 1, 1, 0, 1, CUDA_OPS_FLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
-    CHECK_STATUS(cuda_ops_batch_norm_moments_cpu(NULL, NULL, 1, 1, 1, 0, 1, CUDA_OPS_BFLOAT16),
+    CHECK_STATUS(cuda_ops_batch_norm_moments_cpu(NULL, NULL, 1, 1, 1, 0, 1, (cuda_ops_dtype)99),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;
 }

@@ -77,7 +77,7 @@ int main(void)
             for (int weighted = 0; weighted < 2; weighted++)
                 check_loss(sizes[s][0], sizes[s][1], sizes[s][2], weighted, dtype);
     }
-    CHECK_STATUS(cuda_ops_nll_loss_forward_cpu(NULL, NULL, NULL, NULL, NULL, 1, 1, 0, 1, IGNORED, CUDA_OPS_FLOAT16),
+    CHECK_STATUS(cuda_ops_nll_loss_forward_cpu(NULL, NULL, NULL, NULL, NULL, 1, 1, 0, 1, IGNORED, (cuda_ops_dtype)99),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;
 }

@@ -1,3 +1,4 @@
+#include "cuda_ops/halves_cpu.h"
 #include "cuda_ops/reduction.h"
 
 #include "check.h"
@@ -132,6 +133,41 @@ static void check_corners(cuda_ops_dtype dtype)
     guarded_free(y, 1, dtype);
 }
 
+/* Halves give what their values give as floats: of rows the same bits, of columns sums that are cut in other places. */
+static void check_halves(cuda_ops_reduction_sizes s, cuda_ops_reduction_kind kind, double parameter)
+{
+    enum { MOST = 40000, MOST_RESULTS = 700 };
+    static uint16_t x[MOST];
+    static float wide[MOST], y[MOST_RESULTS], expected[MOST_RESULTS];
+    static int64_t at[MOST_RESULTS], expected_at[MOST_RESULTS];
+    const bool is_index = kind == CUDA_OPS_ARGMAX || kind == CUDA_OPS_ARGMIN;
+    const int64_t count = s.batch * s.outer * s.cols * s.inner, results = s.outer * s.inner;
+    const int64_t bytes = cuda_ops_reduction_workspace_cpu(s), units = cuda_ops_reduction_units_cpu(s);
+    void *workspace = guarded_bytes((bytes + 7) / 8, 8);
+    const cuda_ops_dtype dtypes[] = {CUDA_OPS_FLOAT16, CUDA_OPS_BFLOAT16};
+    for (int i = 0; i < 2; i++) {
+        for (int64_t k = 0; k < count; k++)
+            wide[k] = (float)number((uint64_t)k);
+        CHECK_OK(cuda_ops_round_cpu(x, wide, count, dtypes[i]));
+        CHECK_OK(cuda_ops_widen_cpu(wide, x, count, dtypes[i]));
+        CHECK_OK(cuda_ops_reduction_accumulate_cpu(workspace, wide, s, kind, parameter, 0, units, CUDA_OPS_FLOAT32));
+        CHECK_OK(cuda_ops_reduction_finish_cpu(is_index ? (void *)expected_at : (void *)expected, workspace, s, kind,
+                                               parameter, 0, results, CUDA_OPS_FLOAT32));
+        CHECK_OK(cuda_ops_reduction_accumulate_cpu(workspace, x, s, kind, parameter, 0, units, dtypes[i]));
+        CHECK_OK(cuda_ops_reduction_finish_cpu(is_index ? (void *)at : (void *)y, workspace, s, kind, parameter, 0,
+                                               results, CUDA_OPS_FLOAT32));
+        for (int64_t k = 0; k < results; k++)
+            if (is_index)
+                CHECK(at[k] == expected_at[k], "index %lld: %lld, expected %lld", (long long)k, (long long)at[k],
+                      (long long)expected_at[k]);
+            else
+                CHECK(s.inner == 1 ? y[k] == expected[k]
+                                   : fabsf(y[k] - expected[k]) <= 1e-5f * fabsf(expected[k]) + 1e-5f,
+                      "result %lld: %g, expected %g", (long long)k, (double)y[k], (double)expected[k]);
+    }
+    guarded_free_bytes(workspace, (bytes + 7) / 8, 8);
+}
+
 int main(void)
 {
     /* batch, outer, cols, inner: rows shorter and longer than a sum's 256, of several parts; columns of a tile and more,
@@ -147,11 +183,14 @@ int main(void)
                     continue;
                 if (kind == CUDA_OPS_NORM) {
                     const double p[] = {0, 1, 2, 3.5, (double)INFINITY, (double)-INFINITY};
-                    for (int k = 0; k < 6; k++)
+                    for (int k = 0; k < 6; k++) {
                         check_reduction(s, CUDA_OPS_NORM, p[k], 0, dtype);
+                        check_halves(s, CUDA_OPS_NORM, p[k]);
+                    }
                 } else if (kind == CUDA_OPS_PROD) {
                     check_reduction(s, CUDA_OPS_PROD, 0, 1, dtype);
                 } else if (kind < CUDA_OPS_VAR || s.batch * s.cols > 1) {
+                    check_halves(s, (cuda_ops_reduction_kind)kind, kind < CUDA_OPS_VAR ? 0 : 1);
                     check_reduction(s, (cuda_ops_reduction_kind)kind, kind < CUDA_OPS_VAR ? 0 : 1, 0, dtype);
                 }
             }
@@ -161,7 +200,7 @@ int main(void)
         check_corners(dtype);
     }
     const cuda_ops_reduction_sizes one = {1, 1, 1, 1}, two = {2, 1, 1, 1};
-    CHECK_STATUS(cuda_ops_reduction_accumulate_cpu(NULL, NULL, one, CUDA_OPS_SUM, 0, 0, 0, CUDA_OPS_FLOAT16),
+    CHECK_STATUS(cuda_ops_reduction_accumulate_cpu(NULL, NULL, one, CUDA_OPS_SUM, 0, 0, 0, (cuda_ops_dtype)99),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     CHECK_STATUS(cuda_ops_reduction_finish_cpu(NULL, NULL, one, CUDA_OPS_SUM, 0, 0, 0, CUDA_OPS_BFLOAT16),
                  CUDA_OPS_UNSUPPORTED_DTYPE);

@@ -82,7 +82,7 @@ int main(void)
     CHECK_OK(cuda_ops_scatter_add_cpu(NULL, NULL, NULL, 8, none, 0, 0, CUDA_OPS_FLOAT32));
     CHECK_STATUS(cuda_ops_scatter_add_cpu(NULL, NULL, NULL, 2, none, 0, 0, CUDA_OPS_FLOAT32),
                  CUDA_OPS_INVALID_ARGUMENT);
-    CHECK_STATUS(cuda_ops_index_add_cpu(NULL, NULL, NULL, NULL, NULL, none, 1, 0, 0, CUDA_OPS_FLOAT16),
+    CHECK_STATUS(cuda_ops_index_add_cpu(NULL, NULL, NULL, NULL, NULL, none, 1, 0, 0, (cuda_ops_dtype)99),
                  CUDA_OPS_UNSUPPORTED_DTYPE);
     return 0;
 }

@@ -39,7 +39,8 @@ typedef struct cuda_ops_batch_norm_epilogue {
  *     batch_norm_act: act_normalize in place of normalize; its backward is act_prepare_gate, act_gate over rows, and then
  *               backward with grad_sum for grad_output
  * Rows are the outer * channels runs of `inner` elements, or for inner = 1 the `outer` runs of `channels` elements.
- * weight, bias and their gradients have the dtype of input; running statistics too. */
+ * weight, bias and their gradients have the dtype of input; running statistics too. moments and sums take halves, beside
+ * which all others are called with float32. */
 int64_t cuda_ops_batch_norm_blocks_cpu(int64_t outer, int64_t channels, int64_t inner);
 int64_t cuda_ops_batch_norm_rows_cpu(int64_t outer, int64_t channels, int64_t inner);
 int64_t cuda_ops_batch_norm_workspace_cpu(int64_t outer, int64_t channels, int64_t inner);

@@ -56,6 +56,12 @@ cuda_ops_status cuda_ops_layer_norm_backward_cpu(void *grad_input, void *workspa
                                                  const void *grad_sum, const void *input, const void *weight,
                                                  const double *mean, const void *rstd, int64_t rows, int64_t cols,
                                                  cuda_ops_norm norm, int64_t begin, int64_t end, cuda_ops_dtype dtype);
+/* Likewise of rows [begin, end): in their order, those of a chunk by one thread. */
+cuda_ops_status cuda_ops_layer_norm_backward_rows_cpu(void *grad_input, void *workspace, const void *grad_output,
+                                                      const void *grad_sum, const void *input, const void *weight,
+                                                      const double *mean, const void *rstd, int64_t rows, int64_t cols,
+                                                      cuda_ops_norm norm, int64_t begin, int64_t end,
+                                                      cuda_ops_dtype dtype);
 cuda_ops_status cuda_ops_layer_norm_backward_sums_cpu(void *grad_weight, void *grad_bias, const void *workspace,
                                                       int64_t rows, int64_t cols, int64_t begin, int64_t end,
                                                       cuda_ops_dtype dtype);

@@ -17,7 +17,8 @@ extern "C" {
 #endif
 
 /* Columns [begin, end). Exactly one of `losses` (the array of all columns) and `partial` (the two sums of this range,
- * in double; see cuda_ops_loss_reduce_cpu) is not NULL. */
+ * in double; see cuda_ops_loss_reduce_cpu) is not NULL. Of halves are input and grad_input alone: beside them weight,
+ * losses, grad_output and total_weight are float32. */
 cuda_ops_status cuda_ops_nll_loss_forward_cpu(void *losses, double *partial, const void *input, const int64_t *target,
                                               const void *weight, int64_t classes, int64_t inner, int64_t begin,
                                               int64_t end, int64_t ignore_index, cuda_ops_dtype dtype);

@@ -41,8 +41,8 @@ typedef struct cuda_ops_reduction_sizes {
     int64_t batch, outer, cols, inner;
 } cuda_ops_reduction_sizes;
 
-/* The CPU takes it in two steps, each of which may be spread over threads: accumulate over units [begin, end), then
- * finish over outputs, outer * inner. */
+/* The CPU takes it in two steps, each of which may be spread over threads: accumulate over units [begin, end), of any
+ * dtype, then finish over outputs, outer * inner, into float32 or float64 (float32 beside halves). */
 int64_t cuda_ops_reduction_units_cpu(cuda_ops_reduction_sizes sizes);
 int64_t cuda_ops_reduction_workspace_cpu(cuda_ops_reduction_sizes sizes);
 cuda_ops_status cuda_ops_reduction_accumulate_cpu(void *workspace, const void *input, cuda_ops_reduction_sizes sizes,
