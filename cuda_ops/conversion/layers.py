@@ -177,5 +177,28 @@ for _name in functional.__all__:
         FUNCTIONS[_native] = _function(_name, getattr(functional, _name), _native)
         setattr(Functions, _name, staticmethod(FUNCTIONS[_native]))
         # torch.relu is not torch.nn.functional.relu, but means the same where it has the same arguments.
+
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Asked of all tensors, since a mask or a cache may be of another kind than the queries."""
+    if takes(query) and takes(key) and takes(value) and (attn_mask is None or type(attn_mask) in PLAIN):
+        try:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+        except NotImplementedError as error:
+            if is_forced(error):
+                raise
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+scaled_dot_product_attention.__qualname__ = "Functions.scaled_dot_product_attention"
+FUNCTIONS[torch.nn.functional.scaled_dot_product_attention] = scaled_dot_product_attention
+Functions.scaled_dot_product_attention = staticmethod(scaled_dot_product_attention)
 for _name in ("relu", "sigmoid", "tanh"):
     FUNCTIONS[getattr(torch, _name)] = getattr(Functions, _name)
