@@ -18,11 +18,13 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from .. import _modules
 from .layers import Functions
 
 # Code of these folders is not the user's: what it does is known to torch.fx, or is ours.
-KNOWN = tuple(f"{Path(path).parent}/" for path in (torch.__file__, __file__))
+KNOWN = (*(f"{Path(path).parent}/" for path in (torch.__file__, __file__)), _modules.__file__)
 STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 NAME = "scaled_dot_product_attention"
@@ -60,15 +62,28 @@ class Registry:
 
     def __init__(self, registry):
         self.registry = registry
+        self.copies: dict[str, tuple[FunctionType, FunctionType]] = {}
+        """{name: (function, its copy)}, so that torch.compile, which traces strings, finds them"""
+
+    def _copy(self, name, function):
+        found = self.copies.get(name)
+        if found is not None and found[0] is function:
+            return found[1]
+        if is_dynamo_compiling():
+            return function
+        copy = rebound(function)
+        if copy is not function:
+            self.copies[name] = function, copy
+        return copy
 
     def get_interface(self, name, default):
-        return rebound(self.registry.get_interface(name, default))
-
-    def __getitem__(self, name):
-        return rebound(self.registry[name])
+        return self._copy(name, self.registry.get_interface(name, default))
 
     def get(self, name, default=None):
-        return rebound(self.registry.get(name, default))
+        return self._copy(name, self.registry.get(name, default))
+
+    def __getitem__(self, name):
+        return self._copy(name, self.registry[name])
 
     def __contains__(self, name):
         return name in self.registry
@@ -169,7 +184,6 @@ def _leads_there(function) -> bool:
     return _leads[function]
 
 
-@torch.compiler.assume_constant_result
 def rebound(function):
     """A copy of a function that calls our attention; `function` itself if it calls none, or is none of Python's."""
     if isinstance(function, FunctionType) and function in _copies:
@@ -255,6 +269,7 @@ def what_is_called(module: torch.nn.Module) -> tuple[list[str], str | None]:
                     continue
                 kind = getattr(getattr(module, "config", None), "_attn_implementation", None) or "sdpa"
                 chosen = value.registry.get(kind)
+                value.get(kind)  # before torch.compile asks
                 if _leads_there(chosen):
                     names.append(f"{chosen.__name__}()")
                 elif kind == "eager":

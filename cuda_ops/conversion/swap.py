@@ -244,3 +244,6 @@ def _fuse(name, module, report: Report):
     if recipe is not None or calls or why_not:
         module.__class__ = converted_class(kind, recipe, bool(calls or why_not))
     report.fusions += [Fusion(name, op, parts) for op, parts in gains]
+    if gains and not (module._modules or module._parameters or module._buffers):
+        # A layer that is no more than its forward, which is a call of ours now.
+        report.layers = [Layer(name, each.kind) if each.name == name else each for each in report.layers]

@@ -29,7 +29,7 @@ from torch.fx import Graph, Tracer
 
 from .._modules import unlike
 from . import fusing
-from .attention import is_users, methods_of
+from .attention import NATIVE, is_users, methods_of
 from .fusing import ACTIVATIONS, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
 
@@ -199,6 +199,12 @@ class _Shallow(Tracer):
         return False
 
 
+def is_still(module, kind: type) -> bool:
+    """Whether a module that was inlined, and may have been converted since, is of that class and has no hooks."""
+    cls = type(module)
+    return (cls is kind or getattr(cls, "cuda_ops_native", None) is kind) and unlike(module, (cls,)) is None
+
+
 class _Trace:
     """A graph of one module's forward, and what it depends on."""
 
@@ -289,8 +295,8 @@ class _Trace:
             names[f"_read_{number}"] = function
             conditions.append(f"{_path(name)} is _read_{number}")
         for number, (name, kind) in enumerate(sorted(self.inlined.items())):
-            names |= {f"_class_{number}": kind, "_unlike": unlike}
-            conditions.append(f"_unlike({_path(name)}, (_class_{number},)) is None")
+            names |= {f"_class_{number}": kind, "_is_still": is_still}
+            conditions.append(f"_is_still({_path(name)}, _class_{number})")
         guard = f"def guard(self):\n    return {' and '.join(conditions) or 'True'}\n"
         return Variant(f"{guard}\n{code.src}", tuple(sorted(names.items(), key=lambda item: item[0])))
 
@@ -401,6 +407,8 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
         found.try_batch_norm(node)
     for node in list(graph.nodes):
         found.try_activation(node)
+    for node in list(graph.nodes):
+        found.try_gated(node)
     for node in list(graph.nodes):
         found.try_function(node)
     return found.gains
@@ -522,6 +530,25 @@ class _Finder:
         self.gain(function.__name__, linear, node)
         self.replace((linear, node), new)
 
+    def try_gated(self, product):
+        """An activation times something that it has not made."""
+        if not self.is_of_two(product, (operator.mul, torch.mul), "mul"):
+            return
+        for activation, value in (product.args, product.args[::-1]):
+            letter = self.letter(activation)
+            alone = letter in "sg" and len(activation.users) == 1 and activation is not value
+            if alone and len(activation.args) == 1 and not activation.kwargs.get("inplace"):
+                break
+        else:
+            return
+        function = "swiglu" if letter == "s" else "geglu"
+        with self.graph.inserting_before(product):
+            extra = [activation.kwargs.get("approximate", "none")] if activation.op == "call_function" else []
+            layer = self.layer(activation)
+            new = self.call(product, fusing.gated, activation.args[0], layer, value, function, *extra)
+        self.gain(function, activation, product)
+        self.replace((activation, product), new)
+
     def try_norm(self, norm):
         if norm.op != "call_module" or self.letter(norm) not in "nm":
             return
@@ -548,20 +575,24 @@ class _Finder:
         """Whether dropout leaves its input as it was, for others that read it."""
         return not self.module.get_submodule(drop.target).inplace
 
+    @classmethod
+    def is_sum(cls, node) -> bool:
+        return cls.is_of_two(node, (operator.add, torch.add), "add")
+
     @staticmethod
-    def is_sum(node) -> bool:
+    def is_of_two(node, functions, method) -> bool:
         """Of two tensors (or what the op, at the call, finds to be none), out of place."""
         if not isinstance(node, torch.fx.Node) or node.kwargs or len(node.args) != 2:
             return False
         if not all(isinstance(argument, torch.fx.Node) for argument in node.args):
             return False
-        functions = node.op == "call_function" and node.target in (operator.add, torch.add)
-        return functions or (node.op == "call_method" and node.target == "add")
+        is_function = node.op == "call_function" and node.target in functions
+        return is_function or (node.op == "call_method" and node.target == method)
 
     def try_function(self, node):
         """A function of torch.nn.functional, or a method that is one, becomes ours."""
         function = None
-        if node.op == "call_function" and node.args:
+        if node.op == "call_function" and (node.args or node.target is NATIVE):  # the latter's tensors may have names
             function = FUNCTIONS.get(node.target)
         elif node.op == "call_method" and node.target in ("relu", "sigmoid", "tanh"):
             function = getattr(Functions, node.target) if len(node.args) == 1 else None
