@@ -223,30 +223,35 @@ def _set_names(function: FunctionType):
 
 def methods_of(cls: type) -> dict[str, object]:
     """{name: what stands in for this method of the class}, of forward and what it calls by `self`."""
-    found, seen, to_do = {}, set(), ["forward"]
-    while to_do:
-        name = to_do.pop()
-        method = None if name in seen else _method(cls, name)
-        seen.add(name)
-        function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
-        if not _is_copied(function):
-            continue
+    found = {}
+    for name, (method, *_) in _methods(cls).items():
+        function = _function(method)
         if _leads_there(function):
-            for other in _reached(function):
-                if other in _copies:
-                    _set_names(other)
             copy = rebound(function)
             found[name] = copy if function is method else type(method)(copy)
-        to_do += sorted(_called(function) - seen)
     return found
 
 
-def _method(cls: type, name: str):
-    """What the class itself has by that name, if torch.nn.Module and other classes of torch have it not first."""
-    for base in cls.__mro__:
-        if name in vars(base):
-            return None if base.__module__.startswith("torch.") else vars(base)[name]
-    return None
+def _methods(cls: type) -> dict[str, list]:
+    """{name: the class's method, and those of its bases that it may call by super()}, of forward and what that calls by
+    `self`."""
+    found, seen, to_do = {}, set(), ["forward"]
+    while to_do:
+        name = to_do.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        there = [base for base in cls.__mro__ if name in vars(base)]
+        if there and not there[0].__module__.startswith("torch."):
+            methods = [vars(base)[name] for base in there if _is_copied(_function(vars(base)[name]))]
+            if methods and methods[0] is vars(there[0])[name]:
+                found[name] = methods
+                to_do += sorted(set().union(*(_called(_function(method)) for method in methods)) - seen)
+    return found
+
+
+def _function(method):
+    return method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
 
 
 def _called(function: FunctionType) -> set[str]:
@@ -257,12 +262,16 @@ def _called(function: FunctionType) -> set[str]:
 
 
 def what_is_called(module: torch.nn.Module) -> tuple[list[str], str | None]:
-    """The functions by whose names a forward calls attention, those of `methods_of`, and why it calls none of ours."""
+    """The functions by whose names a forward calls attention, those of `methods_of`, and why one stays PyTorch's."""
     names, reason = [], None
-    for method in methods_of(type(module)):
-        function = _method(type(module), method)
-        function = getattr(function, "__func__", function)
-        for other in _reached(function):
+    for method, *inherited in _methods(type(module)).values():
+        if any(_leads_there(_function(other)) for other in inherited) and not _leads_there(_function(method)):
+            reason = "its attention is that of a base class, called by super()"
+        if not _leads_there(_function(method)):
+            continue
+        for other in _reached(_function(method)):
+            if other in _copies:
+                _set_names(other)  # anew: a helper may be another by now
             for value in _names_of(other).replacements().values():
                 if not isinstance(value, Registry):
                     names.append(f"{NAME}()")

@@ -154,8 +154,8 @@ def _is_normalised_alike(self, input):
     return input.dtype is weight.dtype and input.dtype is not torch.float64 and input.shape[-1:] == weight.shape
 
 
-# {(module, class): (forward, when it fits)}. Nearly all of transformers' models have a class of their own that is one of
-# the last two but for its name: a class is known by the code of its forward.
+# {(module, class): (forward, when it fits)}. Nearly all of transformers' models have a norm of their own that is one of
+# the last two but for its name: such a class is known by the code of its forward.
 OF_TRANSFORMERS = {
     ("transformers.pytorch_utils", "Conv1D"): (_conv1d, None),
     ("transformers.activations", "NewGELUActivation"): (_gelu_of_tanh, None),
@@ -252,7 +252,6 @@ for _name in functional.__all__:
         FUNCTIONS[_native] = _function(_name, getattr(functional, _name), _native)
         setattr(Functions, _name, staticmethod(FUNCTIONS[_native]))
         # torch.relu is not torch.nn.functional.relu, but means the same where it has the same arguments.
-
 
 
 def scaled_dot_product_attention(
