@@ -63,6 +63,21 @@ def linear_gelu(input: Tensor, linear, gelu=None, approximate: str = "none") -> 
     return Functions.gelu(output, approximate=approximate) if gelu is None else gelu(output)
 
 
+def gated(input: Tensor, activation, value: Tensor, function: str, approximate: str = "none") -> Tensor:
+    """activation(input) * value. function: swiglu or geglu, for an activation that is SiLU or GELU, or a function of
+    that name."""
+    letter = "s" if function == "swiglu" else "g"
+    approximate = approximate if activation is None else getattr(activation, "approximate", "none")
+    inplace = getattr(activation, "inplace", False)
+    if takes(input) and _is_like(value, input) and is_plain(activation, letter) and not inplace:
+        arguments = () if function == "swiglu" else (approximate,)
+        return getattr(functional, function)(input, value, *arguments)
+    if activation is not None:
+        return activation(input) * value
+    output = Functions.silu(input) if function == "swiglu" else Functions.gelu(input, approximate=approximate)
+    return output * value
+
+
 def batch_norm_act(input: Tensor, norm, activation, residual: Tensor | None = None, inplace: bool = False) -> Tensor:
     """activation(norm(input) + residual). `activation`: a layer, or the name of a function. `inplace`: whether the sum
     was written into what the norm returned."""

@@ -7,7 +7,9 @@ that ours refuse by name): a model that ran before it was converted runs afterwa
 that the environment forces (CUDA_OPS_CONV2D_PATH and the like) and that cannot do a call is an error all the same.
 """
 
+import copyreg
 import importlib
+import inspect
 import re
 
 import torch
@@ -17,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import functional, nn
 from .._library import has_cuda
+from .._modules import parameter
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 ON_CUDA = DTYPES if has_cuda() else set()
@@ -54,9 +57,11 @@ def _layer(name: str, ours: type, native: type) -> type:
     return _class(name, ours, forward, native, f"cuda_ops.nn.{name}, and torch.nn.{name} for what that does not take.")
 
 
-def _forward(ours, native: type):
+def _forward(ours, native: type, fits=None):
+    """fits(module, input): whether ours computes what the class does, where that depends on the two."""
+
     def forward(self, *args, **kwargs):
-        if args and takes(args[0]):
+        if args and takes(args[0]) and (fits is None or fits(self, args[0])):
             try:
                 return ours(self, *args, **kwargs)
             except NotImplementedError as error:  # an argument that is refused by name, before anything is written
@@ -87,8 +92,8 @@ LAYERS = _layers()
 globals().update({converted.__name__: converted for converted in LAYERS.values()})  # where pickle looks for them
 
 
-# Layers of torchvision's models, by their modules: torchvision itself is imported by whoever has such a model. Their
-# converted classes are made when the first one is met.
+# Layers of torchvision's and transformers' models, by their modules: these packages are imported by whoever has such a
+# model. Converted classes are made when the first layer is met.
 
 
 def _stochastic_depth(self, input):
@@ -130,14 +135,84 @@ OF_TORCHVISION = {
 VIEWS_OF_TORCHVISION = {("torchvision.ops.misc", "Permute"), ("torchvision.models.maxvit", "SwapAxes")}
 
 
+def _conv1d(self, x):
+    return functional.matmul(x, parameter(self, "weight")) + parameter(self, "bias")
+
+
+def _gelu_of_tanh(self, input):
+    return functional.gelu(input, approximate="tanh")
+
+
+def _rms_norm(self, hidden_states):
+    weight = parameter(self, "weight")
+    return functional.rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+
+
+def _is_normalised_alike(self, input):
+    """transformers' layers round float64 to float32 on the way, and promote: as they stand, they do it still."""
+    weight = parameter(self, "weight")
+    return input.dtype is weight.dtype and input.dtype is not torch.float64 and input.shape[-1:] == weight.shape
+
+
+# {(module, class): (forward, when it fits)}. Nearly all of transformers' models have a norm of their own that is one of
+# the last two but for its name: such a class is known by the code of its forward.
+OF_TRANSFORMERS = {
+    ("transformers.pytorch_utils", "Conv1D"): (_conv1d, None),
+    ("transformers.activations", "NewGELUActivation"): (_gelu_of_tanh, None),
+    ("transformers.activations", "AccurateGELUActivation"): (_gelu_of_tanh, None),
+    ("transformers.models.llama.modeling_llama", "LlamaRMSNorm"): (_rms_norm, _is_normalised_alike),
+    ("transformers.models.t5.modeling_t5", "T5LayerNorm"): (_rms_norm, _is_normalised_alike),
+}
+
+
+def _of_transformers(native: type):
+    """(forward, when it fits) of a class of transformers', or None."""
+    found = OF_TRANSFORMERS.get((native.__module__, native.__qualname__))
+    if found or not native.__qualname__.endswith("Norm"):
+        return found
+    for (module, name), (forward, fits) in OF_TRANSFORMERS.items():
+        if name.endswith("Norm") and _has_forward_of(native, getattr(importlib.import_module(module), name)):
+            return forward, fits
+    return None
+
+
+def _has_forward_of(native: type, other: type) -> bool:
+    codes = [getattr(vars(cls).get("forward"), "__code__", None) for cls in (native, other)]
+    if None in codes or any(code.co_freevars or code.co_flags & inspect.CO_VARARGS for code in codes):
+        return False  # none of its own, or one that is decorated
+    said = [
+        # Texts are what the function says of itself.
+        (code.co_code, code.co_names, code.co_varnames, [c for c in code.co_consts if not isinstance(c, str)])
+        for code in codes
+    ]
+    return said[0] == said[1]
+
+
 def converted_layer(native: type) -> type | None:
     """The converted class of just this class, or None."""
     name = native.__qualname__
+    text = f"{native.__module__}.{name} by cuda_ops.functional, and itself for what that does not take."
     if native not in LAYERS and (native.__module__, name) in {(m, n) for n, (m, _) in OF_TORCHVISION.items()}:
-        text = f"{native.__module__}.{name} by cuda_ops.functional, and itself for what that does not take."
         forward = _forward(OF_TORCHVISION[name][1], native)
         globals()[name] = LAYERS[native] = _class(name, native, forward, native, text)
+    elif native not in LAYERS and native.__module__.startswith("transformers."):
+        found = _of_transformers(native)
+        if found is not None:
+            LAYERS[native] = _class(name, native, _forward(found[0], native, found[1]), native, text)
+            LAYERS[native].__reduce_ex__ = _reduce_to_native
     return LAYERS.get(native)
+
+
+def _reduce_to_native(self, protocol):
+    """Many of transformers' classes have one name; pickle takes them by what they are made of."""
+    native = native_class(self)
+    create, _, *rest = native.__reduce_ex__(self, protocol)
+    return (_new_layer, (native,), *rest) if create is copyreg.__newobj__ else (create, _, *rest)
+
+
+def _new_layer(native: type):
+    converted = converted_layer(native)
+    return converted.__new__(converted)
 
 
 def __getattr__(name: str):
@@ -177,5 +252,27 @@ for _name in functional.__all__:
         FUNCTIONS[_native] = _function(_name, getattr(functional, _name), _native)
         setattr(Functions, _name, staticmethod(FUNCTIONS[_native]))
         # torch.relu is not torch.nn.functional.relu, but means the same where it has the same arguments.
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Asked of all tensors, since a mask or a cache may be of another kind than the queries."""
+    if takes(query) and takes(key) and takes(value) and (attn_mask is None or type(attn_mask) in PLAIN):
+        try:
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+        except NotImplementedError as error:
+            if is_forced(error):
+                raise
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+scaled_dot_product_attention.__qualname__ = "Functions.scaled_dot_product_attention"
+FUNCTIONS[torch.nn.functional.scaled_dot_product_attention] = scaled_dot_product_attention
+Functions.scaled_dot_product_attention = staticmethod(scaled_dot_product_attention)
 for _name in ("relu", "sigmoid", "tanh"):
     FUNCTIONS[getattr(torch, _name)] = getattr(Functions, _name)

@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from .. import nn
+from .attention import NAME, forget, what_is_called
 from .fusing import BLOCKS, runs_of
 from .layers import LAYERS, VIEWS_OF_TORCHVISION, converted_layer, native_class
 from .report import Fusion, Layer, Report
@@ -37,7 +38,9 @@ def convert(
             Hardswish) with or without a residual sum between them. It happens in Sequential, in torchvision's dense
             layers, and in any forward that torch.fx can trace and that is a straight line (no loop, and no branch but
             on an attribute of the module); there functions of torch.nn.functional become ours too. Layers with hooks,
-            or changed later, are called one by one.
+            or changed later, are called one by one. In every forward, calls of
+            torch.nn.functional.scaled_dot_product_attention become ours, and those of transformers' models whose
+            attention is sdpa; eager attention, which returns the weights, is left.
         only: names of submodules (with * and ? as in file names), names of classes, or classes: what to convert.
         exclude: likewise, what to leave. A name stands for all below it too.
 
@@ -70,6 +73,7 @@ def convert(
     only = None if only is None else _selection("only", only)
     exclude = _selection("exclude", exclude)
     report = Report(_kind(model))
+    forget()
     modules = []
     for name, names, module in _with_names(model):
         chosen = (only is None or _is_in(names, module, only)) and not _is_in(names, module, exclude)
@@ -229,11 +233,19 @@ def _fuse(name, module, report: Report):
         return
     if getattr(kind.forward, "__module__", "").startswith("torch.nn."):
         return  # torch.nn's own, of a layer, a container or a subclass of one
+    recipe, gains = None, []
     try:
         recipe, gains = recipe_of(module)
     except NotTraced as reason:
         report.untraced[name] = str(reason)
-        return
-    if recipe is not None:
-        module.__class__ = converted_class(kind, recipe)
-        report.fusions += [Fusion(name, op, parts) for op, parts in gains]
+    calls, why_not = ([], None) if "forward" in module.__dict__ else what_is_called(module)
+    if why_not is not None and not calls:
+        report.layers.append(Layer(name, _kind(module), why_not))
+    if calls and not any(op == NAME for op, _ in gains):
+        gains += [(NAME, (call,)) for call in calls]
+    if recipe is not None or calls or why_not:
+        module.__class__ = converted_class(kind, recipe, bool(calls or why_not))
+    report.fusions += [Fusion(name, op, parts) for op, parts in gains]
+    if gains and not (module._modules or module._parameters or module._buffers):
+        # A layer that is no more than its forward, which is a call of ours now.
+        report.layers = [Layer(name, each.kind) if each.name == name else each for each in report.layers]

@@ -20,9 +20,7 @@ import linecache
 import math
 import operator
 import sys
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType, ModuleType
 
 import torch
@@ -31,12 +29,10 @@ from torch.fx import Graph, Tracer
 
 from .._modules import unlike
 from . import fusing
+from .attention import NATIVE, is_users, methods_of
 from .fusing import ACTIVATIONS, LETTER_OF, is_simple_window
 from .layers import FUNCTIONS, Functions
 
-# Code of these folders is not the user's: what it does is known to torch.fx, or is ours.
-KNOWN = tuple(f"{Path(path).parent}/" for path in (torch.__file__, __file__))
-STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 # Numbers of theirs are drawn anew at each call.
 RANDOM = ("random", "_random", "numpy.random", "secrets", "time")
 BRANCHES = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "SETUP_FINALLY", "SETUP_WITH", "BEFORE_WITH", "SEND", "YIELD_VALUE")
@@ -100,33 +96,37 @@ SEQUENCE, BLOCK = "sequence", "block"
 _classes: dict[tuple, type] = {}
 
 
-def converted_class(cls: type, recipe) -> type:
-    """The subclass of `cls` with the forward of the recipe; the same one for the same arguments."""
-    key = cls, recipe if recipe in (SEQUENCE, BLOCK) else recipe.key
+def converted_class(cls: type, recipe, attention: bool = False) -> type:
+    """The subclass of `cls` with the forward of the recipe, if there is one, and with `attention` the methods by which
+    it calls ours; the same one for the same arguments."""
+    key = cls, recipe if recipe in (SEQUENCE, BLOCK, None) else recipe.key, attention
     if key not in _classes:
+        members = methods_of(cls) if attention else {}
         if recipe == BLOCK:
-            forward = fusing.BLOCKS[cls.__module__, cls.__qualname__][0]
-        else:
-            forward = fusing.run_sequence if recipe == SEQUENCE else _forward(cls, recipe)
+            members["forward"] = fusing.BLOCKS[cls.__module__, cls.__qualname__][0]
+        elif recipe == SEQUENCE:
+            members["forward"] = fusing.run_sequence
+        elif recipe is not None:
+            members["forward"] = _forward(members.get("forward", cls.forward), recipe)
 
         def __reduce_ex__(self, protocol):
             create, arguments, *rest = cls.__reduce_ex__(self, protocol)
             if create is not copyreg.__newobj__ or arguments != (type(self),):
                 return (create, arguments, *rest)  # of a class that says itself how it is copied
-            return (_new, (cls, recipe), *rest)
+            return (_new, (cls, recipe, attention), *rest)
 
-        members = {"forward": forward, "__reduce_ex__": __reduce_ex__, "cuda_ops_native": cls}
+        members |= {"__reduce_ex__": __reduce_ex__, "cuda_ops_native": cls}
         members |= {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
         _classes[key] = type(cls.__name__, (cls,), members)
     return _classes[key]
 
 
-def _new(cls, recipe):
-    made = converted_class(cls, recipe)
+def _new(cls, recipe, attention=False):
+    made = converted_class(cls, recipe, attention)
     return made.__new__(made)
 
 
-def _forward(cls, recipe):
+def _forward(native, recipe):
     count = recipe.arguments
     variants = [variant.functions() for variant in recipe.variants]
 
@@ -135,7 +135,7 @@ def _forward(cls, recipe):
             for guard, traced in variants:
                 if guard(self):
                     return traced(self, *args)
-        return cls.forward(self, *args, **kwargs)
+        return native(self, *args, **kwargs)
 
     return forward
 
@@ -199,6 +199,12 @@ class _Shallow(Tracer):
         return False
 
 
+def is_still(module, kind: type) -> bool:
+    """Whether a module that was inlined, and may have been converted since, is of that class and has no hooks."""
+    cls = type(module)
+    return (cls is kind or getattr(cls, "cuda_ops_native", None) is kind) and unlike(module, (cls,)) is None
+
+
 class _Trace:
     """A graph of one module's forward, and what it depends on."""
 
@@ -224,7 +230,7 @@ class _Trace:
         call = eval(compile(text, __file__, "eval"), {"forward": cls.forward})
         module.__class__ = type(cls.__name__, (cls,), {"forward": call})
         try:
-            with _Observation(self):
+            with _Observation(self, call.__code__):
                 self.graph = tracer.trace(module)
         except Exception as error:  # whatever a forward comes up with where its argument is a stand-in
             raise NotTraced(f"torch.fx: {(str(error) or type(error).__name__).splitlines()[0]}") from error
@@ -289,8 +295,8 @@ class _Trace:
             names[f"_read_{number}"] = function
             conditions.append(f"{_path(name)} is _read_{number}")
         for number, (name, kind) in enumerate(sorted(self.inlined.items())):
-            names |= {f"_class_{number}": kind, "_unlike": unlike}
-            conditions.append(f"_unlike({_path(name)}, (_class_{number},)) is None")
+            names |= {f"_class_{number}": kind, "_is_still": is_still}
+            conditions.append(f"_is_still({_path(name)}, _class_{number})")
         guard = f"def guard(self):\n    return {' and '.join(conditions) or 'True'}\n"
         return Variant(f"{guard}\n{code.src}", tuple(sorted(names.items(), key=lambda item: item[0])))
 
@@ -298,30 +304,36 @@ class _Trace:
 class _Observation:
     """While it is entered, `trace` is told which code of the user's runs, and what that reads of modules."""
 
-    def __init__(self, trace: _Trace):
-        self.trace = trace
+    def __init__(self, trace: _Trace, first):
+        self.trace, self.first = trace, first
 
     def __enter__(self):
-        trace = self.trace
+        trace, first = self.trace, self.first
+        running = False
 
         def read(module, name):
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:  # of a submodule, parameter or buffer, which __getattr__ will find
-                if _is_users(sys._getframe(1).f_code):
+                if is_users(sys._getframe(1).f_code):
                     trace.read_held(module, name)
                 raise
-            if _is_users(sys._getframe(1).f_code):
+            if is_users(sys._getframe(1).f_code):
                 trace.read(module, name, value)
             return value
 
         def profile(frame, event, function):
-            if event == "call":
-                if _is_users(frame.f_code):
+            nonlocal running
+            if frame.f_code is first:  # before and after it, torch.fx looks at what the modules have
+                running = event != "return"
+            elif not running:
+                return
+            elif event == "call":
+                if is_users(frame.f_code):
                     trace.codes.add(frame.f_code)
                 elif frame.f_globals.get("__name__") in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
-            elif event == "c_call" and _is_users(frame.f_code):
+            elif event == "c_call" and is_users(frame.f_code):
                 owner = getattr(function, "__self__", None)
                 if getattr(function, "__module__", None) in RANDOM or type(owner).__module__ in RANDOM:
                     trace.refused = "it draws numbers that are no tensors"
@@ -338,13 +350,6 @@ class _Observation:
         del torch.nn.Module.__getattribute__
         if self.collects:
             gc.enable()
-
-
-def _is_users(code) -> bool:
-    file = code.co_filename
-    if file.startswith(KNOWN):
-        return False
-    return not file.startswith((STANDARD, "<frozen")) or "-packages/" in file
 
 
 def _is_constant(value) -> bool:
@@ -402,6 +407,8 @@ def _rewrite(graph: Graph, module) -> list[tuple[str, tuple[str, ...]]]:
         found.try_batch_norm(node)
     for node in list(graph.nodes):
         found.try_activation(node)
+    for node in list(graph.nodes):
+        found.try_gated(node)
     for node in list(graph.nodes):
         found.try_function(node)
     return found.gains
@@ -523,6 +530,25 @@ class _Finder:
         self.gain(function.__name__, linear, node)
         self.replace((linear, node), new)
 
+    def try_gated(self, product):
+        """An activation times something that it has not made."""
+        if not self.is_of_two(product, (operator.mul, torch.mul), "mul"):
+            return
+        for activation, value in (product.args, product.args[::-1]):
+            letter = self.letter(activation)
+            alone = letter in "sg" and len(activation.users) == 1 and activation is not value
+            if alone and len(activation.args) == 1 and not activation.kwargs.get("inplace"):
+                break
+        else:
+            return
+        function = "swiglu" if letter == "s" else "geglu"
+        with self.graph.inserting_before(product):
+            extra = [activation.kwargs.get("approximate", "none")] if activation.op == "call_function" else []
+            layer = self.layer(activation)
+            new = self.call(product, fusing.gated, activation.args[0], layer, value, function, *extra)
+        self.gain(function, activation, product)
+        self.replace((activation, product), new)
+
     def try_norm(self, norm):
         if norm.op != "call_module" or self.letter(norm) not in "nm":
             return
@@ -549,20 +575,24 @@ class _Finder:
         """Whether dropout leaves its input as it was, for others that read it."""
         return not self.module.get_submodule(drop.target).inplace
 
+    @classmethod
+    def is_sum(cls, node) -> bool:
+        return cls.is_of_two(node, (operator.add, torch.add), "add")
+
     @staticmethod
-    def is_sum(node) -> bool:
+    def is_of_two(node, functions, method) -> bool:
         """Of two tensors (or what the op, at the call, finds to be none), out of place."""
         if not isinstance(node, torch.fx.Node) or node.kwargs or len(node.args) != 2:
             return False
         if not all(isinstance(argument, torch.fx.Node) for argument in node.args):
             return False
-        functions = node.op == "call_function" and node.target in (operator.add, torch.add)
-        return functions or (node.op == "call_method" and node.target == "add")
+        is_function = node.op == "call_function" and node.target in functions
+        return is_function or (node.op == "call_method" and node.target == method)
 
     def try_function(self, node):
         """A function of torch.nn.functional, or a method that is one, becomes ours."""
         function = None
-        if node.op == "call_function" and node.args:
+        if node.op == "call_function" and (node.args or node.target is NATIVE):  # the latter's tensors may have names
             function = FUNCTIONS.get(node.target)
         elif node.op == "call_method" and node.target in ("relu", "sigmoid", "tanh"):
             function = getattr(Functions, node.target) if len(node.args) == 1 else None

@@ -303,7 +303,8 @@ def scaled_dot_product_attention(
     p = _probability(op, dropout_p)
     right = 0 if flag(op, "is_causal", is_causal) else -1
     shape = None
-    if not (query.dim() == 4 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]):
+    alike = query.dim() == 4 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+    if not alike and not (flag(op, "enable_gqa", enable_gqa) and _is_grouped(query, key, value)):
         query, key, value, attn_mask, shape = _in_four_dimensions(
             op, query, key, value, attn_mask, flag(op, "enable_gqa", enable_gqa)
         )
@@ -311,6 +312,16 @@ def scaled_dot_product_attention(
     call = _call_of(query, p)
     output = attention_forward(query, key, value, attn_mask, None, factor, 0, -1, right, 0.0, p, call)[0]
     return output if shape is None else output.reshape(shape)
+
+
+def _is_grouped(query, key, value):
+    """Whether heads of key and value serve several of query, as the kernels take them."""
+    return (
+        query.dim() == key.dim() == value.dim() == 4
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and key.shape[1] == value.shape[1] > 0
+        and query.shape[1] % key.shape[1] == 0
+    )
 
 
 def _in_four_dimensions(op, query, key, value, mask, enable_gqa):

@@ -1,0 +1,296 @@
+"""cuda_ops.convert: what is fused in traced forwards and Sequential, and what must not be traced."""
+
+import copy
+import operator
+import pickle
+
+import pytest
+import torch
+from support.conversion import FUSED, Branching, assert_converts, classes, count_calls, images, net, small_images
+
+import cuda_ops
+from cuda_ops.conversion import fusing
+
+nn = torch.nn
+F = torch.nn.functional
+
+
+def test_a_traced_forward_is_fused():
+    report = assert_converts(net(), small_images(), FUSED)
+    parts = {fusion.op: fusion.parts for fusion in report.fusions if not fusion.module}
+    assert parts["conv_bn_relu_pool"] == ("conv", "norm", "relu", "pool")
+    assert parts["add_layer_norm"] == ("drop", "add()", "layer_norm")
+
+
+def test_fused_ops_are_what_runs(monkeypatch):
+    model = net()
+    cuda_ops.convert(model)
+    calls = [count_calls(monkeypatch, name) for name in ("linear_relu", "linear_gelu", "add_layer_norm")]
+    model(*small_images())
+    assert [len(c) for c in calls] == [2, 1, 1]
+    hook = model.linear2.register_forward_hook(lambda module, args, output: 2 * output)
+    model(*small_images())
+    assert [len(c) for c in calls] == [4, 1, 2]
+    hook.remove()
+    model(*small_images())
+    assert [len(c) for c in calls] == [6, 2, 3]
+
+
+class Straight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.slope, self.norm = nn.Linear(8, 8), 0.5, nn.LayerNorm(8)
+
+    def forward(self, input, scale=2.0, **kwargs):
+        x = F.relu(self.linear(input)) * self.slope * scale
+        return self.norm(x * (1 + self.training) + input) + kwargs.get("bias", 0.0)
+
+
+def test_control_flow_is_left_to_python():
+    torch.manual_seed(0)
+    model = Branching().double()
+    native = copy.deepcopy(model)
+    report = cuda_ops.convert(model)
+    assert "branches" in report.untraced[""]
+    assert len(report.swapped) == 4
+    x = torch.randn(3, 8, dtype=torch.float64)
+    for args in [(x,), (-x,), (x, x), (x, None)]:
+        torch.testing.assert_close(model(*args), native(*args))
+
+
+def test_numbers_modes_and_arguments_that_a_trace_saw_are_guarded():
+    torch.manual_seed(0)
+    model = Straight().double()
+    native = copy.deepcopy(model)
+    report = cuda_ops.convert(model)
+    assert {fusion.op for fusion in report.fusions} == {"linear_relu", "add_layer_norm"}
+    x = torch.randn(3, 8, dtype=torch.float64)
+    for change in (lambda m: m.eval(), lambda m: m.train(), lambda m: setattr(m, "slope", 0.25), lambda m: None):
+        for each in (model, native):
+            change(each)
+        for arguments in ({}, {"scale": 3.0}, {"bias": 1.0}, {"scale": x}):
+            torch.testing.assert_close(model(x, **arguments), native(x, **arguments))
+        torch.testing.assert_close(model(x, 0.5), native(x, 0.5))
+        torch.testing.assert_close(model(input=x), native(input=x))
+
+
+class Drawing(nn.Module):
+    """Draws numbers at each call, which a trace would keep."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, input):
+        return F.relu(self.linear(input)) * draw_number()
+
+
+def draw_number():
+    import random
+
+    return random.random()
+
+
+def test_random_numbers_of_python_are_drawn_at_each_call():
+    model = Drawing(None)
+    report = cuda_ops.convert(model)
+    assert "draws numbers" in report.untraced[""]
+    x = torch.ones(1, 4)
+    assert len({model(x).sum().item() for _ in range(5)}) == 5 or model(x).sum() == 0
+
+
+class Counting(nn.Module):
+    """Leaves something behind at each call."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.relu, self.last, self.calls, self.how = nn.Linear(4, 4), nn.ReLU(), None, 0, how
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, input):
+        self.how(self, input)
+        return self.relu(self.linear(input)) + self.count
+
+
+def keep(module, input):
+    module.last = input
+
+
+def count(module, input):
+    module.calls += 1
+
+
+def count_in_a_buffer(module, input):
+    module.count.add_(1)
+
+
+def replace_a_buffer(module, input):
+    module.count = module.count + 1
+
+
+@pytest.mark.parametrize("how", [keep, count, count_in_a_buffer, replace_a_buffer])
+def test_what_a_forward_leaves_behind_is_left_at_calls_alone(how):
+    model = Counting(how)
+    native, before = copy.deepcopy(model), dict(vars(model))
+    cuda_ops.convert(model)
+    assert all(vars(model)[name] is value for name, value in before.items())
+    assert model.count == 0
+    for _ in range(2):
+        x = torch.rand(2, 4)
+        torch.testing.assert_close(model(x), native(x))
+        assert (model.last is native.last is None or model.last is x) and model.calls == native.calls
+    assert torch.equal(model.count, native.count)
+
+
+def test_residual_sums_that_broadcast_or_promote():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.rms = nn.LayerNorm(4), nn.RMSNorm(4)
+
+        def forward(self, a, b):
+            total = self.norm(a + b)
+            return self.rms(total + a) * total
+
+    model = Sum()
+    native = copy.deepcopy(model)
+    report = cuda_ops.convert(model)
+    assert {fusion.op for fusion in report.fusions} == {"add_layer_norm", "add_rms_norm"}
+    a = torch.randn(3, 2, 4)
+    for b in (torch.randn(3, 2, 4), torch.randn(4), torch.randn(3, 1, 1)):
+        torch.testing.assert_close(model(a, b), native(a, b))
+
+
+class Act(nn.Module):
+    """An activation as a function that is an attribute, as in transformers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, input):
+        return self.function(input)
+
+
+def test_functions_that_are_attributes():
+    model = nn.Sequential(nn.Linear(4, 4), Act(F.gelu), Act(F.relu), Act(torch.tanh), Act(torch.sin))
+    native = copy.deepcopy(model)
+    report = cuda_ops.convert(model)
+    assert [fusion.op for fusion in report.fusions] == ["gelu", "relu", "tanh"]
+    for change in (lambda m: None, lambda m: setattr(m[1], "function", torch.cos)):
+        change(model), change(native)
+        torch.testing.assert_close(model(torch.ones(2, 4)), native(torch.ones(2, 4)))
+    twin = pickle.loads(pickle.dumps(model))
+    assert classes(twin) == classes(model)
+
+
+class Residual(nn.Module):
+    """A block of convolutions with a residual sum, as torchvision writes it; `add` is how."""
+
+    def __init__(self, add="iadd", activation=None, downsample=None, flag=False):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.activation, self.downsample, self.flag = activation or nn.ReLU(inplace=True), downsample, flag
+        self.adds = {"iadd": operator.iadd, "add": operator.add, "turned": lambda a, b: b + a}[add]
+
+    def forward(self, x):
+        identity = x
+        out = self.norm(self.conv(x))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        if self.flag:
+            identity = identity * 2
+        return self.activation(self.adds(out, identity))
+
+
+@pytest.mark.parametrize("add", ["iadd", "add", "turned"])
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(inplace=True), nn.Hardswish()])
+def test_a_residual_block_is_one_op(add, activation):
+    for downsample in (None, nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))):
+        torch.manual_seed(0)
+        model = Residual(add, copy.deepcopy(activation), downsample).double()
+        report = assert_converts(model, (images(4, 8, 4),), ["batch_norm_act"])
+        (fusion,) = [fusion for fusion in report.fusions if fusion.op == "batch_norm_act"]
+        assert fusion.parts[0] == "norm" and fusion.parts[-1] == "activation" and len(fusion.parts) == 3
+
+
+def test_what_a_branch_asked_is_asked_again():
+    """A block that was traced with a downsample, a flag and a mode is called without."""
+    torch.manual_seed(0)
+    ours = Residual(downsample=nn.Conv2d(4, 4, 1)).double()
+    native = copy.deepcopy(ours)
+    cuda_ops.convert(ours)
+    x = images(4, 8, 4)
+    changes = [lambda m: None, lambda m: setattr(m, "flag", True), lambda m: setattr(m, "downsample", None)]
+    changes += [lambda m: m.eval(), lambda m: setattr(m, "flag", False)]
+    for change in changes:
+        for model in (ours, native):
+            change(model)
+        torch.testing.assert_close(ours(x), native(x), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours.norm.running_var, native.norm.running_var, rtol=1e-12, atol=1e-12)
+
+
+def test_branches_on_more_than_attributes_are_not_traced():
+    class OfArgument(Residual):
+        def forward(self, x):
+            if x.is_cuda:
+                return x
+            return self.activation(self.norm(self.conv(x)))
+
+    class OfModule(Residual):
+        def forward(self, x):
+            if self.downsample:
+                return x
+            return self.activation(self.norm(self.conv(x)))
+
+    for kind in (OfArgument, OfModule):
+        report = cuda_ops.convert(kind(downsample=nn.Sequential()))
+        assert "branches" in report.untraced[""] and not report.fusions
+
+
+def test_hooks_between_a_norm_and_its_activation_are_called(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.SiLU()).double()
+    cuda_ops.convert(model)
+    calls, function = [], fusing.batch_norm_act_module
+    monkeypatch.setattr(fusing, "batch_norm_act_module", lambda *a: calls.append(a) or function(*a))
+    x = images(2, 8, 4)
+    expected = model(x)
+    assert len(calls) == 1
+    seen = []
+    hook = model[1].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    torch.testing.assert_close(model(x), expected)
+    assert len(calls) == 1 and seen == [x.shape]
+    hook.remove()
+    model(x)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("run", ["conv_bn_relu_pool", "linear_gelu", "add_layer_norm", "batch_norm_act"])
+def test_writing_into_what_comes_out_of_a_run(run):
+    """Where PyTorch's layers have not saved it for their gradients, neither have the fused ones."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, input):
+            return self.norm(input + input.cos())
+
+    models = {
+        "conv_bn_relu_pool": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2)),
+        "linear_gelu": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+        "batch_norm_act": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SiLU()),
+        "add_layer_norm": Sum,
+    }
+    torch.manual_seed(0)
+    ours = models[run]().double()
+    native = copy.deepcopy(ours)
+    assert [fusion.op for fusion in cuda_ops.convert(ours).fusions] == [run]
+    gradients = []
+    for model in (ours, native):
+        x = torch.linspace(-1, 2, 96, dtype=torch.float64).view(3, 1, 8, 4).requires_grad_()
+        model(x).mul_(2).square().sum().backward()
+        gradients.append((x.grad, *(p.grad for p in model.parameters())))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
