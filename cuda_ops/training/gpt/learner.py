@@ -56,7 +56,7 @@ class Learner:
         self.model.load_state_dict(state, strict=True)
         world.shard(self.model, device)
         self.parameters = list(self.model.parameters())
-        # On a GPU ours clips in its step, which spares reading and writing every gradient once more; not what is sharded.
+        # On a GPU ours clips in its step, which spares a pass over all gradients; not what is sharded.
         self._clips_in_step = backend.needs_extension and device.type == "cuda" and not world.is_sharded
         # One kernel for a list of parameters on both sides.
         self.optimizer = backend.optim.AdamW(
