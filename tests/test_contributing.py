@@ -24,6 +24,7 @@ BACKBONE = [
     "csrc/include/cuda_ops/cpu_isa.h",
     "csrc/include/cuda_ops/halves_cpu.h",
     "csrc/cpu/common/common.h",
+    "csrc/cpu/common/half.h",
     "csrc/cpu/core.c",
     "csrc/cpu/cpu_isa.c",
     "csrc/cpu/halves.c",
