@@ -73,5 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _interrupt.INTERRUPTED
 
 
+def leave(status: int):
+    """Ends this process. One of several ends without the interpreter's finalization: a thread of gloo's that releases a
+    tensor of Python's meanwhile asks for the GIL, is ended within C++ for it, and the process aborts (PyTorch's issue
+    190489): -6 in place of its status, in one of many runs."""
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
