@@ -20,6 +20,7 @@
 #include "cuda_ops/batch_norm.h"
 
 #include "common/common.h"
+#include "common/half.h"
 #include "cuda_ops/halves_cpu.h"
 
 typedef cuda_ops_batch_norm_epilogue epilogue;
@@ -67,11 +68,6 @@ static void *coefficients_of(const void *workspace, shape s)
     return partials_of(workspace, s, split_count(s), 0);
 }
 
-static bool is_half(cuda_ops_dtype dtype)
-{
-    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-}
-
 #define REAL float
 #define FN(name) name##_f32
 #define PRECISION 32
@@ -93,21 +89,6 @@ static bool is_half(cuda_ops_dtype dtype)
         return CUDA_OPS_SUCCESS;                                                                                       \
     case CUDA_OPS_FLOAT64:                                                                                             \
         function##_f64(__VA_ARGS__);                                                                                   \
-        return CUDA_OPS_SUCCESS;                                                                                       \
-    default:                                                                                                           \
-        return CUDA_OPS_UNSUPPORTED_DTYPE;                                                                             \
-    }
-
-/* Likewise, with the dtype for the last argument, of a function that takes halves too. */
-#define DISPATCH_WITH_HALVES(dtype, function, ...)                                                                     \
-    switch (dtype) {                                                                                                   \
-    case CUDA_OPS_FLOAT16:                                                                                             \
-    case CUDA_OPS_BFLOAT16:                                                                                            \
-    case CUDA_OPS_FLOAT32:                                                                                             \
-        function##_f32(__VA_ARGS__, dtype);                                                                            \
-        return CUDA_OPS_SUCCESS;                                                                                       \
-    case CUDA_OPS_FLOAT64:                                                                                             \
-        function##_f64(__VA_ARGS__, dtype);                                                                            \
         return CUDA_OPS_SUCCESS;                                                                                       \
     default:                                                                                                           \
         return CUDA_OPS_UNSUPPORTED_DTYPE;                                                                             \
@@ -143,7 +124,7 @@ cuda_ops_status cuda_ops_batch_norm_moments_cpu(void *workspace, const void *inp
     const shape s = {outer, channels, inner};
     if (is_empty(s))
         return CUDA_OPS_SUCCESS;
-    DISPATCH_WITH_HALVES(dtype, moments, workspace, input, s, begin, end)
+    DISPATCH(computed_in(dtype), moments, workspace, input, s, begin, end, dtype)
 }
 
 cuda_ops_status cuda_ops_batch_norm_prepare_training_cpu(double *mean, double *variance, void *workspace,
@@ -218,7 +199,7 @@ cuda_ops_status cuda_ops_batch_norm_sums_cpu(void *workspace, const void *grad_o
     const shape s = {outer, channels, inner};
     if (is_empty(s))
         return CUDA_OPS_SUCCESS;
-    DISPATCH_WITH_HALVES(dtype, sums, workspace, grad_output, input, mean, s, training, begin, end)
+    DISPATCH(computed_in(dtype), sums, workspace, grad_output, input, mean, s, training, begin, end, dtype)
 }
 
 cuda_ops_status cuda_ops_batch_norm_prepare_backward_cpu(void *grad_weight, void *grad_bias, void *workspace,
@@ -681,7 +662,7 @@ CUDA_OPS_SIMD static void FN(gate_row)(REAL *y, const REAL *g, const REAL *x, co
     }
 }
 #undef FOR_ACT_ROW
-#undef FOR_ELEMENTS
+#undef FOR_ROW
 
 static void FN(normalize_act)(REAL *output, const REAL *coefficients, const REAL *input, const epilogue *f, shape s,
                               int64_t begin, int64_t end)

@@ -9,10 +9,10 @@
 #include "cuda_ops/halves_cpu.h"
 
 enum {
-    TILE = 64,    /* columns */
-    SEGMENTS = 8, /* of a row */
-    SEGMENT = 64, /* elements of each */
-    PIECE = 512   /* halves of a row that are widened at a time: SEGMENTS * SEGMENT */
+    TILE = 64,                  /* columns */
+    SEGMENTS = 8,               /* of a row */
+    SEGMENT = 64,               /* elements of each */
+    PIECE = SEGMENTS * SEGMENT, /* halves of a row that are widened at a time */
 };
 
 static int64_t tiles_of(int64_t inner)

@@ -7,11 +7,6 @@
 #include "common/common.h"
 #include "common/half.h"
 
-static inline bool is_half(cuda_ops_dtype dtype)
-{
-    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-}
-
 /* Whether `target` may be used as an address. A column where it may not has the loss NaN (loss.h). */
 static inline bool is_class(int64_t target, int64_t classes)
 {

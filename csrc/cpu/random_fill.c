@@ -6,6 +6,7 @@
 #include "cuda_ops/random_fill.h"
 
 #include "common/common.h"
+#include "common/half.h"
 #include "common/philox_block.h"
 
 static const double TWO_PI = 6.283185307179586;
@@ -14,12 +15,8 @@ static const double TWO_PI = 6.283185307179586;
 CUDA_OPS_INLINE float logarithm_f32(float x)
 {
     const uint32_t root_half = 0x3f3504f3u; /* the bits of sqrt(1/2), from which to twice that m goes */
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const int32_t n = (int32_t)(bits - root_half) >> 23;
-    bits -= (uint32_t)n << 23;
-    float m;
-    memcpy(&m, &bits, sizeof m);
+    const int32_t n = (int32_t)(bits_of(x) - root_half) >> 23;
+    const float m = float_of(bits_of(x) - ((uint32_t)n << 23));
     const float s = (m - 1.0f) / (m + 1.0f), square = s * s;
     float y = 2.0f / 9;
     y = y * square + 2.0f / 7;

@@ -5,15 +5,11 @@
 
 #include "cuda_ops/scatter.h"
 
+#include "common/half.h"
 #include "common/indices.h"
 #include "cuda_ops/halves_cpu.h"
 
 enum { ADD_TILE = 256 }; /* columns that are added up together, in double, or are widened */
-
-static bool is_half(cuda_ops_dtype dtype)
-{
-    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
-}
 
 CUDA_OPS_SIMD static void add_piece(double *restrict sum, const float *restrict piece, int64_t count)
 {
@@ -116,7 +112,7 @@ cuda_ops_status cuda_ops_index_add_backward_cpu(void *grad_source, const void *g
                                                 int index_bytes, cuda_ops_scatter_sizes sizes, double alpha,
                                                 int64_t begin, int64_t end, cuda_ops_dtype dtype)
 {
-    const cuda_ops_status status = check_indexed(index_bytes, is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype);
+    const cuda_ops_status status = check_indexed(index_bytes, computed_in(dtype));
     if (status != CUDA_OPS_SUCCESS)
         return status;
     if (is_half(dtype))

@@ -4,7 +4,6 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <array>
@@ -218,10 +217,7 @@ static Tensor attention_dropout_factors(const Tensor &state, at::IntArrayRef siz
                 state.sizes());
     TORCH_CHECK(sizes.size() == 4 && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
                 op, ": expected sizes to be 4 numbers, none of them negative, got ", sizes);
-    int64_t strides = 1;
-    for (const int64_t size : sizes)
-        TORCH_CHECK(!c10::mul_overflows(strides, std::max<int64_t>(size, 1), &strides), op,
-                    ": expected sizes that a tensor can have, got ", sizes);
+    TORCH_CHECK(are_sizes_of_a_tensor(sizes), op, ": expected sizes that a tensor can have, got ", sizes);
     TORCH_CHECK(0.0 <= dropout && dropout <= 1.0, op, ": expected dropout to be between 0 and 1, got ", dropout);
     const c10::OptionalDeviceGuard guard(at::device_of(state));
     Tensor factors = empty(sizes, state.options().dtype(type));

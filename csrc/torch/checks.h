@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
+#include <c10/util/safe_numerics.h>
 #include <torch/library.h>
 
 #include <cstdint>
@@ -47,6 +48,16 @@ void check_written(const char *op, const char *argument, const Tensor &tensor);
 // For ops in place: refuses what is read from memory that is written.
 void check_no_overlap(const char *op, const char *argument, const Tensor &tensor, const char *written_name,
                       const Tensor &written);
+
+// Whether a tensor can have these sizes: none is negative, and the strides of a contiguous one do not overflow.
+inline bool are_sizes_of_a_tensor(at::IntArrayRef sizes)
+{
+    int64_t strides = 1;
+    for (const int64_t size : sizes)
+        if (size < 0 || c10::mul_overflows(strides, size > 0 ? size : 1, &strides))
+            return false;
+    return true;
+}
 
 // The tensor of an argument that may be None, where the call cannot do without it, or an error that names both.
 const Tensor &required(const char *op, const char *argument, const std::optional<Tensor> &tensor);

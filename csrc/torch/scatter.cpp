@@ -2,7 +2,6 @@
 #include "cuda_ops/scatter.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <limits>
@@ -327,10 +326,7 @@ static Tensor scatter_add_backward(const Tensor &grad_output, int64_t dim, const
     const char *const op = "scatter_add_backward";
     const cuda_ops_dtype dtype = check_dtype(op, "grad_output", grad_output);
     const int64_t wrapped = check_scatter_dim(op, dim, grad_output);
-    int64_t strides = 1; // the largest of a contiguous tensor
-    for (const int64_t extent : size)
-        TORCH_CHECK(extent >= 0 && !c10::mul_overflows(strides, std::max<int64_t>(extent, 1), &strides), op,
-                    ": expected size to be that of src, got ", size);
+    TORCH_CHECK(are_sizes_of_a_tensor(size), op, ": expected size to be that of src, got ", size);
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
     Tensor grad_source = empty(size, grad_output.options());
     check_scatter_add(op, grad_output, wrapped, given_index, grad_source);

@@ -251,7 +251,6 @@ for _name in functional.__all__:
     if _native := getattr(torch.nn.functional, _name, None):
         FUNCTIONS[_native] = _function(_name, getattr(functional, _name), _native)
         setattr(Functions, _name, staticmethod(FUNCTIONS[_native]))
-        # torch.relu is not torch.nn.functional.relu, but means the same where it has the same arguments.
 
 
 def scaled_dot_product_attention(
@@ -274,5 +273,6 @@ def scaled_dot_product_attention(
 scaled_dot_product_attention.__qualname__ = "Functions.scaled_dot_product_attention"
 FUNCTIONS[torch.nn.functional.scaled_dot_product_attention] = scaled_dot_product_attention
 Functions.scaled_dot_product_attention = staticmethod(scaled_dot_product_attention)
+# torch.relu is not torch.nn.functional.relu, but means the same where it has the same arguments.
 for _name in ("relu", "sigmoid", "tanh"):
     FUNCTIONS[getattr(torch, _name)] = getattr(Functions, _name)

@@ -4,6 +4,17 @@
 
 #include "common/common.h"
 
+static inline bool is_half(cuda_ops_dtype dtype)
+{
+    return dtype == CUDA_OPS_FLOAT16 || dtype == CUDA_OPS_BFLOAT16;
+}
+
+/* The dtype in which elements of `dtype` are computed. */
+static inline cuda_ops_dtype computed_in(cuda_ops_dtype dtype)
+{
+    return is_half(dtype) ? CUDA_OPS_FLOAT32 : dtype;
+}
+
 CUDA_OPS_INLINE uint32_t bits_of(float x)
 {
     uint32_t bits;
