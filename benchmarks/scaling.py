@@ -10,8 +10,11 @@ same batch    N processes share the batch of one: losses have to be its own but 
 batch each    each process has a batch as large as that of one: tokens/s against N times those of one
 hidden        the share of the time of NCCL's kernels in which another kernel ran, by torch.profiler
 
+The kernels of one step of rank 0, stream by stream, are the time line: a CSV file, and a picture where matplotlib is.
+
 Times are medians of the host's clock over blocks of steps, with a synchronisation before and after; of the processes
-the slowest counts. Results go to <out>/<gpu>-xN/scaling.json and .md. With fewer than two GPUs it runs two processes
+the slowest counts. Results go to <out>/<gpu>-xN/scaling.json and .md, and
+scaling_timeline.csv and .png. With fewer than two GPUs it runs two processes
 over gloo on the CPU, and says so: that tests the same code, but for graphs, and measures nothing of NCCL.
 
 exit status: 0; 1 losses, gradients or weights are not what they should be; 2 it cannot run
@@ -19,7 +22,10 @@ exit status: 0; 1 losses, gradients or weights are not what they should be; 2 it
 
 import argparse
 import contextlib
+import csv
 import gc
+import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -126,6 +132,7 @@ def train_gpt(settings: Settings, variant: Variant, blocks: tuple[int, int]) -> 
     times = [milliseconds(step, device, blocks[1]) for _ in range(blocks[0])]
     learner.timer.collect()
     hidden = overlap(step, device) if world.size > 1 else None
+    line = timeline(step, device) if variant.graph and world.is_first else None
     tokens = batch * settings.recipe.length
     return {
         "sequences": batch,
@@ -135,6 +142,7 @@ def train_gpt(settings: Settings, variant: Variant, blocks: tuple[int, int]) -> 
         "milliseconds": times,
         "tokens": tokens,
         "nccl": hidden,
+        "timeline": line,
     }
 
 
@@ -170,6 +178,7 @@ def train_mnist(world: World, device: torch.device, batch: int, shares: int, blo
         "milliseconds": [milliseconds(lambda: step(share), device, 10 * blocks[1]) for _ in range(blocks[0])],
         "tokens": batch,
         "nccl": overlap(lambda: step(share), device) if world.size > 1 else None,
+        "timeline": timeline(lambda: step(share), device) if world.is_first else None,
     }
 
 
@@ -182,22 +191,45 @@ def milliseconds(step, device: torch.device, steps: int) -> float:
     return 1e3 * (time.perf_counter() - begin) / steps
 
 
-def overlap(step, device: torch.device) -> dict | None:
-    """Of a step: microseconds of NCCL's kernels, and of those in which another kernel ran. None on the CPU."""
-    if device.type != "cuda":
-        return None
+def kernels_of(step, device: torch.device, steps: int) -> list[dict]:
+    """The kernels of so many steps, as torch.profiler's trace has them."""
     harness.synchronize(device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(PROFILED):
+        for _ in range(steps):
             step()
         harness.synchronize(device)
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
-    kernels = [event for event in events if event.get("cat") == "kernel"]
+    return [event for event in events if event.get("cat") == "kernel"]
+
+
+def is_nccl(name: str) -> bool:
+    return "nccl" in name.lower()
+
+
+def timeline(step, device: torch.device) -> list[tuple[int, str, float, float]] | None:
+    """One step's kernels in order: stream, name, when it began and how long it took, in microseconds. None on the
+    CPU."""
+    if device.type != "cuda":
+        return None
+    kernels = sorted(kernels_of(step, device, 1), key=lambda event: event["ts"])
+    begin = kernels[0]["ts"] if kernels else 0.0
+    # A kernel's arguments and return type are longer than its name, and say no more.
+    short = (event["name"].removeprefix("void ").split("(")[0][:80] for event in kernels)
+    return [
+        (event["tid"], name, round(event["ts"] - begin, 2), round(event["dur"], 2))
+        for event, name in zip(kernels, short, strict=True)
+    ]
+
+
+def overlap(step, device: torch.device) -> dict | None:
+    """Of a step: microseconds of NCCL's kernels, and of those in which another kernel ran. None on the CPU."""
+    if device.type != "cuda":
+        return None
     sides = {True: [], False: []}
-    for event in kernels:
-        sides["nccl" in event["name"].lower()].append((event["ts"], event["ts"] + event["dur"]))
+    for event in kernels_of(step, device, PROFILED):
+        sides[is_nccl(event["name"])].append((event["ts"], event["ts"] + event["dur"]))
     nccl, others = (merged(sides[side]) for side in (True, False))
     total = sum(end - begin for begin, end in nccl)
     return {"us": total / PROFILED, "hidden_us": common(nccl, others) / PROFILED} if total else None
@@ -308,7 +340,8 @@ def joined(ranks: list[dict]) -> dict:
     step = median(slowest["milliseconds"])
     per_second = slowest["tokens"] / step * 1e3
     alike = all(rank[key] == ranks[0][key] for rank in ranks for key in ("gradients", "weights"))
-    return {**row, "median_ms": step, "per_second": per_second, "alike": alike, "nccl": ranks[0]["nccl"]}
+    first = {key: ranks[0].get(key) for key in ("nccl", "timeline")}
+    return {**row, "median_ms": step, "per_second": per_second, "alike": alike, **first}
 
 
 def distance(losses: list[float], expected: list[float], steps: int) -> float:
@@ -415,6 +448,36 @@ def markdown(found: dict) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def timeline_csv(lines: dict[str, list]) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["variant", "stream", "kernel", "begin_us", "us"])
+    writer.writerows([variant, *event] for variant, line in lines.items() for event in line)
+    return out.getvalue().encode()
+
+
+def timeline_png(lines: dict[str, list]) -> bytes:
+    """A row for each variant: what a step's streams do, NCCL's kernels above the others."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, every = pyplot.subplots(len(lines), 1, figsize=(12, 1.2 * len(lines) + 0.8), sharex=True, squeeze=False)
+    for axes, (variant, line) in zip(every[:, 0], lines.items(), strict=True):
+        for place, (nccl, colour) in enumerate([(False, "tab:blue"), (True, "tab:orange")]):
+            bars = [(begin / 1e3, us / 1e3) for _, name, begin, us in line if is_nccl(name) == nccl]
+            axes.broken_barh(bars, (place, 0.8), facecolors=colour)
+        axes.set_yticks([0.4, 1.4], ["kernels", "NCCL"])
+        axes.set_title(variant, fontsize=9, loc="left")
+    every[-1, 0].set_xlabel("ms since the step's first kernel")
+    figure.tight_layout()
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+    return out.getvalue()
+
+
 def run(arguments) -> int:
     gpus = torch.cuda.device_count() if arguments.device != "cpu" else 0
     note = None
@@ -444,11 +507,20 @@ def run(arguments) -> int:
     found["command"] = " ".join(["python benchmarks/scaling.py", *sys.argv[1:]])
     found["table"] = table(found)
     folder = arguments.out / f"{harness.slug(found['facts']['device'])}-x{size}"
-    content = json.dumps(found, indent=1) + "\n"
+    lines = {}
+    for row in [*found["rows"], *found["mnist"]]:
+        line, many = row.pop("timeline"), "efficiency" in row
+        if line:
+            lines[f"{row['name']}, {row['sequences']} in {size if many else 1} process{'es' if many else ''}"] = line
+    files = {"scaling.json": (json.dumps(found, indent=1) + "\n").encode(), "scaling.md": markdown(found).encode()}
+    if lines:
+        files["scaling_timeline.csv"] = timeline_csv(lines)
+        if importlib.util.find_spec("matplotlib") is not None:
+            files["scaling_timeline.png"] = timeline_png(lines)
     folder.mkdir(parents=True, exist_ok=True)
-    write_files({folder / "scaling.json": content.encode(), folder / "scaling.md": markdown(found).encode()})
+    write_files({folder / name: content for name, content in files.items()})
     print(markdown(found))
-    print(f"written: {folder}/scaling.json, .md")
+    print(f"written: {folder}/{', '.join(files)}")
     return 1 if found["problems"] else 0
 
 

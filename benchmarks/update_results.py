@@ -171,7 +171,7 @@ def gpt():
 def several_gpus():
     """One GPU against several, of every machine that scaling.py was run on."""
     parts = []
-    for path in sorted(RESULTS.glob(f"{GPU}-x*/scaling.json"), key=lambda path: int(path.parent.name.split("-x")[-1])):
+    for path in sorted(RESULTS.glob("*-x*/scaling.json"), key=lambda path: int(path.parent.name.split("-x")[-1])):
         found = json.loads(path.read_text())
         header, *lines = found["table"]
         facts = found["facts"]
@@ -185,6 +185,8 @@ def several_gpus():
             *(f"- {problem}" for problem in found["problems"]),
             "",
         ]
+        if (path.parent / "scaling_timeline.png").exists():
+            parts += [f"![a step's kernels and NCCL's](results/{path.parent.name}/scaling_timeline.png)", ""]
     return parts[:-1] or nothing_yet("python benchmarks/scaling.py")
 
 

@@ -551,6 +551,15 @@ def test_scaling_compares():
     assert "| GPT ddp | 2 | 8 |" in scaling.markdown(found) and "A note." in scaling.markdown(found)
 
 
+def test_scaling_writes_the_time_line():
+    lines = {"GPT ddp": [(7, "gemm", 0.0, 2.5), (9, "ncclDevKernel_AllReduce", 1.0, 3.0)]}
+    text = scaling.timeline_csv(lines).decode()
+    assert text == (
+        "variant,stream,kernel,begin_us,us\nGPT ddp,7,gemm,0.0,2.5\nGPT ddp,9,ncclDevKernel_AllReduce,1.0,3.0\n"
+    )
+    assert scaling.timeline_png(lines).startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     "changes, problem",
     [
