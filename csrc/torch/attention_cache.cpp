@@ -216,7 +216,7 @@ attention_cache_forward(const Tensor &query, const Tensor &key_cache, const Tens
                                                             q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(),
                                                             workspace.defined() ? workspace.data_ptr() : nullptr, &call,
                                                             dtype, current_stream(op)));
-        length_errors.check_now(call.sequences.bad_length);
+        length_errors.check_now(call.sequences.bad_length, call.sequences.bad_page);
         page_errors.check_now(call.sequences.bad_page);
         return {output, logsumexp};
     }

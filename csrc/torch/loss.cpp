@@ -182,7 +182,7 @@ void IndexErrors::raise_if_complete(cuda_ops_index_error *record, const char *wh
     raise(error.classes, error.value, error.position, when);
 }
 
-void IndexErrors::check_now(cuda_ops_index_error *record)
+void IndexErrors::check_now(cuda_ops_index_error *record, cuda_ops_index_error *other)
 {
     const char *wanted = std::getenv("CUDA_OPS_CHECK_INDICES");
     if (wanted == nullptr || std::strcmp(wanted, "1") != 0 ||
@@ -190,6 +190,8 @@ void IndexErrors::check_now(cuda_ops_index_error *record)
         return;
     const cudaError_t error = cudaStreamSynchronize(current_stream(op));
     check_status(op, error == cudaSuccess ? CUDA_OPS_SUCCESS : CUDA_OPS_CUDA_ERROR + static_cast<int>(error));
+    if (other != nullptr && __atomic_load_n(&record->state, __ATOMIC_ACQUIRE) == CUDA_OPS_INDEX_ERROR_COMPLETE)
+        __atomic_store_n(&other->state, CUDA_OPS_INDEX_ERROR_NONE, __ATOMIC_RELEASE);
     raise_if_complete(record, "");
 }
 
@@ -200,7 +202,7 @@ cuda_ops_index_error *IndexErrors::record()
     return nullptr;
 }
 
-void IndexErrors::check_now(cuda_ops_index_error *)
+void IndexErrors::check_now(cuda_ops_index_error *, cuda_ops_index_error *)
 {
 }
 

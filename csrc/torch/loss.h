@@ -120,8 +120,9 @@ class IndexErrors
     // The current device's record, for a launch. Throws IndexError for what an earlier call left there.
     cuda_ops_index_error *record();
 
-    // After the launch with `record`: waits and throws if the environment asks for it.
-    void check_now(cuda_ops_index_error *record);
+    // After the launch with `record`: waits and throws if the environment asks for it. `other`: the record of another
+    // argument of the same call, which is forgotten where this one throws, lest a later call tell of it.
+    void check_now(cuda_ops_index_error *record, cuda_ops_index_error *other = nullptr);
 
     // Throws IndexError for an index that is not in [0, classes). `when`: the end of the message.
     [[noreturn]] void raise(int64_t classes, int64_t value, int64_t position, const char *when = "") const;

@@ -36,7 +36,8 @@ def build(build_dir: Path, cuda: bool) -> str:
     sources = [str(HERE / "add2.cpp")]
     flags = ["-O1", "-DADD2_NAMESPACE=add2_jit"]
     if cuda:
-        sources.append(str(CSRC / "cuda" / "add2.cu"))
+        # The second file knows the GPU, by which kernels are launched.
+        sources += [str(CSRC / "cuda" / "add2.cu"), str(CSRC / "cuda" / "common" / "device.cu")]
         flags.append("-DADD2_WITH_CUDA")
     return cpp_extension.load(
         name="add2_jit",

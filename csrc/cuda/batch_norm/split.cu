@@ -8,8 +8,9 @@
 // computes (x - center) * scale + offset, where center is the mean rounded to float and offset corrects for that.
 // Bound by memory: forward reads input twice and writes output; backward reads input and grad_output twice and writes
 // grad_input. One file, since both passes share the partition, the merging and the elementwise loop.
-// batch_norm_act: (3) of forward adds the residual and applies the activation; backward begins with a kernel that
-// computes the activation's argument anew and leaves grad_sum, and goes on as batch_norm's.
+// batch_norm_act: (3) of forward adds the residual and applies the activation; (1) of backward computes the activation's
+// argument anew, sums what it makes of it before that is rounded, and leaves it as grad_sum, which (3) reads. Where no
+// sums are wanted, a kernel of its own leaves grad_sum.
 #include "batch_norm/coefficients.cuh"
 #include "batch_norm/epilogue.cuh"
 #include "batch_norm/paths.h"
@@ -257,11 +258,41 @@ __global__ void gate_kernel(T *grad_sum, const T *grad_output, const T *input, c
         });
 }
 
-// Sums of grad_output and of grad_output * (input - center) of one split of one channel, for inner > 1.
+// What batch_norm_act's sums need beside batch_norm's: the place of grad_sum, and the coefficients of forward.
 template <typename T>
+struct Gate {
+    T *grad_sum;
+    const accumulate_type<T> *coefficients;
+    Epilogue<T> epilogue;
+
+    // grad = grad * f'(z), stored in grad_sum, of CHUNK elements from `first` at a distance of `step`, of which `count`
+    // are there. centered: input - center.
+    __device__ __forceinline__ void apply(accumulate_type<T> (&grad)[CHUNK],
+                                          const accumulate_type<T> (&centered)[CHUNK],
+                                          const forward_coefficients<accumulate_type<T>> &c, int64_t first,
+                                          int64_t step, int count) const
+    {
+        accumulate_type<T> z[CHUNK];
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++) {
+            z[k] = centered[k] * c.scale + c.offset;
+            if (epilogue.residual && k < count)
+                z[k] += load_as_accumulate(epilogue.residual[first + k * step]);
+        }
+        epilogue.gate(grad, z);
+#pragma unroll
+        for (int k = 0; k < CHUNK; k++)
+            if (k < count)
+                grad_sum[first + k * step] = store_from_accumulate<T>(grad[k]);
+    }
+};
+
+// Sums of grad_output (if ACT, times f'(z)) and of that times input - center, of one split of one channel, for
+// inner > 1.
+template <typename T, bool ACT>
 __global__ void sums_of_planes_kernel(double *partials, const T *grad_output, const T *input, const void *mean,
                                       int64_t channels, int64_t inner, int64_t segments, partition p,
-                                      cuda_ops_dtype statistics_dtype)
+                                      cuda_ops_dtype statistics_dtype, const __grid_constant__ Gate<T> gate)
 {
     typedef accumulate_type<T> A;
     __shared__ A scratch[WARP_SIZE];
@@ -269,6 +300,9 @@ __global__ void sums_of_planes_kernel(double *partials, const T *grad_output, co
     const int lane = threadIdx.x % p.lanes, group = threadIdx.x / p.lanes, groups = THREADS / p.lanes;
     const A center = (A)load_value(mean, statistics_dtype, channel);
     const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
+    forward_coefficients<A> forward = {};
+    if (ACT)
+        forward = load_forward(gate.coefficients, channel, channels);
     A sum = A(0), products = A(0);
     for (int64_t unit = split * p.step + group; unit < end; unit += groups) {
         const int64_t start = unit % segments * SEGMENT;
@@ -283,6 +317,8 @@ __global__ void sums_of_planes_kernel(double *partials, const T *grad_output, co
                 grad[k] = inside ? load_as_accumulate(g[i + k * p.lanes]) : A(0);
                 value[k] = inside ? load_as_accumulate(x[i + k * p.lanes]) - center : A(0);
             }
+            if (ACT)
+                gate.apply(grad, value, forward, offset + i, p.lanes, ceil_div(length - i, p.lanes));
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
                 sum += grad[k];
@@ -300,9 +336,10 @@ __global__ void sums_of_planes_kernel(double *partials, const T *grad_output, co
 }
 
 // The same of one split of `lanes` neighbouring channels, for inner = 1.
-template <typename T>
+template <typename T, bool ACT>
 __global__ void sums_of_rows_kernel(double *partials, const T *grad_output, const T *input, const void *mean,
-                                    int64_t channels, partition p, cuda_ops_dtype statistics_dtype)
+                                    int64_t channels, partition p, cuda_ops_dtype statistics_dtype,
+                                    const __grid_constant__ Gate<T> gate)
 {
     typedef accumulate_type<T> A;
     __shared__ A sums[THREADS], products[THREADS];
@@ -311,6 +348,9 @@ __global__ void sums_of_rows_kernel(double *partials, const T *grad_output, cons
     const bool inside = channel < channels;
     const A center = inside ? (A)load_value(mean, statistics_dtype, channel) : A(0);
     const int64_t end = split * p.step + p.step < p.units ? split * p.step + p.step : p.units;
+    forward_coefficients<A> forward = {};
+    if (ACT && inside)
+        forward = load_forward(gate.coefficients, channel, channels);
     A sum = A(0), product = A(0);
     for (int64_t row = split * p.step + group; inside && row < end; row += groups * CHUNK) {
         A grad[CHUNK], value[CHUNK];
@@ -320,6 +360,9 @@ __global__ void sums_of_rows_kernel(double *partials, const T *grad_output, cons
             grad[k] = r < end ? load_as_accumulate(grad_output[r * channels + channel]) : A(0);
             value[k] = r < end ? load_as_accumulate(input[r * channels + channel]) - center : A(0);
         }
+        if (ACT)
+            gate.apply(grad, value, forward, row * channels + channel, groups * channels,
+                       (int)(end - row < groups * CHUNK ? ceil_div(end - row, (int64_t)groups) : CHUNK));
 #pragma unroll
         for (int k = 0; k < CHUNK; k++) {
             sum += grad[k];
@@ -461,59 +504,66 @@ static cuda_ops_status grad_input_of(T *grad_input, const T *grad_output, const 
     return launch_status();
 }
 
+// batch_norm_act's grad_sum, where no sums are made that leave it.
 template <typename T>
-static cuda_ops_status
-backward(T *grad_input, void *grad_weight, void *grad_bias, void *workspace, const T *grad_output, const T *input,
-         const void *weight, const void *mean, const void *variance, int64_t outer, int64_t channels, int64_t inner,
-         double eps, int training, cuda_ops_dtype parameter_dtype, cuda_ops_dtype statistics_dtype, cudaStream_t stream)
+static void gate_alone(const NormCall &call, const Gate<T> &gate)
 {
-    typedef accumulate_type<T> A;
-    const partition p = partition_of(outer, channels, inner);
-    if (!fits_a_grid(p))
-        return CUDA_OPS_INVALID_ARGUMENT;
-    double *partials = (double *)workspace;
-    A *coefficients = coefficients_of<A>(workspace, p.splits, channels);
-    const bool needs_sums = training || grad_weight;
-    if (needs_sums) {
-        const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
-        if (inner == 1)
-            sums_of_rows_kernel<<<blocks, THREADS, 0, stream>>>(partials, grad_output, input, mean, channels, p,
-                                                                statistics_dtype);
-        else
-            sums_of_planes_kernel<<<blocks, THREADS, 0, stream>>>(partials, grad_output, input, mean, channels, inner,
-                                                                  ceil_div(inner, SEGMENT), p, statistics_dtype);
-        const cuda_ops_status status = launch_status();
-        if (status != CUDA_OPS_SUCCESS)
-            return status;
-    }
-    prepare_backward(grad_weight, grad_bias, coefficients, partials, weight, nullptr, mean, variance, channels,
-                     needs_sums ? p.splits : 0, (double)(outer * inner), eps, parameter_dtype, statistics_dtype,
-                     stream);
-    const cuda_ops_status status = launch_status();
-    if (status != CUDA_OPS_SUCCESS || !grad_input)
-        return status;
-    return grad_input_of(grad_input, grad_output, input, coefficients, outer, channels, inner, training, stream);
+    const int64_t count = call.outer * call.channels * call.inner;
+    const T *const g = (const T *)call.grad_output, *const x = (const T *)call.input;
+    const int64_t vectors = vectors_of(count, g, x, (const T *)gate.grad_sum, gate.epilogue.residual);
+    const auto kernel = gate.epilogue.residual ? gate_kernel<T, true> : gate_kernel<T, false>;
+    kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, call.stream>>>(
+        gate.grad_sum, g, x, gate.coefficients, count, call.channels, call.inner, vectors, gate.epilogue);
 }
 
-// batch_norm_act: grad_sum first, and then batch_norm's backward of that.
+template <typename T, bool ACT>
+static void sums(const NormCall &call, double *partials, const partition &p, const Gate<T> &gate)
+{
+    const unsigned int blocks = (unsigned int)(p.tiles * p.splits);
+    const T *const g = (const T *)call.grad_output, *const x = (const T *)call.input;
+    if (call.inner == 1)
+        sums_of_rows_kernel<T, ACT><<<blocks, THREADS, 0, call.stream>>>(partials, g, x, call.mean, call.channels, p,
+                                                                         call.statistics_dtype, gate);
+    else
+        sums_of_planes_kernel<T, ACT><<<blocks, THREADS, 0, call.stream>>>(partials, g, x, call.mean, call.channels,
+                                                                           call.inner, ceil_div(call.inner, SEGMENT), p,
+                                                                           call.statistics_dtype, gate);
+}
+
 template <typename T>
-static cuda_ops_status gate(const NormCall &call)
+static cuda_ops_status backward(const NormCall &call)
 {
     typedef accumulate_type<T> A;
-    const int64_t count = call.outer * call.channels * call.inner;
-    const Epilogue<T> f = epilogue_of<T>(call.epilogue);
-    const T *const g = (const T *)call.grad_output, *const x = (const T *)call.input;
-    A *const coefficients = (A *)call.workspace;
-    prepare_inference(coefficients, call.weight, call.bias, call.mean, call.variance, call.channels, call.eps,
-                      call.parameter_dtype, call.statistics_dtype, call.stream);
-    const cuda_ops_status status = launch_status();
+    const partition p = partition_of(call.outer, call.channels, call.inner);
+    if (!fits_a_grid(p))
+        return CUDA_OPS_INVALID_ARGUMENT;
+    const bool training = call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, act = call.epilogue;
+    const bool needs_sums = training || call.grad_weight;
+    double *const partials = (double *)call.workspace;
+    // Those of forward, until the sums are made; then those of backward.
+    A *const coefficients = coefficients_of<A>(call.workspace, p.splits, call.channels);
+    const Gate<T> gate = {(T *)call.grad_sum, coefficients, epilogue_of<T>(call.epilogue)};
+    if (act)
+        prepare_inference(coefficients, call.weight, call.bias, call.mean, call.variance, call.channels, call.eps,
+                          call.parameter_dtype, call.statistics_dtype, call.stream);
+    if (act && needs_sums)
+        sums<T, true>(call, partials, p, gate);
+    else if (act)
+        gate_alone(call, gate);
+    else if (needs_sums)
+        sums<T, false>(call, partials, p, gate);
+    cuda_ops_status status = launch_status();
     if (status != CUDA_OPS_SUCCESS)
         return status;
-    const int64_t vectors = vectors_of(count, g, x, (const T *)call.grad_sum, f.residual);
-    const auto kernel = f.residual ? gate_kernel<T, true> : gate_kernel<T, false>;
-    kernel<<<elementwise_grid(count, vectors), ELEMENTWISE_THREADS, 0, call.stream>>>(
-        (T *)call.grad_sum, g, x, (const A *)coefficients, count, call.channels, call.inner, vectors, f);
-    return launch_status();
+    prepare_backward(call.grad_weight, call.grad_bias, coefficients, partials, call.weight, nullptr, call.mean,
+                     call.variance, call.channels, needs_sums ? p.splits : 0, (double)(call.outer * call.inner),
+                     call.eps, call.parameter_dtype, call.statistics_dtype, call.stream);
+    status = launch_status();
+    if (status != CUDA_OPS_SUCCESS || !call.grad_input)
+        return status;
+    return grad_input_of((T *)call.grad_input, act ? (const T *)call.grad_sum : (const T *)call.grad_output,
+                         (const T *)call.input, coefficients, call.outer, call.channels, call.inner, training,
+                         call.stream);
 }
 
 int64_t batch_norm_split_workspace(const NormCall &call, const Device &)
@@ -540,19 +590,7 @@ cuda_ops_status batch_norm_split(const NormCall &call, const Device &)
                                                    call.statistics_dtype, call.stream));
         break;
     default:
-        if (call.epilogue) {
-            cuda_ops_status status = CUDA_OPS_INVALID_ARGUMENT;
-            CUDA_OPS_DISPATCH(call.dtype, T, status = gate<T>(call));
-            if (status != CUDA_OPS_SUCCESS)
-                return status;
-        }
-        CUDA_OPS_DISPATCH(call.dtype, T,
-                          return backward((T *)call.grad_input, call.grad_weight, call.grad_bias, call.workspace,
-                                          (const T *)(call.epilogue ? call.grad_sum : call.grad_output),
-                                          (const T *)call.input, call.weight, call.mean, call.variance, call.outer,
-                                          call.channels, call.inner, call.eps,
-                                          call.pass == CUDA_OPS_BATCH_NORM_TRAINING_BACKWARD, call.parameter_dtype,
-                                          call.statistics_dtype, call.stream));
+        CUDA_OPS_DISPATCH(call.dtype, T, return backward<T>(call));
         break;
     }
     return CUDA_OPS_INVALID_ARGUMENT;
