@@ -501,6 +501,7 @@ def test_any_shape_and_parameters(where, case):
 def test_channels_that_one_block_keeps_and_larger_ones(dtype, kilobytes):
     """What one block keeps in both passes, in forward alone, and what is too much for it; planes of vectors of
     16 bytes, of 8, of single elements, and misaligned tensors."""
+    torch.manual_seed(0)  # a sum of gradients that all but cancel has no digits
     for height, width, offset in [(16, 16, 0), (14, 14, 0), (13, 15, 0), (16, 16, 1)]:
         outer = max(1, kilobytes * 1024 // (height * width * dtype.itemsize))
         shape = outer, 3, height, width

@@ -2,8 +2,9 @@
 
     PYTHONPATH=.:tests python -m support.kernel_cases [--list] [case ...]
 
-Each op's small samples and its odd-sized ones (or those that its specification names), in every dtype, float32 with and
-without TF32, in contiguous and channels_last order, forward and backward (double backward has no kernels of its own);
+Each op's small samples and its odd-sized ones (or those that its specification names), float32 with and without TF32,
+in contiguous and channels_last order, forward and backward (double backward has no kernels of its own); in float64 and
+bfloat16, whose kernels are float32's and float16's templates, every third sample;
 then conv2d's paths, each forced in a case of its own, since these are the longest, the optimizer, and the rungs of the
 GEMM ladder. --list prints the cases' names. Values are the tests' business, not this program's: it only has to reach
 the kernels.
@@ -24,6 +25,8 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 TF32 = {"conv2d", "conv_bn_relu_pool", "linear", "linear_relu", "matmul"}
 # compute-sanitizer slows a kernel by two orders of magnitude: the largest samples are for the tests.
 LARGEST = 20_000
+# Of these dtypes one sample in so many, since another dtype has the same templates.
+THINNED = {torch.float64: 3, torch.bfloat16: 3}
 
 
 def run(spec, sample):
@@ -44,7 +47,7 @@ def run_spec(spec):
     for dtype, tf32 in [*((dtype, False) for dtype in DTYPES), *((torch.float32, True) for _ in TF32 & {spec.name})]:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         make = Make("cuda", dtype, requires_grad=True)
-        samples = [*spec.small_samples(make), *spec.samples(make)]
+        samples = [*spec.small_samples(make), *spec.samples(make)][:: THINNED.get(dtype, 1)]
         for sample in samples if spec.kernel_samples is None else spec.kernel_samples(make):
             if max(t.numel() for t in sample.tensors()) > LARGEST:
                 continue
