@@ -36,7 +36,13 @@ SELECTIONS = {
     "clip_grad_norm": (("ops/test_clip_grad_norm.py",), "clip_grad_norm"),
     "concat": (("ops/test_concat.py", "test_values.py"), "concat"),
     "conv2d": (
-        ("ops/test_conv2d.py", "ops/test_conv2d_paths.py", "ops/test_conv2d_direct_paths.py", "test_values.py"),
+        (
+            "ops/test_conv2d.py",
+            "ops/test_conv2d_paths.py",
+            "ops/test_conv2d_direct_paths.py",
+            "ops/test_conv2d_winograd.py",
+            "test_values.py",
+        ),
         "conv2d",
     ),
     "cross_entropy": (

@@ -184,6 +184,14 @@ def _gemm(ask, name, dtype, m, n, k, transpose_a, transpose_b, batch=1):
     return ask(name, "gemm_paths", *arguments, note=note + (f", batch {batch}" if batch > 1 else ""))
 
 
+def _winograd_tile() -> int:
+    """The largest tile that conv2d's call may take, as its glue reads it."""
+    value = os.environ.get("CUDA_OPS_CONV2D_WINOGRAD", "")
+    if value not in ("", "0", "2", "4"):
+        raise UserError(f"conv2d: expected CUDA_OPS_CONV2D_WINOGRAD to be 0, 2 or 4, got {value}")
+    return int(value or 4)
+
+
 def _conv2d(ask, a):
     from .ops.conv2d import output_size
 
@@ -222,7 +230,7 @@ def _conv2d_products(ask, a, products, input, weight, read, written, stride, pad
     from .ops.conv2d import is_channels_last
 
     sizes = [read[0], a.get("groups", 1), *read[1:], weight.shape[0], *written[2:], *weight.shape[2:], *stride]
-    sizes += [padding[0], padding[2], *dilation]
+    sizes += [padding[0], padding[2], *dilation, _winograd_tile()]
     formats = [is_channels_last(input), is_channels_last(weight)]
     formats.append(formats[0] or formats[1])
     # What is given has its own format, and what is made that of the op's output.

@@ -26,6 +26,7 @@ OPS = {
     "reduction": (["reduction"], 60),
     "histogram": (["histogram/histogram.cu"], 40),
     "layer_norm": (["layer_norm", "common/paths.cu"], 30),
+    "winograd": (["conv2d/winograd"], 60),
     "attention": (
         ["attention", "attention/mma", "attention/decode", "common/paths.cu"],
         30,

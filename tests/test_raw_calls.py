@@ -119,9 +119,9 @@ def test_sizes_that_no_tensor_has(size):
         name = op.__name__
         with pytest.raises(RuntimeError, match=f"{name}: expected sizes to be non-negative, and their product"):
             op(*before, size, *after, [])
-    # batch, groups, channels, extents, kernel, strides, paddings (which may be below 0), dilations
+    # batch, groups, channels, extents, kernel, strides, paddings (which may be below 0), dilations, Winograd's tile
     for i in range(16):
-        sizes = [2, 1, 3, 8, 8, 4, 8, 8, 3, 3, 1, 1, 1, 1, 1, 1]
+        sizes = [2, 1, 3, 8, 8, 4, 8, 8, 3, 3, 1, 1, 1, 1, 1, 1, 4]
         sizes[i] = size
         if (i, size) not in ((12, -1), (13, -1)):
             with pytest.raises(RuntimeError, match="conv2d_paths: expected"):
@@ -145,6 +145,7 @@ def test_paths_of_convolutions_over_nothing(direction, dtype):
             rng.choice([0, 3]),
         ]
         window = [rng.choice([1, 3]), rng.choice([1, 2]), 1, rng.choice([1, 2]), rng.choice([0, 1]), 0, 1, 1]
+        window.append(rng.choice([0, 2, 4]))
         sizes = [rng.choice([0, 1, 5]), groups, channels, *extents, *window]
         formats = [rng.randrange(2) for _ in range(3)]
         names, _, _, reasons, flags = ops.conv2d_paths(direction, dtype, sizes, formats, True, "", H200)

@@ -141,6 +141,20 @@ static int allow_tf32(const Tensor &tensor)
     return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && at::globalContext().allowTF32CuDNN();
 }
 
+// The largest tile of output that float32 may be computed in by Winograd's algorithm: the environment's
+// CUDA_OPS_CONV2D_WINOGRAD, read at each call; 4 without it, since PyTorch's own convolutions take it too.
+static int64_t winograd_tile(const char *op, const Tensor &tensor)
+{
+    if (!tensor.is_cuda() || tensor.scalar_type() != at::kFloat)
+        return 0;
+    const char *const value = std::getenv("CUDA_OPS_CONV2D_WINOGRAD");
+    if (!value || !*value)
+        return 4;
+    TORCH_CHECK((*value == '0' || *value == '2' || *value == '4') && value[1] == '\0', op,
+                ": expected CUDA_OPS_CONV2D_WINOGRAD to be 0, 2 or 4, got ", value);
+    return *value - '0';
+}
+
 static void check_grad_output(const char *op, const Tensor &grad_output, const cuda_ops_conv2d_sizes &sizes)
 {
     const int64_t expected[] = {sizes.batch, sizes.out_channels, sizes.out_height, sizes.out_width};
@@ -292,6 +306,7 @@ Tensor conv2d_forward(const char *op, const Tensor &input, const Tensor &weight,
     sizes.weight_channels_last = is_channels_last(weight);
     sizes.output_channels_last = channels_last;
     sizes.allow_tf32 = allow_tf32(input);
+    sizes.winograd = winograd_tile(op, input);
 
     const c10::OptionalDeviceGuard guard(at::device_of(input));
 #ifdef CUDA_OPS_WITH_CUDA
@@ -345,6 +360,7 @@ Tensor conv2d_backward_input(const char *op, const Tensor &grad_output, const Te
     sizes.weight_channels_last = is_channels_last(weight);
     sizes.output_channels_last = is_channels_last(grad_output);
     sizes.allow_tf32 = allow_tf32(grad_output);
+    sizes.winograd = winograd_tile(op, grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
 #ifdef CUDA_OPS_WITH_CUDA
@@ -400,6 +416,7 @@ Tensor conv2d_backward_weight(const char *op, const Tensor &grad_output, const T
     sizes.weight_channels_last = channels_last;
     sizes.output_channels_last = is_channels_last(grad_output);
     sizes.allow_tf32 = allow_tf32(grad_output);
+    sizes.winograd = winograd_tile(op, grad_output);
 
     const c10::OptionalDeviceGuard guard(at::device_of(grad_output));
 #ifdef CUDA_OPS_WITH_CUDA
@@ -520,6 +537,7 @@ static std::string path_of(const Tensor &input, const Tensor &weight, c10::strin
     sizes.weight_channels_last = is_channels_last(weight);
     sizes.output_channels_last = sizes.input_channels_last || sizes.weight_channels_last;
     sizes.allow_tf32 = allow_tf32(input);
+    sizes.winograd = winograd_tile(op, input);
     TORCH_CHECK(input.is_cuda(), op, ": expected input to be on a CUDA device, got ", input.device());
 #ifdef CUDA_OPS_WITH_CUDA
     const c10::OptionalDeviceGuard guard(at::device_of(input));

@@ -89,13 +89,13 @@ static void check_path_sizes(const char *op, at::IntArrayRef sizes)
 static cuda_ops_conv2d_sizes conv2d_sizes_of(int64_t pass, at::ScalarType type, at::IntArrayRef sizes,
                                              at::IntArrayRef channels_last, bool allow_tf32)
 {
-    TORCH_CHECK(sizes.size() == 16 && channels_last.size() == 3 && 0 <= pass && pass < 3,
-                "conv2d_paths: expected pass to be 0 to 2, and 16 sizes and 3 formats");
+    TORCH_CHECK(sizes.size() == 17 && channels_last.size() == 3 && 0 <= pass && pass < 3,
+                "conv2d_paths: expected pass to be 0 to 2, and 17 sizes and 3 formats");
     cuda_ops_conv2d_sizes s{};
-    int64_t *const fields[] = {&s.batch,         &s.groups,       &s.in_channels,     &s.in_height,
-                               &s.in_width,      &s.out_channels, &s.out_height,      &s.out_width,
-                               &s.kernel_height, &s.kernel_width, &s.stride_height,   &s.stride_width,
-                               &s.padding_top,   &s.padding_left, &s.dilation_height, &s.dilation_width};
+    int64_t *const fields[] = {&s.batch,          &s.groups,       &s.in_channels, &s.in_height,     &s.in_width,
+                               &s.out_channels,   &s.out_height,   &s.out_width,   &s.kernel_height, &s.kernel_width,
+                               &s.stride_height,  &s.stride_width, &s.padding_top, &s.padding_left,  &s.dilation_height,
+                               &s.dilation_width, &s.winograd};
     for (size_t i = 0; i < sizes.size(); i++)
         *fields[i] = sizes[i];
     s.input_channels_last = channels_last[0] != 0;

@@ -183,6 +183,11 @@ def conv2d(
     by shape, and ``CUDA_OPS_CONV2D_PATH`` in the environment forces one. Deterministic. Differentiable any number of
     times.
 
+    On CUDA, float32 with 3x3 kernels, stride 1 and one group may go through Winograd's algorithm, as in cuDNN: its
+    rounding error is about twice that of the sum as it stands, and a NaN or an infinity makes NaN of the tiles of 4 x 4
+    outputs that it meets. ``CUDA_OPS_CONV2D_WINOGRAD=0`` in the environment has the sum as it stands, ``2`` tiles of
+    2 x 2, whose error is about the sum's.
+
     Example:
         >>> image = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])
         >>> cuda_ops.functional.conv2d(image, torch.ones(1, 1, 2, 2), bias=torch.tensor([0.5]))

@@ -237,7 +237,8 @@ def test_tf32_is_obeyed(allow_tf32):
         for allowed in (False, True):
             allow_tf32(allowed)
             for name, asked, call, expected in products_of_passes(case, torch.float32):
-                assert asked() in (("sm90", "sm90_halo", "gemm_1x1") if allowed else ("simt", "gemm_1x1"))
+                paths = ("sm90", "sm90_halo", "gemm_1x1") if allowed else ("simt", "winograd", "gemm_1x1")
+                assert asked() in paths
                 error = (call().double().cpu() - expected).norm() / expected.norm()
                 assert (1e-5 < error < 1e-3) if allowed else error < TOLERANCE[torch.float32], f"{name} {case}"
 
@@ -264,6 +265,7 @@ def test_choice_of_path(allow_tf32):
 
     allow_tf32(True)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        cores = "winograd" if dtype == torch.float32 else "simt"  # of CUDA cores
         assert path(dtype, 64, 64, 56, 3) == "sm90_halo"
         assert path(dtype, 64, 64, 56, 3, "backward_input") == "sm90_halo"
         assert path(dtype, 64, 64, 56, 3, "backward_weight") == "sm90"
@@ -272,15 +274,16 @@ def test_choice_of_path(allow_tf32):
             tf32_weight = dtype == torch.float32 and name == "backward_weight"
             assert path(dtype, 256, 256, 14, 1, name) == ("sm90" if tf32_weight else "gemm_1x1")
             assert path(dtype, 64, 256, 14, 1, name) == "gemm_1x1"
-            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else "simt")
+            assert path(dtype, 255, 64, 14, 3, name) == ("mma" if name == "backward_input" else cores)
             assert path(dtype, 256, 64, 14, 3, name, groups=2) == "mma"
             assert path(dtype, 256, 64, 14, 3, name, stride=2) == "sm90"
-            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == "simt"
+            assert path(dtype, 256, 64, 14, 3, name, torch.contiguous_format) == cores
         assert path(dtype, 64, 256, 14, 1, "backward_weight", stride=2) == (
             "gemm_1x1" if dtype == torch.float32 else "sm90"
         )
     allow_tf32(False)
-    assert path(torch.float32, 256, 256, 14, 3) == "simt"
+    assert path(torch.float32, 256, 256, 14, 3) == "winograd"
+    assert path(torch.float32, 256, 256, 14, 3, stride=2) == "simt"
     assert path(torch.float64, 256, 256, 14, 3) == "simt"
 
 

@@ -32,6 +32,10 @@ static const ConvPath PATHS[] = {
      nullptr, conv2d_sm90_workspace, conv2d_sm90},
     {CUDA_OPS_CONV2D_MMA, "mma", "conv2d/mma/", "conv2d_mma_forward_kernel conv2d_mma_backward_weight_kernel",
      conv2d_mma_supports, nullptr, conv2d_mma_workspace, conv2d_mma},
+    {CUDA_OPS_CONV2D_WINOGRAD, "winograd", "conv2d/winograd/",
+     "conv2d_winograd_image_kernel conv2d_winograd_weight_kernel conv2d_winograd_target_kernel "
+     "conv2d_winograd_grad_weight_kernel",
+     conv2d_winograd_supports, conv2d_winograd_is_fast, conv2d_winograd_workspace, conv2d_winograd},
     {CUDA_OPS_CONV2D_SIMT, "simt", "conv2d/simt.cu", "conv2d_simt_kernel", conv2d_simt_supports, nullptr,
      conv2d_simt_workspace, conv2d_simt},
 };
@@ -126,7 +130,8 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     const ConvDevice on = device ? *device : current_device();
     cuda_ops_conv2d_sizes last = *sizes;
     last.input_channels_last = last.output_channels_last = 1;
-    if (path != CUDA_OPS_CONV2D_FASTEST || path_on(pass, sizes, dtype, path, on) != CUDA_OPS_CONV2D_SIMT)
+    const int present = path == CUDA_OPS_CONV2D_FASTEST ? path_on(pass, sizes, dtype, path, on) : path;
+    if (path != CUDA_OPS_CONV2D_FASTEST || (present != CUDA_OPS_CONV2D_SIMT && present != CUDA_OPS_CONV2D_WINOGRAD))
         return 0;
     const int better = path_on(pass, &last, dtype, path, on);
     const bool tensor_cores =
@@ -140,8 +145,12 @@ extern "C" int cuda_ops_conv2d_wants_channels_last_cuda(cuda_ops_conv2d_pass pas
     const double products = output * (double)depth;
     const double copied = (sizes->input_channels_last ? 0 : input) + (sizes->output_channels_last ? 0 : output);
     const double element = dtype == CUDA_OPS_FLOAT32 ? 4 : 2;
-    // The better path is at least four times as fast.
-    return 0.75 * products / SIMT_RATE > 2 * element * copied / COPY_RATE + COPIES_START;
+    // The better path is at least four times as fast as simt.
+    const double simt = products / SIMT_RATE;
+    const double now = present == CUDA_OPS_CONV2D_WINOGRAD
+                           ? conv2d_winograd_microseconds(call_of_sizes(pass, sizes, dtype), on)
+                           : simt;
+    return now - 0.25 * simt > 2 * element * copied / COPY_RATE + COPIES_START;
 }
 
 extern "C" size_t cuda_ops_conv2d_workspace_cuda(cuda_ops_conv2d_pass pass, const cuda_ops_conv2d_sizes *sizes,

@@ -73,6 +73,16 @@ Answer conv2d_gemm_1x1_is_fast(const ConvCall &call, ConvDevice device);
 size_t conv2d_gemm_1x1_workspace(const ConvCall &call, ConvDevice device);
 cuda_ops_status conv2d_gemm_1x1(const ConvCall &call, ConvDevice device);
 
+// 3x3 kernels in float32 by Winograd's algorithm (winograd/winograd.cu).
+Answer conv2d_winograd_supports(const ConvCall &call, ConvDevice device);
+Answer conv2d_winograd_is_fast(const ConvCall &call, ConvDevice device);
+size_t conv2d_winograd_workspace(const ConvCall &call, ConvDevice device);
+cuda_ops_status conv2d_winograd(const ConvCall &call, ConvDevice device);
+
+// The times that Winograd and simt are expected to take in float32; Winograd's, where it supports the call.
+double conv2d_winograd_microseconds(const ConvCall &call, ConvDevice device);
+double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device);
+
 // One to four input channels (few_channels/forward_sm80.cu).
 Answer conv2d_few_channels_supports(const ConvCall &call, ConvDevice device);
 Answer conv2d_few_channels_is_fast(const ConvCall &call, ConvDevice device);

@@ -9,6 +9,8 @@
 // ahead, so that loads divide nothing. A block of 256 threads per tile, a warp per group of rows, a lane per every 32nd
 // column; two stages in shared memory. backward_weight splits k over blocks. Bound by plain FMA, or by writing the
 // output where input channels are few.
+#include <math.h>
+
 #include <type_traits>
 
 #include "common/aligned_vector.cuh"
@@ -397,6 +399,22 @@ static cuda_ops_status launch(const ConvCall &call, const Plan &plan)
         return start(conv2d_simt_kernel<T, 1, 8>);
     }
     return CUDA_OPS_INVALID_ARGUMENT;
+}
+
+double conv2d_simt_microseconds(const ConvCall &call, ConvDevice device)
+{
+    // Multiply-adds of an SM in a microsecond on an H200, with two blocks; with one it is slower, which is not counted.
+    constexpr double START = 2, SPEED = 98e3;
+    if (device.multiprocessors < 1)
+        return 0;
+    const Plan plan = plan_of(call);
+    const problem &p = plan.p;
+    const int64_t inner = p.axes[p.inner].extent, depth = p.split_extent < inner ? p.split_extent : inner;
+    const double blocks = (double)row_tiles(p, plan.tile) * (double)column_tiles(p, plan.tile) * p.splits *
+                          (double)plan.phases * (double)call.sizes.groups;
+    const tile &t = TILES[plan.tile];
+    const double block = t.cost * (double)(WARPS * t.left) * (double)(WARP_SIZE * t.right) * (double)depth;
+    return START + ceil(blocks / device.multiprocessors) * block / SPEED;
 }
 
 Answer conv2d_simt_supports(const ConvCall &, ConvDevice)

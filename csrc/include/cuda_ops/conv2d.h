@@ -37,6 +37,11 @@ typedef struct cuda_ops_conv2d_sizes {
     int64_t stride_height, stride_width;
     int64_t padding_top, padding_left;
     int64_t dilation_height, dilation_width;
+    /* On CUDA: the largest tile of output that float32 with 3x3 kernels and stride 1 may be computed in by Winograd's
+     * algorithm, 2 or 4. 0: the sums are taken as they stand. The rounding error of F(2x2, 3x3) is about as large as
+     * the sums', that of F(4x4, 3x3) about twice as large (at most four times, of the result's norm); and a NaN or an
+     * infinity makes NaN of the whole tile. */
+    int64_t winograd;
     int input_channels_last, weight_channels_last, output_channels_last;
     int allow_tf32; /* on CUDA: float32 tensors may be rounded to TF32; otherwise they are multiplied as they are */
 } cuda_ops_conv2d_sizes;
@@ -98,7 +103,9 @@ typedef enum cuda_ops_conv2d_path {
     CUDA_OPS_CONV2D_SM90_HALO = 4,    /* as SM90, for few channels: a tile with its halo serves all taps; stride 1 */
     CUDA_OPS_CONV2D_FEW_CHANNELS = 5, /* one to four input channels, one group; all dtypes but float64 */
     CUDA_OPS_CONV2D_DEPTHWISE = 6,    /* a group for each input channel */
-    CUDA_OPS_CONV2D_MMA = 7 /* implicit GEMM on the tensor cores of capability 8.0 on: halves and TF32, channels_last */
+    CUDA_OPS_CONV2D_MMA =
+        7, /* implicit GEMM on the tensor cores of capability 8.0 on: halves and TF32, channels_last */
+    CUDA_OPS_CONV2D_WINOGRAD = 8 /* float32 with 3x3 kernels, stride 1, one group, where the sizes allow it */
 } cuda_ops_conv2d_path;
 
 /* A path's name, such as "sm90_halo", which CUDA_OPS_CONV2D_PATH takes; NULL for a number without one. */
