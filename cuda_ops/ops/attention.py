@@ -275,6 +275,8 @@ def scaled_dot_product_attention(
 
     Returns:
         (..., heads, queries, value_dim), laid out as `query` is. A query that sees no key has output and gradients 0.
+        As in PyTorch the lowest number of a dtype, where a mask adds it, hides a key beside others; of a row that has
+        it throughout, all scores are equal, and the output is the mean of the values.
 
     Raises:
         TypeError: an argument of another type.

@@ -41,10 +41,12 @@ static PathTable<AttentionCall, 4> table = {
       "attention_sm90_finish_kernel",
       sm90_supports, nullptr, attention_sm90_workspace, attention_sm90},
      {"mma", "attention/mma/mma.cu",
-      "attention_mma_forward_kernel attention_mma_grad_query_kernel attention_mma_grad_key_value_kernel", mma_supports,
-      nullptr, attention_mma_workspace, attention_mma},
+      "attention_mma_forward_kernel attention_mma_remainder_kernel attention_mma_grad_query_kernel "
+      "attention_mma_grad_key_value_kernel",
+      mma_supports, nullptr, attention_mma_workspace, attention_mma},
      {"simt", "attention/simt.cu",
-      "attention_simt_forward_kernel attention_simt_grad_query_kernel attention_simt_grad_key_value_kernel",
+      "attention_simt_forward_kernel attention_simt_remainder_kernel attention_simt_grad_query_kernel "
+      "attention_simt_grad_key_value_kernel",
       simt_supports, nullptr, attention_simt_workspace, attention_simt}}};
 
 static bool strides_are_aligned(const cuda_ops_attention_strides &strides, int64_t elements, int64_t size)
