@@ -94,9 +94,11 @@ static AttentionCall call_of(bool backward, bool with_grad_mask, const cuda_ops_
     return call;
 }
 
+// Whether there are no queries. Keys may be there nevertheless, and have gradients of 0.
 static bool is_empty(const cuda_ops_attention &p)
 {
-    return p.batch == 0 || p.heads == 0 || p.queries == 0;
+    const bool no_rows = p.sequences.query_starts && p.sequences.query_rows == 0;
+    return p.batch == 0 || p.heads == 0 || p.queries == 0 || no_rows;
 }
 
 static bool is_sound(const cuda_ops_attention_sequences &q, const cuda_ops_attention &p, bool backward)
@@ -117,7 +119,9 @@ static cuda_ops_status run(const AttentionCall &call)
         if (status != CUDA_OPS_SUCCESS)
             return status;
     }
-    return is_empty(call.problem) ? CUDA_OPS_SUCCESS : run_path(table, call);
+    if (is_empty(call.problem))
+        return call.backward ? attention_clear_keys(call) : CUDA_OPS_SUCCESS;
+    return run_path(table, call);
 }
 
 // Sizes that fit each other, and none so large that an index could overflow.
