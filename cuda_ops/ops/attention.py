@@ -471,7 +471,10 @@ def _with_sinks(op, output, logsumexp, sinks, heads_within_rows):
     share = torch.sigmoid(logsumexp - sinks)
     if heads_within_rows:
         share = share.transpose(-1, -2)
-    return (output * share.unsqueeze(-1)).to(output.dtype), torch.logaddexp(logsumexp, sinks)
+    # Of -inf the second derivative of logaddexp is NaN.
+    hidden = logsumexp == -math.inf
+    joined = torch.where(hidden, sinks, torch.logaddexp(logsumexp.masked_fill(hidden, 0.0), sinks))
+    return (output * share.unsqueeze(-1)).to(output.dtype), joined
 
 
 def _window(op, window, causal):
